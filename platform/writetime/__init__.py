@@ -1,0 +1,1 @@
+"""Writetime: what the lake says is what the database would answer."""

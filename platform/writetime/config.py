@@ -1,0 +1,161 @@
+"""The settings of one Writetime installation: `writetime.toml`, with environment variables over it.
+
+Every setting has a default that suits one machine. `WRITETIME_CONFIG` names another file; a variable such as
+`WRITETIME_KAFKA__BOOTSTRAP_SERVERS` overrides `bootstrap_servers` in the section `[kafka]`. Unknown
+settings are refused.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from writetime.errors import WritetimeError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Cassandra(_Section):
+    """The database to work with: Apache Cassandra or ScyllaDB."""
+
+    contact_points: list[str] = ["127.0.0.1"]
+    port: int = 19042
+    local_datacenter: str = "datacenter1"
+    keyspace: str = Field(default="writetime", pattern=r"^[a-z][a-z0-9_]*$")
+    replication: dict[str, str | int] = {"class": "NetworkTopologyStrategy", "datacenter1": 1}
+    consistency: Literal["LOCAL_ONE", "LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"] = "LOCAL_QUORUM"
+    serial_consistency: Literal["LOCAL_SERIAL", "SERIAL"] = "LOCAL_SERIAL"
+    request_timeout_seconds: float = 10.0
+    username: str | None = None
+    password: SecretStr | None = None
+    tls_ca_file: Path | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
+    tls_certificate_file: Path | None = None
+    tls_key_file: Path | None = None
+
+
+class Kafka(_Section):
+    """The Kafka brokers. `client` is passed as it is to every client (librdkafka names: `security.protocol`, ...)."""
+
+    bootstrap_servers: str = "127.0.0.1:19092"
+    replication_factor: int = Field(default=1, ge=1)
+    client: dict[str, SecretStr] = {}
+
+
+class ZooKeeper(_Section):
+    """The ZooKeeper ensemble."""
+
+    hosts: str = "127.0.0.1:12181"
+
+
+class Spark(_Section):
+    """The Spark master, and whatever configuration it should have beside Writetime's own."""
+
+    master: str = "local[*]"
+    conf: dict[str, str] = {}
+
+
+class Lake(_Section):
+    """Where the lake's Delta tables are: a folder, or an `s3a://`, `gs://` or `abfss://` address."""
+
+    path: str = ".writetime/lake"
+
+
+class Ingest(_Section):
+    """HTTP events -> Kafka -> the table `user_events`."""
+
+    host: str = "127.0.0.1"
+    port: int = 18080
+    topic: str = "user-events"
+    dead_letter_topic: str = "user-events.dead"
+    partitions: int = Field(default=4, ge=1)
+    group: str = "writetime-sink"
+    max_event_bytes: int = Field(default=262_144, ge=1024, description="A larger event is answered 413.")
+    max_batch_events: int = Field(default=1_000, ge=1, description="A call with more events is answered 413.")
+    max_pending_events: int = Field(default=20_000, ge=1, description="More events waiting for the broker: 429.")
+    ack_timeout_seconds: float = Field(default=10.0, gt=0, description="No broker's acknowledgement in this time: 503.")
+    mode: Literal["lwt", "lwt-batch", "upsert"] = "lwt-batch"
+    bucket: Literal["none", "day"] = "none"
+    batch_rows: int = Field(
+        default=32, ge=1, le=100, description="Rows of one partition written in one batch, at most."
+    )
+    max_in_flight: int = Field(default=100, ge=1, description="Writes in flight, at most (the bulkhead).")
+    max_buffered_events: int = Field(
+        default=10_000, ge=1, description="Events read and not done, at most; then reading pauses."
+    )
+    idempotency_window_seconds: int = Field(
+        default=7 * 86_400, ge=60, description="How long an Idempotency-Key is remembered."
+    )
+    commit_interval_seconds: float = Field(default=1.0, gt=0)
+    drain_seconds: float = Field(
+        default=15.0, gt=0, description="How long a rebalance or a stop waits for writes in flight."
+    )
+    max_events_per_run: int = Field(
+        default=500_000, ge=1, description="Events that one run of the Dagster asset takes, at most."
+    )
+
+
+class Embedded(_Section):
+    """The servers that `writetime up` starts on this machine, at the addresses of the sections above."""
+
+    home: Path = Path(".writetime/servers")
+    cassandra_storage_port: int = 17000
+    cassandra_heap_mb: int = 768
+    commitlog_sync: Literal["batch", "periodic"] = "batch"
+    kafka_controller_port: int = 19093
+    kafka_heap_mb: int = 384
+    start_timeout_seconds: float = 120.0
+
+
+class Settings(BaseSettings):
+    """All settings. Build it with `load()`, which finds the file and turns mistakes into one readable error."""
+
+    model_config = SettingsConfigDict(env_prefix="WRITETIME_", env_nested_delimiter="__", extra="forbid", frozen=True)
+
+    cassandra: Cassandra = Cassandra()
+    kafka: Kafka = Kafka()
+    zookeeper: ZooKeeper = ZooKeeper()
+    spark: Spark = Spark()
+    lake: Lake = Lake()
+    ingest: Ingest = Ingest()
+    embedded: Embedded = Embedded()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Put the environment over the file, and what a test passes over both."""
+        del dotenv_settings, file_secret_settings
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_path())
+
+
+def config_path() -> Path:
+    """Return the settings file in force: `WRITETIME_CONFIG`, else `writetime.toml` in the working folder."""
+    return Path(os.environ.get("WRITETIME_CONFIG", "writetime.toml"))
+
+
+def load(**overrides: Any) -> Settings:
+    """Read the settings; keyword arguments replace whole sections.
+
+    Raises:
+        WritetimeError: the file named by `WRITETIME_CONFIG` is missing, or a setting is unknown or has a wrong value.
+    """
+    path = config_path()
+    if "WRITETIME_CONFIG" in os.environ and not path.is_file():
+        raise WritetimeError(f"WRITETIME_CONFIG names {path}, which is not a file; create it or unset the variable")
+    # The variable that names the file is no setting; pydantic-settings ignores it as no field is called `config`.
+    try:
+        return Settings(**overrides)
+    except ValidationError as e:
+        faults = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in e.errors())
+        raise WritetimeError(f"settings ({path} and WRITETIME_* variables): {faults}") from None
+    except ValueError as e:
+        raise WritetimeError(f"{path} is not valid TOML: {e}") from None

@@ -1,0 +1,1 @@
+"""HTTP events -> Kafka -> the table `user_events`: nothing lost, nothing twice."""

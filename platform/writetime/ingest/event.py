@@ -1,0 +1,135 @@
+"""An event: what a client may send, what goes over Kafka, and the row of `user_events` that it becomes.
+
+On Kafka an event is a JSON object `{"eventId", "userId", "eventType", "timestamp", "payload"}` with the user id as key;
+`timestamp` is ISO 8601 in UTC with milliseconds. The header `first-seen` marks an event whose `timestamp` is the
+ingress's clock at a call with an `Idempotency-Key`: a retry of that call has the same id and a later timestamp, so the
+sink stores it at the timestamp that was seen first.
+"""
+
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+NAMESPACE = uuid.UUID("6f0b1c5e-52f7-5a0e-9d0f-0a4c3f1f6c11")
+FIRST_SEEN_HEADER = "first-seen"
+REDRIVEN_HEADER = "redriven"
+_FIELDS = frozenset({"userId", "eventType", "timestamp", "payload"})
+# A partition key component is at most 65,535 bytes in the database; an id that long is a mistake.
+MAX_ID_BYTES = 1024
+
+
+class InvalidEvent(ValueError):
+    """The event breaks a rule; the text says which, in words for the sender."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event. `payload` is the JSON text of whatever the client sent as `payload`."""
+
+    event_id: uuid.UUID
+    user_id: str
+    event_type: str
+    timestamp: datetime
+    payload: str
+    first_seen: bool = False
+
+    def key(self) -> bytes:
+        """Return the Kafka key: all events of a user keep their order."""
+        return self.user_id.encode()
+
+    def value(self) -> bytes:
+        """Return the Kafka value."""
+        payload = orjson.Fragment(self.payload)
+        return orjson.dumps(
+            {
+                "eventId": str(self.event_id),
+                "userId": self.user_id,
+                "eventType": self.event_type,
+                "timestamp": _format_timestamp(self.timestamp),
+                "payload": payload,
+            }
+        )
+
+
+def accept(body: Any, idempotency_key: str | None, now: datetime) -> Event:
+    """Turn one JSON object of a client into an event with an id and a timestamp.
+
+    The id is random, or a UUIDv5 of user, key and the client's own timestamp when there is an idempotency key: the same
+    call gives the same id.
+
+    Raises:
+        InvalidEvent: a field is missing, unknown or has a wrong type.
+    """
+    if not isinstance(body, dict):
+        raise InvalidEvent("an event must be a JSON object")
+    if unknown := body.keys() - _FIELDS:
+        raise InvalidEvent(f"unknown field {sorted(unknown)[0]!r}; known are {', '.join(sorted(_FIELDS))}")
+    user_id = _text(body, "userId")
+    event_type = _text(body, "eventType")
+    own_timestamp = "timestamp" in body
+    timestamp = _timestamp(body["timestamp"]) if own_timestamp else _milliseconds(now)
+    if idempotency_key is None:
+        event_id = uuid.uuid4()
+    else:
+        suffix = _format_timestamp(timestamp) if own_timestamp else ""
+        event_id = uuid.uuid5(NAMESPACE, "\0".join((user_id, idempotency_key, suffix)))
+    payload = orjson.dumps(body.get("payload")).decode()
+    return Event(event_id, user_id, event_type, timestamp, payload, bool(idempotency_key) and not own_timestamp)
+
+
+def decode(value: bytes | None, headers: list[tuple[str, bytes]] | None = None) -> Event:
+    """Read an event from a Kafka message.
+
+    Raises:
+        InvalidEvent: the message is no event; such a message belongs to the dead letters.
+    """
+    if value is None:
+        raise InvalidEvent("the message has no value")
+    try:
+        body = orjson.loads(value)
+    except orjson.JSONDecodeError as e:
+        raise InvalidEvent(f"the value is not JSON: {e}") from None
+    if not isinstance(body, dict):
+        raise InvalidEvent("the value is not a JSON object")
+    try:
+        event_id = uuid.UUID(_text(body, "eventId"))
+    except ValueError as e:
+        raise InvalidEvent(str(e) if isinstance(e, InvalidEvent) else "eventId is not a UUID") from None
+    if "timestamp" not in body:
+        raise InvalidEvent("timestamp is missing")
+    payload = orjson.dumps(body.get("payload")).decode()
+    first_seen = any(name == FIRST_SEEN_HEADER for name, _ in headers or ())
+    return Event(
+        event_id, _text(body, "userId"), _text(body, "eventType"), _timestamp(body["timestamp"]), payload, first_seen
+    )
+
+
+def _text(body: dict[str, Any], field: str) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidEvent(f"{field} must be a non-empty string")
+    if len(value.encode()) > MAX_ID_BYTES:
+        raise InvalidEvent(f"{field} is longer than {MAX_ID_BYTES} bytes")
+    return value
+
+
+def _timestamp(value: object) -> datetime:
+    """Read ISO 8601 with an offset, cut to the database's milliseconds."""
+    try:
+        parsed = datetime.fromisoformat(value) if isinstance(value, str) else None
+        if parsed is not None and parsed.tzinfo is not None:
+            return _milliseconds(parsed.astimezone(UTC))
+    except (ValueError, OverflowError):
+        pass
+    raise InvalidEvent("timestamp must be ISO 8601 with an offset, such as 2013-01-01T05:15:00Z")
+
+
+def _milliseconds(instant: datetime) -> datetime:
+    return instant.replace(microsecond=instant.microsecond // 1000 * 1000)
+
+
+def _format_timestamp(instant: datetime) -> str:
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,55 @@
+"""The embedded servers of one machine: real Cassandra, Kafka and ZooKeeper on loopback."""
+
+import ipaddress
+from collections.abc import Iterator
+
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.servers.cassandra import CassandraServer
+from writetime.servers.kafka import KafkaServer
+from writetime.servers.process import EmbeddedServer
+from writetime.servers.zookeeper import ZooKeeperServer
+
+
+def servers(settings: Settings) -> list[EmbeddedServer]:
+    """Return the embedded servers at the addresses of the settings, running or not.
+
+    Raises:
+        WritetimeError: an address is not on this machine, so there is nothing to start.
+    """
+    for setting, host in _addresses(settings):
+        if not _is_loopback(host):
+            raise WritetimeError(f"{setting} is {host}, not on this machine: embedded servers listen on 127.0.0.1 only")
+    return [ZooKeeperServer(settings), KafkaServer(settings), CassandraServer(settings)]
+
+
+def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
+    """Start what is not running, all at once, and wait until all are ready; the flag tells which were started."""
+    all_servers = servers(settings)
+    launched = [(server, server.launch()) for server in all_servers]
+    for server in all_servers:
+        server.wait_ready()
+    return launched
+
+
+def down(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
+    """Stop all; the flag tells which were running."""
+    return [(server, server.stop()) for server in reversed(servers(settings))]
+
+
+def _addresses(settings: Settings) -> Iterator[tuple[str, str]]:
+    for host in settings.cassandra.contact_points:
+        yield "cassandra.contact_points", host
+    for setting, addresses in [
+        ("kafka.bootstrap_servers", settings.kafka.bootstrap_servers),
+        ("zookeeper.hosts", settings.zookeeper.hosts),
+    ]:
+        for address in addresses.split(","):
+            yield setting, address.strip().rsplit(":", 1)[0]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,133 @@
+"""Apache Cassandra 5.0 on loopback, run from the jars of `cassandra-all` with a small configuration of its own."""
+
+import json
+import os
+
+from cassandra.cluster import Cluster, NoHostAvailable
+from cassandra.connection import ConnectionException
+
+from writetime.config import Settings
+from writetime.servers import jars
+from writetime.servers.java import java
+from writetime.servers.process import EmbeddedServer, port_answers
+
+# Module access that Cassandra 5.0 needs on Java 17 (its own conf/jvm17-server.options asks for the same packages).
+_EXPORTS = [
+    "java.base/jdk.internal.misc",
+    "java.base/java.lang.ref",
+    "java.management.rmi/com.sun.jmx.remote.internal.rmi",
+    "java.rmi/sun.rmi.registry",
+    "java.rmi/sun.rmi.server",
+    "java.rmi/sun.rmi.transport.tcp",
+    "java.sql/java.sql",
+    "jdk.unsupported/sun.misc",
+]
+_OPENS = [
+    *(f"java.base/java.{p}" for p in ["io", "lang", "lang.module", "lang.reflect", "math", "net", "nio", "util"]),
+    *(f"java.base/java.util.{p}" for p in ["concurrent", "concurrent.atomic"]),
+    *(f"java.base/jdk.internal.{p}" for p in ["loader", "math", "module", "ref", "reflect", "util.jar"]),
+    "java.base/sun.nio.ch",
+    "jdk.management/com.sun.management.internal",
+]
+
+_LOGBACK = """<configuration>
+  <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d{ISO8601} %-5level %logger{0} - %msg%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="OUT"/></root>
+</configuration>
+"""
+
+
+class CassandraServer(EmbeddedServer):
+    """One Cassandra node. Change data capture is on; the commit log is synced before a write is acknowledged."""
+
+    name = "cassandra"
+
+    def __init__(self, settings: Settings) -> None:
+        embedded = settings.embedded
+        ports = {
+            "cassandra.port": settings.cassandra.port,
+            "embedded.cassandra_storage_port": embedded.cassandra_storage_port,
+        }
+        super().__init__(embedded.home, ports, embedded.start_timeout_seconds)
+        self._settings = settings
+
+    def command(self) -> list[str]:
+        """Write `cassandra.yaml` and return the command line of `CassandraDaemon`."""
+        config = self.folder / "cassandra.yaml"
+        # JSON is YAML, so no YAML library is needed.
+        config.write_text(json.dumps(self._configuration(), indent=2))
+        logback = self.folder / "logback.xml"
+        logback.write_text(_LOGBACK)
+        heap = f"{self._settings.embedded.cassandra_heap_mb}m"
+        return [
+            str(java()),
+            *(f"--add-exports={p}=ALL-UNNAMED" for p in _EXPORTS),
+            *(f"--add-opens={p}=ALL-UNNAMED" for p in _OPENS),
+            "-Djdk.attach.allowAttachSelf=true",
+            f"-Dcassandra.config={config.as_uri()}",
+            f"-Dcassandra.storagedir={self.folder}",
+            f"-Dlogback.configurationFile={logback}",
+            "-Dcassandra-foreground=yes",
+            "-Dcassandra.ring_delay_ms=1000",
+            "-Dcassandra.skip_wait_for_gossip_to_settle=0",
+            "-XX:+UseG1GC",
+            "-XX:+CrashOnOutOfMemoryError",
+            f"-Xms{heap}",
+            f"-Xmx{heap}",
+            "-cp",
+            os.pathsep.join(map(str, jars.fetch("cassandra"))),
+            "org.apache.cassandra.service.CassandraDaemon",
+        ]
+
+    def ready(self) -> bool:
+        """Return whether the node answers CQL."""
+        port = self._settings.cassandra.port
+        if not port_answers(port):
+            return False
+        cluster = Cluster(["127.0.0.1"], port=port, connect_timeout=5)
+        try:
+            cluster.connect()
+        except (NoHostAvailable, ConnectionException):
+            return False
+        finally:
+            cluster.shutdown()
+        return True
+
+    def _configuration(self) -> dict[str, object]:
+        embedded = self._settings.embedded
+        folders = {
+            "data_file_directories": [str(self.folder / "data")],
+            "commitlog_directory": str(self.folder / "commitlog"),
+            "cdc_raw_directory": str(self.folder / "cdc_raw"),
+            "hints_directory": str(self.folder / "hints"),
+            "saved_caches_directory": str(self.folder / "saved_caches"),
+        }
+        sync = (
+            {"commitlog_sync": "batch"}
+            if embedded.commitlog_sync == "batch"
+            else {
+                "commitlog_sync": "periodic",
+                "commitlog_sync_period": "1000ms",
+            }
+        )
+        seeds = {"seeds": f"127.0.0.1:{embedded.cassandra_storage_port}"}
+        return {
+            "cluster_name": "writetime",
+            "num_tokens": 16,
+            "partitioner": "org.apache.cassandra.dht.Murmur3Partitioner",
+            "endpoint_snitch": "SimpleSnitch",
+            "seed_provider": [{"class_name": "org.apache.cassandra.locator.SimpleSeedProvider", "parameters": [seeds]}],
+            "listen_address": "127.0.0.1",
+            "rpc_address": "127.0.0.1",
+            "storage_port": embedded.cassandra_storage_port,
+            "native_transport_port": self._settings.cassandra.port,
+            "cdc_enabled": True,
+            "commitlog_segment_size": "8MiB",
+            "auto_snapshot": False,
+            "concurrent_reads": 16,
+            "concurrent_writes": 32,
+            **folders,
+            **sync,
+        }

