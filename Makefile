@@ -2,9 +2,13 @@
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+UI_PORT ?= 3000
+export DAGSTER_HOME := $(CURDIR)/.writetime/dagster
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test ui lint bench clean
+# `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
+.PHONY: setup instance demo test ui lint bench clean
 
 setup: $(STAMP)
 
@@ -15,6 +19,18 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
+
+# Dagster reads its instance configuration from DAGSTER_HOME only.
+instance: setup
+	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
+
+demo: instance
+	@$(BIN)/python -m demo
+
+ui: instance
+	@$(BIN)/writetime up
+	@echo "Dagster: http://127.0.0.1:$(UI_PORT) (Ctrl-C stops it)"
+	@$(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p $(UI_PORT) --log-level warning
 
 test: lint
 	@$(BIN)/python -m pytest

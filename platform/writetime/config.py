@@ -74,6 +74,7 @@ class Ingest(_Section):
     partitions: int = Field(default=4, ge=1)
     group: str = "writetime-sink"
     max_event_bytes: int = Field(default=262_144, ge=1024, description="A larger event is answered 413.")
+    max_batch_bytes: int = Field(default=8_388_608, ge=1024, description="A larger call is answered 413.")
     max_batch_events: int = Field(default=1_000, ge=1, description="A call with more events is answered 413.")
     max_pending_events: int = Field(default=20_000, ge=1, description="More events waiting for the broker: 429.")
     ack_timeout_seconds: float = Field(default=10.0, gt=0, description="No broker's acknowledgement in this time: 503.")
@@ -90,6 +91,8 @@ class Ingest(_Section):
         default=7 * 86_400, ge=60, description="How long an Idempotency-Key is remembered."
     )
     commit_interval_seconds: float = Field(default=1.0, gt=0)
+    session_timeout_seconds: float = Field(default=60.0, gt=1, description="A silent sink loses its partitions then.")
+    sink_metrics_port: int | None = Field(default=None, description="Where `writetime sink` serves Prometheus metrics.")
     drain_seconds: float = Field(
         default=15.0, gt=0, description="How long a rebalance or a stop waits for writes in flight."
     )

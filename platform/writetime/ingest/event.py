@@ -76,7 +76,7 @@ def accept(body: Any, idempotency_key: str | None, now: datetime) -> Event:
     else:
         suffix = _format_timestamp(timestamp) if own_timestamp else ""
         event_id = uuid.uuid5(NAMESPACE, "\0".join((user_id, idempotency_key, suffix)))
-    payload = orjson.dumps(body.get("payload")).decode()
+    payload = _payload(body)
     return Event(event_id, user_id, event_type, timestamp, payload, bool(idempotency_key) and not own_timestamp)
 
 
@@ -100,7 +100,7 @@ def decode(value: bytes | None, headers: list[tuple[str, bytes]] | None = None) 
         raise InvalidEvent(str(e) if isinstance(e, InvalidEvent) else "eventId is not a UUID") from None
     if "timestamp" not in body:
         raise InvalidEvent("timestamp is missing")
-    payload = orjson.dumps(body.get("payload")).decode()
+    payload = _payload(body)
     first_seen = any(name == FIRST_SEEN_HEADER for name, _ in headers or ())
     return Event(
         event_id, _text(body, "userId"), _text(body, "eventType"), _timestamp(body["timestamp"]), payload, first_seen
@@ -114,6 +114,14 @@ def _text(body: dict[str, Any], field: str) -> str:
     if len(value.encode()) > MAX_ID_BYTES:
         raise InvalidEvent(f"{field} is longer than {MAX_ID_BYTES} bytes")
     return value
+
+
+def _payload(body: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(body.get("payload")).decode()
+    except orjson.JSONEncodeError as e:
+        # The library reads deeper nesting than it writes.
+        raise InvalidEvent(f"payload cannot be written as JSON: {e}") from None
 
 
 def _timestamp(value: object) -> datetime:

@@ -1,0 +1,5 @@
+"""Runs the shell command as `python -m writetime`."""
+
+from writetime.cli import main
+
+main()

@@ -1,0 +1,154 @@
+"""Connections to the database, Apache Cassandra or ScyllaDB, and the schema files that the platform applies to it."""
+
+import hashlib
+import json
+import re
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from string import Template
+
+from cassandra import ConsistencyLevel
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.concurrent import execute_concurrent_with_args
+from cassandra.policies import DCAwareRoundRobinPolicy, FallthroughRetryPolicy, TokenAwarePolicy
+
+from writetime.config import Cassandra, Settings
+from writetime.errors import WritetimeError
+
+COUNT_RANGES = 128
+
+
+@contextmanager
+def connect(settings: Settings) -> Iterator[Session]:
+    """Open a session: token-aware, at the consistency of the settings, and without retries of the driver's own.
+
+    The driver must not retry by itself: only the caller knows which statement may be sent twice.
+
+    Raises:
+        WritetimeError: no contact point answers, or the credentials or certificates are refused.
+    """
+    cassandra = settings.cassandra
+    profile = ExecutionProfile(
+        load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy(cassandra.local_datacenter)),
+        retry_policy=FallthroughRetryPolicy(),
+        consistency_level=getattr(ConsistencyLevel, cassandra.consistency),
+        serial_consistency_level=getattr(ConsistencyLevel, cassandra.serial_consistency),
+        request_timeout=cassandra.request_timeout_seconds,
+    )
+    cluster = Cluster(
+        cassandra.contact_points,
+        port=cassandra.port,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        auth_provider=_credentials(cassandra),
+        ssl_context=_tls(cassandra),
+        connect_timeout=10,
+    )
+    try:
+        try:
+            session = cluster.connect()
+        except NoHostAvailable as e:
+            points = ", ".join(f"{p}:{cassandra.port}" for p in cassandra.contact_points)
+            raise WritetimeError(
+                f"no database answers at {points} ({_first_reason(e)}); start the embedded servers with "
+                "`writetime up`, or set cassandra.contact_points, port and credentials"
+            ) from None
+        yield session
+    finally:
+        cluster.shutdown()
+
+
+def apply_schema(settings: Settings) -> list[str]:
+    """Apply the schema files that this database has not seen, in the order of their numbers; return their names.
+
+    Every statement says IF NOT EXISTS, so a file that was applied and not recorded (a crash between) does no harm.
+
+    Raises:
+        WritetimeError: a file that was applied has been changed since.
+    """
+    keyspace = settings.cassandra.keyspace
+    replication = json.dumps(settings.cassandra.replication).replace('"', "'")
+    applied = []
+    with connect(settings) as session:
+        known: dict[str, str] = {}
+        rows = session.execute("SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", [keyspace])
+        if "schema_files" in {row.table_name for row in rows}:
+            known = dict(iter(session.execute(f"SELECT name, sha256 FROM {keyspace}.schema_files")))
+        for path in sorted(schema_folder().glob("*.cql")):
+            text = path.read_text()
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            if path.name in known:
+                if known[path.name] != digest:
+                    raise WritetimeError(
+                        f"{path.name} was changed after keyspace {keyspace} had it applied; restore the file and put "
+                        "the change into a new one with the next number"
+                    )
+                continue
+            for statement in _statements(Template(text).substitute(keyspace=keyspace, replication=replication)):
+                session.execute(statement, timeout=60)
+            session.execute(
+                f"INSERT INTO {keyspace}.schema_files (name, sha256, applied_at) VALUES (%s, %s, %s)",
+                [path.name, digest, datetime.now(UTC)],
+            )
+            applied.append(path.name)
+    return applied
+
+
+def count_rows(session: Session, table: str, partition_key: str) -> int:
+    """Count the rows of `keyspace.table` by token ranges, so that a large table does not time out.
+
+    Raises:
+        WritetimeError: a range could not be counted.
+    """
+    count = session.prepare(
+        f"SELECT count(*) FROM {table} WHERE token({partition_key}) >= ? AND token({partition_key}) <= ?"
+    )
+    step = 2**64 // COUNT_RANGES
+    starts = range(-(2**63), 2**63, step)
+    answers = execute_concurrent_with_args(
+        session, count, [(start, start + step - 1) for start in starts], concurrency=8
+    )
+    total = 0
+    for start, (success, answer) in zip(starts, answers, strict=True):
+        if not success:
+            raise WritetimeError(f"{table} cannot be counted from token {start} on: {answer}")
+        total += next(iter(answer))[0]
+    return total
+
+
+def schema_folder() -> Path:
+    """Return the folder of the numbered schema files: in the installed package, else in the source tree."""
+    installed = Path(__file__).with_name("cql")
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "cql"
+
+
+def _statements(text: str) -> list[str]:
+    without_comments = re.sub(r"--.*", "", text)
+    return [s.strip() for s in without_comments.split(";") if s.strip()]
+
+
+def _credentials(cassandra: Cassandra) -> PlainTextAuthProvider | None:
+    if cassandra.username is None or cassandra.password is None:
+        return None
+    return PlainTextAuthProvider(cassandra.username, cassandra.password.get_secret_value())
+
+
+def _tls(cassandra: Cassandra) -> ssl.SSLContext | None:
+    if cassandra.tls_ca_file is None:
+        return None
+    context = ssl.create_default_context(cafile=str(cassandra.tls_ca_file))
+    # Nodes are addressed by the IP addresses that gossip tells, which certificates seldom name.
+    context.check_hostname = False
+    if cassandra.tls_certificate_file is not None:
+        context.load_cert_chain(
+            str(cassandra.tls_certificate_file), cassandra.tls_key_file and str(cassandra.tls_key_file)
+        )
+    return context
+
+
+def _first_reason(error: NoHostAvailable) -> str:
+    reasons = error.errors.values() if isinstance(error.errors, dict) else error.errors or ()
+    return next((str(reason) for reason in reasons), "no host")

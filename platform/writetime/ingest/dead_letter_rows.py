@@ -1,0 +1,67 @@
+"""Dead letters as rows: a bounded PySpark op over the dead-letter topic, one task a Kafka partition."""
+
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from writetime.config import Settings
+from writetime.ingest import deadletters
+from writetime.ingest.drain import OffsetRange
+from writetime.kafka import beginning_offsets, end_offsets
+
+SCHEMA = pa.schema(
+    [
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("origin", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("dead_at", pa.string()),
+    ]
+)
+_ROWS_PER_BATCH = 1_000
+
+
+def unread(settings: Settings, starts: Mapping[int, int]) -> list[OffsetRange]:
+    """Return what the topic has from these offsets on (from the beginning where a partition has none)."""
+    topic = settings.ingest.dead_letter_topic
+    first = beginning_offsets(settings, topic)
+    ends = end_offsets(settings, topic)
+    return [OffsetRange(p, start, end) for p, end in ends.items() if (start := max(first[p], starts.get(p, 0))) < end]
+
+
+def read(spark: SparkSession, settings: Settings, ranges: list[OffsetRange]) -> DataFrame:
+    """Return the dead letters of these ranges of the dead-letter topic, one row each."""
+    tasks = spark.createDataFrame(
+        [(r.partition, r.start, r.end) for r in ranges], "partition int, start long, end long"
+    )
+
+    def run_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for row in batch.to_pylist():
+                yield from _read_range(settings, OffsetRange(**row))
+
+    return tasks.repartitionByRange(max(1, len(ranges)), "partition").mapInArrow(run_task, from_arrow_schema(SCHEMA))
+
+
+def _read_range(settings: Settings, offsets: OffsetRange) -> Iterator[pa.RecordBatch]:
+    rows: list[dict[str, object]] = []
+    for letter in deadletters.read(settings, {offsets.partition: offsets.start}, {offsets.partition: offsets.end}):
+        rows.append(
+            {
+                "partition": letter.partition,
+                "offset": letter.offset,
+                "origin": letter.origin,
+                "reason": letter.reason,
+                "key": letter.key,
+                "value": letter.value,
+                "dead_at": letter.dead_at,
+            }
+        )
+        if len(rows) >= _ROWS_PER_BATCH:
+            yield pa.RecordBatch.from_pylist(rows, SCHEMA)
+            rows.clear()
+    yield pa.RecordBatch.from_pylist(rows, SCHEMA)

@@ -1,0 +1,224 @@
+"""Messages that cannot become rows: kept whole in a topic of their own, with the reason and where they came from.
+
+A dead letter has the key, value and headers of the original, and these headers besides: `dead-letter.reason`,
+`dead-letter.topic`, `dead-letter.partition`, `dead-letter.offset`, `dead-letter.at`. A message may be dead-lettered
+twice when the sink is killed between the two acknowledgements; topic, partition and offset tell that.
+"""
+
+import heapq
+import itertools
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.ingest.event import REDRIVEN_HEADER
+from writetime.kafka import (
+    TIMEOUT_SECONDS,
+    beginning_offsets,
+    client_config,
+    commit_offsets,
+    committed_offsets,
+    end_offsets,
+    headers_of,
+    place_of,
+)
+
+HEADER_PREFIX = "dead-letter."
+BACKOFF_BASE_SECONDS = 0.2
+BACKOFF_CAP_SECONDS = 10.0
+# The client's own limit; the topic's `max.message.bytes` is the one that counts.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# A bound for a redrive's messages on their way, so that neither the client's queue nor the memory runs full.
+_MAX_QUEUED = 500
+_PRODUCER = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "compression.type": "gzip",
+    "message.timeout.ms": 10_000,
+    "message.max.bytes": MAX_MESSAGE_BYTES,
+}
+
+
+class DeadLetters:
+    """Sends dead letters, for ever until the broker acknowledges each: an offset is done only after that."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Open a producer."""
+        self._topic = settings.ingest.dead_letter_topic
+        self._producer = Producer(client_config(settings, **_PRODUCER))
+        self._acknowledged: list[tuple[int, int]] = []
+        self._delayed: list[tuple[float, int, Message, str]] = []
+        self._failures: dict[tuple[int, int], int] = {}
+        self._sequence = itertools.count()
+        self.unfinished = 0
+        self.last_error = ""
+
+    def send(self, message: Message, reason: str) -> None:
+        """Send one message to the dead letters; `poll` tells when it has arrived."""
+        self.unfinished += 1
+        self._produce(message, reason)
+
+    def poll(self, timeout: float) -> list[tuple[int, int]]:
+        """Return partition and offset of the messages whose dead letters were acknowledged since the last call."""
+        now = time.monotonic()
+        while self._delayed and self._delayed[0][0] <= now:
+            _, _, message, reason = heapq.heappop(self._delayed)
+            self._produce(message, reason)
+        self._producer.poll(timeout)
+        acknowledged, self._acknowledged = self._acknowledged, []
+        self.unfinished -= len(acknowledged)
+        return acknowledged
+
+    def _produce(self, message: Message, reason: str) -> None:
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is None:
+                self._failures.pop(place_of(message), None)
+                self._acknowledged.append(place_of(message))
+            else:
+                self._delay(message, reason, str(error))
+
+        try:
+            self._producer.produce(
+                self._topic,
+                key=message.key(),
+                value=message.value(),
+                headers=_headers(message, reason),
+                on_delivery=delivered,
+            )
+        except (BufferError, KafkaException) as e:
+            self._delay(message, reason, str(e))
+
+    def _delay(self, message: Message, reason: str, error: str) -> None:
+        topic, offset = message.topic(), message.offset()
+        self.last_error = (
+            f"dead letter for {topic}/{message.partition()}@{offset} is not taken by {self._topic}: {error}"
+        )
+        failures = self._failures[place_of(message)] = self._failures.get(place_of(message), 0) + 1
+        ceiling = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2 ** min(failures, 16))
+        due = time.monotonic() + random.uniform(0, ceiling)
+        heapq.heappush(self._delayed, (due, next(self._sequence), message, reason))
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """One dead letter as it stands in its topic; `headers` are those of the original message, `dead_at` is ISO 8601."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+    reason: str
+    origin: str
+    dead_at: str
+
+
+def read(settings: Settings, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[DeadLetter]:
+    """Yield the dead letters between two offsets of each partition.
+
+    Raises:
+        WritetimeError: the topic cannot be read.
+    """
+    topic = settings.ingest.dead_letter_topic
+    own = {"group.id": "writetime-dead-letters", "enable.auto.commit": False, "enable.partition.eof": True}
+    consumer = Consumer(client_config(settings, **own))
+    try:
+        unread = {p for p in ends if starts[p] < ends[p]}
+        consumer.assign([TopicPartition(topic, p, starts[p]) for p in unread])
+        while unread:
+            message = consumer.poll(TIMEOUT_SECONDS)
+            if message is None:
+                raise WritetimeError(f"topic {topic} cannot be read: no answer for {TIMEOUT_SECONDS:.0f} s")
+            error = message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise WritetimeError(f"topic {topic} cannot be read: {error.str()}")
+            partition, offset = place_of(message)
+            if error is None and offset < ends[partition]:
+                yield _dead_letter(message)
+            if offset + 1 >= ends[partition]:
+                unread.discard(partition)
+    finally:
+        consumer.close()
+
+
+def redrive(settings: Settings) -> int:
+    """Send every dead letter that was not redriven yet back to its source topic; return how many.
+
+    The original key, value and headers are sent, and the header `redriven` counts the rounds. What fails again becomes
+    a dead letter again. A crash half way repeats the round; the sink drops the repeats as duplicates.
+
+    Raises:
+        WritetimeError: a message was not acknowledged; nothing is marked as redriven then.
+    """
+    topic = settings.ingest.dead_letter_topic
+    group = f"{topic}.redrive"
+    ends = end_offsets(settings, topic)
+    starts = beginning_offsets(settings, topic)
+    for partition, committed in committed_offsets(settings, topic, group).items():
+        starts[partition] = max(starts[partition], committed or 0)
+    errors: list[str] = []
+
+    def delivered(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            errors.append(error.str())
+
+    producer = Producer(client_config(settings, **_PRODUCER))
+    count = 0
+    for letter in read(settings, starts, ends):
+        # Whoever sent the original may have set this header to anything.
+        rounds = next((int(v) for name, v in letter.headers if name == REDRIVEN_HEADER and v.isdigit()), 0)
+        headers = [(name, value) for name, value in letter.headers if name != REDRIVEN_HEADER]
+        while len(producer) > _MAX_QUEUED:
+            producer.poll(0.1)
+        producer.produce(
+            settings.ingest.topic,
+            key=letter.key,
+            value=letter.value,
+            headers=[*headers, (REDRIVEN_HEADER, str(rounds + 1).encode())],
+            on_delivery=delivered,
+        )
+        count += 1
+    producer.flush()
+    if errors:
+        raise WritetimeError(
+            f"{len(errors)} of {count} dead letters were not taken by {settings.ingest.topic}: {errors[0]}"
+        )
+    commit_offsets(settings, topic, group, ends)
+    return count
+
+
+def _dead_letter(message: Message) -> DeadLetter:
+    headers = headers_of(message)
+    own = {
+        name.removeprefix(HEADER_PREFIX): v.decode(errors="replace")
+        for name, v in headers
+        if name.startswith(HEADER_PREFIX)
+    }
+    partition, offset = place_of(message)
+    return DeadLetter(
+        partition=partition,
+        offset=offset,
+        key=message.key(),
+        value=message.value(),
+        headers=[(name, value) for name, value in headers if not name.startswith(HEADER_PREFIX)],
+        reason=own.get("reason", "unknown"),
+        origin=f"{own.get('topic')}/{own.get('partition')}@{own.get('offset')}",
+        dead_at=own.get("at", ""),
+    )
+
+
+def _headers(message: Message, reason: str) -> list[tuple[str, str | bytes | None]]:
+    own = {
+        "reason": reason,
+        "topic": message.topic(),
+        "partition": str(message.partition()),
+        "offset": str(message.offset()),
+        "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+    return [*headers_of(message), *((HEADER_PREFIX + name, value) for name, value in own.items())]

@@ -1,0 +1,274 @@
+"""HTTP events -> Kafka: `202` means that the broker has the event.
+
+`POST /events` is a plain ASGI callable, for speed; everything else is Starlette's. One process, one event loop.
+"""
+
+import math
+import re
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Any
+
+import orjson
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.ingest import openapi
+from writetime.ingest.event import Event, InvalidEvent, accept
+from writetime.ingest.ingress_metrics import IngressMetrics
+from writetime.ingest.outbox import BrokerUnreachableError, Outbox, check
+
+MAX_KEY_CHARACTERS = 255
+RETRY_AFTER_SECONDS = 1
+_starts_a_batch = re.compile(rb"[ \t\r\n]*\[").match
+
+
+class _RefusedError(Exception):
+    """The call is answered with an error."""
+
+    def __init__(self, status: int, reason: str, **details: Any) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.body = {"status": "error", "reason": reason, **details}
+
+
+class _DisconnectedError(Exception):
+    """The client has gone before the end of its call."""
+
+
+class Ingress:
+    """The ASGI application. It must be given lifespan events; the outbox lives between them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._limits = settings.ingest
+        # A batch that could never fit among the pending events would be told to retry for ever.
+        self._max_batch_events = min(settings.ingest.max_batch_events, settings.ingest.max_pending_events)
+        self._metrics = IngressMetrics()
+        self._outbox: Outbox
+        self._rest = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/ready", self._ready),
+                Route("/metrics", self._show_metrics),
+                Route("/openapi.json", self._show_openapi),
+            ],
+            exception_handlers={HTTPException: _http_error},
+            lifespan=self._lifespan,
+        )
+        self.draining = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI scope."""
+        if scope["type"] == "http" and scope["path"] == "/events":
+            await self._serve_events(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        self._outbox = Outbox(self._settings, self._metrics)
+        yield
+        self._outbox.close()
+
+    async def _serve_events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"application/json")]
+        try:
+            if scope["method"] != "POST":
+                headers.append((b"allow", b"POST"))
+                raise _RefusedError(405, "only POST is allowed here")
+            key = _idempotency_key(scope["headers"])
+            body = await self._read(receive)
+            status, answer = 202, await self._queue(body, key)
+        except _RefusedError as e:
+            status, answer = e.status, e.body
+            if status in (429, 503):
+                headers.append((b"retry-after", b"%d" % RETRY_AFTER_SECONDS))
+        except _DisconnectedError:
+            return
+        self._metrics.requests.labels(status).inc()
+        content = orjson.dumps(answer)
+        headers.append((b"content-length", b"%d" % len(content)))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _read(self, receive: Receive) -> bytearray:
+        body = bytearray()
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _DisconnectedError
+            body += message["body"]
+            limit = self._limits.max_event_bytes
+            if len(body) > limit:
+                if _starts_a_batch(body):
+                    limit = max(limit, self._limits.max_batch_bytes)
+                if len(body) > limit:
+                    raise _RefusedError(413, f"the body is larger than {limit} bytes")
+            more = message["more_body"]
+        self._metrics.body_bytes.inc(len(body))
+        return body
+
+    async def _queue(self, body: bytearray, key: str | None) -> dict[str, Any]:
+        """Send the events of a body to the broker, wait until it has them, and return the answer."""
+        try:
+            parsed = orjson.loads(body)
+        except orjson.JSONDecodeError as e:
+            raise _RefusedError(400, f"the body is not JSON: {e}") from None
+        is_batch = isinstance(parsed, list)
+        now = datetime.now(UTC)
+        messages = self._accept_batch(parsed, key, now) if is_batch else [self._accept(parsed, key, now)]
+        if self._outbox.pending + len(messages) > self._limits.max_pending_events:
+            raise _RefusedError(429, "too many events are waiting for the broker; repeat the call later")
+        faults = await self._outbox.deliver(messages)
+        ids = [event.event_id for event, _ in messages]
+        if missing := [fault for fault in faults if fault is not None]:
+            acknowledged = [event_id for event_id, fault in zip(ids, faults, strict=True) if fault is None]
+            raise _RefusedError(
+                503,
+                f"the broker has not acknowledged {len(missing)} of {len(ids)} events ({missing[0]}); "
+                "whether they are queued is unknown: repeat the call with the same Idempotency-Key",
+                **({"acknowledged": acknowledged} if is_batch else {}),
+            )
+        return {"status": "queued", "eventIds": ids} if is_batch else {"status": "queued", "eventId": ids[0]}
+
+    def _accept_batch(self, bodies: list[Any], key: str | None, now: datetime) -> list[tuple[Event, bytes]]:
+        if not bodies:
+            raise _RefusedError(400, "the batch is empty")
+        if len(bodies) > self._max_batch_events:
+            raise _RefusedError(413, f"the batch has more than {self._max_batch_events} events")
+        messages = []
+        for index, body in enumerate(bodies):
+            try:
+                # No header has a NUL, so no single call's key is that of an event in a batch.
+                messages.append(self._accept(body, None if key is None else f"{key}\0{index}", now))
+            except _RefusedError as e:
+                raise _RefusedError(e.status, f"event {index}: {e}", index=index) from None
+        return messages
+
+    def _accept(self, body: Any, key: str | None, now: datetime) -> tuple[Event, bytes]:
+        """Return an event and its Kafka value."""
+        try:
+            event = accept(body, key, now)
+        except InvalidEvent as e:
+            raise _RefusedError(400, str(e)) from None
+        value = event.value()
+        if len(value) > self._limits.max_event_bytes:
+            raise _RefusedError(413, f"the event is larger than {self._limits.max_event_bytes} bytes as it is queued")
+        return event, value
+
+    async def _health(self, _request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def _ready(self, _request: Request) -> Response:
+        reason = "the ingress is stopping" if self.draining else await self._outbox.fault()
+        if reason is None:
+            return _json({"status": "ready"})
+        return _json({"status": "error", "reason": reason}, 503)
+
+    async def _show_metrics(self, _request: Request) -> Response:
+        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def _show_openapi(self, _request: Request) -> Response:
+        return _json(openapi.document(self._limits, self._max_batch_events))
+
+
+def create_app(settings: Settings) -> Ingress:
+    """Return the ASGI application of the ingress."""
+    return Ingress(settings)
+
+
+def serve(settings: Settings) -> None:
+    """Run the ingress until SIGTERM or SIGINT, then finish the calls in flight and return.
+
+    An unreachable broker is no error: `/ready` says so, and events are answered 503 until it is back.
+
+    Raises:
+        WritetimeError: the address cannot be had, the topic is missing, or a setting of `kafka.client` is wrong.
+    """
+    try:
+        check(settings)
+    except BrokerUnreachableError as e:
+        print(f"warning: {e}", file=sys.stderr, flush=True)
+    listener = _listen(settings.ingest.host, settings.ingest.port)
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        # Longer than the idle time of common load balancers, so that it is never the server who ends a connection
+        # just when a call arrives.
+        timeout_keep_alive=75,
+        # Every acknowledgement or its failure comes in ack_timeout_seconds; the rest is for bodies being sent.
+        timeout_graceful_shutdown=math.ceil(
+            max(settings.ingest.drain_seconds, settings.ingest.ack_timeout_seconds + 2)
+        ),
+    )
+    _Server(config, app).run([listener])
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that says where it listens, tells the application of a stop, and then ends normally."""
+
+    def __init__(self, config: uvicorn.Config, app: Ingress) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # uvicorn's own would raise the signal again after the drain, and the process would end by it.
+        del sig, frame
+        self._app.draining = True
+        self.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as e:
+        raise WritetimeError(
+            f"cannot listen on {host}:{port} ({e.strerror}); stop what uses it or set another ingest.port or host"
+        ) from None
+
+
+def _idempotency_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    for name, value in headers:
+        if name == b"idempotency-key":
+            key = value.decode("latin-1").strip()
+            if not 0 < len(key) <= MAX_KEY_CHARACTERS:
+                raise _RefusedError(400, f"Idempotency-Key must have 1 to {MAX_KEY_CHARACTERS} characters")
+            return key
+    return None
+
+
+def _json(body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(body), status, headers, "application/json")
+
+
+def _http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers) if error.headers else None
+    return _json({"status": "error", "reason": error.detail}, error.status_code, headers)

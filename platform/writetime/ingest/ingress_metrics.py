@@ -1,0 +1,41 @@
+"""What the HTTP ingress counts, for Prometheus."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_ACK_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+
+class IngressMetrics:
+    """The metrics of one ingress, in a registry of its own.
+
+    At every instant, accepted events = acknowledged + failed + pending.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "writetime_ingress_requests", "Calls of /events by status.", ["status"], registry=self.registry
+        )
+        self.body_bytes = Counter(
+            "writetime_ingress_body_bytes", "Bytes of the bodies of POST /events.", registry=self.registry
+        )
+        self.accepted = Counter(
+            "writetime_ingress_events_accepted", "Events put in the queue to the broker.", registry=self.registry
+        )
+        self.acknowledged = Counter(
+            "writetime_ingress_events_acknowledged", "Events that the broker acknowledged.", registry=self.registry
+        )
+        self.failed = Counter(
+            "writetime_ingress_events_failed",
+            "Accepted events without the broker's acknowledgement in time; they may be in the topic.",
+            registry=self.registry,
+        )
+        self.pending = Gauge(
+            "writetime_ingress_events_pending", "Events waiting for the broker.", registry=self.registry
+        )
+        self.ack_seconds = Histogram(
+            "writetime_ingress_ack_seconds",
+            "Seconds from the queue to the broker's last acknowledgement of a call.",
+            buckets=_ACK_SECONDS,
+            registry=self.registry,
+        )

@@ -1,0 +1,114 @@
+"""The progress of one Kafka partition: which delivered offsets are done, and what may be committed.
+
+Offsets are not consecutive (compaction and transactions leave gaps), so contiguity means "every offset that was
+*delivered* below this one is done", never "plus one". What is done beyond that floor is kept in the metadata of the
+commit, so that a restart does not repeat it.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+# The broker's default for offset.metadata.max.bytes; a longer text makes it refuse the commit.
+MAX_METADATA_BYTES = 4096
+_PREFIX = "done:"
+_METADATA = re.compile(r"done:\d+\+\d+(,\d+\+\d+)*")
+
+
+class PartitionProgress:
+    """Tracks offsets from delivery until they are done."""
+
+    def __init__(self, start: int, metadata: str = "") -> None:
+        """Begin at `start`, the committed offset, with the metadata of that commit."""
+        self.next_offset = start
+        self._open: deque[int] = deque()
+        self._done: set[int] = set()
+        self._done_before = deque(decode_done(start, metadata))
+
+    @property
+    def floor(self) -> int:
+        """The offset to commit: all that was delivered below it is done."""
+        return self._open[0] if self._open else self.next_offset
+
+    def deliver(self, offset: int) -> bool:
+        """Record that a message was delivered; return False if an earlier run has done it already.
+
+        Raises:
+            ValueError: offsets must increase; a smaller one means that two readers share this tracker.
+        """
+        if offset < self.next_offset:
+            raise ValueError(f"offset {offset} was delivered after {self.next_offset - 1}")
+        self.next_offset = offset + 1
+        self._open.append(offset)
+        while self._done_before and self._done_before[0].stop <= offset:
+            self._done_before.popleft()
+        if self._done_before and offset in self._done_before[0]:
+            self.finish(offset)
+            return False
+        return True
+
+    def finish(self, offset: int) -> None:
+        """Record that a delivered message is done."""
+        self._done.add(offset)
+        while self._open and self._open[0] in self._done:
+            self._done.remove(self._open.popleft())
+
+    def reach(self, offset: int) -> None:
+        """Record that the partition has no message below `offset` any more (its end, past control records)."""
+        self.next_offset = max(self.next_offset, offset)
+
+    @property
+    def idle(self) -> bool:
+        """Whether every delivered message is done."""
+        return not self._open
+
+    def metadata(self) -> str:
+        """Return what is done beyond the floor, as runs; runs that do not fit are left out and will be repeated."""
+        return encode_done(self.floor, self._runs())
+
+    def _runs(self) -> Iterator[range]:
+        start: int | None = None
+        end = 0
+        for offset in self._open:
+            if offset not in self._done:
+                continue
+            if start is not None and offset == end:
+                end += 1
+                continue
+            if start is not None:
+                yield range(start, end)
+            start, end = offset, offset + 1
+        if start is not None:
+            yield range(start, end)
+        for run in self._done_before:
+            if run.stop > self.next_offset:
+                yield range(max(run.start, self.next_offset), run.stop)
+
+
+def encode_done(floor: int, runs: Iterable[range]) -> str:
+    """Write runs of done offsets as `done:GAP+LENGTH,...`, each gap counted from the end of the run before."""
+    parts: list[str] = []
+    size = len(_PREFIX)
+    position = floor
+    for run in runs:
+        part = f"{run.start - position}+{len(run)}"
+        size += len(part) + 1
+        if size > MAX_METADATA_BYTES:
+            break
+        parts.append(part)
+        position = run.stop
+    return _PREFIX + ",".join(parts) if parts else ""
+
+
+def decode_done(floor: int, metadata: str) -> list[range]:
+    """Read what `encode_done` wrote; metadata of another program means that nothing is known to be done."""
+    if not _METADATA.fullmatch(metadata):
+        return []
+    runs = []
+    position = floor
+    for part in metadata.removeprefix(_PREFIX).split(","):
+        gap, length = part.split("+")
+        start = position + int(gap)
+        position = start + int(length)
+        runs.append(range(start, position))
+    return runs

@@ -1,0 +1,130 @@
+"""The way of a message from Kafka to a decided outcome: stored, a duplicate, or a dead letter.
+
+The service (`sink`) and the Spark tasks (`drain`) feed the same pipeline; they differ only in who assigns the
+partitions and who commits.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import orjson
+from cassandra.cluster import Session
+from confluent_kafka import Message
+
+from writetime.config import Settings
+from writetime.ingest.deadletters import DeadLetters
+from writetime.ingest.event import InvalidEvent, decode
+from writetime.ingest.offsets import PartitionProgress
+from writetime.ingest.writer import EventWriter, Outcome, Write
+from writetime.kafka import headers_of, place_of
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The outcome of one message. The event's fields are None where the message was no event."""
+
+    partition: int
+    offset: int
+    outcome: Outcome
+    reason: str
+    event_id: UUID | None = None
+    user_id: str | None = None
+    event_type: str | None = None
+    event_timestamp: datetime | None = None
+
+
+class EventPipeline:
+    """Decodes messages, writes events, sends what is no event to the dead letters, and keeps the progress."""
+
+    def __init__(self, settings: Settings, session: Session, on_receipt: Callable[[Receipt], None]) -> None:
+        """Prepare the writer and the dead letters; `on_receipt` is called once for every message that is done."""
+        self.progress: dict[int, PartitionProgress] = {}
+        self.writer = EventWriter(session, settings)
+        self.dead_letters = DeadLetters(settings)
+        self._on_receipt = on_receipt
+        # Kept until done: a row that the database refuses becomes a dead letter with the whole message.
+        self._messages: dict[tuple[int, int], Message] = {}
+        self._condemned: dict[tuple[int, int], Receipt] = {}
+
+    @property
+    def unfinished(self) -> int:
+        """How many messages were taken and are not done."""
+        return len(self._messages)
+
+    def oldest_age_seconds(self, now: float) -> float:
+        """Return the age of the oldest message that is not done (by its Kafka timestamp), 0 where there is none."""
+        message = next(iter(self._messages.values()), None)
+        return max(0.0, now - message.timestamp()[1] / 1000) if message else 0.0
+
+    def assign(self, partition: int, start: int, metadata: str) -> None:
+        """Begin with a partition at a committed offset and the metadata of that commit."""
+        self.progress[partition] = PartitionProgress(start, metadata)
+
+    def revoke(self, partitions: Iterable[int]) -> None:
+        """Forget partitions and what of them is not done."""
+        revoked = frozenset(partitions)
+        self.writer.discard(revoked)
+        for partition in revoked:
+            self.progress.pop(partition, None)
+        for places in (self._messages, self._condemned):
+            for place in [p for p in places if p[0] in revoked]:
+                del places[place]
+
+    def take(self, message: Message) -> None:
+        """Take one delivered message; those that an earlier run has done are passed over."""
+        partition, offset = place_of(message)
+        if not self.progress[partition].deliver(offset):
+            return
+        self._messages[partition, offset] = message
+        try:
+            # A value may be nested too deeply to be written again, which decoding does with the payload.
+            event = decode(message.value(), headers_of(message))
+        except (InvalidEvent, orjson.JSONEncodeError) as e:
+            self._condemn(Receipt(partition, offset, Outcome.DEAD, str(e)))
+        else:
+            self.writer.submit(event, partition, offset, f"{message.topic()}/{partition}@{offset}")
+
+    def step(self, timeout: float) -> None:
+        """Move everything on, waiting up to `timeout` seconds for something to happen.
+
+        Raises:
+            WritetimeError: the database refuses every write.
+        """
+        written = self.writer.poll(timeout if self.writer.in_flight else 0)
+        for write, outcome in written:
+            receipt = _receipt(write, outcome)
+            if (write.partition, write.offset) not in self._messages:
+                continue  # The partition was revoked meanwhile; its new owner reads the message again.
+            if outcome is Outcome.DEAD:
+                self._condemn(receipt)
+            else:
+                self._finish(receipt)
+        for place in self.dead_letters.poll(0 if written or self.writer.in_flight else timeout):
+            if receipt := self._condemned.pop(place, None):
+                self._finish(receipt)
+
+    def _condemn(self, receipt: Receipt) -> None:
+        place = receipt.partition, receipt.offset
+        self._condemned[place] = receipt
+        self.dead_letters.send(self._messages[place], receipt.reason)
+
+    def _finish(self, receipt: Receipt) -> None:
+        del self._messages[receipt.partition, receipt.offset]
+        self.progress[receipt.partition].finish(receipt.offset)
+        self._on_receipt(receipt)
+
+
+def _receipt(write: Write, outcome: Outcome) -> Receipt:
+    event = write.event
+    return Receipt(
+        write.partition,
+        write.offset,
+        outcome,
+        write.reason,
+        event.event_id,
+        event.user_id,
+        event.event_type,
+        event.timestamp,
+    )

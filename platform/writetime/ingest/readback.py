@@ -1,0 +1,64 @@
+"""Reads back from the database what receipts say was stored: the receipt is our word, the row is the database's."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from cassandra.concurrent import execute_concurrent_with_args
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+
+ROW_SCHEMA = pa.schema(
+    [
+        pa.field("user_id", pa.string()),
+        pa.field("event_timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("event_id", pa.string()),
+        pa.field("event_type", pa.string()),
+        pa.field("origin", pa.string()),
+    ]
+)
+_PARTITIONS_PER_TASK_CALL = 500
+
+
+def read_back(receipts: DataFrame, settings: Settings) -> DataFrame:
+    """Return the rows of `user_events` in the partitions and time ranges of the receipts' stored events.
+
+    Raises (when computed):
+        WritetimeError: a read failed.
+    """
+    by_day = settings.ingest.bucket == "day"
+    day = F.to_date("event_timestamp") if by_day else F.lit(None).cast("date")
+    partitions = (
+        receipts.where("outcome = 'stored'")
+        .groupBy("user_id", day.alias("day"))
+        .agg(F.min("event_timestamp").alias("first"), F.max("event_timestamp").alias("last"))
+    )
+    table = "user_events_by_day" if by_day else "user_events"
+    day_clause = " AND day = ?" if by_day else ""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with connect(settings) as session:
+            select = session.prepare(
+                "SELECT user_id, event_timestamp, event_id, event_type, origin "
+                f"FROM {settings.cassandra.keyspace}.{table} "
+                f"WHERE user_id = ?{day_clause} AND event_timestamp >= ? AND event_timestamp <= ?"
+            )
+            for batch in batches:
+                keys = [
+                    (r["user_id"], *((r["day"],) if by_day else ()), r["first"], r["last"]) for r in batch.to_pylist()
+                ]
+                for i in range(0, len(keys), _PARTITIONS_PER_TASK_CALL):
+                    chunk = keys[i : i + _PARTITIONS_PER_TASK_CALL]
+                    for key, answer in zip(chunk, execute_concurrent_with_args(session, select, chunk), strict=True):
+                        if not answer.success:
+                            raise WritetimeError(
+                                f"{table}, user {key[0]!r} cannot be read back: {answer.result_or_exc}"
+                            )
+                        rows = [{**r._asdict(), "event_id": str(r.event_id)} for r in answer.result_or_exc]
+                        yield pa.RecordBatch.from_pylist(rows, ROW_SCHEMA)
+
+    return partitions.mapInArrow(read, from_arrow_schema(ROW_SCHEMA))

@@ -1,0 +1,197 @@
+"""The sink as a service: a member of a consumer group that stores events until it is told to stop.
+
+Guarantees: an offset is committed only when every message below it is stored, a duplicate, or an acknowledged dead
+letter; committed offsets never go back; after a crash at any point the messages not committed are read again, and
+reading a message again changes nothing.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+
+from cassandra.cluster import Session
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.ingest.pipeline import EventPipeline, Receipt
+from writetime.ingest.sink_metrics import SinkMetrics
+from writetime.kafka import beginning_offsets, client_config
+
+log = logging.getLogger(__name__)
+
+_STEP_SECONDS = 0.02
+_IDLE_SECONDS = 0.2
+_FETCH_MESSAGES = 500
+
+
+def run(settings: Settings, stop: threading.Event) -> Counter[str]:
+    """Store events until `stop` is set, then drain, commit and leave the group; return how many had which outcome.
+
+    Raises:
+        WritetimeError: no database, no such topic or table, or messages were lost to retention before they were read.
+    """
+    with connect(settings) as session:
+        return _Service(settings, session).run(stop)
+
+
+class _Service:
+    def __init__(self, settings: Settings, session: Session) -> None:
+        self._settings = settings
+        self._outcomes: Counter[str] = Counter()
+        self._metrics = SinkMetrics(settings)
+        self._pipeline = EventPipeline(settings, session, self._count)
+        self._committed: dict[int, tuple[int, str]] = {}
+        self._paused = False
+        self._failure: WritetimeError | None = None
+        ingest = settings.ingest
+        self._topic = ingest.topic
+        self._consumer = Consumer(
+            client_config(
+                settings,
+                **{
+                    "group.id": ingest.group,
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "error",
+                    "enable.partition.eof": True,
+                    "partition.assignment.strategy": "cooperative-sticky",
+                    "session.timeout.ms": int(ingest.session_timeout_seconds * 1000),
+                    "heartbeat.interval.ms": int(ingest.session_timeout_seconds * 1000 / 6),
+                    "on_commit": self._on_commit,
+                },
+            )
+        )
+
+    def run(self, stop: threading.Event) -> Counter[str]:
+        beginning_offsets(self._settings, self._topic)  # A topic that is missing is an error now, not a silent wait.
+        self._consumer.subscribe(
+            [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+        next_commit = time.monotonic()
+        try:
+            while not stop.is_set():
+                self._read()
+                self._pipeline.step(_STEP_SECONDS)
+                if self._failure is not None:
+                    raise self._failure
+                if time.monotonic() >= next_commit:
+                    next_commit = time.monotonic() + self._settings.ingest.commit_interval_seconds
+                    self._commit(asynchronous=True)
+                    self._metrics.observe(self._consumer, self._pipeline)
+        finally:
+            # Leaving the group revokes the partitions, which drains and commits them.
+            self._consumer.close()
+        return self._outcomes
+
+    def _read(self) -> None:
+        limit = self._settings.ingest.max_buffered_events
+        unfinished = self._pipeline.unfinished
+        if self._paused != (unfinished >= (limit // 2 if self._paused else limit)):
+            self._paused = not self._paused
+            assignment = self._consumer.assignment()
+            (self._consumer.pause if self._paused else self._consumer.resume)(assignment)
+        # While paused, a call serves rebalances; it must not fail to be made.
+        room = 1 if self._paused else min(_FETCH_MESSAGES, limit - unfinished)
+        timeout = 0 if unfinished else _IDLE_SECONDS
+        for message in self._consumer.consume(room, timeout):
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        error = message.error()
+        progress = self._pipeline.progress.get(message.partition() or 0)
+        if error is None:
+            if progress is not None:
+                self._pipeline.take(message)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            if progress is not None:
+                progress.reach(message.offset() or 0)
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            raise WritetimeError(f"{self._topic}/{message.partition()}: {error.str()}")
+        elif error.fatal():
+            raise WritetimeError(f"topic {self._topic} cannot be read: {error.str()}")
+        else:
+            # The client reconnects by itself; the group goes on where it was.
+            log.warning("kafka: %s", error.str())
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        try:
+            first = beginning_offsets(self._settings, self._topic)
+            starts = []
+            for tp in consumer.committed(partitions, timeout=30):
+                start = start_offset(self._topic, tp.partition, tp.offset, first[tp.partition])
+                self._pipeline.assign(tp.partition, start, tp.metadata or "")
+                self._committed[tp.partition] = (start, tp.metadata or "")
+                starts.append(TopicPartition(self._topic, tp.partition, start))
+            consumer.incremental_assign(starts)
+            if self._paused:
+                # All partitions are paused and resumed together.
+                consumer.pause(starts)
+        except (WritetimeError, KafkaException) as e:
+            # An exception inside a callback would be lost; the loop raises it.
+            self._failure = e if isinstance(e, WritetimeError) else WritetimeError(f"topic {self._topic}: {e}")
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        deadline = time.monotonic() + self._settings.ingest.drain_seconds
+        revoked = [tp.partition for tp in partitions if tp.partition in self._pipeline.progress]
+        while time.monotonic() < deadline and not all(self._pipeline.progress[p].idle for p in revoked):
+            try:
+                self._pipeline.step(_STEP_SECONDS)
+            except WritetimeError as e:
+                self._failure = e
+                break
+        self._commit(asynchronous=False)
+        self._forget(revoked)
+        consumer.incremental_unassign(partitions)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # The partitions have other owners already, so a commit would be refused.
+        self._forget([tp.partition for tp in partitions])
+        consumer.incremental_unassign(partitions)
+
+    def _forget(self, partitions: list[int]) -> None:
+        self._pipeline.revoke(partitions)
+        for partition in partitions:
+            self._committed.pop(partition, None)
+
+    def _commit(self, *, asynchronous: bool) -> None:
+        offsets = []
+        for partition, progress in self._pipeline.progress.items():
+            state = progress.floor, progress.metadata()
+            if state != self._committed.get(partition):
+                self._committed[partition] = state
+                offsets.append(TopicPartition(self._topic, partition, state[0], state[1]))
+        if not offsets:
+            return
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=asynchronous)
+        except KafkaException as e:
+            self._on_commit(e.args[0], offsets)
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        if error is not None:
+            log.warning("offsets were not committed, they will be with the next commit: %s", error.str())
+            for tp in partitions:
+                self._committed.pop(tp.partition, None)
+
+    def _count(self, receipt: Receipt) -> None:
+        self._outcomes[receipt.outcome] += 1
+        self._metrics.count(receipt)
+
+
+def start_offset(topic: str, partition: int, committed: int | None, first: int) -> int:
+    """Return where to begin: at the committed offset, or at the first message where nothing was committed.
+
+    Raises:
+        WritetimeError: retention has deleted messages that were never read.
+    """
+    if committed is None or committed < 0:
+        return first
+    if committed < first:
+        raise WritetimeError(
+            f"{topic}/{partition}: offsets {committed} to {first - 1} were deleted by retention before they were read; "
+            f"these messages are lost. To go on without them, set the group's offset to {first} with "
+            "kafka-consumer-groups --reset-offsets"
+        )
+    return committed

@@ -1,0 +1,82 @@
+"""The sink's Prometheus metrics, and the alarm when lag nears the topic's retention."""
+
+import logging
+import time
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from writetime.config import Settings
+from writetime.ingest.pipeline import EventPipeline, Receipt
+from writetime.kafka import TIMEOUT_SECONDS, client_config
+
+log = logging.getLogger(__name__)
+
+# The share of the topic's retention that the oldest message not done may have used up before a warning is logged.
+RETENTION_ALARM = 0.5
+_ALARM_INTERVAL_SECONDS = 60.0
+
+
+class SinkMetrics:
+    """Counts outcomes and watches lag, writes in flight and the age of what is not done."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Start the metrics endpoint where `ingest.sink_metrics_port` names one."""
+        registry = CollectorRegistry()
+        self._topic = settings.ingest.topic
+        self._outcomes = Counter(
+            "writetime_sink_messages", "Messages done, by outcome.", ["outcome"], registry=registry
+        )
+        self._retries = Gauge("writetime_sink_retries", "Writes repeated after a transient fault.", registry=registry)
+        self._in_flight = Gauge("writetime_sink_writes_in_flight", "Writes in flight.", registry=registry)
+        self._limit = Gauge("writetime_sink_write_limit", "Writes that may be in flight at present.", registry=registry)
+        self._unfinished = Gauge("writetime_sink_unfinished_messages", "Messages read and not done.", registry=registry)
+        self._lag = Gauge("writetime_sink_lag_messages", "Messages not done.", ["partition"], registry=registry)
+        self._used = Gauge(
+            "writetime_sink_retention_used_ratio",
+            "Age of the oldest message not done, over the topic's retention.",
+            registry=registry,
+        )
+        self._retention_seconds = topic_retention_seconds(settings, self._topic)
+        self._next_alarm = 0.0
+        if settings.ingest.sink_metrics_port is not None:
+            start_http_server(settings.ingest.sink_metrics_port, addr=settings.ingest.host, registry=registry)
+
+    def count(self, receipt: Receipt) -> None:
+        """Count one message that is done."""
+        self._outcomes.labels(receipt.outcome).inc()
+
+    def observe(self, consumer: Consumer, pipeline: EventPipeline) -> None:
+        """Read the gauges off the running sink, and warn when lag nears retention."""
+        self._retries.set(pipeline.writer.retries)
+        self._in_flight.set(pipeline.writer.in_flight)
+        self._limit.set(int(pipeline.writer.limit))
+        self._unfinished.set(pipeline.unfinished)
+        # Partitions that went to another sink must not stay behind with their last lag.
+        self._lag.clear()
+        for partition, progress in pipeline.progress.items():
+            _, end = consumer.get_watermark_offsets(TopicPartition(self._topic, partition), cached=True)
+            self._lag.labels(partition).set(max(0, end - progress.floor))
+        age = pipeline.oldest_age_seconds(time.time())
+        used = age / self._retention_seconds if self._retention_seconds else 0.0
+        self._used.set(used)
+        if used > RETENTION_ALARM and time.monotonic() > self._next_alarm:
+            self._next_alarm = time.monotonic() + _ALARM_INTERVAL_SECONDS
+            log.warning(
+                "topic %s: the oldest message not done is %.0f s old, %.0f %% of the topic's retention; beyond it "
+                "messages are lost. Last fault: %s",
+                self._topic,
+                age,
+                used * 100,
+                pipeline.writer.last_error or pipeline.dead_letters.last_error or "none",
+            )
+
+
+def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
+    """Return the topic's retention time, None where it is unlimited."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = AdminClient(client_config(settings))
+    futures = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
+    milliseconds = int(futures[resource].result()["retention.ms"].value)
+    return milliseconds / 1000 if milliseconds >= 0 else None

@@ -1,0 +1,20 @@
+"""The topics of ingest."""
+
+from writetime.config import Settings
+from writetime.kafka import ensure_topics
+
+# What the headers and the batch around a message may add to it; a dead letter must have room for its original.
+_ENVELOPE_BYTES = 64 * 1024
+_DAY_MS = 86_400_000
+
+
+def ensure_ingest_topics(settings: Settings) -> list[str]:
+    """Create the topics of events and of dead letters where they do not exist; return the names of the new ones."""
+    ingest = settings.ingest
+    largest = max(1024 * 1024, ingest.max_event_bytes) + _ENVELOPE_BYTES
+    topics = {
+        ingest.topic: {"retention.ms": str(7 * _DAY_MS), "max.message.bytes": str(largest)},
+        # Dead letters wait for a person, so they stay until someone deletes them.
+        ingest.dead_letter_topic: {"retention.ms": "-1", "max.message.bytes": str(largest + _ENVELOPE_BYTES)},
+    }
+    return ensure_topics(settings, topics, ingest.partitions)

@@ -1,0 +1,334 @@
+"""Writes events into `user_events`: batched by partition, at most one batch in flight for a partition, retried safely.
+
+All rows of one partition go through one *lane*. While a lane's batch is in flight its further events gather and make
+the next batch, so batches grow with the load and two conditional writes never contend for a partition. Modes:
+
+- `lwt`: one conditional insert an event. `lwt-batch`: up to `ingest.batch_rows` in one conditional batch. Both store an
+  event once, tell a duplicate, and keep the first content.
+- `upsert`: plain inserts stamped with the event's time, the same row for the same event. Duplicates are not told apart;
+  of two contents under one id, the larger value of each cell stays.
+
+A write whose outcome is unknown is repeated. That is safe: a conditional insert that finds the row there with this
+message's own `origin` was the first to write it, and an upsert writes the same cells again.
+"""
+
+import heapq
+import itertools
+import random
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from queue import Empty, SimpleQueue
+from typing import Any
+from uuid import UUID
+
+from cassandra import DriverException, InvalidRequest, RequestExecutionException, Unauthorized
+from cassandra.cluster import NoHostAvailable, Session
+from cassandra.protocol import SyntaxException
+from cassandra.query import BatchStatement, BatchType, BoundStatement
+
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.ingest.event import Event
+
+BACKOFF_BASE_SECONDS = 0.05
+BACKOFF_CAP_SECONDS = 5.0
+# Bytes of values in one batch: well below ScyllaDB's and Cassandra's limits for a mutation.
+MAX_BATCH_BYTES = 256 * 1024
+# A conditional write beyond the database's limit for a mutation is answered with a timeout, time and again, so what is
+# too large must be told before. The limit is half a commit log segment: 4 MiB embedded, 16 MiB where nobody changed it.
+MAX_PAYLOAD_BYTES = 4 * 1024 * 1024 - 64 * 1024
+_INITIAL_LIMIT = 16.0
+
+
+class Outcome(StrEnum):
+    """What became of a message."""
+
+    STORED = "stored"
+    DUPLICATE = "duplicate"
+    DEAD = "dead"
+
+
+@dataclass(slots=True)
+class Write:
+    """One event on its way into the table; `origin` names the Kafka message that carries it."""
+
+    event: Event
+    origin: str
+    partition: int
+    offset: int
+    timestamp_resolved: bool
+    alone: bool = False
+    reason: str = ""
+
+    @property
+    def row_key(self) -> tuple[datetime, UUID]:
+        """The clustering key of the row."""
+        return self.event.timestamp, self.event.event_id
+
+
+@dataclass(slots=True)
+class _Lane:
+    key: tuple[Any, ...]
+    waiting: deque[Write] = field(default_factory=deque)
+    batch: list[Write] = field(default_factory=list)
+    failures: int = 0
+
+
+class EventWriter:
+    """Stores events. `submit` and `poll` are called by one thread; the driver's threads only fill a queue."""
+
+    def __init__(self, session: Session, settings: Settings) -> None:
+        """Prepare the statements.
+
+        Raises:
+            WritetimeError: the table is missing.
+        """
+        ingest = settings.ingest
+        keyspace = settings.cassandra.keyspace
+        self._session = session
+        self._conditional = ingest.mode != "upsert"
+        self._by_day = ingest.bucket == "day"
+        self._batch_rows = 1 if ingest.mode == "lwt" else ingest.batch_rows
+        table = f"{keyspace}.user_events_by_day" if self._by_day else f"{keyspace}.user_events"
+        day_column, day_mark = (", day", ", ?") if self._by_day else ("", "")
+        try:
+            self._insert = session.prepare(
+                f"INSERT INTO {table} (user_id{day_column}, event_timestamp, event_id, event_type, payload, origin) "
+                f"VALUES (?{day_mark}, ?, ?, ?, ?, ?) {'IF NOT EXISTS' if self._conditional else 'USING TIMESTAMP ?'}"
+            )
+            self._first_seen = session.prepare(
+                f"INSERT INTO {keyspace}.event_first_seen (user_id, event_id, event_timestamp) VALUES (?, ?, ?) "
+                f"IF NOT EXISTS USING TTL {ingest.idempotency_window_seconds}"
+            )
+        except InvalidRequest as e:
+            raise WritetimeError(f"table {table} is not as expected ({e}); run `writetime init`") from None
+        self._table = table
+        self._lanes: dict[tuple[Any, ...], _Lane] = {}
+        self._ready: deque[_Lane] = deque()
+        self._delayed: list[tuple[float, int, _Lane]] = []
+        self._sequence = itertools.count()
+        self._answers: SimpleQueue[tuple[_Lane, bool, Any]] = SimpleQueue()
+        self._too_large: list[tuple[Write, Outcome]] = []
+        self._max_in_flight = ingest.max_in_flight
+        self.limit = min(_INITIAL_LIMIT, float(self._max_in_flight))
+        self._last_cut: float | None = None
+        self.in_flight = 0
+        self.unfinished = 0
+        self.retries = 0
+        self.last_error = ""
+
+    def submit(self, event: Event, partition: int, offset: int, origin: str) -> None:
+        """Take an event; its outcome comes from a later `poll`."""
+        self.unfinished += 1
+        write = Write(event, origin, partition, offset, timestamp_resolved=not event.first_seen)
+        size = len(event.payload.encode())
+        if size > MAX_PAYLOAD_BYTES:
+            write.reason = f"the payload has {size} bytes, more than the {MAX_PAYLOAD_BYTES} that a row may have"
+            self._too_large.append((write, Outcome.DEAD))
+        else:
+            self._enqueue(write)
+
+    def poll(self, timeout: float) -> list[tuple[Write, Outcome]]:
+        """Send what may be sent, wait up to `timeout` seconds for an answer, and return what has been decided.
+
+        Raises:
+            WritetimeError: the database refuses every write (table dropped, permission taken away).
+        """
+        self._dispatch()
+        outcomes, self._too_large = self._too_large, []
+        try:
+            answer = self._answers.get(timeout=timeout) if timeout else self._answers.get_nowait()
+            while True:
+                self._handle(*answer, outcomes)
+                answer = self._answers.get_nowait()
+        except Empty:
+            pass
+        self.unfinished -= len(outcomes)
+        self._dispatch()
+        return outcomes
+
+    def discard(self, partitions: Iterable[int]) -> None:
+        """Forget the events of revoked Kafka partitions that were not sent yet; the next owner reads them again."""
+        revoked = frozenset(partitions)
+        for lane in self._lanes.values():
+            kept = deque(w for w in lane.waiting if w.partition not in revoked)
+            self.unfinished -= len(lane.waiting) - len(kept)
+            lane.waiting = kept
+
+    def _enqueue(self, write: Write) -> None:
+        event = write.event
+        key: tuple[Any, ...] = (event.user_id,)
+        if self._by_day and write.timestamp_resolved:
+            # Before that the user's lane keeps the order in which the events of one id came.
+            key = (event.user_id, event.timestamp.date())
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane(key)
+            self._ready.append(lane)
+        lane.waiting.append(write)
+
+    def _dispatch(self) -> None:
+        now = time.monotonic()
+        while self._delayed and self._delayed[0][0] <= now:
+            self._ready.append(heapq.heappop(self._delayed)[2])
+        while self._ready and self.in_flight < int(self.limit):
+            lane = self._ready.popleft()
+            if not lane.batch:
+                lane.batch = self._next_batch(lane)
+            if lane.batch:
+                self._send(lane)
+            else:
+                del self._lanes[lane.key]
+
+    def _next_batch(self, lane: _Lane) -> list[Write]:
+        """Take the next writes of a lane: distinct rows only, as one batch would write both of a pair of duplicates."""
+        batch: list[Write] = []
+        seen: set[UUID] = set()
+        size = 0
+        while lane.waiting and len(batch) < self._batch_rows:
+            write = lane.waiting[0]
+            size += len(write.event.payload)
+            if batch and (write.event.event_id in seen or write.alone or size > MAX_BATCH_BYTES):
+                break
+            seen.add(write.event.event_id)
+            batch.append(lane.waiting.popleft())
+            if write.alone:
+                break
+        return batch
+
+    def _send(self, lane: _Lane) -> None:
+        unresolved = [w for w in lane.batch if not w.timestamp_resolved]
+        if unresolved:
+            rows = [self._first_seen.bind((w.event.user_id, w.event.event_id, w.event.timestamp)) for w in unresolved]
+        else:
+            rows = [self._bind(w) for w in lane.batch]
+        statement: BatchStatement | BoundStatement = rows[0]
+        if len(rows) > 1:
+            # One partition, so the batch is one mutation and needs no batch log.
+            statement = BatchStatement(BatchType.UNLOGGED)
+            statement.add_all(rows, [None] * len(rows))
+        self.in_flight += 1
+        future = self._session.execute_async(statement)
+        put = self._answers.put
+        future.add_callbacks(
+            lambda rows, lane=lane: put((lane, True, rows)),
+            lambda error, lane=lane: put((lane, False, error)),
+        )
+
+    def _bind(self, write: Write) -> BoundStatement:
+        event = write.event
+        day = (event.timestamp.date(),) if self._by_day else ()
+        values = (event.user_id, *day, event.timestamp, event.event_id, event.event_type, event.payload, write.origin)
+        if self._conditional:
+            return self._insert.bind(values)
+        return self._insert.bind((*values, _microseconds(event.timestamp)))
+
+    def _handle(self, lane: _Lane, answered: bool, answer: Any, outcomes: list[tuple[Write, Outcome]]) -> None:
+        self.in_flight -= 1
+        if not answered:
+            self._handle_error(lane, answer, outcomes)
+            return
+        # The limit doubles with every round of answers until the database has shown its own, then grows by one.
+        growth = 1.0 if self._last_cut is None else 1 / self.limit
+        self.limit = min(float(self._max_in_flight), self.limit + growth)
+        lane.failures = 0
+        if any(not w.timestamp_resolved for w in lane.batch):
+            self._handle_first_seen(lane, answer)
+            if self._by_day:
+                self._move_to_days(lane)
+        else:
+            self._handle_rows(lane, answer, outcomes)
+        self._ready.append(lane)
+
+    def _handle_first_seen(self, lane: _Lane, answer: list[Any]) -> None:
+        """Give events the timestamp at which their id was first seen; the next step stores them, or asks again."""
+        unresolved = [w for w in lane.batch if not w.timestamp_resolved]
+        if answer[0].applied:
+            for write in unresolved:
+                write.timestamp_resolved = True
+            return
+        known = {row.event_id: row.event_timestamp.replace(tzinfo=UTC) for row in answer if row.event_id is not None}
+        for write in unresolved:
+            if first := known.get(write.event.event_id):
+                event = write.event
+                write.event = Event(event.event_id, event.user_id, event.event_type, first, event.payload)
+                write.timestamp_resolved = True
+
+    def _move_to_days(self, lane: _Lane) -> None:
+        """Hand the events whose timestamps are known to the lanes of their days."""
+        for write in lane.batch:
+            if write.timestamp_resolved:
+                self._enqueue(write)
+        lane.batch = [w for w in lane.batch if not w.timestamp_resolved]
+
+    def _handle_rows(self, lane: _Lane, answer: list[Any], outcomes: list[tuple[Write, Outcome]]) -> None:
+        if not self._conditional or answer[0].applied:
+            outcomes.extend((write, Outcome.STORED) for write in lane.batch)
+            lane.batch = []
+            return
+        existing = {
+            (row.event_timestamp.replace(tzinfo=UTC), row.event_id): row.origin
+            for row in answer
+            if row.event_id is not None
+        }
+        remaining = []
+        for write in lane.batch:
+            if write.row_key not in existing:
+                remaining.append(write)
+            elif existing[write.row_key] == write.origin:
+                outcomes.append((write, Outcome.STORED))
+            else:
+                write.reason = f"stored by {existing[write.row_key]}"
+                outcomes.append((write, Outcome.DUPLICATE))
+        lane.batch = remaining
+
+    def _handle_error(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, Outcome]]) -> None:
+        self.last_error = f"{type(error).__name__}: {error}"
+        if isinstance(error, Unauthorized):
+            raise WritetimeError(f"the database refuses all writes to {self._table}: {error}")
+        if isinstance(error, InvalidRequest | SyntaxException):
+            self._handle_refusal(lane, error, outcomes)
+        else:
+            # All else passes: timeouts, unavailable replicas, overload, a node that goes down with requests in flight.
+            self._delay(lane)
+
+    def _delay(self, lane: _Lane) -> None:
+        """Repeat a lane's batch after a while, and put less load on the database."""
+        self.retries += 1
+        now = time.monotonic()
+        if self._last_cut is None or now - self._last_cut > 1:
+            self._last_cut = now
+            self.limit = max(1.0, self.limit / 2)
+        lane.failures += 1
+        ceiling = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2 ** min(lane.failures, 16))
+        heapq.heappush(self._delayed, (now + random.uniform(0, ceiling), next(self._sequence), lane))
+
+    def _handle_refusal(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, Outcome]]) -> None:
+        """Dead-letter the one row that the database refuses, and only after the tables were seen to be in order."""
+        if len(lane.batch) > 1:
+            for write in lane.batch:
+                write.alone = True
+            lane.waiting.extendleft(reversed(lane.batch))
+        else:
+            try:
+                for statement in (self._insert, self._first_seen):
+                    self._session.prepare(statement.query_string)
+            except (InvalidRequest, SyntaxException, Unauthorized) as e:
+                raise WritetimeError(f"the database refuses all writes to {self._table}: {e}") from None
+            except (DriverException, RequestExecutionException, NoHostAvailable):
+                self._delay(lane)
+                return
+            write = lane.batch[0]
+            write.reason = f"the database refuses the row: {error}"
+            outcomes.append((write, Outcome.DEAD))
+        lane.batch = []
+        self._ready.append(lane)
+
+
+def _microseconds(instant: datetime) -> int:
+    whole = int(instant.replace(microsecond=0).timestamp())
+    return whole * 1_000_000 + instant.microsecond

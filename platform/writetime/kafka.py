@@ -1,0 +1,152 @@
+"""Kafka clients and the few questions that are asked of a cluster: topics, ends, and the offsets of a group."""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import (
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka._model import IsolationLevel
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+
+TIMEOUT_SECONDS = 15.0
+_COORDINATOR_MOVES = frozenset(
+    {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR}
+)
+
+
+def client_config(settings: Settings, **own: Any) -> dict[str, Any]:
+    """Return the configuration of a confluent-kafka client: brokers, the settings' client options, then `own`."""
+    shared = {name: value.get_secret_value() for name, value in settings.kafka.client.items()}
+    return {"bootstrap.servers": settings.kafka.bootstrap_servers, **shared, **own}
+
+
+def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], partitions: int) -> list[str]:
+    """Create the topics that do not exist, with their own options; return their names."""
+    new = [NewTopic(t, partitions, settings.kafka.replication_factor, config=dict(o)) for t, o in topics.items()]
+    created = []
+    for name, future in _admin(settings).create_topics(new, request_timeout=TIMEOUT_SECONDS).items():
+        try:
+            future.result()
+            created.append(name)
+        except KafkaException as e:
+            if e.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise _unreachable(settings, f"topic {name} cannot be created", e) from None
+    return created
+
+
+def partitions_of(settings: Settings, topic: str) -> list[int]:
+    """Return the partitions of a topic.
+
+    Raises:
+        WritetimeError: there is no such topic, or no broker answers.
+    """
+    try:
+        described = _admin(settings).list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic]
+    except KafkaException as e:
+        raise _unreachable(settings, f"topic {topic} cannot be described", e) from None
+    if described.error is not None:
+        raise WritetimeError(f"topic {topic} does not exist ({described.error.str()}); run `writetime init`")
+    return sorted(described.partitions)
+
+
+def beginning_offsets(settings: Settings, topic: str) -> dict[int, int]:
+    """Return the first offset that each partition still has."""
+    return _offsets(settings, topic, OffsetSpec.earliest())
+
+
+def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
+    """Return the offset after the last message that may be read (of no open transaction) of each partition."""
+    return _offsets(settings, topic, OffsetSpec.latest())
+
+
+def committed_offsets(settings: Settings, topic: str, group: str) -> dict[int, int | None]:
+    """Return the offset that the group has committed for each partition; None where it has committed nothing."""
+    partitions = [TopicPartition(topic, p) for p in partitions_of(settings, topic)]
+    request = [ConsumerGroupTopicPartitions(group, partitions)]
+    answer = _ask_coordinator(settings, group, lambda admin: admin.list_consumer_group_offsets(request))
+    return {tp.partition: tp.offset if tp.offset >= 0 else None for tp in answer.topic_partitions}
+
+
+def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+    """Commit offsets for a group that has no live members.
+
+    Raises:
+        WritetimeError: the group has live members, which own its offsets.
+    """
+    request = [ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p, o) for p, o in offsets.items()])]
+    answer = _ask_coordinator(settings, group, lambda admin: admin.alter_consumer_group_offsets(request))
+    for tp in answer.topic_partitions:
+        if tp.error is not None:
+            raise WritetimeError(f"{topic}/{tp.partition}: group {group} cannot commit {tp.offset}: {tp.error.str()}")
+
+
+def group_is_live(settings: Settings, group: str) -> bool:
+    """Return whether a consumer group has members at this moment."""
+    described = _ask_coordinator(settings, group, lambda admin: admin.describe_consumer_groups([group]))
+    return described.state not in (ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD)
+
+
+def place_of(message: Message) -> tuple[int, int]:
+    """Return partition and offset of a delivered message."""
+    partition, offset = message.partition(), message.offset()
+    if partition is None or offset is None:
+        raise ValueError(f"a message of topic {message.topic()} was not delivered by a broker")
+    return partition, offset
+
+
+def headers_of(message: Message) -> list[tuple[str, bytes]]:
+    """Return the headers of a delivered message in their order; one without a value has an empty one."""
+    headers = message.headers() or []
+    pairs = headers.items() if isinstance(headers, dict) else headers
+    return [(name, value.encode() if isinstance(value, str) else value or b"") for name, value in pairs]
+
+
+def _offsets(settings: Settings, topic: str, spec: Any) -> dict[int, int]:
+    request = {TopicPartition(topic, p): spec for p in partitions_of(settings, topic)}
+    futures = _admin(settings).list_offsets(
+        request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
+    )
+    try:
+        return {tp.partition: future.result().offset for tp, future in futures.items()}
+    except KafkaException as e:
+        raise _unreachable(settings, f"offsets of topic {topic} cannot be listed", e) from None
+
+
+def _ask_coordinator(settings: Settings, group: str, ask: Callable[[AdminClient], Mapping[str, Future[Any]]]) -> Any:
+    """Ask about one group, again while the group's coordinator is just being loaded (a new group, a new broker)."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        try:
+            return next(iter(ask(_admin(settings)).values())).result(TIMEOUT_SECONDS)
+        except KafkaException as e:
+            if e.args[0].code() not in _COORDINATOR_MOVES or time.monotonic() > deadline:
+                raise _unreachable(settings, f"group {group}", e) from None
+        time.sleep(0.1)
+
+
+def _admin(settings: Settings) -> AdminClient:
+    return _admin_of(tuple(client_config(settings).items()))
+
+
+# Kept, because answers that are still awaited are lost with the client.
+@functools.cache
+def _admin_of(configuration: tuple[tuple[str, Any], ...]) -> AdminClient:
+    return AdminClient(dict(configuration))
+
+
+def _unreachable(settings: Settings, what: str, error: KafkaException) -> WritetimeError:
+    return WritetimeError(
+        f"{what}: {error.args[0].name()} {error.args[0].str()} (brokers {settings.kafka.bootstrap_servers})"
+    )

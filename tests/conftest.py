@@ -1,0 +1,99 @@
+"""What all tests share: one set of embedded servers and one Spark session, started when first asked for."""
+
+import json
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from writetime import config, database, servers
+from writetime.config import Settings
+from writetime.ingest.topics import ensure_ingest_topics
+from writetime.spark import spark_conf
+
+
+def free_port() -> int:
+    """Return a port that nothing uses at this moment."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def server_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Settings of running servers that belong to this test session alone."""
+    home = tmp_path_factory.mktemp("servers")
+    for name in [n for n in os.environ if n.startswith("WRITETIME_") and n != "WRITETIME_CACHE"]:
+        del os.environ[name]
+    os.environ["WRITETIME_CONFIG"] = str(home / "none.toml")
+    Path(os.environ["WRITETIME_CONFIG"]).write_text("")
+    settings = config.load(
+        cassandra={"port": free_port()},
+        kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
+        zookeeper={"hosts": f"127.0.0.1:{free_port()}"},
+        embedded={
+            "home": home,
+            "cassandra_storage_port": free_port(),
+            "kafka_controller_port": free_port(),
+        },
+        lake={"path": str(home / "lake")},
+    )
+    servers.up(settings)
+    database.apply_schema(settings)
+    yield settings
+    servers.down(settings)
+
+
+def write_settings(settings: Settings, path: Path) -> None:
+    """Write a settings file that gives these settings back."""
+    lines = []
+    for section, values in settings.model_dump(mode="json", exclude_defaults=True).items():
+        lines.append(f"[{section}]")
+        # A JSON string, number or list is TOML too.
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    path.write_text("\n".join(lines))
+
+
+@pytest.fixture(scope="session")
+def spark(server_settings: Settings) -> Iterator[SparkSession]:
+    """The one Spark session of the tests; assets use it because it is active."""
+    builder = SparkSession.builder
+    for name, value in spark_conf(server_settings).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def settings(server_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings with a keyspace, topics, a consumer group and a lake that no other test uses.
+
+    The settings file in force says the same, so that resources and programs that a test starts have them too.
+    """
+    name = f"t{uuid.uuid4().hex[:12]}"
+    ingest = server_settings.ingest.model_copy(
+        update={
+            "port": free_port(),
+            "topic": name,
+            "dead_letter_topic": f"{name}.dead",
+            "group": f"{name}-sink",
+            "session_timeout_seconds": 6.0,
+        }
+    )
+    own = server_settings.model_copy(
+        update={
+            "ingest": ingest,
+            "cassandra": server_settings.cassandra.model_copy(update={"keyspace": name}),
+            "lake": server_settings.lake.model_copy(update={"path": str(tmp_path / "lake")}),
+        }
+    )
+    database.apply_schema(own)
+    ensure_ingest_topics(own)
+    write_settings(own, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    return own

@@ -1,0 +1,44 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from writetime import database
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+
+
+def test_schema_files_are_applied_once_and_recorded(settings: Settings) -> None:
+    names = [path.name for path in sorted(database.schema_folder().glob("*.cql"))]
+    assert names == ["001_keyspace.cql", "002_user_events.cql"]
+    assert database.apply_schema(settings) == []
+    with database.connect(settings) as session:
+        rows = session.execute(f"SELECT name, applied_at FROM {settings.cassandra.keyspace}.schema_files").all()
+    assert sorted(row.name for row in rows) == names
+    assert all(row.applied_at for row in rows)
+
+
+def test_a_changed_schema_file_is_refused(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cql"
+    shutil.copytree(database.schema_folder(), folder)
+    with (folder / "002_user_events.cql").open("a") as f:
+        f.write("-- one more word\n")
+    monkeypatch.setattr(database, "schema_folder", lambda: folder)
+    with pytest.raises(WritetimeError, match=r"002_user_events\.cql was changed after"):
+        database.apply_schema(settings)
+
+
+def test_count_rows_agrees_with_cql(settings: Settings) -> None:
+    table = f"{settings.cassandra.keyspace}.event_first_seen"
+    with database.connect(settings) as session:
+        insert = session.prepare(f"INSERT INTO {table} (user_id, event_id, event_timestamp) VALUES (?, uuid(), 0)")
+        for i in range(500):
+            session.execute(insert, [f"user {i % 90}"])
+        [row] = session.execute(f"SELECT count(*) AS n FROM {table}")
+        assert database.count_rows(session, table, "user_id") == row.n == 500
+
+
+def test_no_database_is_said_in_one_line(settings: Settings) -> None:
+    nowhere = settings.model_copy(update={"cassandra": settings.cassandra.model_copy(update={"port": 1})})
+    with pytest.raises(WritetimeError, match=r"no database answers at 127\.0\.0\.1:1 "), database.connect(nowhere):
+        pass

@@ -1,0 +1,437 @@
+"""The HTTP ingress against a real broker: what is answered 202 is in the topic, and nothing else is."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import uvicorn
+from confluent_kafka import Consumer, Message, TopicPartition
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
+
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.ingest.event import FIRST_SEEN_HEADER, Event, decode
+from writetime.ingest.ingress import Ingress, create_app, serve
+from writetime.kafka import client_config, end_offsets, ensure_topics
+
+EVENT = {"userId": "ada", "eventType": "departed"}
+NO_BROKER = "127.0.0.1:1"
+Serve = Callable[..., "Running"]
+
+
+@dataclass
+class Running:
+    """An ingress that serves in a thread, and a client for it."""
+
+    app: Ingress
+    settings: Settings
+    client: httpx.Client
+
+    @property
+    def port(self) -> int:
+        return self.client.base_url.port or 0
+
+    def post(self, body: Any, key: str | None = None) -> httpx.Response:
+        headers = {} if key is None else {"Idempotency-Key": key}
+        return self.client.post("/events", content=orjson.dumps(body), headers=headers)
+
+    def metrics(self) -> dict[str, float]:
+        families = text_string_to_metric_families(self.client.get("/metrics").text)
+        return {
+            "/".join([sample.name, *sample.labels.values()]): sample.value for f in families for sample in f.samples
+        }
+
+
+@pytest.fixture(scope="module")
+def broker(server_settings: Settings) -> Settings:
+    """Settings with a topic for this module's tests."""
+    settings = changed(server_settings, topic=f"ingress-{uuid.uuid4().hex[:8]}", port=0)
+    ensure_topics(settings, {settings.ingest.topic: {}}, partitions=4)
+    return settings
+
+
+@pytest.fixture(scope="module")
+def shared(broker: Settings) -> Iterator[Running]:
+    """An ingress with small limits."""
+    with running(changed(broker, max_event_bytes=2_000, max_batch_events=50)) as ingress:
+        yield ingress
+
+
+def changed(settings: Settings, brokers: str | None = None, **ingest: Any) -> Settings:
+    kafka = settings.kafka.model_copy(update={"bootstrap_servers": brokers} if brokers else {})
+    return settings.model_copy(update={"ingest": settings.ingest.model_copy(update=ingest), "kafka": kafka})
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[Running]:
+    app = create_app(settings)
+    server = uvicorn.Server(uvicorn.Config(app, loop="uvloop", http="httptools", lifespan="on", log_level="warning"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                while not server.started:
+                    time.sleep(0.01)
+                yield Running(app, settings, client)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def stored(settings: Settings, start: dict[int, int] | None = None) -> list[tuple[Event, Message]]:
+    """Return the events of the topic, from the offsets `start`."""
+    topic, ends = settings.ingest.topic, end_offsets(settings, settings.ingest.topic)
+    start = start or dict.fromkeys(ends, 0)
+    consumer = Consumer(client_config(settings, **{"group.id": "test", "enable.auto.commit": False}))
+    try:
+        consumer.assign([TopicPartition(topic, p, start[p]) for p in ends])
+        messages: list[Message] = []
+        while missing := sum(ends[p] - start[p] for p in ends) - len(messages):
+            messages += consumer.consume(missing, timeout=1)
+    finally:
+        consumer.close()
+    return [(decode(message.value(), message.headers()), message) for message in messages]  # pyright: ignore[reportArgumentType]
+
+
+def ids(events: list[tuple[Event, Message]]) -> list[str]:
+    return sorted(str(event.event_id) for event, _ in events)
+
+
+def test_an_acknowledged_event_is_in_the_topic(shared: Running) -> None:
+    start = end_offsets(shared.settings, shared.settings.ingest.topic)
+    answer = shared.post({**EVENT, "payload": {"flight": 1545}})
+    [(event, message)] = stored(shared.settings, start)
+    assert answer.status_code == 202
+    assert answer.json() == {"status": "queued", "eventId": str(event.event_id)}
+    assert (event.user_id, event.event_type, event.payload) == ("ada", "departed", '{"flight":1545}')
+    assert message.key() == b"ada"
+    assert not message.headers()
+
+
+def test_a_batch_is_acknowledged_as_a_whole(shared: Running) -> None:
+    start = end_offsets(shared.settings, shared.settings.ingest.topic)
+    batch = [{**EVENT, "userId": f"user-{n}", "payload": n} for n in range(50)]
+    answer = shared.post(batch)
+    assert answer.status_code == 202
+    by_id = {str(event.event_id): event.payload for event, _ in stored(shared.settings, start)}
+    assert [by_id[event_id] for event_id in answer.json()["eventIds"]] == [str(n) for n in range(50)]
+
+
+def test_events_of_a_user_keep_their_order(shared: Running) -> None:
+    start = end_offsets(shared.settings, shared.settings.ingest.topic)
+    shared.post([{**EVENT, "payload": n} for n in range(50)])
+    assert [event.payload for event, _ in stored(shared.settings, start)] == [str(n) for n in range(50)]
+
+
+def test_a_repeated_call_has_the_same_ids(shared: Running) -> None:
+    single = [shared.post(EVENT, key).json()["eventId"] for key in ("k", "k", "l")]
+    assert single[0] == single[1] != single[2]
+    batches = [shared.post([EVENT, EVENT], key).json()["eventIds"] for key in ("k", "k", "l")]
+    assert batches[0] == batches[1]
+    assert len({*batches[0], *batches[2]}) == 4
+    assert shared.post(EVENT).json() != shared.post(EVENT).json()
+
+
+def test_first_seen_marks_what_has_a_key_and_no_timestamp(shared: Running) -> None:
+    start = end_offsets(shared.settings, shared.settings.ingest.topic)
+    timed = {**EVENT, "timestamp": "2013-01-01T05:15:00Z"}
+    marked = [shared.post(EVENT, "key").json()["eventId"], *shared.post([EVENT, timed], "batch").json()["eventIds"][:1]]
+    shared.post(EVENT)
+    shared.post(timed, "key")
+    messages = stored(shared.settings, start)
+    assert len(messages) == 5
+    assert ids([(e, m) for e, m in messages if FIRST_SEEN_HEADER in dict(m.headers() or [])]) == sorted(marked)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "not JSON"),
+        (b'{"userId":', "not JSON"),
+        (b'"text"', "must be a JSON object"),
+        (b'{"userId":"ada"}', "eventType must be a non-empty string"),
+        (b'{"userId":"","eventType":"t"}', "userId must be a non-empty string"),
+        (b'{"userId":"ada","eventType":"t","colour":"red"}', "unknown field 'colour'"),
+        (b'{"userId":"ada","eventType":"t","timestamp":"yesterday"}', "timestamp must be ISO 8601"),
+        (b'{"userId":"ada","eventType":"t","payload":' + b"[" * 300 + b"]" * 300 + b"}", "payload"),
+        (b"[]", "the batch is empty"),
+        (b"[1]", "event 0: an event must be a JSON object"),
+    ],
+)
+def test_a_wrong_body_is_refused_with_the_reason(shared: Running, body: bytes, reason: str) -> None:
+    answer = shared.client.post("/events", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["status"] == "error"
+    assert reason in answer.json()["reason"]
+
+
+def test_nothing_of_a_wrong_batch_is_queued(shared: Running) -> None:
+    start = end_offsets(shared.settings, shared.settings.ingest.topic)
+    answer = shared.post([EVENT, EVENT, {"userId": "ada"}, {}])
+    assert answer.status_code == 400
+    assert answer.json()["index"] == 2
+    shared.post(EVENT)
+    assert len(stored(shared.settings, start)) == 1
+
+
+@pytest.mark.parametrize(("key", "status"), [("", 400), ("k" * 256, 400), ("k" * 255, 202)])
+def test_an_idempotency_key_has_1_to_255_characters(shared: Running, key: str, status: int) -> None:
+    assert shared.post(EVENT, key).status_code == status
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {**EVENT, "payload": "x" * 2_000},
+        [EVENT, {**EVENT, "payload": "x" * 2_000}],
+        [EVENT] * 51,
+        [{**EVENT, "payload": "x" * 8_388_608}],
+    ],
+    ids=["event", "event of a batch", "number of events", "batch"],
+)
+def test_what_is_too_large_is_refused(shared: Running, body: Any) -> None:
+    start = end_offsets(shared.settings, shared.settings.ingest.topic)
+    answer = shared.post(body)
+    assert answer.status_code == 413
+    assert end_offsets(shared.settings, shared.settings.ingest.topic) == start
+
+
+def test_a_body_without_end_is_refused_while_it_is_sent(shared: Running) -> None:
+    chunk = b"400\r\n" + b" " * 1024 + b"\r\n"
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=30) as s:
+        s.sendall(b"POST /events HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n" + chunk * 2)
+        assert s.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_client_that_leaves_harms_nobody(shared: Running) -> None:
+    start = end_offsets(shared.settings, shared.settings.ingest.topic)
+    with socket.create_connection(("127.0.0.1", shared.port)) as s:
+        s.sendall(b"POST /events HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n" + orjson.dumps(EVENT))
+    assert shared.post(EVENT).status_code == 202
+    assert len(stored(shared.settings, start)) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/events", 405), ("POST", "/ready", 405), ("POST", "/event", 404)]
+)
+def test_other_calls_are_refused(shared: Running, method: str, path: str, status: int) -> None:
+    answer = shared.client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["status"] == "error"
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+def test_metrics_add_up(broker: Settings) -> None:
+    with running(broker) as ingress:
+        size = len(ingress.post(EVENT).request.content) + len(ingress.post([EVENT] * 3).request.content)
+        ingress.post([])
+        ingress.client.get("/events")
+        metrics = ingress.metrics()
+    assert {status: metrics[f"writetime_ingress_requests_total/{status}"] for status in (202, 400, 405)} == {
+        202: 2,
+        400: 1,
+        405: 1,
+    }
+    assert metrics["writetime_ingress_events_accepted_total"] == 4
+    assert metrics["writetime_ingress_events_acknowledged_total"] == 4
+    assert metrics["writetime_ingress_events_failed_total"] == 0
+    assert metrics["writetime_ingress_events_pending"] == 0
+    assert metrics["writetime_ingress_ack_seconds_count"] == 2
+    assert metrics["writetime_ingress_body_bytes_total"] == size + len(b"[]")
+
+
+def test_without_a_broker_events_are_answered_503(broker: Settings) -> None:
+    with running(changed(broker, NO_BROKER, ack_timeout_seconds=0.3)) as ingress, ThreadPoolExecutor() as pool:
+        single, batch = pool.map(ingress.post, [EVENT, [EVENT, EVENT]])
+        ready, health, metrics = ingress.client.get("/ready"), ingress.client.get("/health"), ingress.metrics()
+    for answer in (single, batch):
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        assert "Idempotency-Key" in answer.json()["reason"]
+    assert batch.json()["acknowledged"] == []
+    assert (ready.status_code, health.status_code) == (503, 200)
+    assert NO_BROKER in ready.json()["reason"]
+    assert metrics["writetime_ingress_events_accepted_total"] == 3
+    assert metrics["writetime_ingress_events_failed_total"] == 3
+    assert metrics["writetime_ingress_events_pending"] == 0
+
+
+def test_too_many_waiting_events_are_answered_429(broker: Settings) -> None:
+    settings = changed(broker, NO_BROKER, ack_timeout_seconds=1.0, max_pending_events=2)
+    with running(settings) as ingress, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(ingress.post, [EVENT, EVENT])
+        while not ingress.metrics()["writetime_ingress_events_pending"]:
+            time.sleep(0.01)
+        refused = ingress.post(EVENT)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"]
+        assert waiting.result().status_code == 503
+        assert ingress.post([EVENT] * 3).status_code == 413
+
+
+def test_a_batch_that_fails_in_part_names_what_is_acknowledged(broker: Settings) -> None:
+    settings = changed(broker, topic=f"{broker.ingest.topic}-small", ack_timeout_seconds=2.0)
+    ensure_topics(settings, {settings.ingest.topic: {"max.message.bytes": "2000"}}, partitions=8)
+    noise = os.urandom(4_000).hex()
+    batch = [{**EVENT, "userId": f"user-{n}"} for n in range(20)] + [{**EVENT, "payload": noise}]
+    with running(settings) as ingress:
+        answer = ingress.post(batch)
+    assert answer.status_code == 503
+    acknowledged = sorted(answer.json()["acknowledged"])
+    assert 0 < len(acknowledged) < len(batch)
+    assert acknowledged == ids(stored(settings))
+
+
+def test_ready_names_a_missing_topic_and_a_stop(broker: Settings) -> None:
+    with running(changed(broker, topic="no-such-topic")) as ingress:
+        missing = ingress.client.get("/ready")
+        ingress.app.draining = True
+        stopping = ingress.client.get("/ready")
+    assert (missing.status_code, stopping.status_code) == (503, 503)
+    assert "no-such-topic" in missing.json()["reason"]
+    assert "stopping" in stopping.json()["reason"]
+
+
+def test_the_openapi_document_is_true(broker: Settings) -> None:
+    limits = {"max_event_bytes": 1_024, "max_pending_events": 1, "ack_timeout_seconds": 1.0}
+    calls: list[tuple[str, str, httpx.Response]] = []
+
+    def call(ingress: Running, method: str, path: str, **options: Any) -> None:
+        calls.append((method, path, ingress.client.request(method, path, **options)))
+
+    with running(changed(broker, **limits)) as up, running(changed(broker, NO_BROKER, **limits)) as cut_off:
+        document = up.client.get("/openapi.json").json()
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(call, cut_off, "POST", "/events", json=EVENT)
+            while not cut_off.metrics()["writetime_ingress_events_pending"]:
+                time.sleep(0.01)
+            call(cut_off, "POST", "/events", json=EVENT)
+            waiting.result()
+        for body in (EVENT, [EVENT], {}, {**EVENT, "payload": "x" * 1_024}):
+            call(up, "POST", "/events", json=body)
+        for path in ("/health", "/ready", "/metrics", "/openapi.json"):
+            call(up, "GET", path)
+        call(cut_off, "GET", "/ready")
+
+    documented = {
+        (method.upper(), path, int(status))
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+        for status in operation["responses"]
+    }
+    assert {(method, path, answer.status_code) for method, path, answer in calls} == documented
+    for method, path, answer in calls:
+        response = document["paths"][path][method.lower()]["responses"][str(answer.status_code)]
+        content_type = answer.headers["content-type"].partition(";")[0]
+        assert content_type in response["content"]
+        assert set(response.get("headers", {})) <= {name.title() for name in answer.headers}
+        if content_type == "application/json":
+            assert fits(answer.json(), response["content"][content_type]["schema"], document)
+
+
+def fits(body: dict[str, Any], schema: dict[str, Any], document: dict[str, Any]) -> bool:
+    """Return whether an object has the properties that a schema requires and, where it lists them, no others."""
+    if "oneOf" in schema:
+        return sum(fits(body, option, document) for option in schema["oneOf"]) == 1
+    if "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+    known = schema.get("properties", body)
+    return set(schema.get("required", [])) <= set(body) <= set(known)
+
+
+def test_a_port_in_use_is_an_error_with_the_fix(broker: Settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(WritetimeError, match=rf"127.0.0.1:{port} .*ingest\.port"):
+            serve(changed(broker, port=port))
+
+
+def test_a_missing_topic_is_an_error_with_the_fix(broker: Settings) -> None:
+    with pytest.raises(WritetimeError, match=r"no-such-topic .*ingest\.topic"):
+        serve(changed(broker, topic="no-such-topic"))
+
+
+def test_a_wrong_client_setting_is_an_error(broker: Settings) -> None:
+    kafka = broker.kafka.model_copy(update={"client": {"no.such.setting": SecretStr("1")}})
+    with pytest.raises(WritetimeError, match=r"kafka\.client.*no\.such\.setting"):
+        serve(broker.model_copy(update={"kafka": kafka}))
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `serve` in a process of its own; yield it and its address."""
+    code = (
+        "import sys; from writetime.config import Settings; from writetime.ingest.ingress import serve;"
+        "serve(Settings.model_validate_json(sys.argv[1]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, settings.model_dump_json()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout
+        yield process, process.stdout.readline().split()[-1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_stop_under_load_loses_nothing(broker: Settings) -> None:
+    settings = changed(broker, topic=f"{broker.ingest.topic}-stop")
+    ensure_topics(settings, {settings.ingest.topic: {}}, partitions=4)
+    acknowledged: list[str] = []
+
+    def post_until_closed(address: str) -> None:
+        with httpx.Client(base_url=address, timeout=30) as client:
+            while True:
+                try:
+                    answer = client.post("/events", json=EVENT)
+                except httpx.TransportError:
+                    return
+                assert answer.status_code == 202
+                acknowledged.append(answer.json()["eventId"])
+
+    with serving(settings) as (process, address), ThreadPoolExecutor(16) as pool:
+        clients = [pool.submit(post_until_closed, address) for _ in range(16)]
+        while len(acknowledged) < 500:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        for client in clients:
+            client.result()
+        assert process.wait(30) == 0
+    assert sorted(acknowledged) == ids(stored(settings))
+
+
+def test_without_a_broker_it_starts_says_so_and_stops_when_the_calls_are_answered(broker: Settings) -> None:
+    with (
+        serving(changed(broker, NO_BROKER, ack_timeout_seconds=1.0)) as (process, address),
+        ThreadPoolExecutor() as pool,
+    ):
+        with httpx.Client(base_url=address, timeout=30) as client:
+            assert client.get("/health").status_code == 200
+            waiting = pool.submit(httpx.post, f"{address}/events", json=EVENT, timeout=30)
+            while "writetime_ingress_events_pending 1.0" not in client.get("/metrics").text:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            assert waiting.result().status_code == 503
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert f"warning: Kafka at {NO_BROKER} does not answer" in errors

