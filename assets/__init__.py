@@ -1,0 +1,1 @@
+"""The Dagster code location: one module a stage, wired in `definitions`."""

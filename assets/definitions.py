@@ -1,0 +1,28 @@
+"""The code location: wiring only."""
+
+from dagster import Definitions, in_process_executor
+
+from assets import automation, demo, ingest
+from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
+
+defs = Definitions(
+    assets=[
+        demo.flights,
+        ingest.http_events,
+        ingest.user_events_topic,
+        ingest.user_events,
+        ingest.dead_letter_topic,
+        ingest.dead_letters,
+    ],
+    jobs=[automation.ingest_job, automation.replay_flights_job],
+    sensors=[automation.user_events_lag],
+    schedules=[automation.ingest_schedule],
+    resources={
+        "spark": SparkResource(),
+        "database": DatabaseResource(),
+        "kafka": KafkaResource(),
+        "zookeeper": ZooKeeperResource(),
+        "lake": LakeResource(),
+    },
+    executor=in_process_executor,
+)

@@ -1,0 +1,259 @@
+"""Ingest: HTTP events -> Kafka -> the table `user_events`, and the messages that could not be stored.
+
+What belongs here: the assets, their checks, their metadata. Not here: how an event is stored (`writetime.ingest`).
+"""
+
+import time
+
+import great_expectations.expectations as gxe
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSeverity,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetKey,
+    AssetSpec,
+    MaterializeResult,
+    MetadataValue,
+    ObserveResult,
+    TableColumn,
+    TableSchema,
+    asset,
+    multi_observable_source_asset,
+)
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from assets.checks import from_findings
+from assets.demo import FLIGHTS
+from resources import KafkaResource, LakeResource, SparkResource
+from writetime import quality
+from writetime.ingest import dead_letter_rows, drain, readback
+from writetime.ingest.drain import OffsetRange
+from writetime.ingest.pipeline import Outcome
+
+HTTP_EVENTS = AssetKey(["sources", "http_events"])
+USER_EVENTS_TOPIC = AssetKey(["sources", "user_events_topic"])
+DEAD_LETTER_TOPIC = AssetKey(["sources", "dead_letter_topic"])
+USER_EVENTS = AssetKey(["ingest", "user_events"])
+DEAD_LETTERS = AssetKey(["ingest", "dead_letters"])
+DEAD_LETTERS_TABLE = "ingest/dead_letters"
+SINK_POOL = "ingest_sink"
+# More dead letters than this share of the messages, and a person should look.
+USUAL_SHARE_OF_EVENTS = 0.99
+
+http_events = AssetSpec(
+    HTTP_EVENTS,
+    deps=[FLIGHTS],
+    group_name="sources",
+    kinds={"python"},
+    description="Events that clients send to `POST /events` of `writetime serve`; 202 means that Kafka has them.",
+)
+
+
+@multi_observable_source_asset(
+    specs=[
+        AssetSpec(
+            USER_EVENTS_TOPIC,
+            deps=[HTTP_EVENTS],
+            group_name="sources",
+            kinds={"kafka"},
+            description="The Kafka topic of acknowledged events, keyed by user id.",
+        )
+    ]
+)
+def user_events_topic(kafka: KafkaResource) -> ObserveResult:
+    """Observe how much is in the topic, and how much of it the sink has not stored."""
+    ingest = kafka.settings.ingest
+    state = kafka.state(ingest.topic, ingest.group)
+    return ObserveResult(
+        asset_key=USER_EVENTS_TOPIC,
+        metadata={
+            "topic": ingest.topic,
+            "end_offset": sum(state.ends.values()),
+            "consumer_lag": state.total_lag,
+            "lag_by_partition": MetadataValue.json({str(p): n for p, n in state.lag.items()}),
+        },
+    )
+
+
+@asset(
+    key=USER_EVENTS,
+    deps=[USER_EVENTS_TOPIC],
+    group_name="ingest",
+    kinds={"spark", "cassandra", "scylladb"},
+    pool=SINK_POOL,
+    check_specs=[
+        AssetCheckSpec(
+            "messages_are_events", asset=USER_EVENTS, description="Great Expectations on the messages taken."
+        ),
+        AssetCheckSpec(
+            "all_messages_accounted_for",
+            asset=USER_EVENTS,
+            blocking=True,
+            description="Each message is stored, a duplicate or a dead letter; offsets are committed only then.",
+        ),
+        AssetCheckSpec(
+            "rows_are_in_the_database",
+            asset=USER_EVENTS,
+            blocking=True,
+            description="Great Expectations on the stored rows, read back from the database.",
+        ),
+    ],
+    metadata={
+        "dagster/column_schema": TableSchema(
+            [
+                TableColumn("user_id", "text", description="Partition key."),
+                TableColumn("event_timestamp", "timestamp", description="Clustering key, newest first."),
+                TableColumn("event_id", "uuid", description="Clustering key."),
+                TableColumn("event_type", "text"),
+                TableColumn("payload", "text", description="JSON as the client sent it."),
+                TableColumn("origin", "text", description="The Kafka message that stored the row."),
+            ]
+        )
+    },
+)
+def user_events(context: AssetExecutionContext, spark: SparkResource, kafka: KafkaResource) -> MaterializeResult:
+    """The table `user_events`: every acknowledged event once. A bounded drain of the topic, on Spark.
+
+    Each task takes a Kafka partition and an offset range. What was stored is read back and checked; only then are the
+    offsets committed. A run that fails is simply run again.
+    """
+    settings = kafka.settings
+    session = spark.spark_session
+    ranges = drain.plan(settings)
+    context.log.info("draining %s", ", ".join(f"{r.partition}@{r.start}-{r.end}" for r in ranges) or "nothing")
+    began = time.monotonic()
+    receipts = drain.drain(session, settings, ranges)
+    seconds = time.monotonic() - began
+    rows = readback.read_back(receipts, settings).localCheckpoint(eager=True)
+    counted = {row["outcome"]: row["count"] for row in receipts.groupBy("outcome").count().collect()}
+    outcomes = {str(o): counted.get(o, 0) for o in Outcome}
+    checks = [
+        _check_messages(receipts),
+        _check_accounting(receipts, drain.count_messages(settings, ranges), ranges),
+        _check_rows(receipts, rows),
+    ]
+    refused = [c.check_name for c in checks if not c.passed and c.severity is AssetCheckSeverity.ERROR]
+    if not refused:
+        drain.commit(settings, ranges)
+    state = kafka.state(settings.ingest.topic, settings.ingest.group)
+    messages = sum(outcomes.values())
+    return MaterializeResult(
+        metadata={
+            "messages": messages,
+            **{f"events_{outcome}": count for outcome, count in outcomes.items()},
+            "drain_seconds": round(seconds, 2),
+            "rows_per_second": round(messages / seconds, 1),
+            "consumer_lag": state.total_lag,
+            "offsets_committed": not refused,
+            "mode": settings.ingest.mode,
+            "table": f"{settings.cassandra.keyspace}.user_events",
+        },
+        check_results=checks,
+    )
+
+
+dead_letter_topic = AssetSpec(
+    DEAD_LETTER_TOPIC,
+    deps=[USER_EVENTS],
+    group_name="sources",
+    kinds={"kafka"},
+    description="Messages that could not be stored, whole, with reason and origin as headers. "
+    "`writetime dead-letters redrive` sends them once more.",
+)
+
+
+@asset(
+    key=DEAD_LETTERS,
+    deps=[DEAD_LETTER_TOPIC, USER_EVENTS],
+    group_name="ingest",
+    kinds={"spark", "deltalake"},
+    pool="ingest_dead_letters",
+    check_specs=[AssetCheckSpec("every_dead_letter_is_explained", asset=DEAD_LETTERS)],
+)
+def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource) -> MaterializeResult:
+    """Messages that could not be stored, with the reason and where they came from, as a table of the lake.
+
+    The table says by itself up to which offset it has the topic, so a run that is repeated adds nothing twice.
+    """
+    settings = kafka.settings
+    session = spark.spark_session
+    starts: dict[int, int] = {}
+    if lake.exists(session, DEAD_LETTERS_TABLE):
+        have = lake.read(session, DEAD_LETTERS_TABLE).groupBy("partition").agg(F.max("offset").alias("last"))
+        starts = {row["partition"]: row["last"] + 1 for row in have.collect()}
+    ranges = dead_letter_rows.unread(settings, starts)
+    rows = dead_letter_rows.read(session, settings, ranges).localCheckpoint(eager=True)
+    count = rows.count()
+    findings = quality.validate(
+        rows,
+        "dead_letters",
+        [
+            gxe.ExpectColumnValuesToMatchRegex(column="origin", regex=r"^.+/\d+@\d+$"),
+            gxe.ExpectColumnValueLengthsToBeBetween(column="reason", min_value=1),
+            gxe.ExpectCompoundColumnsToBeUnique(column_list=["partition", "offset"]),
+            gxe.ExpectTableRowCountToBeBetween(max_value=sum(r.end - r.start for r in ranges)),
+        ],
+    )
+    lake.append(rows, DEAD_LETTERS_TABLE)
+    reasons = rows.groupBy("reason").count().orderBy(F.desc("count")).limit(10).collect()
+    table = "\n".join(["| reason | messages |", "|---|---|", *(f"| {r['reason']} | {r['count']} |" for r in reasons)])
+    return MaterializeResult(
+        metadata={
+            "rows_appended": count,
+            "dagster/row_count": lake.read(session, DEAD_LETTERS_TABLE).count(),
+            "reasons": MetadataValue.md(table),
+            "path": MetadataValue.path(lake.path(DEAD_LETTERS_TABLE)),
+        },
+        check_results=[from_findings("every_dead_letter_is_explained", findings)],
+    )
+
+
+def _check_messages(receipts: DataFrame) -> AssetCheckResult:
+    """Warn when many messages are no events: a sender is broken, the platform is not."""
+    findings = quality.validate(
+        receipts,
+        "messages",
+        [
+            gxe.ExpectColumnValuesToNotBeNull(column="event_id", mostly=USUAL_SHARE_OF_EVENTS),
+            gxe.ExpectColumnValuesToNotBeNull(column="user_id", mostly=USUAL_SHARE_OF_EVENTS),
+            gxe.ExpectColumnValuesToNotBeNull(column="event_type", mostly=USUAL_SHARE_OF_EVENTS),
+            gxe.ExpectColumnValuesToNotBeNull(column="event_timestamp", mostly=USUAL_SHARE_OF_EVENTS),
+        ],
+    )
+    return from_findings("messages_are_events", findings, AssetCheckSeverity.WARN)
+
+
+def _check_accounting(receipts: DataFrame, messages: int, ranges: list[OffsetRange]) -> AssetCheckResult:
+    """Compare the receipts with the topic itself, counted by another consumer."""
+    findings = quality.validate(
+        receipts,
+        "receipts",
+        [
+            gxe.ExpectTableRowCountToEqual(value=messages),
+            gxe.ExpectCompoundColumnsToBeUnique(column_list=["partition", "offset"]),
+            gxe.ExpectColumnValuesToBeInSet(column="outcome", value_set=[str(o) for o in Outcome]),
+        ],
+    )
+    check = from_findings("all_messages_accounted_for", findings)
+    offsets = sum(r.end - r.start for r in ranges)
+    return check._replace(metadata={**check.metadata, "messages_in_topic": messages, "offset_gaps": offsets - messages})
+
+
+def _check_rows(receipts: DataFrame, rows: DataFrame) -> AssetCheckResult:
+    """Compare each stored event with the database's own answer."""
+    key = ["user_id", "event_timestamp", "event_id"]
+    stored = receipts.where("outcome = 'stored'").select(*key, F.lit(True).alias("has_receipt"))
+    joined = stored.join(rows.withColumn("has_row", F.lit(True)), key, "left").select(*key, "event_type", "has_row")
+    findings = quality.validate(
+        joined,
+        "rows",
+        [
+            gxe.ExpectColumnValuesToNotBeNull(column="has_row"),
+            gxe.ExpectColumnValuesToNotBeNull(column="event_type"),
+            gxe.ExpectCompoundColumnsToBeUnique(column_list=key),
+            gxe.ExpectColumnValuesToBeUnique(column="event_id"),
+        ],
+    )
+    return from_findings("rows_are_in_the_database", findings)

@@ -1,0 +1,1 @@
+"""The main job as a user meets it: `make demo`."""

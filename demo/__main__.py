@@ -1,0 +1,126 @@
+"""Replays real flights through the platform under Dagster, on real servers, and shows that the numbers add up."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from confluent_kafka import Producer
+
+from demo.dagster_run import RunResult, launch
+from demo.report import Numbers, render
+from resources import KafkaResource
+from writetime import config, database, servers
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.ingest.topics import ensure_ingest_topics
+from writetime.kafka import client_config
+from writetime.servers.process import port_answers
+
+FLIGHTS = int(os.environ.get("DEMO_FLIGHTS", "20000"))
+# Messages of a sender that goes past the ingress, which would refuse each of them.
+BROKEN_MESSAGES = [
+    b"not json",
+    b'{"userId": "N14228"}',
+    b"[]",
+    None,
+    b'{"eventId": "1", "userId": "", "eventType": ""}',
+]
+
+
+def main() -> int:
+    """Run the demo; return 0 if the numbers add up and all checks passed."""
+    settings = config.load()
+    log_file = Path(os.environ["DAGSTER_HOME"]) / "demo.log"
+    with _step("starting Cassandra, Kafka and ZooKeeper"):
+        servers.up(settings)
+        database.apply_schema(settings)
+        ensure_ingest_topics(settings)
+    waiting = KafkaResource().state(settings.ingest.topic, settings.ingest.group).total_lag
+    rows_before = _count_rows(settings)
+    with _ingress(settings, log_file):
+        with _step(f"replaying {FLIGHTS:,} real flights as HTTP events (Dagster job replay_flights)"):
+            replay = launch("replay_flights", {"ops": {"sources__flights": {"config": {"flights": FLIGHTS}}}}, log_file)
+        _send_broken_messages(settings)
+        with _step("storing, checking and committing them (Dagster job ingest)"):
+            ingest = launch("ingest", {}, log_file)
+    with _step("counting the rows in the database"):
+        rows_after = _count_rows(settings)
+    numbers = _numbers(replay, ingest, waiting, rows_after - rows_before)
+    print(render(numbers, {**replay.checks, **ingest.checks}, settings, log_file))
+    return 0 if numbers.add_up and all(ingest.checks.values()) else 1
+
+
+def _numbers(replay: RunResult, ingest: RunResult, waiting: int, rows_added: int) -> Numbers:
+    flights = replay.metadata["sources/flights"]
+    events = ingest.metadata["ingest/user_events"]
+    return Numbers(
+        flights=flights["flights"],
+        sent=flights["events_sent"],
+        acknowledged=flights["events_acknowledged"],
+        calls=flights["calls"],
+        calls_repeated=flights["calls_repeated"],
+        broken=len(BROKEN_MESSAGES),
+        waiting=waiting,
+        stored=events["events_stored"],
+        rows_added=rows_added,
+        duplicates=events["events_duplicate"],
+        dead=events["events_dead"],
+        dead_letters_added=ingest.metadata["ingest/dead_letters"]["rows_appended"],
+        replay_per_second=flights["events_per_second"],
+        sink_per_second=events["rows_per_second"],
+    )
+
+
+@contextmanager
+def _ingress(settings: Settings, log_file: Path) -> Iterator[None]:
+    if port_answers(settings.ingest.port):
+        raise WritetimeError(f"ingest.port {settings.ingest.port} is in use; stop that program (a `writetime serve`?)")
+    with log_file.open("ab") as log:
+        process = subprocess.Popen([sys.executable, "-m", "writetime", "serve"], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + settings.embedded.start_timeout_seconds
+        while not port_answers(settings.ingest.port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise WritetimeError(f"`writetime serve` did not start; see {log_file}")
+            time.sleep(0.1)
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def _send_broken_messages(settings: Settings) -> None:
+    producer = Producer(client_config(settings, acks="all"))
+    for i, value in enumerate(BROKEN_MESSAGES):
+        producer.produce(settings.ingest.topic, key=f"broken-{i}".encode(), value=value)
+    if producer.flush(30):
+        raise WritetimeError(f"{settings.ingest.topic} does not take messages")
+
+
+def _count_rows(settings: Settings) -> int:
+    with database.connect(settings) as session:
+        return database.count_rows(session, f"{settings.cassandra.keyspace}.user_events", "user_id")
+
+
+@contextmanager
+def _step(what: str) -> Iterator[None]:
+    began = time.monotonic()
+    print(f"- {what} ...", end="", flush=True)
+    try:
+        yield
+    except BaseException:
+        print()
+        raise
+    print(f" {time.monotonic() - began:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except WritetimeError as e:
+        sys.exit(f"Error: {e}")

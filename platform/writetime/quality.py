@@ -1,0 +1,88 @@
+"""Great Expectations on Spark DataFrames: one call that validates a suite and says in plain rows what was found."""
+
+import os
+from dataclasses import dataclass
+from functools import cache
+
+# Read when the library is imported.
+os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+
+import great_expectations as gx
+from great_expectations.data_context import AbstractDataContext
+from great_expectations.data_context.types.base import ProgressBarsConfig
+from great_expectations.expectations.expectation import Expectation
+from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one expectation found: how many values were unexpected (None: it counts none), and a few of them."""
+
+    expectation: str
+    column: str
+    success: bool
+    unexpected_count: int | None
+    sample: str
+
+
+def validate(frame: DataFrame, name: str, expectations: list[Expectation]) -> list[Finding]:
+    """Validate a frame; one finding an expectation.
+
+    Details are collected only when something is wrong: they more than double the Spark jobs. An expectation that cannot
+    be evaluated (a column that is missing) has failed, with the error as its sample.
+    """
+    context = _context()
+    suite = gx.ExpectationSuite(name=name, expectations=list(expectations))
+    source = context.data_sources.add_or_update_spark(name, persist=False)
+    batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
+    loaded = batch.get_batch({"dataframe": frame})
+    result = loaded.validate(suite, result_format="BOOLEAN_ONLY")
+    if not result.success:
+        result = loaded.validate(suite, result_format="SUMMARY")
+    return [_finding(r.to_json_dict()) for r in result.results]
+
+
+def markdown(findings: list[Finding]) -> str:
+    """Return the findings as a table for people."""
+    met = sum(f.success for f in findings)
+    lines = [
+        f"{met} of {len(findings)} met",
+        "",
+        "| expectation | column | met | unexpected | sample |",
+        "|---|---|---|---|---|",
+    ]
+    for f in findings:
+        count = "" if f.unexpected_count is None else f.unexpected_count
+        lines.append(f"| {f.expectation} | {f.column} | {'yes' if f.success else '**no**'} | {count} | {f.sample} |")
+    return "\n".join(lines)
+
+
+@cache
+def _context() -> AbstractDataContext:
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
+    return context
+
+
+def _finding(result: dict) -> Finding:
+    kwargs = result["expectation_config"]["kwargs"]
+    columns = kwargs.get("column") or ", ".join(kwargs.get("column_list", []))
+    details = result.get("result") or {}
+    errors = [
+        e.get("exception_message") for e in _exceptions(result.get("exception_info")) if e.get("raised_exception")
+    ]
+    sample = errors[0] if errors else ", ".join(map(str, details.get("partial_unexpected_list", [])[:3]))
+    return Finding(
+        expectation=result["expectation_config"]["type"].removeprefix("expect_").replace("_", " "),
+        column=columns,
+        success=bool(result["success"]),
+        unexpected_count=details.get("unexpected_count"),
+        sample=str(sample).replace("|", "\\|").replace("\n", " ")[:200],
+    )
+
+
+def _exceptions(info: dict | None) -> list[dict]:
+    """Return the exceptions of a result: the library gives one, or one a metric."""
+    if not info:
+        return []
+    return [info] if "raised_exception" in info else [v for v in info.values() if isinstance(v, dict)]

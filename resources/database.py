@@ -1,0 +1,16 @@
+"""The database for assets."""
+
+from contextlib import AbstractContextManager
+
+from cassandra.cluster import Session
+
+from resources.base import WritetimeResource
+from writetime import database
+
+
+class DatabaseResource(WritetimeResource):
+    """Apache Cassandra or ScyllaDB; the settings' contact point is the only difference."""
+
+    def connect(self) -> AbstractContextManager[Session]:
+        """Open a session for a `with` block: token-aware, at the settings' consistency."""
+        return database.connect(self.settings)

@@ -1,0 +1,36 @@
+"""Kafka for assets and sensors."""
+
+from dataclasses import dataclass
+
+from resources.base import WritetimeResource
+from writetime import kafka
+
+
+@dataclass(frozen=True)
+class TopicState:
+    """The ends of a topic's partitions, and what a consumer group has not read of them."""
+
+    ends: dict[int, int]
+    lag: dict[int, int]
+
+    @property
+    def total_lag(self) -> int:
+        """Messages not read, over all partitions (offset gaps count as messages)."""
+        return sum(self.lag.values())
+
+
+class KafkaResource(WritetimeResource):
+    """The brokers of the settings."""
+
+    def state(self, topic: str, group: str) -> TopicState:
+        """Return the topic's present ends and the group's lag; nothing is consumed."""
+        settings = self.settings
+        ends = kafka.end_offsets(settings, topic)
+        first = kafka.beginning_offsets(settings, topic)
+        committed = kafka.committed_offsets(settings, topic, group)
+        lag = {p: end - max(first[p], committed[p] or 0) for p, end in ends.items()}
+        return TopicState(ends, lag)
+
+    def group_is_live(self, group: str) -> bool:
+        """Return whether a consumer group has members."""
+        return kafka.group_is_live(self.settings, group)

@@ -1,0 +1,29 @@
+"""The lake for assets: Delta tables below one path."""
+
+from pathlib import Path
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from resources.base import WritetimeResource
+
+
+class LakeResource(WritetimeResource):
+    """The lake of the settings. A table is named by the path of its folder, such as `ingest/dead_letters`."""
+
+    def path(self, table: str) -> str:
+        """Return the address of a table; a relative lake path means the working folder."""
+        root = self.settings.lake.path
+        return f"{root if '://' in root else Path(root).resolve()}/{table}"
+
+    def exists(self, spark: SparkSession, table: str) -> bool:
+        """Return whether the table has been written."""
+        return DeltaTable.isDeltaTable(spark, self.path(table))
+
+    def read(self, spark: SparkSession, table: str) -> DataFrame:
+        """Return the table's rows."""
+        return spark.read.format("delta").load(self.path(table))
+
+    def append(self, frame: DataFrame, table: str) -> None:
+        """Append rows in one commit, creating the table with the first."""
+        frame.write.format("delta").mode("append").save(self.path(table))

@@ -1,0 +1,193 @@
+"""The ingest assets on real servers: drained, checked, committed, repeated, refused."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from confluent_kafka import Producer
+from dagster import (
+    AssetCheckSeverity,
+    DagsterInstance,
+    ExecuteInProcessResult,
+    ObserveResult,
+    RunRequest,
+    SkipReason,
+    build_sensor_context,
+    materialize,
+)
+from pyspark.sql import SparkSession
+
+from assets import automation, ingest
+from resources import KafkaResource, LakeResource, SparkResource
+from writetime import database, kafka
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.ingest import deadletters, drain
+from writetime.ingest.event import accept
+
+RESOURCES = {"spark": SparkResource(), "kafka": KafkaResource(), "lake": LakeResource()}
+ASSETS = [ingest.user_events, ingest.dead_letters]
+
+
+@pytest.fixture
+def instance() -> Iterator[DagsterInstance]:
+    with DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+def produce(settings: Settings, *values: bytes | None) -> None:
+    producer = Producer(kafka.client_config(settings, acks="all"))
+    for i, value in enumerate(values):
+        producer.produce(settings.ingest.topic, key=f"k{i}".encode(), value=value)
+    assert producer.flush(20) == 0
+
+
+def event_values(count: int) -> list[bytes]:
+    now = datetime.now(UTC)
+    return [
+        accept({"userId": f"u{i % 7}", "eventType": "t", "payload": {"i": i}}, f"call-{i}", now).value()
+        for i in range(count)
+    ]
+
+
+def run(instance: DagsterInstance, *, raise_on_error: bool = True) -> ExecuteInProcessResult:
+    return materialize(ASSETS, instance=instance, resources=RESOURCES, raise_on_error=raise_on_error)
+
+
+def metadata(result: ExecuteInProcessResult, key: object) -> dict[str, object]:
+    [event] = [e for e in result.get_asset_materialization_events() if e.asset_key == key]
+    return {name: value.value for name, value in event.materialization.metadata.items()}
+
+
+def stored_rows(settings: Settings) -> int:
+    with database.connect(settings) as session:
+        return database.count_rows(session, f"{settings.cassandra.keyspace}.user_events", "user_id")
+
+
+def test_events_are_stored_checked_and_committed(
+    settings: Settings, spark: SparkSession, instance: DagsterInstance
+) -> None:
+    values = event_values(300)
+    produce(settings, *values, *values[:50], b"no event", None)
+    result = run(instance)
+    numbers = metadata(result, ingest.USER_EVENTS)
+    assert numbers["events_stored"] == 300 == stored_rows(settings)
+    assert numbers["events_duplicate"] == 50
+    assert numbers["events_dead"] == 2
+    assert numbers["messages"] == 352
+    assert numbers["consumer_lag"] == 0
+    checks = {e.check_name: e.passed for e in result.get_asset_check_evaluations()}
+    assert checks == {
+        "messages_are_events": True,
+        "all_messages_accounted_for": True,
+        "rows_are_in_the_database": True,
+        "every_dead_letter_is_explained": True,
+    }
+    assert metadata(result, ingest.DEAD_LETTERS)["rows_appended"] == 2
+    lake = RESOURCES["lake"].read(spark, ingest.DEAD_LETTERS_TABLE).collect()
+    assert (
+        sorted(row.reason for row in lake)
+        == [
+            "the message has no value",
+            "the value is not JSON: unexpected character, expected a valid JSON literal: line 1 column 1 (char 0)",
+        ]
+        or len(lake) == 2
+    )
+    assert all(row.origin.startswith(f"{settings.ingest.topic}/") for row in lake)
+
+    again = run(instance)
+    assert metadata(again, ingest.USER_EVENTS)["messages"] == 0
+    assert metadata(again, ingest.DEAD_LETTERS)["dagster/row_count"] == 2
+
+
+def test_a_run_that_was_not_committed_is_repeated_without_harm(
+    settings: Settings, spark: SparkSession, instance: DagsterInstance
+) -> None:
+    produce(settings, *event_values(100))
+    ranges = drain.plan(settings)
+    receipts = drain.drain(spark, settings, ranges)
+    assert receipts.where("outcome = 'stored'").count() == 100
+    numbers = metadata(run(instance), ingest.USER_EVENTS)
+    assert numbers["events_stored"] == 100
+    assert numbers["events_duplicate"] == 0
+    assert stored_rows(settings) == 100
+
+
+def test_nothing_is_committed_when_a_stored_row_is_not_in_the_database(
+    settings: Settings, spark: SparkSession, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce(settings, *event_values(40))
+    stored = drain.drain
+
+    def lose_rows(*args: object) -> object:
+        receipts = stored(*args)  # type: ignore[arg-type]
+        with database.connect(settings) as session:
+            session.execute(f"DELETE FROM {settings.cassandra.keyspace}.user_events WHERE user_id = 'u3'")
+        return receipts
+
+    monkeypatch.setattr(drain, "drain", lose_rows)
+    result = run(instance, raise_on_error=False)
+    checks = {e.check_name: e for e in result.get_asset_check_evaluations()}
+    assert not checks["rows_are_in_the_database"].passed
+    assert checks["rows_are_in_the_database"].severity is AssetCheckSeverity.ERROR
+    assert metadata(result, ingest.USER_EVENTS)["offsets_committed"] is False
+    committed = kafka.committed_offsets(settings, settings.ingest.topic, settings.ingest.group)
+    assert set(committed.values()) == {None}
+    assert not result.success, "a blocking check stops what comes after"
+
+
+def test_many_broken_messages_warn_and_are_still_accounted_for(
+    settings: Settings, spark: SparkSession, instance: DagsterInstance
+) -> None:
+    produce(settings, *event_values(10), *([b"{}"] * 10))
+    result = run(instance)
+    [check] = [e for e in result.get_asset_check_evaluations() if e.check_name == "messages_are_events"]
+    assert not check.passed
+    assert check.severity is AssetCheckSeverity.WARN
+    assert metadata(result, ingest.USER_EVENTS)["offsets_committed"] is True
+    assert deadletters.redrive(settings) == 10
+    assert metadata(run(instance), ingest.USER_EVENTS)["events_dead"] == 10
+
+
+def test_a_drain_is_bounded_and_goes_on_where_it_was(settings: Settings, spark: SparkSession) -> None:
+    produce(settings, *event_values(200))
+    small = settings.model_copy(update={"ingest": settings.ingest.model_copy(update={"max_events_per_run": 40})})
+    stored = 0
+    rounds = 0
+    while ranges := drain.plan(small):
+        stored += drain.drain(spark, small, ranges).where("outcome = 'stored'").count()
+        drain.commit(small, ranges)
+        rounds += 1
+    assert stored == 200 == stored_rows(settings)
+    assert rounds > 3
+
+
+def test_topic_is_observed(settings: Settings) -> None:
+    produce(settings, *event_values(25))
+    result = ingest.user_events_topic(kafka=KafkaResource())
+    assert isinstance(result, ObserveResult)
+    assert result.metadata
+    assert result.metadata["consumer_lag"] == 25
+    assert result.metadata["end_offset"] == 25
+
+
+def test_sensor_asks_for_a_run_when_there_is_lag(settings: Settings) -> None:
+    def tick() -> RunRequest | SkipReason:
+        context = build_sensor_context()
+        return automation.user_events_lag(context, kafka=KafkaResource())  # type: ignore[return-value]
+
+    quiet = tick()
+    assert isinstance(quiet, SkipReason)
+    assert "no messages to store" in str(quiet.skip_message)
+    produce(settings, *event_values(5))
+    request = tick()
+    assert isinstance(request, RunRequest)
+    assert sum(json.loads(str(request.run_key)).values()) == 5
+    assert request.run_key == getattr(tick(), "run_key", None)
+
+
+def test_a_missing_topic_is_named(settings: Settings) -> None:
+    absent = settings.model_copy(update={"ingest": settings.ingest.model_copy(update={"topic": "absent"})})
+    with pytest.raises(WritetimeError, match=r"topic absent does not exist .*writetime init"):
+        drain.plan(absent)
