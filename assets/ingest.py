@@ -34,7 +34,7 @@ from writetime.ingest.pipeline import Outcome
 
 HTTP_EVENTS = AssetKey(["sources", "http_events"])
 USER_EVENTS_TOPIC = AssetKey(["sources", "user_events_topic"])
-DEAD_LETTER_TOPIC = AssetKey(["sources", "dead_letter_topic"])
+DEAD_LETTER_TOPIC = AssetKey(["ingest", "dead_letter_topic"])
 USER_EVENTS = AssetKey(["ingest", "user_events"])
 DEAD_LETTERS = AssetKey(["ingest", "dead_letters"])
 DEAD_LETTERS_TABLE = "ingest/dead_letters"
@@ -157,7 +157,7 @@ def user_events(context: AssetExecutionContext, spark: SparkResource, kafka: Kaf
 dead_letter_topic = AssetSpec(
     DEAD_LETTER_TOPIC,
     deps=[USER_EVENTS],
-    group_name="sources",
+    group_name="ingest",
     kinds={"kafka"},
     description="Messages that could not be stored, whole, with reason and origin as headers. "
     "`writetime dead-letters redrive` sends them once more.",

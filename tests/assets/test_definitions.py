@@ -27,9 +27,9 @@ def test_graph() -> None:
         ("sources/flights", "sources/http_events"),
         ("sources/http_events", "sources/user_events_topic"),
         ("sources/user_events_topic", "ingest/user_events"),
-        ("ingest/user_events", "sources/dead_letter_topic"),
+        ("ingest/user_events", "ingest/dead_letter_topic"),
         ("ingest/user_events", "ingest/dead_letters"),
-        ("sources/dead_letter_topic", "ingest/dead_letters"),
+        ("ingest/dead_letter_topic", "ingest/dead_letters"),
     }
     for key in graph.get_all_asset_keys():
         assert graph.get(key).description, key
