@@ -39,5 +39,9 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/pyright
 
+# Peers and project in one run on the same data; nothing else should run meanwhile.
+bench: setup
+	@$(BIN)/python -m bench.ingest
+
 clean:
 	rm -rf $(VENV) .writetime

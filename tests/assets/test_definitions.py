@@ -1,17 +1,13 @@
-"""What the web UI shows, and one real run through Dagster's run worker."""
+"""What the web UI shows."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from dagster import AssetKey
 
 from assets.definitions import defs
 from assets.ingest import DEAD_LETTERS, USER_EVENTS
-from demo.dagster_run import launch
-from tests.assets.test_ingest import event_values, produce, stored_rows
-from writetime.config import Settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,18 +45,3 @@ def test_workspace_loads() -> None:
     command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
-
-
-def test_a_run_through_the_run_worker(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark, Great Expectations and Delta in the process that the web UI and the daemon start for a run."""
-    home = tmp_path / "dagster"
-    home.mkdir()
-    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
-    monkeypatch.setenv("DAGSTER_HOME", str(home))
-    monkeypatch.chdir(ROOT)
-    produce(settings, *event_values(200), b"no event")
-    result = launch("ingest", {}, tmp_path / "run.log")
-    assert result.metadata["ingest/user_events"]["events_stored"] == 200 == stored_rows(settings)
-    assert result.metadata["ingest/dead_letters"]["rows_appended"] == 1
-    assert result.checks == dict.fromkeys(result.checks, True)
-    assert len(result.checks) == 4
