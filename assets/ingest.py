@@ -148,7 +148,7 @@ def user_events(context: AssetExecutionContext, spark: SparkResource, kafka: Kaf
             "consumer_lag": state.total_lag,
             "offsets_committed": not refused,
             "mode": settings.ingest.mode,
-            "table": f"{settings.cassandra.keyspace}.user_events",
+            "table": f"{settings.cassandra.keyspace}.{settings.ingest.table}",
         },
         check_results=checks,
     )

@@ -104,7 +104,8 @@ def _send_broken_messages(settings: Settings) -> None:
 
 def _count_rows(settings: Settings) -> int:
     with database.connect(settings) as session:
-        return database.count_rows(session, f"{settings.cassandra.keyspace}.user_events", "user_id")
+        table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
+        return database.count_rows(session, table, settings.ingest.partition_key)
 
 
 @contextmanager

@@ -43,13 +43,13 @@ class Numbers:
 def render(numbers: Numbers, checks: dict[str, bool], settings: Settings, log_file: Path) -> str:
     """Return the report as text."""
     n = numbers
-    keyspace = settings.cassandra.keyspace
+    table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
     rows = [
         ("events sent over HTTP", n.sent, f"{n.flights:,} flights, {n.calls} calls, {n.calls_repeated} made twice"),
         ("acknowledged with 202", n.acknowledged, f"{n.replay_per_second:,.0f} a second"),
         ("broken messages, sent past HTTP", n.broken, ""),
         *([("left from an earlier run", n.waiting, "")] if n.waiting else []),
-        ("stored", n.stored, f"{n.rows_added:,} rows more in {keyspace}.user_events, counted by CQL"),
+        ("stored", n.stored, f"{n.rows_added:,} rows more in {table}, counted by CQL"),
         ("duplicates dropped", n.duplicates, "same Idempotency-Key, or stored by an earlier run"),
         ("dead letters", n.dead, f"{n.dead_letters_added:,} rows more in the lake, each with its reason"),
     ]

@@ -100,6 +100,16 @@ class Ingest(_Section):
         default=500_000, ge=1, description="Events that one run of the Dagster asset takes, at most."
     )
 
+    @property
+    def table(self) -> str:
+        """The table that events are stored in."""
+        return "user_events_by_day" if self.bucket == "day" else "user_events"
+
+    @property
+    def partition_key(self) -> str:
+        """The columns of its partition key, as CQL lists them."""
+        return "user_id, day" if self.bucket == "day" else "user_id"
+
 
 class Embedded(_Section):
     """The servers that `writetime up` starts on this machine, at the addresses of the sections above."""

@@ -6,7 +6,7 @@ import re
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from string import Template
 
@@ -14,11 +14,18 @@ from cassandra import ConsistencyLevel
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.concurrent import execute_concurrent_with_args
-from cassandra.policies import DCAwareRoundRobinPolicy, FallthroughRetryPolicy, TokenAwarePolicy
+from cassandra.policies import (
+    DCAwareRoundRobinPolicy,
+    ExponentialReconnectionPolicy,
+    FallthroughRetryPolicy,
+    TokenAwarePolicy,
+)
 
 from writetime.config import Cassandra, Settings
 from writetime.errors import WritetimeError
 
+# ScyllaDB's newest. Cassandra has 5, but its checksums of every message are slow in this driver.
+PROTOCOL_VERSION = 4
 COUNT_RANGES = 128
 
 
@@ -45,6 +52,8 @@ def connect(settings: Settings) -> Iterator[Session]:
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         auth_provider=_credentials(cassandra),
         ssl_context=_tls(cassandra),
+        protocol_version=PROTOCOL_VERSION,
+        reconnection_policy=ExponentialReconnectionPolicy(base_delay=0.5, max_delay=10),
         connect_timeout=10,
     )
     try:
@@ -117,6 +126,15 @@ def count_rows(session: Session, table: str, partition_key: str) -> int:
             raise WritetimeError(f"{table} cannot be counted from token {start} on: {answer}")
         total += next(iter(answer))[0]
     return total
+
+
+def timestamp_as_written(read: datetime) -> datetime:
+    """Return a `timestamp` value as the database has it, in UTC.
+
+    The driver decodes it by way of a float, which costs an instant in a far year some microseconds.
+    """
+    rounded = read + timedelta(microseconds=500)
+    return rounded.replace(microsecond=rounded.microsecond // 1000 * 1000, tzinfo=UTC)
 
 
 def schema_folder() -> Path:

@@ -4,7 +4,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import (
     ConsumerGroupState,
@@ -20,9 +20,18 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 
+_T = TypeVar("_T")
+
 TIMEOUT_SECONDS = 15.0
-_COORDINATOR_MOVES = frozenset(
-    {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR}
+# Answers of a cluster in which a topic, a group or a broker is just being made or moved.
+_ASK_AGAIN = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+    }
 )
 
 
@@ -75,7 +84,7 @@ def committed_offsets(settings: Settings, topic: str, group: str) -> dict[int, i
     """Return the offset that the group has committed for each partition; None where it has committed nothing."""
     partitions = [TopicPartition(topic, p) for p in partitions_of(settings, topic)]
     request = [ConsumerGroupTopicPartitions(group, partitions)]
-    answer = _ask_coordinator(settings, group, lambda admin: admin.list_consumer_group_offsets(request))
+    answer = _ask(settings, f"group {group}", lambda admin: _first(admin.list_consumer_group_offsets(request)))
     return {tp.partition: tp.offset if tp.offset >= 0 else None for tp in answer.topic_partitions}
 
 
@@ -86,7 +95,7 @@ def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[
         WritetimeError: the group has live members, which own its offsets.
     """
     request = [ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p, o) for p, o in offsets.items()])]
-    answer = _ask_coordinator(settings, group, lambda admin: admin.alter_consumer_group_offsets(request))
+    answer = _ask(settings, f"group {group}", lambda admin: _first(admin.alter_consumer_group_offsets(request)))
     for tp in answer.topic_partitions:
         if tp.error is not None:
             raise WritetimeError(f"{topic}/{tp.partition}: group {group} cannot commit {tp.offset}: {tp.error.str()}")
@@ -94,7 +103,7 @@ def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[
 
 def group_is_live(settings: Settings, group: str) -> bool:
     """Return whether a consumer group has members at this moment."""
-    described = _ask_coordinator(settings, group, lambda admin: admin.describe_consumer_groups([group]))
+    described = _ask(settings, f"group {group}", lambda admin: _first(admin.describe_consumer_groups([group])))
     return described.state not in (ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD)
 
 
@@ -115,25 +124,30 @@ def headers_of(message: Message) -> list[tuple[str, bytes]]:
 
 def _offsets(settings: Settings, topic: str, spec: Any) -> dict[int, int]:
     request = {TopicPartition(topic, p): spec for p in partitions_of(settings, topic)}
-    futures = _admin(settings).list_offsets(
-        request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
-    )
-    try:
+
+    def ask(admin: AdminClient) -> dict[int, int]:
+        futures = admin.list_offsets(
+            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
+        )
         return {tp.partition: future.result().offset for tp, future in futures.items()}
-    except KafkaException as e:
-        raise _unreachable(settings, f"offsets of topic {topic} cannot be listed", e) from None
+
+    return _ask(settings, f"offsets of topic {topic}", ask)
 
 
-def _ask_coordinator(settings: Settings, group: str, ask: Callable[[AdminClient], Mapping[str, Future[Any]]]) -> Any:
-    """Ask about one group, again while the group's coordinator is just being loaded (a new group, a new broker)."""
+def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -> _T:
+    """Ask the cluster, and again while what is asked about is just being made or moved."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         try:
-            return next(iter(ask(_admin(settings)).values())).result(TIMEOUT_SECONDS)
+            return question(_admin(settings))
         except KafkaException as e:
-            if e.args[0].code() not in _COORDINATOR_MOVES or time.monotonic() > deadline:
-                raise _unreachable(settings, f"group {group}", e) from None
+            if e.args[0].code() not in _ASK_AGAIN or time.monotonic() > deadline:
+                raise _unreachable(settings, what, e) from None
         time.sleep(0.1)
+
+
+def _first(futures: Mapping[str, Future[Any]]) -> Any:
+    return next(iter(futures.values())).result(TIMEOUT_SECONDS)
 
 
 def _admin(settings: Settings) -> AdminClient:

@@ -1,6 +1,7 @@
 """Reads back from the database what receipts say was stored: the receipt is our word, the row is the database's."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 from cassandra.concurrent import execute_concurrent_with_args
@@ -9,7 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.config import Settings
-from writetime.database import connect
+from writetime.database import connect, timestamp_as_written
 from writetime.errors import WritetimeError
 
 ROW_SCHEMA = pa.schema(
@@ -37,14 +38,14 @@ def read_back(receipts: DataFrame, settings: Settings) -> DataFrame:
         .groupBy("user_id", day.alias("day"))
         .agg(F.min("event_timestamp").alias("first"), F.max("event_timestamp").alias("last"))
     )
-    table = "user_events_by_day" if by_day else "user_events"
+    table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
     day_clause = " AND day = ?" if by_day else ""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with connect(settings) as session:
             select = session.prepare(
                 "SELECT user_id, event_timestamp, event_id, event_type, origin "
-                f"FROM {settings.cassandra.keyspace}.{table} "
+                f"FROM {table} "
                 f"WHERE user_id = ?{day_clause} AND event_timestamp >= ? AND event_timestamp <= ?"
             )
             for batch in batches:
@@ -58,7 +59,14 @@ def read_back(receipts: DataFrame, settings: Settings) -> DataFrame:
                             raise WritetimeError(
                                 f"{table}, user {key[0]!r} cannot be read back: {answer.result_or_exc}"
                             )
-                        rows = [{**r._asdict(), "event_id": str(r.event_id)} for r in answer.result_or_exc]
-                        yield pa.RecordBatch.from_pylist(rows, ROW_SCHEMA)
+                        yield _to_arrow(answer.result_or_exc)
 
     return partitions.mapInArrow(read, from_arrow_schema(ROW_SCHEMA))
+
+
+def _to_arrow(rows: Iterable[Any]) -> pa.RecordBatch:
+    values = [
+        {**r._asdict(), "event_id": str(r.event_id), "event_timestamp": timestamp_as_written(r.event_timestamp)}
+        for r in rows
+    ]
+    return pa.RecordBatch.from_pylist(values, ROW_SCHEMA)

@@ -39,6 +39,7 @@ def run(settings: Settings, stop: threading.Event) -> Counter[str]:
 
 class _Service:
     def __init__(self, settings: Settings, session: Session) -> None:
+        beginning_offsets(settings, settings.ingest.topic)  # A missing topic is an error now, not a silent wait.
         self._settings = settings
         self._outcomes: Counter[str] = Counter()
         self._metrics = SinkMetrics(settings)
@@ -65,7 +66,6 @@ class _Service:
         )
 
     def run(self, stop: threading.Event) -> Counter[str]:
-        beginning_offsets(self._settings, self._topic)  # A topic that is missing is an error now, not a silent wait.
         self._consumer.subscribe(
             [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
@@ -74,8 +74,6 @@ class _Service:
             while not stop.is_set():
                 self._read()
                 self._pipeline.step(_STEP_SECONDS)
-                if self._failure is not None:
-                    raise self._failure
                 if time.monotonic() >= next_commit:
                     next_commit = time.monotonic() + self._settings.ingest.commit_interval_seconds
                     self._commit(asynchronous=True)
@@ -95,7 +93,10 @@ class _Service:
         # While paused, a call serves rebalances; it must not fail to be made.
         room = 1 if self._paused else min(_FETCH_MESSAGES, limit - unfinished)
         timeout = 0 if unfinished else _IDLE_SECONDS
-        for message in self._consumer.consume(room, timeout):
+        messages = self._consumer.consume(room, timeout)
+        if self._failure is not None:
+            raise self._failure
+        for message in messages:
             self._take(message)
 
     def _take(self, message: Message) -> None:

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -31,6 +31,7 @@ from cassandra.protocol import SyntaxException
 from cassandra.query import BatchStatement, BatchType, BoundStatement
 
 from writetime.config import Settings
+from writetime.database import timestamp_as_written
 from writetime.errors import WritetimeError
 from writetime.ingest.event import Event
 
@@ -93,7 +94,7 @@ class EventWriter:
         self._conditional = ingest.mode != "upsert"
         self._by_day = ingest.bucket == "day"
         self._batch_rows = 1 if ingest.mode == "lwt" else ingest.batch_rows
-        table = f"{keyspace}.user_events_by_day" if self._by_day else f"{keyspace}.user_events"
+        table = f"{keyspace}.{ingest.table}"
         day_column, day_mark = (", day", ", ?") if self._by_day else ("", "")
         try:
             self._insert = session.prepare(
@@ -251,7 +252,7 @@ class EventWriter:
             for write in unresolved:
                 write.timestamp_resolved = True
             return
-        known = {row.event_id: row.event_timestamp.replace(tzinfo=UTC) for row in answer if row.event_id is not None}
+        known = {row.event_id: timestamp_as_written(row.event_timestamp) for row in answer if row.event_id is not None}
         for write in unresolved:
             if first := known.get(write.event.event_id):
                 event = write.event
@@ -271,7 +272,7 @@ class EventWriter:
             lane.batch = []
             return
         existing = {
-            (row.event_timestamp.replace(tzinfo=UTC), row.event_id): row.origin
+            (timestamp_as_written(row.event_timestamp), row.event_id): row.origin
             for row in answer
             if row.event_id is not None
         }

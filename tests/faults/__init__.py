@@ -1,0 +1,1 @@
+"""Fault tests: real processes, real signals, real servers, and one checker at the end of every test."""

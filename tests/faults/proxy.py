@@ -1,0 +1,92 @@
+"""A TCP proxy before Cassandra that makes replies late, or loses those of conditional writes."""
+
+import asyncio
+import random
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+# CQL protocol 4: a frame is a header, whose last four bytes are the length, and a body.
+_FRAME_HEADER = 9
+_CHUNK = 256 * 1024
+
+
+class Proxy:
+    """Listens on a port of its own and passes everything on; `delay` and `loss` may change at any time."""
+
+    def __init__(self, target_port: int, rng: random.Random) -> None:
+        self.delay = 0.0
+        self.loss = 0.0
+        self.lost = 0
+        self.replies = 0
+        self._target_port = target_port
+        self._rng = rng
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        start = asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = asyncio.run_coroutine_threadsafe(start, self._loop).result(5)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    async def _stop(self) -> None:
+        self._server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        to_server = None
+        try:
+            server, to_server = await asyncio.open_connection("127.0.0.1", self._target_port)
+            ways = [asyncio.create_task(w) for w in (self._forward(client, to_server), self._reply(server, to_client))]
+            _, rest = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in rest:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+        except OSError:
+            pass  # The server is down: the client sees its connection closed.
+        finally:
+            for writer in (to_client, to_server):
+                if writer is not None:
+                    writer.close()
+
+    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(_CHUNK):
+            sink.write(data)
+            await sink.drain()
+
+    async def _reply(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        release = asyncio.create_task(self._release(held, sink))
+        try:
+            while True:
+                header = await source.readexactly(_FRAME_HEADER)
+                body = await source.readexactly(int.from_bytes(header[5:], "big"))
+                self.replies += 1
+                if b"[applied]" in body and self._rng.random() < self.loss:
+                    self.lost += 1
+                else:
+                    held.put_nowait((time.monotonic() + self.delay, header + body))
+        except asyncio.IncompleteReadError:
+            pass  # The server closed the connection.
+        finally:
+            release.cancel()
+
+    async def _release(self, held: asyncio.Queue[tuple[float, bytes]], sink: asyncio.StreamWriter) -> None:
+        while True:
+            due, data = await held.get()
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            sink.write(data)
+            await sink.drain()

@@ -1,0 +1,105 @@
+"""The stage of a fault test: a proxy before Cassandra, sinks as processes, and the watch on what they do."""
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from writetime.config import Settings
+from writetime.ingest.event import Event
+from writetime.kafka import client_config
+
+from .checker import check
+from .ledger import Ledger
+from .proxy import Proxy
+from .sinks import SinkProcess
+from .watch import UNREACHABLE, Watch
+
+_PATIENCE_SECONDS = 90.0
+
+
+class Stage:
+    """Everything of one test, closed at its end."""
+
+    def __init__(self, settings: Settings, rng: random.Random, folder: Path, **ingest: Any) -> None:
+        quick = {"commit_interval_seconds": 0.2, "drain_seconds": 5.0, **ingest}
+        self.settings = settings.model_copy(update={"ingest": settings.ingest.model_copy(update=quick)})
+        self.rng = rng
+        self.proxy = Proxy(settings.cassandra.port, rng)
+        self.watch = Watch(self.settings)
+        self.ledger = Ledger(self.settings, rng)
+        self._folder = folder
+        self._sinks: list[SinkProcess] = []
+        self._resources = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._resources.enter_context(self.watch)
+        self._resources.enter_context(self.proxy)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for sink in self._sinks:
+            if sink.running:
+                sink.kill()
+            print(f"--- {sink.log.name}\n{sink.log.read_text()}")
+        self._resources.close()
+
+    def sink(self) -> SinkProcess:
+        """Start a sink that reaches Cassandra through the proxy."""
+        slow = self.settings.cassandra.model_copy(update={"port": self.proxy.port, "request_timeout_seconds": 2.0})
+        sink = SinkProcess(self.settings.model_copy(update={"cassandra": slow}), self._folder, len(self._sinks))
+        self._sinks.append(sink)
+        return sink
+
+    def wait_for_writes(self, at_least: int) -> None:
+        """Wait until the database has sent that many more replies: from then on a sink is in the midst of its work."""
+        goal = self.proxy.replies + at_least
+        until(lambda: self.proxy.replies >= goal or self._caught_up(), f"{at_least} more replies")
+
+    def wait_for_rows(self, events: list[Event]) -> None:
+        """Wait until all these events are in the table."""
+        until(lambda: all(e.event_id in self.watch.rows for e in events), f"{len(events)} events in the table")
+
+    def wait_for_samples(self, count: int) -> None:
+        """Wait until the watch has looked that many times more."""
+        goal = len(self.watch.commits) + count
+        until(lambda: len(self.watch.commits) >= goal, f"{count} more samples")
+
+    def finish(self, *others: Ledger) -> None:
+        """Wait until nothing is left to do, stop the sinks, and check."""
+        for ledger in (self.ledger, *others):
+            ledger.flush()
+        until(self._caught_up, "the sinks have committed everything")
+        for sink in self._sinks:
+            if sink.running:
+                sink.stop()
+        check(self.settings, self.watch, self.ledger, *others)
+
+    def _caught_up(self) -> bool:
+        try:
+            return self.watch.lag() == 0
+        except UNREACHABLE:
+            return False
+
+
+def alter_topic(settings: Settings, topic: str, options: dict[str, str]) -> None:
+    """Change the configuration of a topic."""
+    entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in options.items()]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    admin = AdminClient(client_config(settings))
+    admin.incremental_alter_configs([resource])[resource].result(15)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {_PATIENCE_SECONDS:.0f} s in vain: {what}"
+        time.sleep(0.05)

@@ -1,0 +1,55 @@
+"""Partitions change hands every other second while writes are slow."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Consumer
+
+from writetime.config import Settings
+from writetime.kafka import client_config
+
+from .stage import Stage, until
+
+ROUNDS = 3
+
+
+@pytest.mark.parametrize("mode", ["lwt", "lwt-batch"])
+def test_rebalance_every_two_seconds_with_slow_writes(stage: Callable[..., Stage], mode: str) -> None:
+    # A drain shorter than a write: some writes are still in flight when their partition goes to another sink.
+    s = stage(mode=mode, drain_seconds=0.3)
+    s.proxy.delay = 0.4
+    s.ledger.events(3000, users=200, repeated=0.05)
+    s.sink()
+    s.sink()
+    s.wait_for_writes(10)
+    third = s.sink()
+    for _ in range(ROUNDS):
+        with visitor(s.settings):
+            pause = time.monotonic() + s.rng.uniform(0.5, 1.0)
+            s.ledger.events(100, users=200)
+            until(lambda pause=pause: time.monotonic() > pause, "the visitor has stayed")
+        s.wait_for_writes(10)
+    third.stop()
+    s.proxy.delay = 0.0
+    s.finish()
+
+
+@contextmanager
+def visitor(settings: Settings) -> Iterator[None]:
+    """Join the group, hold partitions without reading them, and leave: two rebalances."""
+    ingest = settings.ingest
+    own = {
+        "group.id": ingest.group,
+        "enable.auto.commit": False,
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": int(ingest.session_timeout_seconds * 1000),
+    }
+    consumer = Consumer(client_config(settings, **own))
+    try:
+        consumer.subscribe([ingest.topic])
+        until(lambda: consumer.poll(0.1) is not None or bool(consumer.assignment()), "partitions for the visitor")
+        yield
+    finally:
+        consumer.close()

@@ -1,0 +1,47 @@
+"""A server crashes and comes back while events are produced and stored."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from writetime.servers.cassandra import CassandraServer
+from writetime.servers.kafka import KafkaServer
+from writetime.servers.process import EmbeddedServer
+
+from .stage import Stage
+
+
+@pytest.mark.parametrize("mode", ["lwt", "lwt-batch"])
+def test_cassandra_crash_mid_run(stage: Callable[..., Stage], mode: str) -> None:
+    s = stage(mode=mode)
+    s.proxy.delay = 0.05
+    s.ledger.events(1500, users=50, repeated=0.05)
+    s.sink()
+    s.wait_for_writes(s.rng.randrange(20, 60))
+    _crash(CassandraServer(s.settings), s)
+    s.proxy.delay = 0.0
+    s.finish()
+
+
+def test_broker_crash_mid_run(stage: Callable[..., Stage]) -> None:
+    s = stage(mode="lwt-batch")
+    s.proxy.delay = 0.05
+    s.ledger.events(1500, users=50, repeated=0.05)
+    s.ledger.flush()
+    s.sink()
+    s.wait_for_writes(s.rng.randrange(20, 60))
+    _crash(KafkaServer(s.settings), s)
+    s.proxy.delay = 0.0
+    s.ledger.events(300, users=50)
+    s.finish()
+
+
+def _crash(server: EmbeddedServer, s: Stage) -> None:
+    """Kill a server while events are on their way, and start it again."""
+    try:
+        s.ledger.events(300, users=50)
+        server.stop(signal.SIGKILL)
+        s.ledger.events(300, users=50)
+    finally:
+        server.start()

@@ -1,0 +1,21 @@
+"""The database applies a conditional write and its reply is lost: the sink must find out, not guess."""
+
+from collections.abc import Callable
+
+import pytest
+
+from .stage import Stage
+
+
+@pytest.mark.parametrize("mode", ["lwt", "lwt-batch"])
+def test_lost_replies_of_conditional_writes(stage: Callable[..., Stage], mode: str) -> None:
+    s = stage(mode=mode)
+    s.ledger.events(600, users=30, repeated=0.1)
+    s.proxy.loss = 0.2
+    s.sink()
+    s.wait_for_writes(40)
+    s.ledger.events(200, users=30, repeated=0.1)
+    s.wait_for_writes(40)
+    assert s.proxy.lost, "no reply was lost, so nothing was tested"
+    s.proxy.loss = 0.0
+    s.finish()

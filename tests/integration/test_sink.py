@@ -1,0 +1,176 @@
+"""What the sink's modes promise, looked up with CQL, and the faults that must stop it instead of losing events."""
+
+import threading
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.ingest import deadletters, drain, sink, writer
+from writetime.ingest.event import Event
+from writetime.ingest.writer import EventWriter
+from writetime.kafka import beginning_offsets, client_config, commit_offsets, end_offsets
+
+MODES = ["lwt", "lwt-batch", "upsert"]
+AT = datetime(2013, 1, 1, 5, 15, 0, 123000, tzinfo=UTC)
+
+
+def with_ingest(settings: Settings, **changes: Any) -> Settings:
+    """Return the settings with some of `ingest` changed."""
+    return settings.model_copy(update={"ingest": settings.ingest.model_copy(update=changes)})
+
+
+def an_event(number: int, payload: str = '"first"', user: str = "u", at: datetime = AT) -> Event:
+    """Return an event whose id is a number."""
+    return Event(UUID(int=number), user, "click", at, payload)
+
+
+def produce(
+    settings: Settings, values: list[bytes], headers: list[tuple[str, str | bytes | None]] | None = None
+) -> None:
+    """Send values to partition 0, so that they keep their order, once all partitions have found their leaders."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with suppress(WritetimeError):
+            end_offsets(settings, settings.ingest.topic)
+            break
+        time.sleep(0.05)
+    producer = Producer(client_config(settings, **{"message.max.bytes": 16 * 1024 * 1024}))
+    for value in values:
+        producer.produce(settings.ingest.topic, value=value, partition=0, headers=headers or [])
+    assert producer.flush(15) == 0
+
+
+def run_once(settings: Settings, *, commit: bool = True) -> list[dict[str, Any]]:
+    """Do what one bounded run does; return the receipts in the order of their offsets."""
+    ranges = drain.plan(settings)
+    receipts = [row for r in ranges for batch in drain.store_range(settings, r) for row in batch.to_pylist()]
+    if commit:
+        drain.commit(settings, ranges)
+    return sorted(receipts, key=lambda row: (row["partition"], row["offset"]))
+
+
+def dead_letters(settings: Settings) -> list[deadletters.DeadLetter]:
+    """Return all dead letters."""
+    topic = settings.ingest.dead_letter_topic
+    return list(deadletters.read(settings, beginning_offsets(settings, topic), end_offsets(settings, topic)))
+
+
+def rows(settings: Settings, columns: str = "event_id, payload") -> list[tuple[Any, ...]]:
+    """Return the table's rows in the order of their ids."""
+    with connect(settings) as session:
+        found = session.execute(f"SELECT {columns} FROM {settings.cassandra.keyspace}.user_events")
+        return sorted(tuple(row) for row in found)
+
+
+@pytest.mark.parametrize("mode", ["lwt", "lwt-batch"])
+def test_conditional_modes_keep_the_first_content_and_tell_duplicates(settings: Settings, mode: str) -> None:
+    settings = with_ingest(settings, mode=mode)
+    produce(settings, [an_event(1).value(), an_event(2).value(), an_event(1, '"second"').value(), an_event(3).value()])
+    receipts = run_once(settings)
+    assert [r["outcome"] for r in receipts] == ["stored", "stored", "duplicate", "stored"]
+    assert receipts[2]["reason"] == f"stored by {settings.ingest.topic}/0@0"
+    assert rows(settings) == [(UUID(int=1), '"first"'), (UUID(int=2), '"first"'), (UUID(int=3), '"first"')]
+
+
+@pytest.mark.parametrize("first", ['"a"', '"b"'])
+def test_upsert_stamps_event_time_and_keeps_the_larger_content_in_any_order(settings: Settings, first: str) -> None:
+    settings = with_ingest(settings, mode="upsert")
+    produce(settings, [an_event(1, first).value(), an_event(1, '"b"' if first == '"a"' else '"a"').value()])
+    assert [r["outcome"] for r in run_once(settings)] == ["stored", "stored"]
+    assert rows(settings, "payload, writetime(payload)") == [('"b"', int(AT.timestamp()) * 1_000_000 + 123_000)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reading_a_message_again_is_no_duplicate(settings: Settings, mode: str) -> None:
+    settings = with_ingest(settings, mode=mode)
+    produce(settings, [an_event(n).value() for n in range(50)])
+    first = run_once(settings, commit=False)
+    assert [r["outcome"] for r in first] == ["stored"] * 50
+    assert run_once(settings) == first
+    assert run_once(settings) == []
+
+
+@pytest.mark.parametrize("bucket", ["none", "day"])
+def test_timestamps_at_the_ends_of_the_calendar_are_stored(settings: Settings, bucket: str) -> None:
+    ends = [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)]
+    produce(settings, [an_event(n, at=at).value() for n, at in enumerate(ends)])
+    for mode in MODES:
+        assert [r["outcome"] for r in run_once(with_ingest(settings, mode=mode, bucket=bucket), commit=False)] == [
+            "stored",
+            "stored",
+        ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_row_that_the_database_refuses_is_a_dead_letter_and_its_neighbours_are_stored(
+    settings: Settings, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without its own limit the sink hears the database's: a request of more than half a commit log segment.
+    monkeypatch.setattr(writer, "MAX_PAYLOAD_BYTES", 2**30)
+    monkeypatch.setattr(writer, "MAX_BATCH_BYTES", 2**30)
+    with connect(settings) as session:
+        own = with_ingest(settings, mode=mode)
+        sink_writer = EventWriter(session, own)
+        for number in range(5):
+            payload = f'"{"x" * 4_300_000}"' if number == 2 else "1"
+            sink_writer.submit(an_event(number, payload), 0, number, f"origin@{number}")
+        done = _poll_until_idle(sink_writer)
+    assert {number: outcome for number, (outcome, _) in done.items() if outcome != "stored"} == {2: "dead"}
+    assert "the database refuses the row" in done[2][1]
+    assert [event_id.int for event_id, _ in rows(settings)] == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("change", ["DROP TABLE {}", "ALTER TABLE {} DROP payload"])
+def test_a_table_that_changes_under_the_sink_stops_it(settings: Settings, mode: str, change: str) -> None:
+    with connect(settings) as session:
+        sink_writer = EventWriter(session, with_ingest(settings, mode=mode))
+        sink_writer.submit(an_event(1), 0, 0, "origin@0")
+        assert _poll_until_idle(sink_writer)[0][0] == "stored"
+        session.execute(change.format(f"{settings.cassandra.keyspace}.user_events"), timeout=60)
+        for number in range(2, 5):
+            sink_writer.submit(an_event(number), 0, number, f"origin@{number}")
+        with pytest.raises(WritetimeError, match="refuses all writes"):
+            _poll_until_idle(sink_writer)
+
+
+def test_a_missing_topic_or_table_is_told_at_once(settings: Settings) -> None:
+    with pytest.raises(WritetimeError, match=r"no-such-topic does not exist.*writetime init"):
+        sink.run(with_ingest(settings, topic="no-such-topic"), threading.Event())
+    elsewhere = settings.model_copy(update={"cassandra": settings.cassandra.model_copy(update={"keyspace": "nowhere"})})
+    with pytest.raises(WritetimeError, match=r"nowhere\.user_events is not as expected.*writetime init"):
+        sink.run(elsewhere, threading.Event())
+
+
+def test_messages_lost_to_retention_stop_the_sink_until_someone_decides(settings: Settings) -> None:
+    topic, group = settings.ingest.topic, settings.ingest.group
+    produce(settings, [an_event(n).value() for n in range(10)])
+    commit_offsets(settings, topic, group, {0: 2})
+    admin = AdminClient(client_config(settings))
+    for future in admin.delete_records([TopicPartition(topic, 0, 5)]).values():
+        future.result(15)
+    with pytest.raises(WritetimeError, match=f"{topic}/0: offsets 2 to 4 were deleted by retention"):
+        sink.run(settings, threading.Event())
+    with pytest.raises(WritetimeError, match=f"{topic}/0: offsets 2 to 4 were deleted by retention"):
+        drain.plan(settings)
+    commit_offsets(settings, topic, group, {0: 5})
+    assert len(run_once(settings)) == 5
+
+
+def _poll_until_idle(sink_writer: EventWriter) -> dict[int, tuple[str, str]]:
+    """Return outcome and reason of every write, by offset."""
+    done: dict[int, tuple[str, str]] = {}
+    deadline = time.monotonic() + 60
+    while sink_writer.unfinished:
+        assert time.monotonic() < deadline, sink_writer.last_error
+        done.update({w.offset: (outcome, w.reason) for w, outcome in sink_writer.poll(0.05)})
+    return done
