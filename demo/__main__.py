@@ -19,6 +19,7 @@ from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.kafka import client_config
+from writetime.servers import jars
 from writetime.servers.process import port_answers
 
 FLIGHTS = int(os.environ.get("DEMO_FLIGHTS", "20000"))
@@ -36,6 +37,7 @@ def main() -> int:
     """Run the demo; return 0 if the numbers add up and all checks passed."""
     settings = config.load()
     log_file = Path(os.environ["DAGSTER_HOME"]) / "demo.log"
+    jars.fetch("zookeeper", "kafka", "cassandra", "spark")
     with _step("starting Cassandra, Kafka and ZooKeeper"):
         servers.up(settings)
         database.apply_schema(settings)

