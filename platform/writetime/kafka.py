@@ -2,11 +2,12 @@
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from confluent_kafka import (
+    Consumer,
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
     KafkaError,
@@ -105,6 +106,41 @@ def group_is_live(settings: Settings, group: str) -> bool:
     """Return whether a consumer group has members at this moment."""
     described = _ask(settings, f"group {group}", lambda admin: _first(admin.describe_consumer_groups([group])))
     return described.state not in (ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD)
+
+
+def messages_between(
+    settings: Settings, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]
+) -> Iterator[Message]:
+    """Yield the messages of a topic from the start up to, not including, the end of each partition; commit nothing.
+
+    Raises:
+        WritetimeError: the topic cannot be read, or has lost these messages.
+    """
+    own = {
+        "group.id": "writetime-reader",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+    }
+    consumer = Consumer(client_config(settings, **own))
+    try:
+        unread = {p for p in ends if starts[p] < ends[p]}
+        consumer.assign([TopicPartition(topic, p, starts[p]) for p in unread])
+        while unread:
+            message = consumer.poll(TIMEOUT_SECONDS)
+            if message is None:
+                raise WritetimeError(f"topic {topic} cannot be read: no answer for {TIMEOUT_SECONDS:.0f} s")
+            error = message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise WritetimeError(f"topic {topic} cannot be read: {error.str()}")
+            partition, offset = place_of(message)
+            if error is None and offset < ends[partition]:
+                yield message
+            # The end of a partition is told by its offset, past control records that are no messages.
+            if offset + (error is None) >= ends[partition]:
+                unread.discard(partition)
+    finally:
+        consumer.close()
 
 
 def place_of(message: Message) -> tuple[int, int]:

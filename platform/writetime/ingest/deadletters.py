@@ -13,19 +13,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.ingest.event import REDRIVEN_HEADER
 from writetime.kafka import (
-    TIMEOUT_SECONDS,
     beginning_offsets,
     client_config,
     commit_offsets,
     committed_offsets,
     end_offsets,
     headers_of,
+    messages_between,
     place_of,
 )
 
@@ -125,26 +125,8 @@ def read(settings: Settings, starts: Mapping[int, int], ends: Mapping[int, int])
     Raises:
         WritetimeError: the topic cannot be read.
     """
-    topic = settings.ingest.dead_letter_topic
-    own = {"group.id": "writetime-dead-letters", "enable.auto.commit": False, "enable.partition.eof": True}
-    consumer = Consumer(client_config(settings, **own))
-    try:
-        unread = {p for p in ends if starts[p] < ends[p]}
-        consumer.assign([TopicPartition(topic, p, starts[p]) for p in unread])
-        while unread:
-            message = consumer.poll(TIMEOUT_SECONDS)
-            if message is None:
-                raise WritetimeError(f"topic {topic} cannot be read: no answer for {TIMEOUT_SECONDS:.0f} s")
-            error = message.error()
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                raise WritetimeError(f"topic {topic} cannot be read: {error.str()}")
-            partition, offset = place_of(message)
-            if error is None and offset < ends[partition]:
-                yield _dead_letter(message)
-            if offset + 1 >= ends[partition]:
-                unread.discard(partition)
-    finally:
-        consumer.close()
+    for message in messages_between(settings, settings.ingest.dead_letter_topic, starts, ends):
+        yield _dead_letter(message)
 
 
 def redrive(settings: Settings) -> int:

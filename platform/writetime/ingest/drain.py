@@ -26,6 +26,7 @@ from writetime.kafka import (
     committed_offsets,
     end_offsets,
     group_is_live,
+    messages_between,
     place_of,
 )
 
@@ -45,7 +46,6 @@ _RECEIPTS_PER_BATCH = 10_000
 _STEP_SECONDS = 0.02
 _IDLE_SECONDS = 0.2
 _FETCH_MESSAGES = 500
-_COUNT_FETCH_MESSAGES = 10_000
 # A bounded run must end: after this time without a single message done, it fails with the last fault.
 STALL_SECONDS = 120.0
 
@@ -115,28 +115,9 @@ def count_messages(settings: Settings, ranges: list[OffsetRange]) -> int:
     Raises:
         WritetimeError: the topic cannot be read.
     """
-    topic = settings.ingest.topic
-    own = {"group.id": f"{settings.ingest.group}.count", "enable.auto.commit": False, "enable.partition.eof": True}
-    consumer = Consumer(client_config(settings, **own))
+    starts = {r.partition: r.start for r in ranges}
     ends = {r.partition: r.end for r in ranges}
-    count = 0
-    try:
-        consumer.assign([TopicPartition(topic, r.partition, r.start) for r in ranges])
-        while ends:
-            messages = consumer.consume(_COUNT_FETCH_MESSAGES, TIMEOUT_SECONDS)
-            if not messages:
-                raise WritetimeError(f"topic {topic} cannot be counted: no answer for {TIMEOUT_SECONDS:.0f} s")
-            for message in messages:
-                error, (partition, offset) = message.error(), place_of(message)
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise WritetimeError(f"topic {topic} cannot be counted: {error.str()}")
-                end = ends.get(partition, 0)
-                count += error is None and offset < end
-                if offset + (error is None) >= end:
-                    ends.pop(partition, None)
-    finally:
-        consumer.close()
-    return count
+    return sum(1 for _ in messages_between(settings, settings.ingest.topic, starts, ends))
 
 
 def store_range(settings: Settings, offsets: OffsetRange) -> Iterator[pa.RecordBatch]:
