@@ -110,7 +110,7 @@ class Plan:
             dropped_at[d.name] = max(d.dropped_at, dropped_at.get(d.name, NO_TIME))
         self.columns: dict[str, Line] = {}
         for columns, static in ((schema.static, True), (schema.regular, False)):
-            for column in columns:
+            for column in storage_order(columns):
                 at = dropped_at.get(column.name, NO_TIME)
                 self.columns[column.name] = self._column(column, static, at, wanted=self._wants(column))
         for d in schema.dropped:
@@ -211,6 +211,11 @@ class Buffers:
         """Empty all buffers."""
         self.columns[:] = self._columns_at_start
         self.tables[:] = self._tables_at_start
+
+    def set_name(self, index: int, name: np.ndarray) -> None:
+        """Tell the kernel a column's name (bytes that the caller keeps), by which commit logs refer to it."""
+        for columns in (self.columns, self._columns_at_start):
+            columns[index, L.NAME_ADDRESS], columns[index, L.NAME_LENGTH] = name.ctypes.data, len(name)
 
     def _line(self, line: Line) -> dict[int, np.ndarray]:
         if not line.wanted:

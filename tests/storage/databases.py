@@ -1,0 +1,74 @@
+"""Real servers that write the files of these tests, one for each storage format."""
+
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cassandra.cluster import Cluster
+
+from writetime.config import load
+from writetime.servers.cassandra import CassandraServer
+from writetime.storage.files import Location, find_sstables
+
+PORT, STORAGE_PORT = 29742, 27700
+
+
+class FormatServer(CassandraServer):
+    """A node that writes one storage format (`nb`, `oa` or `da`), with the compressors that tables ask for."""
+
+    def __init__(self, home: Path, version: str, **configuration: object) -> None:
+        settings = load()
+        super().__init__(
+            settings.model_copy(
+                update={
+                    "cassandra": settings.cassandra.model_copy(update={"port": PORT}),
+                    "embedded": settings.embedded.model_copy(
+                        update={"home": home, "cassandra_storage_port": STORAGE_PORT, "cassandra_heap_mb": 512}
+                    ),
+                }
+            )
+        )
+        self._version = version
+        self._extra = configuration
+        self._cluster: Cluster | None = None
+        self._session: Any = None
+
+    def _configuration(self) -> dict[str, object]:
+        configuration = super()._configuration()
+        configuration["flush_compression"] = "table"
+        configuration["num_tokens"] = 1
+        if self._version != "nb":
+            configuration["storage_compatibility_mode"] = "NONE"
+        if self._version == "da":
+            configuration["sstable"] = {"selected_format": "bti"}
+        return configuration | self._extra
+
+    def write(self, statements: Iterable[str]) -> list[Any]:
+        """Execute statements; return the rows that each answered."""
+        cluster = Cluster(["127.0.0.1"], port=PORT)
+        try:
+            session = cluster.connect()
+            session.default_timeout = 60
+            return [list(session.execute(statement)) for statement in statements]
+        finally:
+            cluster.shutdown()
+
+    def write_one(self, statement: str) -> None:
+        """Execute a statement through a session that is kept until the server stops."""
+        if self._session is None:
+            self._cluster = Cluster(["127.0.0.1"], port=PORT)
+            self._session = self._cluster.connect()
+        self._session.execute(statement)
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM) -> bool:
+        """Close the session and stop the node, which flushes its tables."""
+        if self._cluster is not None:
+            self._cluster.shutdown()
+            self._cluster = self._session = None
+        return super().stop(sig)
+
+    def sstables(self, keyspace: str, table: str) -> list[Location]:
+        """Return the SSTables of a table; stop the server first, as that flushes them."""
+        folders = sorted((self.folder / "data" / keyspace).glob(f"{table}-*"))
+        return [location for folder in folders for location in find_sstables(str(folder))]
