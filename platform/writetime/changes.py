@@ -62,7 +62,8 @@ def cell_type(value: pa.DataType) -> pa.DataType:
 
 
 def column_type(cql_type: CqlType) -> pa.DataType:
-    """Return the Arrow type of a static or regular column: a cell, or the column tombstone and the cells of its parts."""
+    """Return the Arrow type of a static or regular column: a cell, or the column tombstone and the cells of its
+    parts."""
     if not is_complex(cql_type):
         return cell_type(arrow_type(cql_type))
     match cql_type:
@@ -80,7 +81,8 @@ def column_type(cql_type: CqlType) -> pa.DataType:
 
 
 def udt_fields(cql_type: CqlType) -> list[tuple[str, CqlType]]:
-    """Return name and type of the fields of a user-defined type (of a dropped one, known as a tuple: `_1`, `_2`, ...)."""
+    """Return name and type of the fields of a user-defined type (of a dropped one, known as a tuple: `_1`, `_2`,
+    ...)."""
     if isinstance(cql_type, Udt):
         return list(cql_type.fields)
     assert isinstance(cql_type, Tuple)

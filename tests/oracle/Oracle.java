@@ -264,6 +264,8 @@ public class Oracle
         {
             for (PartitionUpdate update : mutation.getPartitionUpdates())
             {
+                if (update.metadata().keyspace.startsWith("system"))
+                    continue;
                 out.println("{\"update\":\"" + update.metadata().id.asUUID() + "\",\"end\":" + entryLocation + "}");
                 print(update.unfilteredIterator(), update.metadata().comparator);
             }

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from writetime.schema.table import TableSchema
+from writetime.schema.types import Udt, quote_name
 from writetime.servers import jars
 from writetime.servers.cassandra import _EXPORTS, _OPENS
 from writetime.servers.java import java
@@ -21,7 +23,9 @@ _CONFIGURATION = {
     "cdc_enabled": False,
     "commitlog_sync": "periodic",
     "commitlog_sync_period": "10s",
-    "seed_provider": [{"class_name": "org.apache.cassandra.locator.SimpleSeedProvider", "parameters": [{"seeds": "127.0.0.1"}]}],
+    "seed_provider": [
+        {"class_name": "org.apache.cassandra.locator.SimpleSeedProvider", "parameters": [{"seeds": "127.0.0.1"}]}
+    ],
 }
 
 
@@ -89,3 +93,16 @@ def sstables(paths: Iterable[str | Path]) -> dict[str, list[dict[str, Any]]]:
         else:
             lines.append(line)
     return found
+
+
+def segments(schemas: Iterable[TableSchema], udts: Iterable[Udt], paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """Return what `CommitLogReader` reads of segments, of these tables."""
+    statements = []
+    for udt in udts:
+        fields = ", ".join(f"{quote_name(n)} {t}" for n, t in udt.fields)
+        statements.append(f"-- {udt.keyspace}\nCREATE TYPE {udt.keyspace}.{udt.name} ({fields})\n")
+    statements += [f"-- {s.keyspace} {s.id}\n{s.create_statement()}\n" for s in schemas]
+    with tempfile.NamedTemporaryFile("w", suffix=".cql") as file:
+        file.write("".join(statements))
+        file.flush()
+        return run("commitlog", file.name, *paths)

@@ -8,6 +8,7 @@ from typing import Any
 from cassandra.cluster import Cluster
 
 from writetime.config import load
+from writetime.schema.table import TableSchema, read_schemas
 from writetime.servers.cassandra import CassandraServer
 from writetime.storage.files import Location, find_sstables
 
@@ -54,12 +55,25 @@ class FormatServer(CassandraServer):
         finally:
             cluster.shutdown()
 
-    def write_one(self, statement: str) -> None:
-        """Execute a statement through a session that is kept until the server stops."""
+    def session(self) -> Any:
+        """Return a session that is kept until the server stops."""
         if self._session is None:
             self._cluster = Cluster(["127.0.0.1"], port=PORT)
             self._session = self._cluster.connect()
-        self._session.execute(statement)
+        return self._session
+
+    def write_one(self, statement: str) -> None:
+        """Execute a statement."""
+        self.session().execute(statement)
+
+    def schemas(self) -> list[TableSchema]:
+        """Return the schemas of all tables."""
+        return read_schemas(self.session())
+
+    @property
+    def cdc_raw(self) -> Path:
+        """The folder of the commit log segments that have changes to capture."""
+        return self.folder / "cdc_raw"
 
     def stop(self, sig: signal.Signals = signal.SIGTERM) -> bool:
         """Close the session and stop the node, which flushes its tables."""

@@ -77,7 +77,8 @@ class _Builder:
 
     def _bound(self, line: dict[str, Any]) -> None:
         if line["close"]:
-            assert self.open is not None and self.open[1] == line["close"]
+            assert self.open is not None
+            assert self.open[1] == line["close"]
             end = bytes.fromhex(line["bound"])
             self._add("range_tombstone", self.open[0], end=end, tombstone=_tombstone(line["close"]))
         self.open = (line["bound"], line["open"]) if line["open"] else None

@@ -1,4 +1,5 @@
-"""Tables and writes made by a seeded generator: every type, every kind of write, the sizes at which encodings change."""
+"""Tables and writes made by a seeded generator: every type, every kind of write, the sizes at which encodings
+change."""
 
 import random
 from collections.abc import Callable
@@ -65,7 +66,9 @@ class Generator:
                 return Vector(Native(r.choice(["float", "int", "text", "bigint"])), r.randint(1, 4))
         return freeze(UDTS[kind]) if frozen else UDTS[kind]
 
-    def schema(self, name: str, *, clusterings: int | None = None, regulars: int | None = None, statics: int | None = None) -> TableSchema:
+    def schema(
+        self, name: str, *, clusterings: int | None = None, regulars: int | None = None, statics: int | None = None
+    ) -> TableSchema:
         """Make a table."""
         r = self.random
         clusterings = r.randint(0, 4) if clusterings is None else clusterings
@@ -87,7 +90,11 @@ class Generator:
         r = self.random
         match cql_type:
             case Native(name):
-                if not key and name not in ("text", "ascii", "blob", "duration", "time", "date", "smallint", "tinyint") and r.random() < 0.03:
+                if (
+                    not key
+                    and name not in ("text", "ascii", "blob", "duration", "time", "date", "smallint", "tinyint")
+                    and r.random() < 0.03
+                ):
                     return f"blobas{name}(0x)"
                 return _LITERALS[name](r)
             case Collection("map", (k, v)):
@@ -147,7 +154,9 @@ class Generator:
             bounds = where_key + where_row[:n]
             column = quote_name(schema.clustering[n].name)
             low, high = (self.literal(schema.clustering[n].type, key=True) for _ in range(2))
-            bounds += r.choice([[f"{column} >= {low}"], [f"{column} < {high}"], [f"{column} > {low}", f"{column} <= {high}"], []])
+            bounds += r.choice(
+                [[f"{column} >= {low}"], [f"{column} < {high}"], [f"{column} > {low}", f"{column} <= {high}"], []]
+            )
             return f"DELETE FROM {table}{timestamp} WHERE {' AND '.join(bounds)}"
         if choice < 0.2:
             return f"DELETE FROM {table}{timestamp} WHERE {where}"
@@ -174,20 +183,30 @@ class Generator:
             if cql_type.kind == "map":
                 key = self.literal(cql_type.arguments[0], key=True)
                 return r.choice(
-                    [f"{name}[{key}] = {self._maybe_null(cql_type.arguments[1])}", f"{name} = {name} + {self.literal(cql_type)}"]
+                    [
+                        f"{name}[{key}] = {self._maybe_null(cql_type.arguments[1])}",
+                        f"{name} = {name} + {self.literal(cql_type)}",
+                    ]
                 )
             # A list's removal reads before it writes, and then depends on the time.
-            return f"{name} = {name} {'-' if cql_type.kind == 'set' and r.random() < 0.4 else '+'} {self.literal(cql_type)}"
+            sign = "-" if cql_type.kind == "set" and r.random() < 0.4 else "+"
+            return f"{name} = {name} {sign} {self.literal(cql_type)}"
         return f"{name} = {self.literal(cql_type)}"
 
 
 def _text(r: random.Random) -> str:
-    return "'" + "".join(r.choice(["a", "b", "Z", "0", " ", "\u00e9", "\u4e2d", "''", "\x00"]) for _ in range(r.randint(0, 6))) + "'"
+    return (
+        "'"
+        + "".join(r.choice(["a", "b", "Z", "0", " ", "\u00e9", "\u4e2d", "''", "\x00"]) for _ in range(r.randint(0, 6)))
+        + "'"
+    )
 
 
 def _integer(bits: int) -> Callable[[random.Random], str]:
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
-    return lambda r: str(r.choice([0, 1, -1, low, high, r.randint(low, high), r.randint(max(low, -300), min(high, 300))]))
+    return lambda r: str(
+        r.choice([0, 1, -1, low, high, r.randint(low, high), r.randint(max(low, -300), min(high, 300))])
+    )
 
 
 def _float(r: random.Random) -> str:
@@ -195,7 +214,18 @@ def _float(r: random.Random) -> str:
 
 
 def _timeuuid(r: random.Random) -> str:
-    return str(UUID(fields=(r.getrandbits(32), r.getrandbits(16), 0x1000 | r.getrandbits(12), 0x80 | r.getrandbits(6), r.getrandbits(8), r.getrandbits(48))))
+    return str(
+        UUID(
+            fields=(
+                r.getrandbits(32),
+                r.getrandbits(16),
+                0x1000 | r.getrandbits(12),
+                0x80 | r.getrandbits(6),
+                r.getrandbits(8),
+                r.getrandbits(48),
+            )
+        )
+    )
 
 
 _LITERALS: dict[str, Callable[[random.Random], str]] = {
@@ -204,7 +234,19 @@ _LITERALS: dict[str, Callable[[random.Random], str]] = {
     "blob": lambda r: "0x" + r.randbytes(r.randint(0, 6)).hex() + r.choice(["", "00", "0000"]),
     "boolean": lambda r: r.choice(["true", "false"]),
     "date": lambda r: str(r.choice([0, 2**31, 2**32 - 1, r.getrandbits(32)])),
-    "decimal": lambda r: r.choice(["0", "0.00", "-1.10", "1.1", "1E+30", "-1E-30", "99.9", "-99.99", f"{r.randint(-(10**25), 10**25)}E{r.randint(-40, 40)}"]),
+    "decimal": lambda r: r.choice(
+        [
+            "0",
+            "0.00",
+            "-1.10",
+            "1.1",
+            "1E+30",
+            "-1E-30",
+            "99.9",
+            "-99.99",
+            f"{r.randint(-(10**25), 10**25)}E{r.randint(-40, 40)}",
+        ]
+    ),
     "double": _float,
     "duration": lambda r: r.choice(["1mo2d3ns", "-2y3mo", "10h", "1d", "-1ns", "89h4m48s"]),
     "float": _float,
@@ -216,6 +258,10 @@ _LITERALS: dict[str, Callable[[random.Random], str]] = {
     "timestamp": lambda r: str(r.choice([0, -1, 1_700_000_000_123, -62_135_596_800_000, r.randint(-(10**14), 10**14)])),
     "timeuuid": _timeuuid,
     "tinyint": _integer(8),
-    "uuid": lambda r: r.choice([_timeuuid(r), str(UUID(int=r.getrandbits(128), version=4)), str(UUID(int=r.getrandbits(128)))]),
-    "varint": lambda r: str(r.choice([0, -1, 127, 128, -128, 2**63, -(2**63) - 1, r.randint(-(10**30), 10**30), r.randint(-(2**56), 2**56)])),
+    "uuid": lambda r: r.choice(
+        [_timeuuid(r), str(UUID(int=r.getrandbits(128), version=4)), str(UUID(int=r.getrandbits(128)))]
+    ),
+    "varint": lambda r: str(
+        r.choice([0, -1, 127, 128, -128, 2**63, -(2**63) - 1, r.randint(-(10**30), 10**30), r.randint(-(2**56), 2**56)])
+    ),
 }

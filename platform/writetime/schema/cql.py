@@ -1,4 +1,5 @@
-"""Table schemas from CQL text: CREATE TYPE, CREATE TABLE and the ALTER TABLE statements of a snapshot's `schema.cql`."""
+"""Table schemas from CQL text: CREATE TYPE, CREATE TABLE and the ALTER TABLE statements of a snapshot's
+`schema.cql`."""
 
 import re
 from collections.abc import Iterator
@@ -26,8 +27,6 @@ _COLUMN = re.compile(
 _PRIMARY_KEY = re.compile(r"PRIMARY\s+KEY\s*\((?P<body>.*)\)\s*$", re.I | re.S)
 _ORDER = re.compile(r"CLUSTERING\s+ORDER\s+BY\s*\((?P<body>[^)]*)\)", re.I)
 _ID = re.compile(r"\bID\s*=\s*'?(?P<id>[0-9a-f-]{36})'?", re.I)
-
-
 
 
 def parse_schemas(text: str, keyspace: str = "") -> list[TableSchema]:
@@ -148,7 +147,8 @@ _COMMENT_OR_STRING = re.compile(r"""(?P<comment>--[^\n]*|//[^\n]*|/\*.*?\*/)|"(?
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Split at semicolons outside of strings and drop the comments (a snapshot comments out what is not for its table)."""
+    """Split at semicolons outside of strings and drop the comments (a snapshot comments out what is not for its
+    table)."""
     pieces: list[str] = []
     p = 0
     for match in _COMMENT_OR_STRING.finditer(text):

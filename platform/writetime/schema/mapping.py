@@ -52,7 +52,7 @@ _NATIVES: dict[str, tuple[pa.DataType, Any, str]] = {
     "timestamp": (
         pa.timestamp("us", "UTC"),
         {"type": "long", "logicalType": "timestamp-micros"},
-        "CQL counts milliseconds; one outside of the years -290308 to 294247 is refused by name, as Spark cannot hold it.",
+        "CQL counts milliseconds; years before -290308 or after 294247 are refused, as Spark cannot hold them.",
     ),
     "timeuuid": (pa.string(), {"type": "string", "logicalType": "uuid"}, "36 characters, lower case."),
     "tinyint": (pa.int8(), "int", ""),
@@ -120,7 +120,8 @@ def avro_type(cql_type: CqlType, name: str = "value", namespace: str = "") -> An
 
 
 def avro_name(name: str) -> str:
-    """Return a name that Avro accepts: letters, digits and `_`; other characters become `_x` and their hexadecimal code."""
+    """Return a name that Avro accepts: letters, digits and `_`; other characters become `_x` and their hexadecimal
+    code."""
     escaped = re.sub(r"[^A-Za-z0-9_]", lambda m: f"_x{ord(m[0]):x}_", name)
     return escaped if re.match(r"[A-Za-z_]", escaped) else f"_{escaped}"
 
@@ -147,13 +148,16 @@ def data_types_page() -> str:
 def _page() -> Iterator[str]:
     yield "# Data types"
     yield ""
-    yield "How each CQL type appears in Arrow and Parquet, Spark and Avro. Nothing is rounded, truncated or reinterpreted."
-    yield "This page is written by `writetime.schema.mapping.data_types_page()`; a test keeps it current."
+    yield "How each CQL type appears in Arrow and Parquet, Spark and Avro. Nothing is rounded, truncated or"
+    yield "reinterpreted. This page is written by `writetime.schema.mapping.data_types_page()`; a test keeps it"
+    yield "current."
     yield ""
     yield "| CQL | Arrow | Spark | Avro | |"
     yield "| --- | --- | --- | --- | --- |"
     for name, (arrow, avro, note) in _NATIVES.items():
-        logical = f"{avro['type']} ({avro['logicalType']})" if isinstance(avro, dict) and "logicalType" in avro else None
+        logical = (
+            f"{avro['type']} ({avro['logicalType']})" if isinstance(avro, dict) and "logicalType" in avro else None
+        )
         shown = logical or (avro if isinstance(avro, str) else "record")
         yield f"| `{name}` | `{arrow}` | `{spark_type(Native(name))}` | `{shown}` | {note} |"
     text, whole = Native("text"), Native("int")
@@ -178,10 +182,11 @@ def _page() -> Iterator[str]:
         shown = "frozen<address(street text, zip int)>" if isinstance(cql_type, Udt) else str(cql_type)
         yield f"| `{shown}` | `{arrow_type(cql_type)}` | `{spark_type(cql_type)}` | `{avro}` | {note} |"
     yield ""
-    yield "**Empty values.** CQL knows a value of no bytes that is not null, for any type. In a change such a cell has a"
-    yield "write time, no tombstone, and the value null; text, ascii and blob have the empty string."
+    yield "**Empty values.** CQL knows a value of no bytes that is not null, for any type. In a change such a cell"
+    yield "has a write time, no tombstone, and the value null; text, ascii and blob have the empty string."
     yield ""
-    yield "**Cells.** In a change every regular and static column is a struct of `value`, `write_time` (microseconds), `ttl`"
-    yield "(seconds), `deletion_time` (seconds; of a cell with a TTL its expiry) and `tombstone`. A non-frozen collection is a"
-    yield "struct of its column `tombstone` and `elements`, each a cell with its `path`: the element of a set, the key of a map,"
-    yield "the timeuuid that orders a list. A non-frozen UDT is a struct of its column `tombstone` and one cell a field."
+    yield "**Cells.** In a change every regular and static column is a struct of `value`, `write_time`"
+    yield "(microseconds), `ttl` (seconds), `deletion_time` (seconds; of a cell with a TTL its expiry) and"
+    yield "`tombstone`. A non-frozen collection is a struct of its column `tombstone` and `elements`, each a cell"
+    yield "with its `path`: the element of a set, the key of a map, the timeuuid that orders a list. A non-frozen"
+    yield "UDT is a struct of its column `tombstone` and one cell a field."

@@ -74,7 +74,9 @@ class TableSchema:
         order = ", ".join(f"{quote_name(c.name)} {'DESC' if c.reversed else 'ASC'}" for c in self.clustering)
         suffix = f" WITH CLUSTERING ORDER BY ({order})" if order else ""
         table = f"{quote_name(self.keyspace)}.{quote_name(self.name)}"
-        return f"CREATE TABLE {table} (\n" + ",\n".join([*lines, f"  PRIMARY KEY (({key}){clustering})"]) + f"\n){suffix}"
+        return (
+            f"CREATE TABLE {table} (\n" + ",\n".join([*lines, f"  PRIMARY KEY (({key}){clustering})"]) + f"\n){suffix}"
+        )
 
     def udts(self) -> list[Udt]:
         """Return the user-defined types that the columns use, each after those that it uses itself."""
@@ -109,6 +111,7 @@ def from_rows(
 ) -> TableSchema:
     """Build a schema from rows of `system_schema.tables`, `columns`, `types` and `dropped_columns`.
 
+    `dropped_time` is in milliseconds, as `toUnixTimestamp` gives it.
     Rows of other tables and keyspaces are ignored, so whole tables of `system_schema` may be passed.
 
     Raises:
@@ -133,7 +136,12 @@ def from_rows(
         of("static"),
         of("regular"),
         tuple(
-            DroppedColumn(d["column_name"], parse_cql(d["type"], udts), d["kind"] == "static", _micros(d["dropped_time"]))
+            DroppedColumn(
+                d["column_name"],
+                parse_cql(d["type"], udts),
+                d["kind"] == "static",
+                min(d["dropped_time"] * 1000, (1 << 63) - 1),
+            )
             for d in dropped
             if (d["keyspace_name"], d["table_name"]) == (keyspace, name)
         ),
@@ -162,9 +170,12 @@ def udts_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Udt]:
 
 def read_schemas(session: Any, keyspaces: Iterable[str] | None = None) -> list[TableSchema]:
     """Read the schemas of all tables (or of these keyspaces) through a session of the Cassandra driver."""
+    # The driver cannot make a datetime of every time that a column was dropped at; milliseconds are what is stored.
+    columns = "keyspace_name, table_name, column_name, type, kind, toUnixTimestamp(dropped_time) AS dropped_time"
+    queries = {"tables": "*", "columns": "*", "types": "*", "dropped_columns": columns}
     rows = {
-        name: [r._asdict() for r in session.execute(f"SELECT * FROM system_schema.{name}")]
-        for name in ("tables", "columns", "types", "dropped_columns")
+        name: [r._asdict() for r in session.execute(f"SELECT {what} FROM system_schema.{name}")]
+        for name, what in queries.items()
     }
     wanted = None if keyspaces is None else set(keyspaces)
     return [
@@ -174,19 +185,11 @@ def read_schemas(session: Any, keyspaces: Iterable[str] | None = None) -> list[T
     ]
 
 
-def _micros(value: Any) -> int:
-    """Microseconds of a `timestamp` as the driver gives it (a datetime), or as an integer of milliseconds."""
-    if isinstance(value, int):
-        return value * 1000
-    from calendar import timegm
-
-    return timegm(value.timetuple()) * 1_000_000 + value.microsecond
-
-
 class SchemaHistory:
     """Every schema seen of every table, by table id: commit logs hold writes made under older ones.
 
-    A column that an older schema has and a newer one lacks is kept as dropped, so that its cells can still be read past.
+    A column that an older schema has and a newer one lacks is kept as dropped, so that its cells can still be read
+    past.
     """
 
     def __init__(self, schemas: Iterable[TableSchema] = ()) -> None:
@@ -202,12 +205,15 @@ class SchemaHistory:
         """
         if schema.id is None:
             raise SchemaError(f"the schema of {schema.full_name} has no table id")
-        old = self._schemas.get(schema.id)
+        table_id = schema.id
+        old = self._schemas.get(table_id)
         if old is not None:
             if [c.type for c in old.partition_key + old.clustering] != [
                 c.type for c in schema.partition_key + schema.clustering
             ]:
-                raise SchemaError(f"table {schema.id}: the primary key of {schema.full_name} differs from the one known")
+                raise SchemaError(
+                    f"table {schema.id}: the primary key of {schema.full_name} differs from the one known"
+                )
             known = {c.name for c in schema.columns} | {d.name for d in schema.dropped}
             gone = [
                 DroppedColumn(c.name, c.type, c in old.static, (1 << 63) - 1)
@@ -215,7 +221,7 @@ class SchemaHistory:
                 if c.name not in known
             ] + [d for d in old.dropped if d.name not in {e.name for e in schema.dropped}]
             schema = replace(schema, dropped=schema.dropped + tuple(gone))
-        self._schemas[schema.id] = schema
+        self._schemas[table_id] = schema
 
     def get(self, table_id: UUID) -> TableSchema | None:
         """Return the newest schema of a table, with every dropped column known, or None."""

@@ -1,4 +1,5 @@
-"""CQL types, read from CQL text (`map<text, frozen<list<int>>>`) and from marshal class names (`MapType(UTF8Type,...)`).
+"""CQL types, read from CQL text (`map<text, frozen<list<int>>>`) and from marshal class names
+(`MapType(UTF8Type,...)`).
 
 Marshal class names are what SSTable headers carry: Cassandra's `org.apache.cassandra.db.marshal` and its `TypeParser`.
 """
@@ -12,7 +13,8 @@ from writetime.errors import WritetimeError
 
 MARSHAL = "org.apache.cassandra.db.marshal."
 
-# The native types: the class of org.apache.cassandra.db.marshal that stores it, and the length that `valueLengthIfFixed`
+# The native types: the class of org.apache.cassandra.db.marshal that stores it, and the length that
+# `valueLengthIfFixed`
 # of that class gives: None where a value on disk is preceded by its length.
 _NATIVES: dict[str, tuple[str, int | None]] = {
     "ascii": ("AsciiType", None),
@@ -146,7 +148,9 @@ def quote_name(name: str) -> str:
 
 # --- CQL text ---------------------------------------------------------------------------------------------------------
 
-_CQL_TOKEN = re.compile(r"""\s*(?:(?P<name>[A-Za-z0-9_]+)|"(?P<quoted>(?:[^"]|"")*)"|'(?P<custom>[^']*)'|(?P<sign>[<>,.]))""")
+_CQL_TOKEN = re.compile(
+    r"""\s*(?:(?P<name>[A-Za-z0-9_]+)|"(?P<quoted>(?:[^"]|"")*)"|'(?P<custom>[^']*)'|(?P<sign>[<>,.]))"""
+)
 
 
 def parse_cql(text: str, udts: Mapping[str, Udt] | None = None) -> CqlType:
@@ -240,7 +244,8 @@ def parse_marshal(text: str) -> CqlType:
     """Read a marshal class name as in an SSTable's header.
 
     Raises:
-        CqlTypeError: it cannot be read, or names a class without a CQL type (a custom type, `DynamicCompositeType`, ...).
+        CqlTypeError: it cannot be read, or names a class without a CQL type (a custom type, `DynamicCompositeType`,
+        ...).
     """
     key = parse_marshal_key(text)
     if key.reversed or len(key.components) != 1:

@@ -100,7 +100,8 @@ def _duration(data: bytes) -> dict[str, int]:
 
 
 def _counter(data: bytes) -> int:
-    """Sum the shards of a counter context: count of header elements (2), those (2 each), shards of id (16), clock, count."""
+    """Sum the shards of a counter context: count of header elements (2), those (2 each), shards of id (16), clock,
+    count."""
     start = 2 + 2 * abs(struct.unpack_from(">h", data)[0])
     total = sum(struct.unpack_from(">q", data, p + 24)[0] for p in range(start, len(data), 32))
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)

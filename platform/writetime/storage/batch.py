@@ -60,11 +60,11 @@ class BatchMaker:
         full = change_schema(plan.schema)
         self.schema = full if fields is None else pa.schema([full.field(name) for name in fields])
         self._plan = plan
-        self._columns = {
-            field_name(c): plan.columns[c.name] for c in plan.schema.static + plan.schema.regular
-        }
+        self._columns = {field_name(c): plan.columns[c.name] for c in plan.schema.static + plan.schema.regular}
         self._keys = {field_name(c): line for c, line in zip(plan.schema.partition_key, plan.key, strict=True)}
-        self._clustering = {field_name(c): line for c, line in zip(plan.schema.clustering, plan.clustering, strict=True)}
+        self._clustering = {
+            field_name(c): line for c, line in zip(plan.schema.clustering, plan.clustering, strict=True)
+        }
         self._decoders: dict[int, Callable[[bytes], Any]] = {
             line.index: decoder(line.type) for line in plan.lines() if _needs_python(line)
         }

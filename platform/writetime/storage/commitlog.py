@@ -38,11 +38,13 @@ class CommitLogReader:
     """Reads segments of one node.
 
     Args:
-        schemas: of *all* tables that the segments may hold writes to, as a mutation that also writes to an unknown table
+        schemas: of *all* tables that the segments may hold writes to, as a mutation that also writes to an unknown
+        table
             cannot be read further.
         tables: full names of the tables whose changes are wanted; all if None.
         fields: fields of the changes to read, for the only table that is wanted; all if None.
-        on_unknown_table: at a write to a table without a schema, `fail`; or `skip` the rest of that mutation and count it.
+        on_unknown_table: at a write to a table without a schema, `fail`; or `skip` the rest of that mutation and
+        count it.
         torn_tail: at a fault in the last section of a segment that is not known to be complete, `fail`; or `stop`, as
             a node that crashed leaves such a tail.
 
@@ -69,7 +71,9 @@ class CommitLogReader:
         first = 0
         for schema in schemas:
             wanted = tables is None or schema.full_name in tables
-            self._plans.append(Plan(schema, None if wanted and fields is None else set(fields or ()) if wanted else (), first))
+            self._plans.append(
+                Plan(schema, None if wanted and fields is None else set(fields or ()) if wanted else (), first)
+            )
             first = self._plans[-1].end
         self._makers = {
             i: BatchMaker(plan, fields)
@@ -84,7 +88,9 @@ class CommitLogReader:
     def _allocate(self, capacity: int) -> Buffers:
         buffers = Buffers(self._plans, capacity)
         self._names = [
-            (line.index, np.frombuffer(name.encode(), np.uint8)) for plan in self._plans for name, line in plan.columns.items()
+            (line.index, np.frombuffer(name.encode(), np.uint8))
+            for plan in self._plans
+            for name, line in plan.columns.items()
         ]
         for index, name in self._names:
             buffers.set_name(index, name)
@@ -93,7 +99,13 @@ class CommitLogReader:
         return buffers
 
     def read(
-        self, segment: Segment, *, start: int = 0, until: int | None = None, report: SegmentReport | None = None, node: str | None = None
+        self,
+        segment: Segment,
+        *,
+        start: int = 0,
+        until: int | None = None,
+        report: SegmentReport | None = None,
+        node: str | None = None,
     ) -> Iterator[tuple[TableSchema, pa.RecordBatch]]:
         """Read the changes of the mutations that end after offset `start` and not after `until`, by batch and table.
 
@@ -116,12 +128,20 @@ class CommitLogReader:
                 continue
             limit = len(section.data) if until is None else min(until - section.offset, len(section.data))
             trusted = complete or until is not None
-            yield from self._section(segment, section, start, limit, origin, report, trusted=trusted)
+            yield from self._section(segment, section, start, limit, origin, report=report, trusted=trusted)
             if report.torn_at is not None:
                 return
 
     def _section(
-        self, segment: Segment, section: Section, start: int, limit: int, origin: Origin, report: SegmentReport, *, trusted: bool
+        self,
+        segment: Segment,
+        section: Section,
+        start: int,
+        limit: int,
+        origin: Origin,
+        *,
+        report: SegmentReport,
+        trusted: bool,
     ) -> Iterator[tuple[TableSchema, pa.RecordBatch]]:
         mutations = np.empty((_MUTATIONS, 2), np.int64)
         address = section.data.ctypes.data
@@ -177,5 +197,7 @@ class CommitLogReader:
             at = int(unread[i]) - address
             table = UUID(bytes=section.data[at : at + 16].tobytes())
             if self._on_unknown_table == "fail":
-                raise SchemaError(f"{segment.path}, offset {section.offset + at}: the schema of table {table} is not known")
+                raise SchemaError(
+                    f"{segment.path}, offset {section.offset + at}: the schema of table {table} is not known"
+                )
             report.unknown_tables[table] += 1

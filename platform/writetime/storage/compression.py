@@ -39,8 +39,8 @@ def _none(data: memoryview, out: np.ndarray) -> int:
 
 DECOMPRESSORS: dict[str, Decompress] = {
     "LZ4Compressor": _lz4,
-    "SnappyCompressor": lambda data, out: cramjam.snappy.decompress_raw_into(data, out),  # type: ignore[arg-type]
-    "ZstdCompressor": lambda data, out: cramjam.zstd.decompress_into(data, out),  # type: ignore[arg-type]
+    "SnappyCompressor": cramjam.snappy.decompress_raw_into,  # type: ignore[dict-item]
+    "ZstdCompressor": cramjam.zstd.decompress_into,  # type: ignore[dict-item]
     "DeflateCompressor": _deflate,
     "NoopCompressor": _none,
 }

@@ -8,7 +8,8 @@ class StorageError(WritetimeError):
 
 
 class CorruptFile(StorageError):
-    """A file whose bytes are not what was written. `offset` is where, in the file's uncompressed data if it has chunks."""
+    """A file whose bytes are not what was written. `offset` is where, in the file's uncompressed data if it has
+    chunks."""
 
     def __init__(self, file: str, offset: int | None, expected: str) -> None:
         where = "" if offset is None else f", offset {offset}"

@@ -1,4 +1,5 @@
-"""Finds SSTables: file names, versions, snapshot directories, on local disks and wherever pyarrow or fsspec can reach."""
+"""Finds SSTables: file names, versions, snapshot directories, on local disks and wherever pyarrow or fsspec can
+reach."""
 
 import posixpath
 import re
@@ -141,7 +142,9 @@ def parse_name(filesystem: fs.FileSystem, path: str) -> tuple[Location, str] | N
         return None
     if (match["format"], match["version"]) not in FEATURES:
         known = ", ".join(sorted(version for _, version in FEATURES))
-        raise Unsupported(f"{path}: SSTable version {match['version']} ({match['format']}) is not supported; {known} are")
+        raise Unsupported(
+            f"{path}: SSTable version {match['version']} ({match['format']}) is not supported; {known} are"
+        )
     return Location(filesystem, folder, match["version"], match["id"], match["format"]), match["component"]
 
 

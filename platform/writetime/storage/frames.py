@@ -1,4 +1,5 @@
-"""The frames of a commit log's section: size, CRC32 of the size, mutation, CRC32 of both; all checked, compiled by numba."""
+"""The frames of a commit log's section: size, CRC32 of the size, mutation, CRC32 of both; all checked, compiled by
+numba."""
 
 import numpy as np
 from numba import njit

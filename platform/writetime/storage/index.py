@@ -6,6 +6,8 @@ of 4096-byte pages; a leaf holds the position in Data.db inverted, or a position
 bytes of length) is followed by the position in Data.db as a vint.
 """
 
+# ruff: noqa: PLR0917, PLR1714 (numba has no keyword-only arguments, and is slow with sets)
+
 import numpy as np
 from numba import njit
 
@@ -107,7 +109,7 @@ def _walk_trie(address: int, length: int, root: int, rows: int, rows_length: int
             return -max(node, 0) - 1
         p = address + node
         kind = load8(p) >> 4
-        bits = _POINTER_BITS[kind]
+        bits = int(_POINTER_BITS[kind])
         entries = 0
         base = p + 1
         size = 1
@@ -137,7 +139,7 @@ def _walk_trie(address: int, length: int, root: int, rows: int, rows_length: int
             return -node - 1
         if children[depth] < 0:
             payload = load8(p) & 0x0F
-            if payload != 0 and kind != _SINGLE_WITHOUT_PAYLOAD_4 and kind != _SINGLE_WITHOUT_PAYLOAD_12:  # noqa: PLR1714
+            if payload != 0 and kind != _SINGLE_WITHOUT_PAYLOAD_4 and kind != _SINGLE_WITHOUT_PAYLOAD_12:
                 position = _leaf(p + size, payload, address + length, rows, rows_length)
                 if position < 0 or count == len(positions):
                     return -node - 1
@@ -167,7 +169,8 @@ def _walk_trie(address: int, length: int, root: int, rows: int, rows_length: int
 
 @njit(cache=True)
 def _leaf(p: int, payload: int, end: int, rows: int, rows_length: int) -> int:
-    """Read the position in Data.db of a leaf, -1 if it cannot be: a byte of the key's hash if flagged, then the number."""
+    """Read the position in Data.db of a leaf, -1 if it cannot be: a byte of the key's hash if flagged, then the
+    number."""
     size = payload
     if payload >= 8:
         size = payload - 7

@@ -4,7 +4,8 @@ The format is that of `UnfilteredSerializer`, `ClusteringPrefix`, `Cell` and `De
 `org.apache.cassandra.db`, 3.0 and later; ScyllaDB writes the same. `layout` names the numbers that steer it.
 """
 
-# ruff: noqa: F403, F405 (the layout is a list of names, all of them used here)
+# ruff: noqa: F403, F405, PLR0917, PLR1714, SIM110, SIM102 (the layout is a list of names, all of them used here; numba
+# has no keyword-only arguments, and compiles neither sets nor generators to fast code)
 
 import numpy as np
 from numba import njit
@@ -190,7 +191,16 @@ def _position_tail(T: np.ndarray, t: int, out: int, terminator: int) -> int:
 
 @njit(cache=True)
 def _cell(
-    W: np.ndarray, C: np.ndarray, c: int, i: int, shape: int, p: int, end: int, row_time: int, row_ttl: int, row_expiry: int
+    W: np.ndarray,
+    C: np.ndarray,
+    c: int,
+    i: int,
+    shape: int,
+    p: int,
+    end: int,
+    row_time: int,
+    row_ttl: int,
+    row_expiry: int,
 ) -> tuple:
     """Read one cell of column `c`: into entry `i`, or that of the field that the path names, or as the next element.
 
@@ -351,7 +361,8 @@ def _complex(
 
 @njit(cache=True)
 def _subset(present: np.ndarray, count: int, p: int, end: int) -> int:
-    """Read which of the header's columns a row has (`Columns.deserializeSubset`); return the address after it, or -1."""
+    """Read which of the header's columns a row has (`Columns.deserializeSubset`); return the address after it, or
+    -1."""
     encoded, p = read_vint(p, end)
     if encoded == 0:
         present[:count] = 1
@@ -361,7 +372,8 @@ def _subset(present: np.ndarray, count: int, p: int, end: int) -> int:
         for i in range(count):
             present[i] = 1 - ((encoded >> i) & 1)
     else:
-        # From 64 columns on: how many are missing, then the numbers of those that are there or not, whichever are fewer.
+        # From 64 columns on: how many are missing, then the numbers of those that are there or not, whichever are
+        # fewer.
         if encoded < 0 or encoded > count:
             return -1
         there = count - encoded
@@ -377,9 +389,18 @@ def _subset(present: np.ndarray, count: int, p: int, end: int) -> int:
 
 @njit(cache=True)
 def _body(
-    W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, p: int, end: int, flags: int, static: bool
+    W: np.ndarray,
+    T: np.ndarray,
+    C: np.ndarray,
+    header: np.ndarray,
+    present: np.ndarray,
+    p: int,
+    end: int,
+    flags: int,
+    static: bool,
 ) -> tuple:
-    """Read a row after its clustering and size; return the address after it, whether it says anything, 0 or an error."""
+    """Read a row after its clustering and size; return the address after it, whether it says anything, 0 or an
+    error."""
     t = W[TABLE]
     row = T[t, ROWS]
     row_time = _NO_TIME
@@ -502,7 +523,9 @@ def _deletion_change(W: np.ndarray, T: np.ndarray, C: np.ndarray, write_time: in
 
 
 @njit(cache=True)
-def _partition_tombstone(W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, write_time: int, deletion_time: int) -> None:
+def _partition_tombstone(
+    W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, write_time: int, deletion_time: int
+) -> None:
     t = W[TABLE]
     _deletion_change(W, T, C, write_time, deletion_time)
     _commit(W, T, 3, at, T[t, POSITION_BYTES] + T[t, POSITION_USED], T[t, END_BYTES] + T[t, END_USED])
@@ -510,7 +533,15 @@ def _partition_tombstone(W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, w
 
 @njit(cache=True)
 def _static_row(
-    W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, at: int, p: int, end: int, flags: int
+    W: np.ndarray,
+    T: np.ndarray,
+    C: np.ndarray,
+    header: np.ndarray,
+    present: np.ndarray,
+    at: int,
+    p: int,
+    end: int,
+    flags: int,
 ) -> tuple:
     """Read a static row's body; one that says nothing leaves no change."""
     t = W[TABLE]
@@ -525,9 +556,18 @@ def _static_row(
 
 @njit(cache=True)
 def _row(
-    W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, at: int, p: int, end: int, flags: int
+    W: np.ndarray,
+    T: np.ndarray,
+    C: np.ndarray,
+    header: np.ndarray,
+    present: np.ndarray,
+    at: int,
+    p: int,
+    end: int,
+    flags: int,
 ) -> tuple:
-    """Read a row from its clustering on; `end` is the end of the data. Return the address after it, and 0 or an error."""
+    """Read a row from its clustering on; `end` is the end of the data. Return the address after it, and 0 or an
+    error."""
     t = W[TABLE]
     row = T[t, ROWS]
     _clear(T, C, t, row)
@@ -567,8 +607,8 @@ def _bound(W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, p: int, end: in
     # ClusteringPrefix.Kind: 0 excl. end, 1 incl. start, 2 boundary of those, 5 incl. end with excl. start, 6, 7 alone.
     if kind > 7 or kind == 3 or kind == 4:
         return at, BAD_BOUND
-    closes = kind == 0 or kind == 2 or kind == 5 or kind == 6  # noqa: PLR1714 (a set is slow in compiled code)
-    opens = kind == 1 or kind == 2 or kind == 5 or kind == 7  # noqa: PLR1714
+    closes = kind == 0 or kind == 2 or kind == 5 or kind == 6
+    opens = kind == 1 or kind == 2 or kind == 5 or kind == 7
     terminator = 0x20 if kind < 3 else 0x60
     start = T[t, END_BYTES] + T[t, END_USED]
     out = _position_head(T, t, start, terminator, count)
@@ -768,7 +808,8 @@ def walk_sstable(W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray
             return error
 
 
-# --- commit logs --------------------------------------------------------------------------------------------------------
+# --- commit logs
+# --------------------------------------------------------------------------------------------------------
 
 # UnfilteredRowIteratorSerializer's flags.
 _IS_EMPTY, _IS_REVERSED, _HAS_PARTITION_DELETION, _HAS_STATIC_ROW, _HAS_ROW_ESTIMATE = 0x01, 0x02, 0x04, 0x08, 0x10
@@ -785,7 +826,9 @@ def _same_bytes(p: int, q: int, length: int) -> bool:
 
 
 @njit(cache=True)
-def _names(T: np.ndarray, C: np.ndarray, t: int, static: bool, header: np.ndarray, base: int, p: int, end: int) -> tuple:
+def _names(
+    T: np.ndarray, C: np.ndarray, t: int, static: bool, header: np.ndarray, base: int, p: int, end: int
+) -> tuple:
     """Read an update's column names; return the address after them, their number, and 0 or an error."""
     count, p = read_vint(p, end)
     if count < 0 or count > T[t, LAST] - T[t, FIRST]:
@@ -827,7 +870,9 @@ def _find_table(T: np.ndarray, p: int, guess: int) -> int:
 
 
 @njit(cache=True)
-def _update(W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, p: int, end: int) -> tuple:
+def _update(
+    W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, p: int, end: int
+) -> tuple:
     """Read one `PartitionUpdate`; return the address after it, and 0 or an error."""
     at = p
     if end - p < 16:
@@ -879,7 +924,11 @@ def _update(W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, pre
         if end - p < 2:
             return end + 1, TRUNCATED
         row_flags = load8(p)
-        if row_flags & (_END_OF_PARTITION | _IS_MARKER) != 0 or row_flags & _EXTENDED == 0 or load8(p + 1) != _EXTENDED_STATIC:
+        if (
+            row_flags & (_END_OF_PARTITION | _IS_MARKER) != 0
+            or row_flags & _EXTENDED == 0
+            or load8(p + 1) != _EXTENDED_STATIC
+        ):
             return p, BAD_FLAGS
         p, error = _static_row(W, T, C, header, present, p, p + 2, end, row_flags)
         if error != 0:

@@ -5,7 +5,8 @@ runs out of room and never has to look: a row or a cell takes at least two bytes
 more than once (a UUID's 16 bytes become 36 characters; a byte of a clustering becomes two of a position at most).
 """
 
-# --- COLUMNS: one line a column that the kernel knows, one number a field ------------------------------------------------
+# --- COLUMNS: one line a column that the kernel knows, one number a field
+# ------------------------------------------------
 LENGTH = 0  # bytes of a value on disk, or -1 if its length precedes it
 FORM = 1  # how a value is written out, see below
 SHAPE = 2  # SIMPLE, COLLECTION or UDT
@@ -42,7 +43,8 @@ IS_PRESENT, HAS_VALUE, HAS_TTL, HAS_DELETION_TIME, IS_TOMBSTONE = 1, 2, 4, 8, 16
 BYTES, FIXED1, FIXED2, FIXED4, FIXED8, BOOLEAN, DATE, TIMESTAMP, UUID_TEXT, COUNTER = range(10)
 WIDTH = {FIXED1: 1, FIXED2: 2, FIXED4: 4, FIXED8: 8, BOOLEAN: 1, DATE: 4, TIMESTAMP: 8, COUNTER: 8}
 
-# --- TABLES: one line a table -------------------------------------------------------------------------------------------
+# --- TABLES: one line a table
+# -------------------------------------------------------------------------------------------
 FIRST = 0  # the lines in COLUMNS that hold one value a row: clustering, static and regular columns, fields of UDTs
 LAST = 1  # ... up to here
 CLUSTERING = 2  # the line of the first clustering column
@@ -76,7 +78,8 @@ ID_HIGH = 29  # table id
 ID_LOW = 30
 TABLE_FIELDS = 31
 
-# --- STATE of the walk --------------------------------------------------------------------------------------------------
+# --- STATE of the walk
+# --------------------------------------------------------------------------------------------------
 START = 0  # address and end of the window, and its offset in the (uncompressed) file
 END = 1
 FILE_OFFSET = 2

@@ -3,7 +3,6 @@
 An address is an int64. Nothing here checks bounds: the caller does, before every read, as `length > end - address`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -14,7 +13,7 @@ from numba.extending import intrinsic
 _I8_POINTER = ir.IntType(8).as_pointer()
 
 
-def _loader(bits: int, *, signed: bool) -> Callable[[int], int]:
+def _loader(bits: int, *, signed: bool) -> Any:
     @intrinsic
     def load(typing_context: Any, address: Any) -> Any:
         """Load one big-endian integer."""
@@ -35,7 +34,7 @@ def _loader(bits: int, *, signed: bool) -> Callable[[int], int]:
     return load
 
 
-def _storer(bits: int) -> Callable[[int, int], None]:
+def _storer(bits: int) -> Any:
     @intrinsic
     def store(typing_context: Any, address: Any, value: Any) -> Any:
         """Store the low bits of a value, in the machine's byte order."""
@@ -53,7 +52,7 @@ def _storer(bits: int) -> Callable[[int, int], None]:
     return store
 
 
-def _copier() -> Callable[[int, int, int], None]:
+def _copier() -> Any:
     @intrinsic
     def copy_bytes(typing_context: Any, target: Any, source: Any, length: Any) -> Any:
         """Copy bytes between places that do not overlap."""

@@ -95,14 +95,17 @@ class Line:
 class Plan:
     """The lines of one table: its key, then what has one value a row, then the elements of its collections.
 
-    `fields` are those of the change that are asked for (all if None). Dropped columns have lines too, to read past them.
+    `fields` are those of the change that are asked for (all if None). Dropped columns have lines too, to read past
+    them.
     """
 
     def __init__(self, schema: TableSchema, fields: Names[str] | None = None, first: int = 0) -> None:
         self.schema = schema
         self._next = first
         self._fields = fields
-        self.key = [self._add(Line(c.name, c.type, 0, cells=False, wanted=self._wants(c))) for c in schema.partition_key]
+        self.key = [
+            self._add(Line(c.name, c.type, 0, cells=False, wanted=self._wants(c))) for c in schema.partition_key
+        ]
         self.first = self._next
         self.clustering = [self._clustering(c) for c in schema.clustering]
         dropped_at: dict[str, int] = {}
@@ -156,7 +159,9 @@ class Plan:
         return line
 
     def _clustering(self, column: Column) -> Line:
-        compare = _COMPARE.get(column.type.name, P.COMPARE_OTHER) if isinstance(column.type, Native) else P.COMPARE_OTHER
+        compare = (
+            _COMPARE.get(column.type.name, P.COMPARE_OTHER) if isinstance(column.type, Native) else P.COMPARE_OTHER
+        )
         line = Line(column.name, column.type, 0, cells=False, compare=compare, reverse=column.reversed)
         line.wanted = self._wants(column)
         return self._add(line)
@@ -190,7 +195,8 @@ class Plan:
 
 
 class Buffers:
-    """Room for what the kernel writes from up to `capacity` bytes of input, for some tables, and the tables of numbers."""
+    """Room for what the kernel writes from up to `capacity` bytes of input, for some tables, and the tables of
+    numbers."""
 
     def __init__(self, plans: Sequence[Plan], capacity: int) -> None:
         self.capacity = capacity
@@ -221,7 +227,7 @@ class Buffers:
         if not line.wanted:
             return {}
         n = self.entries
-        arrays = {L.STATE: np.empty(n, np.uint8)}
+        arrays: dict[int, np.ndarray] = {L.STATE: np.empty(n, np.uint8)}
         if line.shape == L.SIMPLE:
             if line.form in L.WIDTH:
                 arrays[L.VALUES] = np.empty(n * L.WIDTH[line.form], np.uint8)
@@ -248,7 +254,7 @@ class Buffers:
         # A byte of a clustering may be escaped; each value has a byte before it even if it takes none on disk; the
         # start of a range tombstone may stem from an earlier window.
         room = 4 * self.capacity + n * (clusterings + 4) + 64
-        arrays = {
+        arrays: dict[int, np.ndarray] = {
             L.ROW_KIND: np.empty(n, np.int8),
             L.ROW_PARTITION: np.empty(n, np.int32),
             L.ROW_OFFSET: np.empty(n, np.int64),

@@ -22,7 +22,7 @@ def read_vint(p: int, end: int) -> tuple[int, int]:
     first = load8(p)
     if first < 0x80:
         return first, p + 1
-    extra = _EXTRA_BYTES[first]
+    extra = int(_EXTRA_BYTES[first])
     if extra > end - p - 1:
         return 0, end + 1
     if extra == 8:
@@ -66,7 +66,8 @@ def _little64(p: int) -> np.uint64:
 
 @njit(cache=True)
 def _signed_tail(p: int, length: int) -> np.uint64:
-    """The bytes of a tail are sign-extended before they are combined: a quirk that every token has since depended on."""
+    """The bytes of a tail are sign-extended before they are combined: a quirk that every token has since depended
+    on."""
     value = np.uint64(0)
     for i in range(length):
         byte = load8(p + i)
@@ -77,7 +78,7 @@ def _signed_tail(p: int, length: int) -> np.uint64:
 
 
 @njit(cache=True)
-def token_at(p: int, length: int) -> int:
+def token_at(p: int, length: int) -> np.int64:
     """Return the token of a serialised partition key (`Murmur3Partitioner`, `MurmurHash.hash3_x64_128`)."""
     c1 = np.uint64(0x87C37B91114253D5)
     c2 = np.uint64(0x4CF5AD432745937F)
@@ -105,7 +106,7 @@ def token_at(p: int, length: int) -> int:
     h2 = _mix(h2)
     token = np.int64(h1 + h2)
     # The smallest token is reserved for "before all keys".
-    return token if token != -0x8000000000000000 else 0x7FFFFFFFFFFFFFFF
+    return token if token != -0x8000000000000000 else np.int64(0x7FFFFFFFFFFFFFFF)
 
 
 def token(key: bytes) -> int:
@@ -170,7 +171,8 @@ def _encode_bytes(p: int, length: int, out: int) -> int:
 
 @njit(cache=True)
 def encode_comparable(method: int, reverse: bool, p: int, length: int, out: int) -> int:
-    """Write a clustering value with the byte before it; return the address after them, at most 2 * length + 3 bytes on."""
+    """Write a clustering value with the byte before it; return the address after them, at most 2 * length + 3 bytes
+    on."""
     if length == 0 and method != COMPARE_BYTES:
         store8(out, 0x41 if reverse else 0x3F)
         return out + 1
@@ -191,10 +193,8 @@ def encode_comparable(method: int, reverse: bool, p: int, length: int, out: int)
     elif method == COMPARE_UUID:
         high = load64(p)
         version = (high >> 12) & 0xF
-        if version == 1:
-            high = _time_order(p)
-        else:
-            high = (version << 60) | ((high >> 4) & 0x0FFFFFFFFFFFF000) | (high & 0xFFF)
+        by_version = (version << 60) | ((high >> 4) & 0x0FFFFFFFFFFFF000) | (high & 0xFFF)
+        high = _time_order(p) if version == 1 else by_version
         _store_big64(out, high)
         copy(out + 8, p + 8, 8)
         out += 16

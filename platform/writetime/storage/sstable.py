@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -58,7 +59,9 @@ class SSTable:
         ours = [(c.type, c.reversed) for c in self.schema.clustering]
         if ours != [(key.components[0], key.reversed) for key in self.header.clustering]:
             raise SchemaError(f"{where}: the clustering columns are not those of {self.schema.full_name}")
-        static = {c.name: c.type for c in self.schema.static} | {d.name: d.type for d in self.schema.dropped if d.static}
+        static = {c.name: c.type for c in self.schema.static} | {
+            d.name: d.type for d in self.schema.dropped if d.static
+        }
         regular = {c.name: c.type for c in self.schema.regular}
         regular |= {d.name: d.type for d in self.schema.dropped if not d.static and d.name not in regular}
         for stored, known in ((self.header.static, static), (self.header.regular, regular)):
@@ -100,7 +103,7 @@ class SSTable:
         wanted = np.arange(start + target_bytes, end, target_bytes)
         cuts = {int(positions[i]) for i in np.searchsorted(positions, wanted) if i < last}
         bounds = sorted({start, *cuts, end})
-        return list(zip(bounds, bounds[1:], strict=False))
+        return list(pairwise(bounds))
 
     def _search(self, wanted: int) -> int:
         """Return the number of the first partition whose token is at least `wanted`."""
@@ -192,7 +195,8 @@ class _Walker:
         self._tokens = tokens
         self._origin = origin
         self._lines = np.array(
-            self._plan.header([n for n, _ in self._header.static], [n for n, _ in self._header.regular]) or [0], np.int64
+            self._plan.header([n for n, _ in self._header.static], [n for n, _ in self._header.regular]) or [0],
+            np.int64,
         )
         self._present = np.empty(len(self._lines) + 1, np.uint8)
         self._key = np.empty(65536, np.uint8)
