@@ -29,7 +29,7 @@ import pyarrow as pa
 from writetime.schema.mapping import arrow_type
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, is_complex
-from writetime.schema.values import split_sequence, split_vector
+from writetime.schema.values import BadValue, split_sequence, split_vector
 
 ROW, STATIC, RANGE_TOMBSTONE, PARTITION_TOMBSTONE = range(4)
 KINDS = ("row", "static", "range_tombstone", "partition_tombstone")
@@ -154,7 +154,14 @@ def _encoder(cql_type: CqlType) -> Encoder:
         case _:
             encoders = [_encoder(t) for _, t in udt_fields(cql_type)]
             inner = lambda data: _tuple(data, encoders)  # noqa: E731
-    return lambda data: inner(data) if data else None
+
+    def encode(data: bytes) -> bytes | None:
+        try:
+            return inner(data) if data else None
+        except (struct.error, IndexError, ValueError) as e:
+            raise BadValue(f"{data[:32].hex()} ({len(data)} bytes) is no {cql_type}: {e}") from None
+
+    return encode
 
 
 _ZEROS = re.compile(rb"\0+")

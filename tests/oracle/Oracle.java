@@ -30,6 +30,7 @@ import org.apache.cassandra.db.rows.RangeTombstoneMarker;
 import org.apache.cassandra.db.rows.Row;
 import org.apache.cassandra.db.rows.Unfiltered;
 import org.apache.cassandra.db.rows.UnfilteredRowIterator;
+import org.apache.cassandra.io.sstable.CQLSSTableWriter;
 import org.apache.cassandra.io.sstable.Descriptor;
 import org.apache.cassandra.io.sstable.ISSTableScanner;
 import org.apache.cassandra.io.sstable.format.SSTableReader;
@@ -54,6 +55,11 @@ public class Oracle
 
     public static void main(String[] args) throws Exception
     {
+        if (args[0].equals("write"))
+        {
+            write(args[1], Integer.parseInt(args[2]));
+            System.exit(0);
+        }
         out = new PrintStream(Files.newOutputStream(Path.of(args[1])), false, "UTF-8");
         DatabaseDescriptor.toolInitialization();
         if (args[0].equals("sstable"))
@@ -206,6 +212,25 @@ public class Oracle
                     }
             }
             out.println("{\"rows\":" + rows + ",\"sum\":" + sum + ",\"cpu\":" + (system.getProcessCpuTime() - cpu) / 1e9 + ",\"wall\":" + (System.nanoTime() - start) / 1e9 + "}");
+        }
+    }
+
+    /** Writes SSTables of a table with rows of a UUID and an int as the key, 16 rows a partition, and five columns. */
+    private static void write(String folder, int rows) throws Exception
+    {
+        java.util.Random random = new java.util.Random(1);
+        try (CQLSSTableWriter writer = CQLSSTableWriter.builder().inDirectory(folder).withMaxSSTableSizeInMiB(4096).sorted()
+                 .forTable("CREATE TABLE bench.events (id uuid, n int, kind text, amount bigint, price double, at timestamp, note text, PRIMARY KEY (id, n))")
+                 .using("INSERT INTO bench.events (id, n, kind, amount, price, at, note) VALUES (?, ?, ?, ?, ?, ?, ?)").build())
+        {
+            List<UUID> ids = new ArrayList<>();
+            for (int i = 0; i < rows / 16; i++)
+                ids.add(new UUID(random.nextLong() & ~0xF000L | 0x4000L, random.nextLong() & 0x3FFFFFFFFFFFFFFFL | Long.MIN_VALUE));
+            org.apache.cassandra.dht.Murmur3Partitioner partitioner = org.apache.cassandra.dht.Murmur3Partitioner.instance;
+            ids.sort(java.util.Comparator.comparing(id -> partitioner.decorateKey(org.apache.cassandra.utils.UUIDGen.toByteBuffer(id))));
+            for (UUID id : ids)
+                for (int n = 0; n < 16; n++)
+                    writer.addRow(id, n, "kind" + n % 5, random.nextLong() >> 20, random.nextDouble(), new java.util.Date(1700000000000L + random.nextInt()), "note " + random.nextInt(1000000));
         }
     }
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
 from cassandra import InvalidRequest
 
-from storage.databases import FormatServer
-from storage.generate import COMPRESSIONS, KEYSPACE, UDTS, Generator
+from tests import oracle
+from tests.storage.databases import FormatServer
+from tests.storage.generate import COMPRESSIONS, KEYSPACE, UDTS, Generator
 from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
 from writetime.storage.files import Location

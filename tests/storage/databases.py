@@ -9,10 +9,23 @@ from cassandra.cluster import Cluster
 
 from writetime.config import load
 from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.types import quote_name
 from writetime.servers.cassandra import CassandraServer
 from writetime.storage.files import Location, find_sstables
 
 PORT, STORAGE_PORT = 29742, 27700
+
+
+def cql_with_ids(schemas: Iterable[TableSchema]) -> str:
+    """Return CREATE statements of tables with their ids, after those of the types that they use."""
+    statements: dict[str, None] = {}
+    for schema in schemas:
+        for udt in schema.udts():
+            fields = ", ".join(f"{quote_name(n)} {t}" for n, t in udt.fields)
+            statements[f"CREATE TYPE {udt.keyspace}.{udt.name} ({fields});"] = None
+        joiner = " AND" if schema.clustering else " WITH"
+        statements[f"{schema.create_statement()}{joiner} ID = {schema.id};"] = None
+    return "\n".join(statements)
 
 
 class FormatServer(CassandraServer):

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import oracle
 import pyarrow as pa
 
-from storage.conftest import Written
-from storage.expected import assert_same, expected_changes, without_origin
-from storage.generate import KEYSPACE, UDTS
+from tests import oracle
+from tests.storage.conftest import Written
+from tests.storage.expected import assert_same, expected_changes, without_origin
+from tests.storage.generate import KEYSPACE, UDTS
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.segment import find_segments
 
@@ -20,8 +20,8 @@ def read_all(written: Written) -> dict[str, list[pa.RecordBatch]]:
         for schema, batch in reader.read(segment, report=report):
             found.setdefault(schema.name, []).append(batch)
         index = segment.cdc_index()
-        assert index is not None
-        assert report.position <= index.offset
+        # The node has not synced its newest segments yet, so there is nothing in them.
+        assert report.position <= (index.offset if index else 0)
     return found
 
 

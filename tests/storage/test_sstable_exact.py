@@ -1,7 +1,7 @@
 """Every change of generated tables against what Cassandra's own classes read from the same files."""
 
-from storage.conftest import Written
-from storage.expected import assert_same, expected_changes, without_origin
+from tests.storage.conftest import Written
+from tests.storage.expected import assert_same, expected_changes, without_origin
 from writetime.storage.sstable import SSTable
 
 

@@ -1,5 +1,6 @@
 """Makes Arrow batches of changes out of what the kernel wrote."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -53,6 +54,16 @@ def _bits(flags: np.ndarray) -> pa.Buffer:
     return pa.py_buffer(np.packbits(flags, bitorder="little"))
 
 
+def _constant(value: Any, arrow: pa.DataType, count: int) -> pa.Array:
+    """Return the same value `count` times; arrays of constants are made once and cut to length."""
+    return _long_constant(value, arrow, max(1024, 1 << (count - 1).bit_length())).slice(0, count)
+
+
+@functools.lru_cache(maxsize=32)
+def _long_constant(value: Any, arrow: pa.DataType, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, arrow), count)
+
+
 class BatchMaker:
     """Turns the buffers of one table into record batches with the fields that are asked for, in their order."""
 
@@ -79,7 +90,7 @@ class BatchMaker:
         work = _Work(buffers, table, self._decoders, self._encode)
         try:
             arrays = [self._array(work, name, origin) for name in self.schema.names]
-        except (BadValue, UnicodeDecodeError) as e:
+        except (BadValue, UnicodeDecodeError, pa.ArrowInvalid, OverflowError) as e:
             raise CorruptFile(origin.file, None, str(e)) from None
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.nulls(work.rows, pa.struct([])))
@@ -141,7 +152,7 @@ class _Work:
 
     def kinds(self) -> pa.Array:
         if not self._kinds.any():
-            return pa.repeat(KINDS[0], self.rows)
+            return _constant(KINDS[0], pa.string(), self.rows)
         return pa.DictionaryArray.from_arrays(pa.array(self._kinds), list(KINDS)).dictionary_decode()
 
     def by_partition(self, array: pa.Array) -> pa.Array:
@@ -172,7 +183,7 @@ class _Work:
     def ends(self) -> pa.Array:
         is_range = self._kinds == 2
         if not is_range.any():
-            return pa.nulls(self.rows, pa.binary())
+            return _constant(None, pa.binary(), self.rows)
         array = self.binary(L.END_OFFSETS, L.END_BYTES, self.rows, _bits(is_range))
         if self._encode is None:
             return array
@@ -201,7 +212,7 @@ class _Work:
     def marker(self) -> pa.Array:
         state = self._table_arrays[L.MARKER_STATE][: self.rows]
         if not state.any():
-            return pa.nulls(self.rows, MARKER)
+            return _constant(None, MARKER, self.rows)
         validity = _validity(state, L.IS_PRESENT)
         if (state & L.HAS_TTL).any():
             expires = _validity(state, L.HAS_TTL)
@@ -210,14 +221,14 @@ class _Work:
                 self.numbers(L.MARKER_EXPIRY, self.rows, pa.int64(), expires),
             ]
         else:
-            times = [pa.nulls(self.rows, pa.int32()), pa.nulls(self.rows, pa.int64())]
+            times = [_constant(None, pa.int32(), self.rows), _constant(None, pa.int64(), self.rows)]
         children = [self.numbers(L.MARKER_WRITE_TIME, self.rows, pa.int64(), validity), *times]
         return pa.Array.from_buffers(MARKER, self.rows, [validity], children=children)
 
     def tombstone(self) -> pa.Array:
         state = self._table_arrays[L.TOMBSTONE_STATE][: self.rows]
         if not state.any():
-            return pa.nulls(self.rows, TOMBSTONE)
+            return _constant(None, TOMBSTONE, self.rows)
         validity = _validity(state, L.IS_PRESENT)
         children = [
             self.numbers(L.TOMBSTONE_WRITE_TIME, self.rows, pa.int64(), validity),
@@ -227,11 +238,11 @@ class _Work:
 
     def origin(self, origin: Origin) -> pa.Array:
         children = [
-            pa.repeat(pa.scalar(origin.source), self.rows),
-            pa.repeat(pa.scalar(origin.node, pa.string()), self.rows),
-            pa.repeat(pa.scalar(origin.file), self.rows),
+            _constant(origin.source, pa.string(), self.rows),
+            _constant(origin.node, pa.string(), self.rows),
+            _constant(origin.file, pa.string(), self.rows),
             self.numbers(L.ROW_OFFSET, self.rows, pa.int64()),
-            pa.repeat(pa.scalar(origin.captured_at, ORIGIN.field("captured_at").type), self.rows),
+            _constant(origin.captured_at, ORIGIN.field("captured_at").type, self.rows),
         ]
         return pa.Array.from_buffers(ORIGIN, self.rows, [None], children=children)
 
@@ -241,7 +252,7 @@ class _Work:
             return self._cells(line, self.rows)
         arrow = column_type(line.type)
         if self._columns[line.index, L.PRESENT] == 0:
-            return pa.nulls(self.rows, arrow)
+            return _constant(None, arrow, self.rows)
         state = self._arrays[line.index][L.STATE][: self.rows]
         validity = _validity(state, L.IS_PRESENT)
         tombstone = self._column_tombstone(line, state)
@@ -255,7 +266,7 @@ class _Work:
 
     def _column_tombstone(self, line: Line, state: np.ndarray) -> pa.Array:
         if self._columns[line.index, L.WITH_TOMBSTONE] == 0:
-            return pa.nulls(self.rows, TOMBSTONE)
+            return _constant(None, TOMBSTONE, self.rows)
         validity = _validity(state, L.IS_TOMBSTONE)
         arrays = self._arrays[line.index]
         children = [
@@ -280,7 +291,7 @@ class _Work:
         arrow = cell_type(arrow_type(line.type))
         present = int(self._columns[line.index, L.PRESENT])
         if present == 0:
-            return pa.nulls(count, arrow)
+            return _constant(None, arrow, count)
         state = self._arrays[line.index][L.STATE][:count]
         validity = None if present == count else _validity(state, L.IS_PRESENT)
         children = [self.values(line, count), *self._times(line, count, validity)]
@@ -293,7 +304,7 @@ class _Work:
 
         def times(number: int, bit: int, some: int, arrow: pa.DataType) -> pa.Array:
             if numbers[some] == 0:
-                return pa.nulls(count, arrow)
+                return _constant(None, arrow, count)
             valid = None if numbers[some] == count else _validity(state, bit)
             return pa.Array.from_buffers(arrow, count, [valid, _buffer(arrays[number][:count])])
 
@@ -310,7 +321,7 @@ class _Work:
         arrow = arrow_type(line.type)
         some = int(self._columns[line.index, L.WITH_VALUE])
         if some == 0 or count == 0:
-            return pa.nulls(count, arrow)
+            return _constant(None, arrow, count)
         arrays = self._arrays[line.index]
         state = arrays[L.STATE][:count]
         if line.index in self._decoders:

@@ -2,9 +2,8 @@
 numba."""
 
 import numpy as np
-from numba import njit
 
-from writetime.storage.memory import load8, load32, load_int32
+from writetime.storage.memory import compiled, load8, load32, load_int32
 
 # Why reading stopped: the section's end, a zero size (nothing was written from there on), a fault.
 END, ZERO, TORN, BAD_SIZE, BAD_SIZE_CHECKSUM, BAD_CHECKSUM = range(6)
@@ -34,7 +33,7 @@ def _tables() -> np.ndarray:
 _CRC = _tables()
 
 
-@njit(cache=True)
+@compiled
 def _crc32(crc: int, p: int, length: int) -> int:
     """Continue an inverted CRC32 over some bytes."""
     end = p + length
@@ -51,7 +50,7 @@ def _crc32(crc: int, p: int, length: int) -> int:
     return crc
 
 
-@njit(cache=True)
+@compiled
 def read_frames(address: int, start: int, end: int, mutations: np.ndarray) -> tuple[int, int, int]:
     """Find the mutations between two offsets; fill their starts and ends in.
 

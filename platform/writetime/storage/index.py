@@ -9,11 +9,10 @@ bytes of length) is followed by the position in Data.db as a vint.
 # ruff: noqa: PLR0917, PLR1714 (numba has no keyword-only arguments, and is slow with sets)
 
 import numpy as np
-from numba import njit
 
 from writetime.storage.errors import CorruptFile
 from writetime.storage.files import Location
-from writetime.storage.memory import load8, load16
+from writetime.storage.memory import compiled, load8, load16
 from writetime.storage.primitives import read_vint, skip
 
 _PAGE = 4096
@@ -54,7 +53,7 @@ def partition_positions(location: Location) -> np.ndarray:
     return positions
 
 
-@njit(cache=True)
+@compiled
 def _walk_index(address: int, length: int, positions: np.ndarray) -> int:
     """Return the number of entries, or minus the offset of a bad one, minus 1."""
     p = address
@@ -81,7 +80,7 @@ _SINGLE_WITHOUT_PAYLOAD_4, _SINGLE_8, _SINGLE_WITHOUT_PAYLOAD_12, _SINGLE_16 = 1
 _SPARSE_FIRST, _DENSE_FIRST = 5, 10
 
 
-@njit(cache=True)
+@compiled
 def _bits(base: int, number: int, bits: int) -> int:
     """Read entry `number` of an array of big-endian numbers of 8 to 64 bits, or of 12 that follow each other packed."""
     if bits == 12:
@@ -93,7 +92,7 @@ def _bits(base: int, number: int, bits: int) -> int:
     return value
 
 
-@njit(cache=True)
+@compiled
 def _walk_trie(address: int, length: int, root: int, rows: int, rows_length: int, positions: np.ndarray) -> int:
     """Walk the trie in order; return the number of leaves, or minus the offset of a bad node, minus 1."""
     # A node below another is written before it, so positions fall along a path, and no path is endless.
@@ -167,7 +166,7 @@ def _walk_trie(address: int, length: int, root: int, rows: int, rows_length: int
     return count
 
 
-@njit(cache=True)
+@compiled
 def _leaf(p: int, payload: int, end: int, rows: int, rows_length: int) -> int:
     """Read the position in Data.db of a leaf, -1 if it cannot be: a byte of the key's hash if flagged, then the
     number."""

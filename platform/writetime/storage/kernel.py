@@ -8,11 +8,12 @@ The format is that of `UnfilteredSerializer`, `ClusteringPrefix`, `Cell` and `De
 # has no keyword-only arguments, and compiles neither sets nor generators to fast code)
 
 import numpy as np
-from numba import njit
 
 from writetime.storage.layout import *
 from writetime.storage.memory import (
+    compiled,
     copy,
+    inlined,
     load8,
     load16,
     load32,
@@ -36,7 +37,7 @@ _NO_TIME = -0x8000000000000000
 _MAX_MILLIS = 0x7FFFFFFFFFFFFFFF // 1000
 
 
-@njit(cache=True)
+@inlined
 def _deletion_time(W: np.ndarray, delta: int) -> int:
     """Versions with unsigned deletion times reach the year 2106; older ones are signed."""
     value = (W[MIN_DELETION_TIME] + delta) & 0xFFFFFFFF
@@ -45,7 +46,7 @@ def _deletion_time(W: np.ndarray, delta: int) -> int:
     return value
 
 
-@njit(cache=True)
+@inlined
 def _store_value(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
     """Write value `i` of a column; return 0 or an error."""
     form = C[c, FORM]
@@ -96,7 +97,7 @@ def _store_value(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
     return 0
 
 
-@njit(cache=True)
+@compiled
 def _store_counter(target: int, p: int, length: int) -> int:
     """Add up the shards of a counter (`CounterContext`): 2 bytes count the header's, of 2 each; shards have 32."""
     if length < 2:
@@ -111,7 +112,7 @@ def _store_counter(target: int, p: int, length: int) -> int:
     return 0
 
 
-@njit(cache=True)
+@inlined
 def _clear(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
     """Mark every column of a new change as absent."""
     for c in range(T[t, FIRST], T[t, LAST]):
@@ -123,7 +124,7 @@ def _clear(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
                 store32(C[c, OFFSETS] + 4 * (row + 1), C[c, USED])
 
 
-@njit(cache=True)
+@compiled
 def _clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, count: int, row: int, out: int) -> tuple:
     """Read `count` clustering values, into their columns if `row` >= 0, and as a position at `out` if that is not 0.
 
@@ -170,7 +171,7 @@ def _clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, count: i
     return p, out, 0
 
 
-@njit(cache=True)
+@compiled
 def _position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int) -> int:
     """Before a clustering that is left to Python to encode go its terminator and the number of its values."""
     if T[t, ENCODE_POSITION] == 0:
@@ -181,7 +182,7 @@ def _position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int)
     return out
 
 
-@njit(cache=True)
+@compiled
 def _position_tail(T: np.ndarray, t: int, out: int, terminator: int) -> int:
     if T[t, ENCODE_POSITION] != 0:
         store8(out, terminator)
@@ -189,7 +190,7 @@ def _position_tail(T: np.ndarray, t: int, out: int, terminator: int) -> int:
     return out
 
 
-@njit(cache=True)
+@inlined
 def _cell(
     W: np.ndarray,
     C: np.ndarray,
@@ -295,7 +296,7 @@ def _cell(
     return p, 1, 0
 
 
-@njit(cache=True)
+@compiled
 def _path(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
     state = 0
     if length > 0 or C[c, EMPTY_IS_VALUE] != 0:
@@ -310,7 +311,7 @@ def _path(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
     return 0
 
 
-@njit(cache=True)
+@compiled
 def _complex(
     W: np.ndarray,
     C: np.ndarray,
@@ -359,7 +360,7 @@ def _complex(
     return p, kept, 0
 
 
-@njit(cache=True)
+@compiled
 def _subset(present: np.ndarray, count: int, p: int, end: int) -> int:
     """Read which of the header's columns a row has (`Columns.deserializeSubset`); return the address after it, or
     -1."""
@@ -387,7 +388,7 @@ def _subset(present: np.ndarray, count: int, p: int, end: int) -> int:
     return p
 
 
-@njit(cache=True)
+@compiled
 def _body(
     W: np.ndarray,
     T: np.ndarray,
@@ -455,7 +456,7 @@ def _body(
     return p, says, 0
 
 
-@njit(cache=True)
+@compiled
 def _commit(W: np.ndarray, T: np.ndarray, kind: int, at: int, position_end: int, range_end: int) -> None:
     """Make the change that was just written count."""
     t = W[TABLE]
@@ -470,7 +471,7 @@ def _commit(W: np.ndarray, T: np.ndarray, kind: int, at: int, position_end: int,
     T[t, ROWS] = row + 1
 
 
-@njit(cache=True)
+@compiled
 def _begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
     """Write the current key as a partition of the batch; return 0 or an error."""
     t = W[TABLE]
@@ -510,7 +511,7 @@ def _begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
     return 0 if p == end else BAD_KEY
 
 
-@njit(cache=True)
+@compiled
 def _deletion_change(W: np.ndarray, T: np.ndarray, C: np.ndarray, write_time: int, deletion_time: int) -> None:
     """Write what a range or partition tombstone has beside its position."""
     t = W[TABLE]
@@ -522,7 +523,7 @@ def _deletion_change(W: np.ndarray, T: np.ndarray, C: np.ndarray, write_time: in
     store64(T[t, TOMBSTONE_DELETION_TIME] + 8 * row, deletion_time)
 
 
-@njit(cache=True)
+@compiled
 def _partition_tombstone(
     W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, write_time: int, deletion_time: int
 ) -> None:
@@ -531,7 +532,7 @@ def _partition_tombstone(
     _commit(W, T, 3, at, T[t, POSITION_BYTES] + T[t, POSITION_USED], T[t, END_BYTES] + T[t, END_USED])
 
 
-@njit(cache=True)
+@compiled
 def _static_row(
     W: np.ndarray,
     T: np.ndarray,
@@ -554,7 +555,7 @@ def _static_row(
     return p, error
 
 
-@njit(cache=True)
+@compiled
 def _row(
     W: np.ndarray,
     T: np.ndarray,
@@ -595,7 +596,7 @@ def _row(
     return p, 0
 
 
-@njit(cache=True)
+@compiled
 def _bound(W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, p: int, end: int) -> tuple:
     """Read a range tombstone's bound or boundary; what it closes becomes a change."""
     t = W[TABLE]
@@ -648,7 +649,7 @@ def _bound(W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, p: int, end: in
     return p, 0 if p <= end else TRUNCATED
 
 
-@njit(cache=True)
+@compiled
 def _unfiltered(
     W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, p: int, end: int
 ) -> tuple:
@@ -673,7 +674,7 @@ def _unfiltered(
     return _row(W, T, C, header, present, at, p, end, flags)
 
 
-@njit(cache=True)
+@compiled
 def _unfiltered_end(W: np.ndarray, T: np.ndarray, C: np.ndarray, p: int, end: int) -> int:
     """Return where an SSTable's row or bound ends, without reading it; beyond `end` if that is not in the window."""
     if p >= end:
@@ -699,7 +700,7 @@ def _unfiltered_end(W: np.ndarray, T: np.ndarray, C: np.ndarray, p: int, end: in
     return skip(p, size, end)
 
 
-@njit(cache=True)
+@compiled
 def _sstable_partition(
     W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, p: int, end: int
 ) -> tuple:
@@ -771,7 +772,7 @@ def _sstable_partition(
     return p, 0
 
 
-@njit(cache=True)
+@compiled
 def walk_sstable(W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray) -> int:
     """Walk the window from POSITION on; return MORE, DONE or an error, with POSITION where that is."""
     p = W[POSITION]
@@ -817,7 +818,7 @@ _IS_EMPTY, _IS_REVERSED, _HAS_PARTITION_DELETION, _HAS_STATIC_ROW, _HAS_ROW_ESTI
 _TIMESTAMP_EPOCH, _DELETION_TIME_EPOCH = 1_442_880_000_000_000, 1_442_880_000
 
 
-@njit(cache=True)
+@compiled
 def _same_bytes(p: int, q: int, length: int) -> bool:
     for i in range(length):
         if load8(p + i) != load8(q + i):
@@ -825,7 +826,7 @@ def _same_bytes(p: int, q: int, length: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@compiled
 def _names(
     T: np.ndarray, C: np.ndarray, t: int, static: bool, header: np.ndarray, base: int, p: int, end: int
 ) -> tuple:
@@ -857,7 +858,7 @@ def _names(
     return p, count, 0
 
 
-@njit(cache=True)
+@compiled
 def _find_table(T: np.ndarray, p: int, guess: int) -> int:
     high = load64(p)
     low = load64(p + 8)
@@ -869,7 +870,7 @@ def _find_table(T: np.ndarray, p: int, guess: int) -> int:
     return -1
 
 
-@njit(cache=True)
+@compiled
 def _update(
     W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, p: int, end: int
 ) -> tuple:
@@ -943,7 +944,7 @@ def _update(
     return p, 0
 
 
-@njit(cache=True)
+@compiled
 def walk_mutations(
     W: np.ndarray,
     T: np.ndarray,

@@ -6,9 +6,15 @@ An address is an int64. Nothing here checks bounds: the caller does, before ever
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+# Compiled without reference counts: nothing here makes objects, and counting took longer than reading.
+_njit: Any = njit  # its type hides the option _nrt
+compiled = _njit(cache=True, _nrt=False)
+# ... and put into its caller, where a call would cost more than what is called.
+inlined = _njit(cache=True, _nrt=False, inline="always")
 
 _I8_POINTER = ir.IntType(8).as_pointer()
 

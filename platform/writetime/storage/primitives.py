@@ -6,15 +6,14 @@ that one check after a run of reads is enough.
 """
 
 import numpy as np
-from numba import njit
 
-from writetime.storage.memory import copy, load8, load32, load64, store8
+from writetime.storage.memory import compiled, copy, load8, load32, load64, store8
 
 # Extra bytes of an unsigned vint, by its first byte: the number of its leading ones (utils.vint.VIntCoding).
 _EXTRA_BYTES = np.array([8 - (255 - i).bit_length() for i in range(256)], np.int64)
 
 
-@njit(cache=True)
+@compiled
 def read_vint(p: int, end: int) -> tuple[int, int]:
     """Read an unsigned vint as an int64 (the upper half of the range wraps to negative)."""
     if p >= end:
@@ -33,7 +32,7 @@ def read_vint(p: int, end: int) -> tuple[int, int]:
     return value, p + 1 + extra
 
 
-@njit(cache=True)
+@compiled
 def skip(p: int, length: int, end: int) -> int:
     """Step over `length` bytes."""
     if length < 0 or length > end - p:
@@ -41,12 +40,12 @@ def skip(p: int, length: int, end: int) -> int:
     return p + length
 
 
-@njit(cache=True)
+@compiled
 def _rotate(v: np.uint64, n: int) -> np.uint64:
     return (v << np.uint64(n)) | (v >> np.uint64(64 - n))
 
 
-@njit(cache=True)
+@compiled
 def _mix(k: np.uint64) -> np.uint64:
     k ^= k >> np.uint64(33)
     k *= np.uint64(0xFF51AFD7ED558CCD)
@@ -56,7 +55,7 @@ def _mix(k: np.uint64) -> np.uint64:
     return k
 
 
-@njit(cache=True)
+@compiled
 def _little64(p: int) -> np.uint64:
     value = np.uint64(0)
     for i in range(8):
@@ -64,7 +63,7 @@ def _little64(p: int) -> np.uint64:
     return value
 
 
-@njit(cache=True)
+@compiled
 def _signed_tail(p: int, length: int) -> np.uint64:
     """The bytes of a tail are sign-extended before they are combined: a quirk that every token has since depended
     on."""
@@ -77,7 +76,7 @@ def _signed_tail(p: int, length: int) -> np.uint64:
     return value
 
 
-@njit(cache=True)
+@compiled
 def token_at(p: int, length: int) -> np.int64:
     """Return the token of a serialised partition key (`Murmur3Partitioner`, `MurmurHash.hash3_x64_128`)."""
     c1 = np.uint64(0x87C37B91114253D5)
@@ -120,7 +119,7 @@ COMPARE_OTHER, COMPARE_SIGNED, COMPARE_PLAIN, COMPARE_BIGINT, COMPARE_FLOAT = ra
 COMPARE_BOOLEAN, COMPARE_UUID, COMPARE_TIMEUUID, COMPARE_BYTES = range(5, 9)
 
 
-@njit(cache=True)
+@compiled
 def _encode_bigint(value: int, out: int) -> int:
     magnitude = value ^ (value >> 63)
     size = 1
@@ -139,18 +138,18 @@ def _encode_bigint(value: int, out: int) -> int:
     return out + size
 
 
-@njit(cache=True)
+@compiled
 def _time_order(p: int) -> int:
     return (load64(p) << 48) | (((load64(p) >> 16) & 0xFFFF) << 32) | load32(p)
 
 
-@njit(cache=True)
+@compiled
 def _store_big64(out: int, value: int) -> None:
     for i in range(8):
         store8(out + i, value >> (56 - 8 * i))
 
 
-@njit(cache=True)
+@compiled
 def _encode_bytes(p: int, length: int, out: int) -> int:
     zero = False
     for i in range(length):
@@ -169,7 +168,7 @@ def _encode_bytes(p: int, length: int, out: int) -> int:
     return out + 1
 
 
-@njit(cache=True)
+@compiled
 def encode_comparable(method: int, reverse: bool, p: int, length: int, out: int) -> int:
     """Write a clustering value with the byte before it; return the address after them, at most 2 * length + 3 bytes
     on."""
@@ -219,7 +218,7 @@ def encode_comparable(method: int, reverse: bool, p: int, length: int, out: int)
 _HEX_PAIRS = np.frombuffer("".join(f"{i:02x}" for i in range(256)).encode(), np.uint16).astype(np.int64)
 
 
-@njit(cache=True)
+@compiled
 def write_uuid(p: int, out: int) -> None:
     """Write the 36 characters of the UUID at `p`."""
     for i in range(16):
