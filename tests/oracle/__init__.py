@@ -95,8 +95,10 @@ def sstables(paths: Iterable[str | Path]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def segments(schemas: Iterable[TableSchema], udts: Iterable[Udt], paths: Iterable[str | Path]) -> list[dict[str, Any]]:
-    """Return what `CommitLogReader` reads of segments, of these tables."""
+def segments(
+    schemas: Iterable[TableSchema], udts: Iterable[Udt], paths: Iterable[str | Path], mode: str = "commitlog"
+) -> list[dict[str, Any]]:
+    """Return what `CommitLogReader` reads of segments, of these tables; or how long it takes (`commitlog-scan`)."""
     statements = []
     for udt in udts:
         fields = ", ".join(f"{quote_name(n)} {t}" for n, t in udt.fields)
@@ -105,4 +107,4 @@ def segments(schemas: Iterable[TableSchema], udts: Iterable[Udt], paths: Iterabl
     with tempfile.NamedTemporaryFile("w", suffix=".cql") as file:
         file.write("".join(statements))
         file.flush()
-        return run("commitlog", file.name, *paths)
+        return run(mode, file.name, *paths)

@@ -55,8 +55,8 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     # Before `oa` no cell expires after 2038.
     generator = Generator(1, max_ttl=1_000_000) if version == "nb" else Generator({"oa": 2, "da": 3}[version])
     schemas = _schemas(generator)
-    server.start()
     try:
+        server.start()
         server.write(create_udts())
         for i, schema in enumerate(schemas):
             options = f"compression = {COMPRESSIONS[i % len(COMPRESSIONS)]} AND cdc = true"

@@ -15,9 +15,9 @@ from writetime.storage import frames
 from writetime.storage import layout as L
 from writetime.storage.batch import BatchMaker, Origin
 from writetime.storage.errors import CorruptFile
-from writetime.storage.kernel import walk_mutations
 from writetime.storage.plan import Buffers, Plan
 from writetime.storage.segment import Section, Segment
+from writetime.storage.walk_mutations import walk_mutations
 
 # Bytes of mutations that are turned into one batch a table, at least; a larger mutation makes a larger batch.
 WINDOW = 1 << 20

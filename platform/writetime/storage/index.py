@@ -42,7 +42,9 @@ def partition_positions(location: Location) -> np.ndarray:
             raise CorruptFile(path, len(data) - 16, f"{count} keys below a root at {root} cannot be")
         positions = np.empty(count, np.int64)
         rows_address = rows.ctypes.data if len(rows) else 0
-        found = _walk_trie(data.ctypes.data, len(data), root, rows_address, len(rows), positions)
+        found = _walk_trie(
+            data.ctypes.data, len(data), root, rows_address, len(rows), positions, np.empty((2, 70000), np.int64)
+        )
         if found >= 0 and found != count:
             raise CorruptFile(path, root, f"{count} keys were expected, {found} found")
     if found < 0:
@@ -93,11 +95,16 @@ def _bits(base: int, number: int, bits: int) -> int:
 
 
 @compiled
-def _walk_trie(address: int, length: int, root: int, rows: int, rows_length: int, positions: np.ndarray) -> int:
-    """Walk the trie in order; return the number of leaves, or minus the offset of a bad node, minus 1."""
+def _walk_trie(
+    address: int, length: int, root: int, rows: int, rows_length: int, positions: np.ndarray, path: np.ndarray
+) -> int:
+    """Walk the trie in order; return the number of leaves, or minus the offset of a bad node, minus 1.
+
+    `path` is room for two numbers a node of the longest path.
+    """
     # A node below another is written before it, so positions fall along a path, and no path is endless.
-    nodes = np.empty(70000, np.int64)
-    children = np.empty(70000, np.int64)
+    nodes = path[0]
+    children = path[1]
     depth = 0
     nodes[0] = root
     children[0] = -1

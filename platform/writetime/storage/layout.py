@@ -108,6 +108,12 @@ LAST_TOKEN = 24
 PASS_OVER = 25
 WALK_FIELDS = 26
 
+# Flags of a row or bound on disk (UnfilteredSerializer).
+END_OF_PARTITION, IS_MARKER, HAS_TIMESTAMP, ROW_HAS_TTL, HAS_DELETION = 0x01, 0x02, 0x04, 0x08, 0x10
+HAS_ALL_COLUMNS, HAS_COMPLEX_DELETION, EXTENDED, EXTENDED_STATIC = 0x20, 0x40, 0x80, 0x01
+
+NO_TIME = -0x8000000000000000
+
 # What the walk returns: it needs the next window, is done, or met an error.
 MORE, DONE = 0, 1
 TRUNCATED = 10

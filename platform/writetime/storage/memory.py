@@ -3,18 +3,47 @@
 An address is an int64. Nothing here checks bounds: the caller does, before every read, as `length > end - address`.
 """
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
+import numba
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# Compiled without reference counts: nothing here makes objects, and counting took longer than reading.
-_njit: Any = njit  # its type hides the option _nrt
-compiled = _njit(cache=True, _nrt=False)
-# ... and put into its caller, where a call would cost more than what is called.
-inlined = _njit(cache=True, _nrt=False, inline="always")
+_PARTS = (
+    "cells",
+    "frames",
+    "index",
+    "layout",
+    "memory",
+    "primitives",
+    "rows",
+    "unfiltered",
+    "walk_mutations",
+    "walk_sstable",
+)
+_SOURCES = hashlib.sha256(b"".join(Path(__file__).with_name(f"{p}.py").read_bytes() for p in _PARTS)).hexdigest()
+
+
+def compiled(function: Any, inline: str = "never") -> Any:
+    """Compile a function, once for all processes.
+
+    Without reference counts: nothing here makes objects, and counting took longer than reading. numba takes what it
+    kept of a function for current as long as that function's file is unchanged; what it calls counts here as well.
+    """
+    njit: Any = numba.njit
+    dispatcher = njit(cache=True, _nrt=False, inline=inline)(function)
+    dispatcher._cache._cache_file._source_stamp = _SOURCES
+    return dispatcher
+
+
+def inlined(function: Any) -> Any:
+    """Compile a function into its callers, where a call would cost more than what is called."""
+    return compiled(function, inline="always")
+
 
 _I8_POINTER = ir.IntType(8).as_pointer()
 

@@ -19,10 +19,10 @@ from writetime.storage.errors import CorruptFile
 from writetime.storage.files import Location
 from writetime.storage.index import partition_positions
 from writetime.storage.infer import schema_of_headers
-from writetime.storage.kernel import walk_sstable
 from writetime.storage.plan import Buffers, Plan
 from writetime.storage.primitives import token
 from writetime.storage.statistics import read_header
+from writetime.storage.walk_sstable import walk_sstable
 
 WINDOW = 1 << 20
 MIN_TOKEN, MAX_TOKEN = -(1 << 63), (1 << 63) - 1
