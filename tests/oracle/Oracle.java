@@ -264,7 +264,7 @@ public class Oracle
                     public void handleMutation(Mutation mutation, int size, int entryLocation, CommitLogDescriptor descriptor)
                     {
                         for (PartitionUpdate update : mutation.getPartitionUpdates())
-                            for (Row row : update.rows())
+                            for (Row row : update)
                             {
                                 found[0]++;
                                 for (Cell<?> cell : row.cells())
