@@ -1,0 +1,1 @@
+"""What the bytes mean: CQL types, table schemas and their history, and how each type maps to Arrow, Spark and Avro."""

@@ -1,0 +1,192 @@
+"""How every CQL type maps to Arrow, Spark and Avro without loss, and the page `docs/data-types.md` that states it.
+
+Spark's types are those that pyspark itself derives from the Arrow types, so there is one mapping, not two.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, freeze
+
+_DURATION = pa.struct([("months", pa.int32()), ("days", pa.int32()), ("nanoseconds", pa.int64())])
+_AVRO_DURATION: dict[str, Any] = {
+    "type": "record",
+    "name": "duration",
+    "namespace": "writetime",
+    "fields": [
+        {"name": "months", "type": "int"},
+        {"name": "days", "type": "int"},
+        {"name": "nanoseconds", "type": "long"},
+    ],
+}
+
+# CQL type: Arrow type, Avro type, what a reader should know.
+_NATIVES: dict[str, tuple[pa.DataType, Any, str]] = {
+    "ascii": (pa.string(), "string", ""),
+    "bigint": (pa.int64(), "long", ""),
+    "blob": (pa.binary(), "bytes", ""),
+    "boolean": (pa.bool_(), "boolean", ""),
+    "counter": (pa.int64(), "long", "The sum of the counter's shards."),
+    "date": (
+        pa.date32(),
+        {"type": "int", "logicalType": "date"},
+        "Days since 1970-01-01; all of CQL's range fits, though Python's `date` ends at the year 9999.",
+    ),
+    "decimal": (
+        pa.string(),
+        "string",
+        "Digits and scale as written (`1.10` is not `1.1`), of any size; `CAST(x AS DECIMAL(38, s))` where it fits.",
+    ),
+    "double": (pa.float64(), "double", ""),
+    "duration": (_DURATION, _AVRO_DURATION, "Three parts, as no part converts to another."),
+    "empty": (pa.binary(), "bytes", "Always empty; only old Thrift tables have it."),
+    "float": (pa.float32(), "float", ""),
+    "inet": (pa.string(), "string", "The text form of an IPv4 or IPv6 address."),
+    "int": (pa.int32(), "int", ""),
+    "smallint": (pa.int16(), "int", ""),
+    "text": (pa.string(), "string", "`varchar` is the same type."),
+    "time": (pa.int64(), "long", "Nanoseconds since midnight."),
+    "timestamp": (
+        pa.timestamp("us", "UTC"),
+        {"type": "long", "logicalType": "timestamp-micros"},
+        "CQL counts milliseconds; years before -290308 or after 294247 are refused, as Spark cannot hold them.",
+    ),
+    "timeuuid": (pa.string(), {"type": "string", "logicalType": "uuid"}, "36 characters, lower case."),
+    "tinyint": (pa.int8(), "int", ""),
+    "uuid": (pa.string(), {"type": "string", "logicalType": "uuid"}, "36 characters, lower case."),
+    "varint": (pa.string(), "string", "The digits, of any number; `CAST(x AS DECIMAL(38, 0))` where it fits."),
+}
+
+
+def arrow_type(cql_type: CqlType) -> pa.DataType:
+    """Return the Arrow type of a value (of a non-frozen collection or UDT: of its frozen form)."""
+    match cql_type:
+        case Native(name):
+            return _NATIVES[name][0]
+        case Collection("map", (key, value)) if not _has_map(key):
+            return pa.map_(arrow_type(key), arrow_type(value))
+        case Collection("map", (key, value)):
+            entry = pa.struct([("key", arrow_type(key)), ("value", arrow_type(value))])
+            return pa.list_(pa.field("element", entry))
+        case Collection(_, (element,)) | Vector(element, _):
+            return pa.list_(pa.field("element", arrow_type(element)))
+        case Tuple(arguments):
+            return pa.struct([(f"_{i}", arrow_type(t)) for i, t in enumerate(arguments, 1)])
+        case Udt(_, _, fields):
+            return pa.struct([(name, arrow_type(t)) for name, t in fields])
+    raise AssertionError(cql_type)
+
+
+def spark_type(cql_type: CqlType) -> str:
+    """Return the Spark SQL type, as pyspark names it."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return from_arrow_type(arrow_type(cql_type)).simpleString()
+
+
+def avro_type(cql_type: CqlType, name: str = "value", namespace: str = "") -> Any:
+    """Return the Avro type, ready for JSON.
+
+    Records get their name from where they are (`name`, `name_key`, `name_1`, ...), so that one type may be used twice.
+    """
+    full = f"{namespace}.{name}" if namespace else name
+
+    def nullable(cql: CqlType, suffix: str) -> list[Any]:
+        return ["null", avro_type(cql, f"{name}_{suffix}", namespace)]
+
+    match cql_type:
+        case Native("duration"):
+            return {**_AVRO_DURATION, "name": f"{name}_duration", "namespace": namespace or "writetime"}
+        case Native(native):
+            return _NATIVES[native][1]
+        case Collection("map", (key, value)):
+            fields = [{"name": n, "type": nullable(t, n)} for n, t in (("key", key), ("value", value))]
+            return {"type": "array", "items": {"type": "record", "name": f"{full}_entry", "fields": fields}}
+        case Collection(_, (element,)) | Vector(element, _):
+            return {"type": "array", "items": nullable(element, "element")}
+        case Tuple(arguments):
+            fields = [{"name": f"_{i}", "type": nullable(t, str(i))} for i, t in enumerate(arguments, 1)]
+            return {"type": "record", "name": full, "fields": fields}
+        case Udt(_, _, udt_fields):
+            fields = [
+                {"name": avro_name(n), "type": nullable(t, avro_name(n)), "doc": n, "default": None}
+                for n, t in udt_fields
+            ]
+            return {"type": "record", "name": full, "fields": fields}
+    raise AssertionError(cql_type)
+
+
+def avro_name(name: str) -> str:
+    """Return a name that Avro accepts: letters, digits and `_`; other characters become `_x` and their hexadecimal
+    code."""
+    escaped = re.sub(r"[^A-Za-z0-9_]", lambda m: f"_x{ord(m[0]):x}_", name)
+    return escaped if re.match(r"[A-Za-z_]", escaped) else f"_{escaped}"
+
+
+def _has_map(cql_type: CqlType) -> bool:
+    """Spark has no maps keyed by maps, however deep."""
+    match cql_type:
+        case Collection("map", _):
+            return True
+        case Collection(_, arguments) | Tuple(arguments):
+            return any(map(_has_map, arguments))
+        case Udt(_, _, fields):
+            return any(_has_map(t) for _, t in fields)
+        case Vector(element, _):
+            return _has_map(element)
+    return False
+
+
+def data_types_page() -> str:
+    """Return the text of `docs/data-types.md`."""
+    return "\n".join(_page()) + "\n"
+
+
+def _page() -> Iterator[str]:
+    yield "# Data types"
+    yield ""
+    yield "How each CQL type appears in Arrow and Parquet, Spark and Avro. Nothing is rounded, truncated or"
+    yield "reinterpreted. This page is written by `writetime.schema.mapping.data_types_page()`; a test keeps it"
+    yield "current."
+    yield ""
+    yield "| CQL | Arrow | Spark | Avro | |"
+    yield "| --- | --- | --- | --- | --- |"
+    for name, (arrow, avro, note) in _NATIVES.items():
+        logical = (
+            f"{avro['type']} ({avro['logicalType']})" if isinstance(avro, dict) and "logicalType" in avro else None
+        )
+        shown = logical or (avro if isinstance(avro, str) else "record")
+        yield f"| `{name}` | `{arrow}` | `{spark_type(Native(name))}` | `{shown}` | {note} |"
+    text, whole = Native("text"), Native("int")
+    nested: list[tuple[CqlType, str, str]] = [
+        (freeze(Collection("list", (whole,))), "array", "Also the value of a `set` and of a `vector`."),
+        (freeze(Collection("set", (text,))), "array", "Elements in the database's order."),
+        (freeze(Collection("map", (text, whole))), "array of records", "Avro maps have text keys only, hence records."),
+        (
+            freeze(Collection("map", (freeze(Collection("map", (text, whole))), whole))),
+            "array of records",
+            "Spark has no maps keyed by maps: a list of entries wherever a key holds a map.",
+        ),
+        (Vector(Native("float"), 3), "array", "The length is the type's dimension."),
+        (Tuple((whole, text)), "record", "Fields `_1`, `_2`, ...; those that a value lacks are null."),
+        (
+            Udt("ks", "address", (("street", text), ("zip", whole)), frozen=True),
+            "record",
+            "Fields by name; those added to the type after a value was written are null.",
+        ),
+    ]
+    for cql_type, avro, note in nested:
+        shown = "frozen<address(street text, zip int)>" if isinstance(cql_type, Udt) else str(cql_type)
+        yield f"| `{shown}` | `{arrow_type(cql_type)}` | `{spark_type(cql_type)}` | `{avro}` | {note} |"
+    yield ""
+    yield "**Empty values.** CQL knows a value of no bytes that is not null, for any type. In a change such a cell"
+    yield "has a write time, no tombstone, and the value null; text, ascii and blob have the empty string."
+    yield ""
+    yield "**Cells.** In a change every regular and static column is a struct of `value`, `write_time`"
+    yield "(microseconds), `ttl` (seconds), `deletion_time` (seconds; of a cell with a TTL its expiry) and"
+    yield "`tombstone`. A non-frozen collection is a struct of its column `tombstone` and `elements`, each a cell"
+    yield "with its `path`: the element of a set, the key of a map, the timeuuid that orders a list. A non-frozen"
+    yield "UDT is a struct of its column `tombstone` and one cell a field."

@@ -1,0 +1,231 @@
+"""Table schemas, from a CREATE TABLE text, from `system_schema` rows, or from what an SSTable's header knows."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+from writetime.errors import WritetimeError
+from writetime.schema.types import CqlType, CqlTypeError, Udt, is_complex, parse_cql, quote_name
+
+
+class SchemaError(WritetimeError):
+    """A schema that cannot be read, or that does not fit the data."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. `reversed` is a clustering column's DESC."""
+
+    name: str
+    type: CqlType
+    reversed: bool = False
+
+
+@dataclass(frozen=True)
+class DroppedColumn:
+    """A column that was dropped (and maybe added again): its cells written at or before `dropped_at` are void.
+
+    `dropped_at` is a write time, in microseconds.
+    """
+
+    name: str
+    type: CqlType
+    static: bool
+    dropped_at: int
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """The columns of one table; static and regular ones sorted by name, as the database stores them."""
+
+    keyspace: str
+    name: str
+    partition_key: tuple[Column, ...]
+    clustering: tuple[Column, ...] = ()
+    static: tuple[Column, ...] = ()
+    regular: tuple[Column, ...] = ()
+    dropped: tuple[DroppedColumn, ...] = ()
+    id: UUID | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.partition_key:
+            raise SchemaError(f"table {self.full_name} has no partition key")
+        for kind in ("static", "regular"):
+            object.__setattr__(self, kind, tuple(sorted(getattr(self, kind), key=lambda c: c.name.encode())))
+
+    @property
+    def full_name(self) -> str:
+        """`keyspace.table`."""
+        return f"{self.keyspace}.{self.name}"
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """All live columns: partition key, clustering, static, regular."""
+        return self.partition_key + self.clustering + self.static + self.regular
+
+    def create_statement(self) -> str:
+        """Return a CREATE TABLE statement for the live columns (their user-defined types must exist)."""
+        lines = [f"  {quote_name(c.name)} {c.type}" for c in self.partition_key + self.clustering]
+        lines += [f"  {quote_name(c.name)} {c.type} STATIC" for c in self.static]
+        lines += [f"  {quote_name(c.name)} {c.type}" for c in self.regular]
+        key = ", ".join(quote_name(c.name) for c in self.partition_key)
+        clustering = "".join(f", {quote_name(c.name)}" for c in self.clustering)
+        order = ", ".join(f"{quote_name(c.name)} {'DESC' if c.reversed else 'ASC'}" for c in self.clustering)
+        suffix = f" WITH CLUSTERING ORDER BY ({order})" if order else ""
+        table = f"{quote_name(self.keyspace)}.{quote_name(self.name)}"
+        return (
+            f"CREATE TABLE {table} (\n" + ",\n".join([*lines, f"  PRIMARY KEY (({key}){clustering})"]) + f"\n){suffix}"
+        )
+
+    def udts(self) -> list[Udt]:
+        """Return the user-defined types that the columns use, each after those that it uses itself."""
+        found: dict[str, Udt] = {}
+
+        def visit(cql_type: CqlType) -> None:
+            children = [t for _, t in cql_type.fields] if isinstance(cql_type, Udt) else _arguments(cql_type)
+            for child in children:
+                visit(child)
+            if isinstance(cql_type, Udt):
+                found.setdefault(cql_type.name, replace(cql_type, frozen=False))
+
+        for column in self.columns:
+            visit(column.type)
+        return list(found.values())
+
+
+def _arguments(cql_type: CqlType) -> Sequence[CqlType]:
+    return getattr(cql_type, "arguments", None) or ([cql_type.element] if hasattr(cql_type, "element") else [])  # type: ignore[union-attr]
+
+
+def storage_order(columns: Iterable[Column]) -> list[Column]:
+    """Sort columns as rows store them: simple before complex, each by the bytes of the name (`ColumnMetadata`)."""
+    return sorted(columns, key=lambda c: (is_complex(c.type), c.name.encode()))
+
+
+def from_rows(
+    table: Mapping[str, Any],
+    columns: Iterable[Mapping[str, Any]],
+    types: Iterable[Mapping[str, Any]] = (),
+    dropped: Iterable[Mapping[str, Any]] = (),
+) -> TableSchema:
+    """Build a schema from rows of `system_schema.tables`, `columns`, `types` and `dropped_columns`.
+
+    `dropped_time` is in milliseconds, as `toUnixTimestamp` gives it.
+    Rows of other tables and keyspaces are ignored, so whole tables of `system_schema` may be passed.
+
+    Raises:
+        SchemaError, CqlTypeError: rows are missing or name an unknown type.
+    """
+    keyspace, name = table["keyspace_name"], table["table_name"]
+    udts = udts_from_rows([t for t in types if t["keyspace_name"] == keyspace])
+    mine = [c for c in columns if (c["keyspace_name"], c["table_name"]) == (keyspace, name)]
+    by_kind: dict[str, list[tuple[int, Column]]] = {}
+    for c in mine:
+        column = Column(c["column_name"], parse_cql(c["type"], udts), c["clustering_order"] == "desc")
+        by_kind.setdefault(c["kind"], []).append((c["position"], column))
+
+    def of(kind: str) -> tuple[Column, ...]:
+        return tuple(column for _, column in sorted(by_kind.get(kind, []), key=lambda p: (p[0], p[1].name)))
+
+    return TableSchema(
+        keyspace,
+        name,
+        of("partition_key"),
+        of("clustering"),
+        of("static"),
+        of("regular"),
+        tuple(
+            DroppedColumn(
+                d["column_name"],
+                parse_cql(d["type"], udts),
+                d["kind"] == "static",
+                min(d["dropped_time"] * 1000, (1 << 63) - 1),
+            )
+            for d in dropped
+            if (d["keyspace_name"], d["table_name"]) == (keyspace, name)
+        ),
+        table.get("id"),
+    )
+
+
+def udts_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Udt]:
+    """Build one keyspace's user-defined types from rows of `system_schema.types`, whatever their order."""
+    waiting = list(rows)
+    udts: dict[str, Udt] = {}
+    while waiting:
+        left = []
+        for row in waiting:
+            try:
+                fields = tuple(zip(row["field_names"], (parse_cql(t, udts) for t in row["field_types"]), strict=True))
+            except CqlTypeError as e:
+                left.append((row, e))
+                continue
+            udts[row["type_name"]] = Udt(row["keyspace_name"], row["type_name"], fields)
+        if len(left) == len(waiting):
+            raise left[0][1]
+        waiting = [row for row, _ in left]
+    return udts
+
+
+def read_schemas(session: Any, keyspaces: Iterable[str] | None = None) -> list[TableSchema]:
+    """Read the schemas of all tables (or of these keyspaces) through a session of the Cassandra driver."""
+    # The driver cannot make a datetime of every time that a column was dropped at; milliseconds are what is stored.
+    columns = "keyspace_name, table_name, column_name, type, kind, toUnixTimestamp(dropped_time) AS dropped_time"
+    queries = {"tables": "*", "columns": "*", "types": "*", "dropped_columns": columns}
+    rows = {
+        name: [r._asdict() for r in session.execute(f"SELECT {what} FROM system_schema.{name}")]
+        for name, what in queries.items()
+    }
+    wanted = None if keyspaces is None else set(keyspaces)
+    return [
+        from_rows(table, rows["columns"], rows["types"], rows["dropped_columns"])
+        for table in rows["tables"]
+        if wanted is None or table["keyspace_name"] in wanted
+    ]
+
+
+class SchemaHistory:
+    """Every schema seen of every table, by table id: commit logs hold writes made under older ones.
+
+    A column that an older schema has and a newer one lacks is kept as dropped, so that its cells can still be read
+    past.
+    """
+
+    def __init__(self, schemas: Iterable[TableSchema] = ()) -> None:
+        self._schemas: dict[UUID, TableSchema] = {}
+        for schema in schemas:
+            self.add(schema)
+
+    def add(self, schema: TableSchema) -> None:
+        """Take a newer schema of a table.
+
+        Raises:
+            SchemaError: it has no table id, or its primary key differs from the one seen before.
+        """
+        if schema.id is None:
+            raise SchemaError(f"the schema of {schema.full_name} has no table id")
+        table_id = schema.id
+        old = self._schemas.get(table_id)
+        if old is not None:
+            if [c.type for c in old.partition_key + old.clustering] != [
+                c.type for c in schema.partition_key + schema.clustering
+            ]:
+                raise SchemaError(
+                    f"table {schema.id}: the primary key of {schema.full_name} differs from the one known"
+                )
+            known = {c.name for c in schema.columns} | {d.name for d in schema.dropped}
+            gone = [
+                DroppedColumn(c.name, c.type, c in old.static, (1 << 63) - 1)
+                for c in old.static + old.regular
+                if c.name not in known
+            ] + [d for d in old.dropped if d.name not in {e.name for e in schema.dropped}]
+            schema = replace(schema, dropped=schema.dropped + tuple(gone))
+        self._schemas[table_id] = schema
+
+    def get(self, table_id: UUID) -> TableSchema | None:
+        """Return the newest schema of a table, with every dropped column known, or None."""
+        return self._schemas.get(table_id)
+
+    def __iter__(self) -> Any:
+        return iter(self._schemas.values())

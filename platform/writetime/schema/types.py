@@ -1,0 +1,342 @@
+"""CQL types, read from CQL text (`map<text, frozen<list<int>>>`) and from marshal class names
+(`MapType(UTF8Type,...)`).
+
+Marshal class names are what SSTable headers carry: Cassandra's `org.apache.cassandra.db.marshal` and its `TypeParser`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from writetime.errors import WritetimeError
+
+MARSHAL = "org.apache.cassandra.db.marshal."
+
+# The native types: the class of org.apache.cassandra.db.marshal that stores it, and the length that
+# `valueLengthIfFixed`
+# of that class gives: None where a value on disk is preceded by its length.
+_NATIVES: dict[str, tuple[str, int | None]] = {
+    "ascii": ("AsciiType", None),
+    "bigint": ("LongType", 8),
+    "blob": ("BytesType", None),
+    "boolean": ("BooleanType", 1),
+    "counter": ("CounterColumnType", None),
+    "date": ("SimpleDateType", None),
+    "decimal": ("DecimalType", None),
+    "double": ("DoubleType", 8),
+    "duration": ("DurationType", None),
+    "empty": ("EmptyType", 0),
+    "float": ("FloatType", 4),
+    "inet": ("InetAddressType", None),
+    "int": ("Int32Type", 4),
+    "smallint": ("ShortType", None),
+    "text": ("UTF8Type", None),
+    "time": ("TimeType", None),
+    "timestamp": ("TimestampType", 8),
+    "timeuuid": ("TimeUUIDType", 16),
+    "tinyint": ("ByteType", None),
+    "uuid": ("UUIDType", 16),
+    "varint": ("IntegerType", None),
+}
+_NATIVE_OF_CLASS = {cls: name for name, (cls, _) in _NATIVES.items()} | {
+    "DateType": "timestamp",  # what `timestamp` was stored as before Cassandra 2.0
+    "LegacyTimeUUIDType": "timeuuid",
+}
+
+
+class CqlTypeError(WritetimeError):
+    """A CQL type or marshal class name that cannot be read, or that is not supported."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """A type without parameters, by its CQL name (`varchar` is `text`)."""
+
+    name: str
+
+    @property
+    def fixed_length(self) -> int | None:
+        """Bytes of a value on disk, or None if its length precedes it."""
+        return _NATIVES[self.name][1]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A list, set or map; `arguments` are the element type, or the key and the value type."""
+
+    kind: Literal["list", "set", "map"]
+    arguments: tuple["CqlType", ...]
+    frozen: bool = False
+
+    fixed_length = None
+
+    def __str__(self) -> str:
+        text = f"{self.kind}<{', '.join(map(str, self.arguments))}>"
+        return f"frozen<{text}>" if self.frozen else text
+
+
+@dataclass(frozen=True)
+class Tuple:
+    """A tuple. Always frozen, but for what Cassandra records of a dropped column that was a non-frozen UDT."""
+
+    arguments: tuple["CqlType", ...]
+    frozen: bool = True
+
+    fixed_length = None
+
+    def __str__(self) -> str:
+        text = f"tuple<{', '.join(map(str, self.arguments))}>"
+        return f"frozen<{text}>" if self.frozen else text
+
+
+@dataclass(frozen=True)
+class Udt:
+    """A user-defined type with its fields in order; older values may lack the last ones."""
+
+    keyspace: str
+    name: str
+    fields: tuple[tuple[str, "CqlType"], ...]
+    frozen: bool = False
+
+    fixed_length = None
+
+    def __str__(self) -> str:
+        text = quote_name(self.name)
+        return f"frozen<{text}>" if self.frozen else text
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A vector of `dimension` elements."""
+
+    element: "CqlType"
+    dimension: int
+
+    frozen = True
+
+    @property
+    def fixed_length(self) -> int | None:
+        """Bytes of a value on disk, or None if its length precedes it."""
+        length = self.element.fixed_length
+        return None if length is None else length * self.dimension
+
+    def __str__(self) -> str:
+        return f"vector<{self.element}, {self.dimension}>"
+
+
+CqlType = Native | Collection | Tuple | Udt | Vector
+
+
+def is_complex(cql_type: CqlType) -> bool:
+    """Return whether a column of this type is stored as many cells: a non-frozen collection or UDT."""
+    return isinstance(cql_type, Collection | Udt | Tuple) and not cql_type.frozen
+
+
+def freeze(cql_type: CqlType) -> CqlType:
+    """Return the type as it is inside another one: stored as one value."""
+    return replace(cql_type, frozen=True) if isinstance(cql_type, Collection | Udt | Tuple) else cql_type
+
+
+def quote_name(name: str) -> str:
+    """Return a CQL identifier, quoted if it has to be."""
+    return name if re.fullmatch(r"[a-z][a-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'
+
+
+# --- CQL text ---------------------------------------------------------------------------------------------------------
+
+_CQL_TOKEN = re.compile(
+    r"""\s*(?:(?P<name>[A-Za-z0-9_]+)|"(?P<quoted>(?:[^"]|"")*)"|'(?P<custom>[^']*)'|(?P<sign>[<>,.]))"""
+)
+
+
+def parse_cql(text: str, udts: Mapping[str, Udt] | None = None) -> CqlType:
+    """Read a CQL type; `udts` are the keyspace's user-defined types by name.
+
+    Raises:
+        CqlTypeError: the text is no CQL type, or names an unknown user-defined type.
+    """
+    tokens = list(_tokens(text, _CQL_TOKEN))
+    cql_type, rest = _parse_cql(text, tokens, udts or {}, nested=False)
+    if rest:
+        raise CqlTypeError(f"CQL type {text!r}: unexpected {rest[0][1]!r}")
+    return cql_type
+
+
+def _tokens(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    p = 0
+    while text[p:].strip():
+        match = pattern.match(text, p)
+        if match is None or match.lastgroup is None:
+            raise CqlTypeError(f"type {text!r}: cannot read {text[p:]!r}")
+        yield match.lastgroup, match[match.lastgroup]
+        p = match.end()
+
+
+_Tokens = list[tuple[str, str]]
+
+
+def _parse_cql(text: str, tokens: _Tokens, udts: Mapping[str, Udt], *, nested: bool) -> tuple[CqlType, _Tokens]:
+    if not tokens or tokens[0][0] == "sign":
+        raise CqlTypeError(f"CQL type {text!r}: a type is missing")
+    (kind, word), rest = tokens[0], tokens[1:]
+    if kind == "custom":
+        return parse_marshal(word), rest
+    if rest[:1] == [("sign", ".")]:  # keyspace.type
+        (kind, word), rest = rest[1], rest[2:]
+    name = word.replace('""', '"') if kind == "quoted" else word.lower()
+    if kind == "name" and rest[:1] == [("sign", "<")]:
+        arguments: list[CqlType] = []
+        rest = rest[1:]
+        dimension = None
+        while True:
+            if name == "vector" and arguments:
+                dimension, rest = int(rest[0][1]), rest[1:]
+            else:
+                argument, rest = _parse_cql(text, rest, udts, nested=name != "frozen")
+                arguments.append(argument)
+            if not rest or rest[0][1] not in (",", ">"):
+                raise CqlTypeError(f"CQL type {text!r}: ',' or '>' expected")
+            (_, sign), rest = rest[0], rest[1:]
+            if sign == ">":
+                break
+        return _generic(text, name, arguments, dimension, nested=nested), rest
+    if kind == "name" and (name := "text" if name == "varchar" else name) in _NATIVES:
+        return Native(name), rest
+    if name not in udts:
+        raise CqlTypeError(f"CQL type {text!r}: unknown type {name!r}")
+    return (freeze(udts[name]) if nested else udts[name]), rest
+
+
+def _generic(text: str, name: str, arguments: list[CqlType], dimension: int | None, *, nested: bool) -> CqlType:
+    expected = {"map": 2, "list": 1, "set": 1, "frozen": 1, "vector": 1}.get(name, len(arguments))
+    if len(arguments) != expected:
+        raise CqlTypeError(f"CQL type {text!r}: {name} takes {expected} types, not {len(arguments)}")
+    match name:
+        case "frozen":
+            return freeze(arguments[0])
+        case "list" | "set" | "map":
+            return Collection(name, tuple(map(freeze, arguments)), frozen=nested)
+        case "tuple":
+            return Tuple(tuple(map(freeze, arguments)))
+        case "vector" if dimension is not None:
+            return Vector(freeze(arguments[0]), dimension)
+    raise CqlTypeError(f"CQL type {text!r}: unknown type {name!r}")
+
+
+# --- marshal class names ----------------------------------------------------------------------------------------------
+
+_MARSHAL_TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z0-9_.$=>+-]+)|(?P<sign>[(),:]))")
+
+
+@dataclass(frozen=True)
+class MarshalKey:
+    """What only keys have: the components of a composite partition key, and whether a clustering column is reversed."""
+
+    components: tuple[CqlType, ...]
+    reversed: bool = False
+
+
+def parse_marshal(text: str) -> CqlType:
+    """Read a marshal class name as in an SSTable's header.
+
+    Raises:
+        CqlTypeError: it cannot be read, or names a class without a CQL type (a custom type, `DynamicCompositeType`,
+        ...).
+    """
+    key = parse_marshal_key(text)
+    if key.reversed or len(key.components) != 1:
+        raise CqlTypeError(f"marshal type {text!r} is no type of a column")
+    return key.components[0]
+
+
+def parse_marshal_key(text: str) -> MarshalKey:
+    """Read the marshal class name of a partition key (maybe composite) or of a clustering column (maybe reversed)."""
+    parser = _MarshalParser(text)
+    name = parser.name()
+    match name:
+        case "ReversedType":
+            return MarshalKey((parser.only(parser.arguments()),), reversed=True)
+        case "CompositeType":
+            return MarshalKey(tuple(parser.arguments()))
+    return MarshalKey((parser.end(parser.type_of(name, nested=False)),))
+
+
+_T = TypeVar("_T")
+
+
+class _MarshalParser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = list(_tokens(text, _MARSHAL_TOKEN))
+
+    def name(self) -> str:
+        return self._take("name").removeprefix(MARSHAL)
+
+    def arguments(self) -> list[CqlType]:
+        """Read `(type, ...)` to the end of the text."""
+        result = self._arguments()
+        return self.end(result)
+
+    def only(self, arguments: list[CqlType]) -> CqlType:
+        if len(arguments) != 1:
+            raise CqlTypeError(f"marshal type {self._text!r}: one type expected, not {len(arguments)}")
+        return arguments[0]
+
+    def end(self, result: _T) -> _T:
+        if self._tokens:
+            raise CqlTypeError(f"marshal type {self._text!r}: unexpected {self._tokens[0][1]!r}")
+        return result
+
+    def type_of(self, name: str, *, nested: bool) -> CqlType:
+        if name in _NATIVE_OF_CLASS:
+            return Native(_NATIVE_OF_CLASS[name])
+        match name:
+            case "FrozenType":
+                return freeze(self.only(self._arguments()))
+            case "ListType" | "SetType" | "MapType":
+                arguments = tuple(map(freeze, self._arguments()))
+                kind: Literal["list", "set", "map"] = name[:-4].lower()  # type: ignore[assignment]
+                if len(arguments) != (2 if kind == "map" else 1):
+                    raise CqlTypeError(f"marshal type {self._text!r}: {name} with {len(arguments)} types")
+                return Collection(kind, arguments, frozen=nested)
+            case "TupleType":
+                return Tuple(tuple(map(freeze, self._arguments())))
+            case "UserType":
+                return self._udt(nested=nested)
+            case "VectorType":
+                self._take("sign", "(")
+                element = freeze(self.type_of(self.name(), nested=True))
+                self._take("sign", ",")
+                dimension = int(self._take("name"))
+                self._take("sign", ")")
+                return Vector(element, dimension)
+        raise CqlTypeError(f"marshal type {name!r} (in {self._text!r}) is not supported")
+
+    def _udt(self, *, nested: bool) -> Udt:
+        self._take("sign", "(")
+        keyspace = self._take("name")
+        self._take("sign", ",")
+        name = bytes.fromhex(self._take("name")).decode()
+        fields: list[tuple[str, CqlType]] = []
+        while self._take("sign") == ",":
+            field = bytes.fromhex(self._take("name")).decode()
+            self._take("sign", ":")
+            fields.append((field, freeze(self.type_of(self.name(), nested=True))))
+        return Udt(keyspace, name, tuple(fields), frozen=nested)
+
+    def _arguments(self) -> list[CqlType]:
+        self._take("sign", "(")
+        result = [self.type_of(self.name(), nested=True)]
+        while self._take("sign") == ",":
+            result.append(self.type_of(self.name(), nested=True))
+        return result
+
+    def _take(self, kind: str, value: str | None = None) -> str:
+        if not self._tokens or self._tokens[0][0] != kind or value not in (None, self._tokens[0][1]):
+            found = self._tokens[0][1] if self._tokens else "the end"
+            raise CqlTypeError(f"marshal type {self._text!r}: {value or kind} expected, found {found!r}")
+        return self._tokens.pop(0)[1]

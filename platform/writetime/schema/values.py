@@ -1,0 +1,195 @@
+"""Decodes the serialised values that are not plain numbers or bytes: decimals, collections, tuples, vectors, ...
+
+The encodings are those of `org.apache.cassandra.serializers` and `db.marshal` (native protocol version 3 and later).
+A decoded value is what pyarrow takes for `mapping.arrow_type` of the same CQL type.
+"""
+
+import ipaddress
+import struct
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from writetime.errors import WritetimeError
+from writetime.schema.mapping import arrow_type
+from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
+
+
+class BadValue(WritetimeError):
+    """Bytes that are no value of their type."""
+
+
+Decoder = Callable[[bytes], Any]
+
+_MILLIS_MAX = ((1 << 63) - 1) // 1000
+
+
+def decoder(cql_type: CqlType) -> Decoder:
+    """Return a function from a value's bytes to a Python value; empty bytes give None, but for text and blob."""
+    match cql_type:
+        case Native("text" | "ascii"):
+            return lambda data: data.decode()
+        case Native("blob" | "empty"):
+            return lambda data: data
+        case Native(name):
+            inner = _NATIVES[name]
+        case Collection("map", (key, value)):
+            inner = _map(key, value)
+        case Collection(_, (element,)):
+            inner = _list(decoder(element))
+        case Vector(element, dimension):
+            inner = _vector(element, dimension)
+        case Tuple(arguments):
+            inner = _struct([(f"_{i}", t) for i, t in enumerate(arguments, 1)])
+        case Udt(_, _, fields):
+            inner = _struct(list(fields))
+        case _:
+            raise AssertionError(cql_type)
+
+    def decode(data: bytes) -> Any:
+        if not data:
+            return None
+        try:
+            return inner(data)
+        except (struct.error, IndexError, ValueError) as e:
+            raise BadValue(f"{data[:32].hex()} ({len(data)} bytes) is no {cql_type}: {e}") from None
+
+    return decode
+
+
+def _unpack(code: str) -> Decoder:
+    unpack = struct.Struct(">" + code).unpack
+    return lambda data: unpack(data)[0]
+
+
+def _timestamp(data: bytes) -> int:
+    millis = struct.unpack(">q", data)[0]
+    if abs(millis) > _MILLIS_MAX:
+        raise BadValue(f"timestamp {millis} ms is outside of what Spark can hold (years -290308 to 294247)")
+    return millis * 1000
+
+
+def _decimal(data: bytes) -> str:
+    scale = struct.unpack_from(">i", data)[0]
+    unscaled = int.from_bytes(data[4:], "big", signed=True)
+    digits = tuple(map(int, str(abs(unscaled))))
+    return str(Decimal((unscaled < 0, digits, -scale)))
+
+
+def read_vint(data: bytes, offset: int) -> tuple[int, int]:
+    """Read an unsigned vint; return it and the offset after it."""
+    first = data[offset]
+    extra = 8 - (first ^ 0xFF).bit_length()
+    end = offset + 1 + extra
+    if end > len(data):
+        raise IndexError("a vint is cut off")
+    if extra == 8:
+        return int.from_bytes(data[offset + 1 : end], "big"), end
+    return int.from_bytes(bytes([first & (0xFF >> extra)]) + data[offset + 1 : end], "big"), end
+
+
+def _duration(data: bytes) -> dict[str, int]:
+    parts, p = [], 0
+    for _ in range(3):
+        zigzag, p = read_vint(data, p)
+        parts.append((zigzag >> 1) ^ -(zigzag & 1))
+    return {"months": parts[0], "days": parts[1], "nanoseconds": parts[2]}
+
+
+def _counter(data: bytes) -> int:
+    """Sum the shards of a counter context: count of header elements (2), those (2 each), shards of id (16), clock,
+    count."""
+    start = 2 + 2 * abs(struct.unpack_from(">h", data)[0])
+    total = sum(struct.unpack_from(">q", data, p + 24)[0] for p in range(start, len(data), 32))
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+_NATIVES: dict[str, Decoder] = {
+    "bigint": _unpack("q"),
+    "boolean": lambda data: data != b"\0",
+    "counter": _counter,
+    "date": lambda data: struct.unpack(">I", data)[0] - (1 << 31),
+    "decimal": _decimal,
+    "double": _unpack("d"),
+    "duration": _duration,
+    "float": _unpack("f"),
+    "inet": lambda data: str(ipaddress.ip_address(data)),
+    "int": _unpack("i"),
+    "smallint": _unpack("h"),
+    "time": _unpack("q"),
+    "timestamp": _timestamp,
+    "timeuuid": lambda data: str(UUID(bytes=data)),
+    "tinyint": _unpack("b"),
+    "uuid": lambda data: str(UUID(bytes=data)),
+    "varint": lambda data: str(int.from_bytes(data, "big", signed=True)),
+}
+
+
+def split_sequence(data: bytes, offset: int = 0) -> Iterator[bytes | None]:
+    """Split parts that a 4-byte length precedes; a negative length is null."""
+    while offset < len(data):
+        length = struct.unpack_from(">i", data, offset)[0]
+        offset += 4
+        if length < 0:
+            yield None
+            continue
+        if length > len(data) - offset:
+            raise BadValue(f"a part of {length} bytes does not fit into the {len(data) - offset} that are left")
+        yield data[offset : offset + length]
+        offset += length
+
+
+def split_vector(data: bytes, element: CqlType, dimension: int) -> list[bytes]:
+    """Split a vector: parts of the element's fixed length, else each after its length as an unsigned vint."""
+    if element.fixed_length is not None:
+        length = element.fixed_length
+        if len(data) != length * dimension:
+            raise BadValue(f"a vector of {dimension} x {length} bytes has {len(data)}")
+        return [data[i : i + length] for i in range(0, len(data), length)]
+    parts, p = [], 0
+    for _ in range(dimension):
+        length, p = read_vint(data, p)
+        if length > len(data) - p:
+            raise BadValue(f"a vector's element of {length} bytes does not fit into {len(data) - p}")
+        parts.append(data[p : p + length])
+        p += length
+    return parts
+
+
+def _list(element: Decoder) -> Decoder:
+    return lambda data: [None if part is None else element(part) for part in split_sequence(data, 4)]
+
+
+def _map(key_type: CqlType, value_type: CqlType) -> Decoder:
+    key, value = decoder(key_type), decoder(value_type)
+    as_map = pa.types.is_map(arrow_type(Collection("map", (key_type, value_type))))
+
+    def decode(data: bytes) -> list[Any]:
+        parts = list(split_sequence(data, 4))
+        pairs = [
+            (None if k is None else key(k), None if v is None else value(v))
+            for k, v in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        return pairs if as_map else [{"key": k, "value": v} for k, v in pairs]
+
+    return decode
+
+
+def _vector(element: CqlType, dimension: int) -> Decoder:
+    decode = decoder(element)
+    return lambda data: [decode(part) for part in split_vector(data, element, dimension)]
+
+
+def _struct(fields: list[tuple[str, CqlType]]) -> Decoder:
+    names = [name for name, _ in fields]
+    decoders = [decoder(t) for _, t in fields]
+
+    def decode(data: bytes) -> dict[str, Any]:
+        parts = list(split_sequence(data))[: len(names)]
+        parts += [None] * (len(names) - len(parts))
+        return {n: None if part is None else d(part) for n, d, part in zip(names, decoders, parts, strict=True)}
+
+    return decode

@@ -1,0 +1,1 @@
+"""PySpark Data Sources: `spark.read.format("sstable")`, `spark.readStream.format("commitlog")`."""

@@ -1,0 +1,114 @@
+"""The data source `sstable`: SSTables of a table, as changes.
+
+    spark.dataSource.register(SSTableSource)
+    spark.read.format("sstable").load("/backups/shop/orders-5a1c.../snapshots/nightly")
+
+Options: `schema` (CQL text or a file with it; else the snapshot's `schema.cql`, else what the files' headers know),
+`fields` (those to read, separated by commas; all by default), `on_corrupt` (`fail`, `skip-partition`, `skip-file`),
+`split_bytes` (uncompressed bytes a task, 64 MiB by default), `node` (what `origin.node` is to say), `first_token` and
+`last_token` (both included), or `partition_key` (a JSON object, `{"user_id": 7}`): only the parts of the files that can
+hold them are read.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from writetime.errors import WritetimeError
+from writetime.schema.table import TableSchema
+from writetime.sources.schemas import option_fields, option_schemas, option_tokens, spark_schema
+from writetime.storage.batch import Origin
+from writetime.storage.files import find_sstables, parse_name, resolve
+from writetime.storage.infer import infer_schema
+from writetime.storage.sstable import OnCorrupt, Report, SSTable
+
+log = logging.getLogger(__name__)
+
+SPLIT_BYTES = 64 << 20
+
+
+@dataclass
+class Split(InputPartition):
+    """A range of partitions of one SSTable."""
+
+    path: str
+    start: int
+    end: int
+
+
+class SSTableSource(DataSource):
+    """See the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "sstable"
+
+    def schema(self) -> StructType:
+        """The fields of the table's changes."""
+        return spark_schema(self._table(), option_fields(self.options))
+
+    def reader(self, schema: StructType) -> "SSTableReader":
+        """Return a reader of the fields of this schema."""
+        return SSTableReader(dict(self.options), self._table(), schema.names)
+
+    def _table(self) -> TableSchema:
+        if "schema" in self.options:
+            schemas = option_schemas(self.options)
+            if len(schemas) != 1:
+                raise WritetimeError(f"the option schema holds {len(schemas)} tables; one was expected")
+            return schemas[0]
+        return infer_schema(list(find_sstables(_path(self.options))))
+
+
+def _path(options: Any) -> str:
+    if "path" not in options:
+        raise WritetimeError("the data source sstable needs a path: load(PATH)")
+    return options["path"]
+
+
+class SSTableReader(DataSourceReader):
+    """Reads splits of SSTables, by batches."""
+
+    def __init__(self, options: dict[str, str], table: TableSchema, fields: list[str]) -> None:
+        self._options = {key.lower(): value for key, value in options.items()}
+        self._table = table
+        self._fields = fields
+        self._tokens = option_tokens(self._options, table)
+        self._captured_at = datetime.now(UTC)
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the splits of all SSTables at the path."""
+        size = int(self._options.get("split_bytes", SPLIT_BYTES))
+        path = _path(self._options)
+        remote = path.split("://")[0] + "://" if "://" in path else ""
+        splits: list[InputPartition] = []
+        for location in find_sstables(path):
+            sstable = SSTable(location, self._table)
+            for start, end in sstable.splits(size, self._tokens):
+                splits.append(Split(remote + location.path("Data.db"), start, end))
+        return splits
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one split."""
+        split = cast(Split, partition)
+        filesystem, path = resolve(split.path)
+        named = parse_name(filesystem, path)
+        assert named is not None
+        report = Report()
+        yield from SSTable(named[0], self._table).scan(
+            self._fields,
+            split=(split.start, split.end),
+            tokens=self._tokens,
+            on_corrupt=cast(OnCorrupt, self._options.get("on_corrupt", "fail")),
+            report=report,
+            origin=Origin("sstable", split.path, self._captured_at, self._options.get("node")),
+        )
+        for skipped in report.skipped:
+            log.warning("left out: %s", skipped)

@@ -1,0 +1,352 @@
+"""Makes Arrow batches of changes out of what the kernel wrote."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.changes import (
+    AFTER,
+    AT,
+    BEFORE,
+    KINDS,
+    MARKER,
+    ORIGIN,
+    PARTITION_POSITION,
+    STATIC_POSITION,
+    TOMBSTONE,
+    cell_type,
+    change_schema,
+    column_type,
+    field_name,
+    position_encoder,
+)
+from writetime.schema.mapping import arrow_type
+from writetime.schema.types import Collection, Native
+from writetime.schema.values import BadValue, decoder, read_vint
+from writetime.storage import layout as L
+from writetime.storage.errors import CorruptFile
+from writetime.storage.plan import Buffers, Line, Plan
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where changes come from: kind of source, the node that wrote it, the file, and when it was read."""
+
+    source: str
+    file: str
+    captured_at: datetime
+    node: str | None = None
+
+
+def _buffer(array: np.ndarray) -> pa.Buffer:
+    """Copy an array's bytes to Arrow's memory: the kernel's buffers are used again."""
+    buffer = pa.allocate_buffer(array.nbytes)
+    np.copyto(np.frombuffer(buffer, np.uint8), array.view(np.uint8).reshape(-1))
+    return buffer
+
+
+def _bits(flags: np.ndarray) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
+
+
+def _constant(value: Any, arrow: pa.DataType, count: int) -> pa.Array:
+    """Return the same value `count` times; arrays of constants are made once and cut to length."""
+    return _long_constant(value, arrow, max(1024, 1 << (count - 1).bit_length())).slice(0, count)
+
+
+@functools.lru_cache(maxsize=32)
+def _long_constant(value: Any, arrow: pa.DataType, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, arrow), count)
+
+
+class BatchMaker:
+    """Turns the buffers of one table into record batches with the fields that are asked for, in their order."""
+
+    def __init__(self, plan: Plan, fields: Sequence[str] | None = None) -> None:
+        full = change_schema(plan.schema)
+        self.schema = full if fields is None else pa.schema([full.field(name) for name in fields])
+        self._plan = plan
+        self._columns = {field_name(c): plan.columns[c.name] for c in plan.schema.static + plan.schema.regular}
+        self._keys = {field_name(c): line for c, line in zip(plan.schema.partition_key, plan.key, strict=True)}
+        self._clustering = {
+            field_name(c): line for c, line in zip(plan.schema.clustering, plan.clustering, strict=True)
+        }
+        self._decoders: dict[int, Callable[[bytes], Any]] = {
+            line.index: decoder(line.type) for line in plan.lines() if _needs_python(line)
+        }
+        self._encode = None if plan.encodes_position else position_encoder(plan.schema.clustering)
+
+    def batch(self, buffers: Buffers, table: int, origin: Origin) -> pa.RecordBatch:
+        """Return the changes that the buffers hold of a table, as one record batch.
+
+        Raises:
+            CorruptFile: a value is not of its type.
+        """
+        work = _Work(buffers, table, self._decoders, self._encode)
+        try:
+            arrays = [self._array(work, name, origin) for name in self.schema.names]
+        except (BadValue, UnicodeDecodeError, pa.ArrowInvalid, OverflowError) as e:
+            raise CorruptFile(origin.file, None, str(e)) from None
+        if not arrays:
+            return pa.RecordBatch.from_struct_array(pa.nulls(work.rows, pa.struct([])))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _array(self, work: "_Work", name: str, origin: Origin) -> pa.Array:
+        if name in self._columns:
+            return work.column(self._columns[name])
+        if name in self._clustering:
+            return work.values(self._clustering[name], work.rows)
+        if name in self._keys:
+            return work.by_partition(work.values(self._keys[name], work.partitions))
+        match name:
+            case "kind":
+                return work.kinds()
+            case "key":
+                return work.by_partition(work.binary(L.KEY_OFFSETS, L.KEY_BYTES, work.partitions))
+            case "token":
+                return work.by_partition(work.numbers(L.TOKENS, work.partitions, pa.int64()))
+            case "position":
+                return work.positions()
+            case "end":
+                return work.ends()
+            case "marker":
+                return work.marker()
+            case "tombstone":
+                return work.tombstone()
+        return work.origin(origin)
+
+
+def _needs_python(line: Line) -> bool:
+    plain = isinstance(line.type, Native) and line.type.name in ("text", "ascii", "blob", "empty")
+    return line.shape == L.SIMPLE and line.form == L.BYTES and not plain
+
+
+class _Work:
+    """One batch being made."""
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        table: int,
+        decoders: dict[int, Callable[[bytes], Any]],
+        encode: Callable[[Sequence[bytes | None], bytes], bytes] | None,
+    ) -> None:
+        self._columns = buffers.columns
+        self._arrays = buffers.arrays
+        self._table = buffers.tables[table]
+        self._table_arrays = buffers.table_arrays[table]
+        self._decoders = decoders
+        self._encode = encode
+        self._clustering_lengths = [
+            int(buffers.columns[c, L.LENGTH])
+            for c in range(self._table[L.CLUSTERING], self._table[L.CLUSTERING] + self._table[L.CLUSTERINGS])
+        ]
+        self.rows = int(self._table[L.ROWS])
+        self.partitions = int(self._table[L.PARTITIONS])
+        self._kinds = self._table_arrays[L.ROW_KIND][: self.rows]
+
+    def kinds(self) -> pa.Array:
+        if not self._kinds.any():
+            return _constant(KINDS[0], pa.string(), self.rows)
+        return pa.DictionaryArray.from_arrays(pa.array(self._kinds), list(KINDS)).dictionary_decode()
+
+    def by_partition(self, array: pa.Array) -> pa.Array:
+        """Repeat each partition's value for its rows."""
+        rows = self._table_arrays[L.ROW_PARTITION][: self.rows]
+        if self.rows == self.partitions and (rows == np.arange(self.rows)).all():
+            return array
+        return array.take(pa.array(rows))
+
+    def numbers(self, number: int, count: int, arrow: pa.DataType, validity: pa.Buffer | None = None) -> pa.Array:
+        return pa.Array.from_buffers(arrow, count, [validity, _buffer(self._table_arrays[number][:count])])
+
+    def binary(self, offsets: int, data: int, count: int, validity: pa.Buffer | None = None) -> pa.Array:
+        ends = self._table_arrays[offsets][: count + 1]
+        content = self._table_arrays[data][: ends[count]]
+        return pa.Array.from_buffers(pa.binary(), count, [validity, _buffer(ends), _buffer(content)])
+
+    def positions(self) -> pa.Array:
+        array = self.binary(L.POSITION_OFFSETS, L.POSITION_BYTES, self.rows)
+        if self._encode is None:
+            return array
+        fixed = {1: STATIC_POSITION, 3: PARTITION_POSITION}
+        kinds = self._kinds.tolist()
+        raw = array.to_pylist()
+        encoded = [fixed[k] if k in fixed else self._comparable(r) for k, r in zip(kinds, raw, strict=True)]
+        return pa.array(encoded, pa.binary())
+
+    def ends(self) -> pa.Array:
+        is_range = self._kinds == 2
+        if not is_range.any():
+            return _constant(None, pa.binary(), self.rows)
+        array = self.binary(L.END_OFFSETS, L.END_BYTES, self.rows, _bits(is_range))
+        if self._encode is None:
+            return array
+        return pa.array([None if raw is None else self._comparable(raw) for raw in array.to_pylist()], pa.binary())
+
+    def _comparable(self, raw: bytes) -> bytes:
+        """Encode a clustering that the kernel left as on disk, after its terminator and the number of its values."""
+        assert self._encode is not None
+        count = int.from_bytes(raw[1:3], "big")
+        values: list[bytes | None] = []
+        p, header = 3, 0
+        for i in range(count):
+            if i % 32 == 0:
+                header, p = read_vint(raw, p)
+            state = header >> (2 * (i % 32)) & 3
+            if state:
+                values.append(None if state & 2 else b"")
+                continue
+            length = self._clustering_lengths[i]
+            if length < 0:
+                length, p = read_vint(raw, p)
+            values.append(raw[p : p + length])
+            p += length
+        return self._encode(values, {0x20: BEFORE, 0x38: AT, 0x60: AFTER}[raw[0]])
+
+    def marker(self) -> pa.Array:
+        state = self._table_arrays[L.MARKER_STATE][: self.rows]
+        if not state.any():
+            return _constant(None, MARKER, self.rows)
+        validity = _validity(state, L.IS_PRESENT)
+        if (state & L.HAS_TTL).any():
+            expires = _validity(state, L.HAS_TTL)
+            times = [
+                self.numbers(L.MARKER_TTL, self.rows, pa.int32(), expires),
+                self.numbers(L.MARKER_EXPIRY, self.rows, pa.int64(), expires),
+            ]
+        else:
+            times = [_constant(None, pa.int32(), self.rows), _constant(None, pa.int64(), self.rows)]
+        children = [self.numbers(L.MARKER_WRITE_TIME, self.rows, pa.int64(), validity), *times]
+        return pa.Array.from_buffers(MARKER, self.rows, [validity], children=children)
+
+    def tombstone(self) -> pa.Array:
+        state = self._table_arrays[L.TOMBSTONE_STATE][: self.rows]
+        if not state.any():
+            return _constant(None, TOMBSTONE, self.rows)
+        validity = _validity(state, L.IS_PRESENT)
+        children = [
+            self.numbers(L.TOMBSTONE_WRITE_TIME, self.rows, pa.int64(), validity),
+            self.numbers(L.TOMBSTONE_DELETION_TIME, self.rows, pa.int64(), validity),
+        ]
+        return pa.Array.from_buffers(TOMBSTONE, self.rows, [validity], children=children)
+
+    def origin(self, origin: Origin) -> pa.Array:
+        children = [
+            _constant(origin.source, pa.string(), self.rows),
+            _constant(origin.node, pa.string(), self.rows),
+            _constant(origin.file, pa.string(), self.rows),
+            self.numbers(L.ROW_OFFSET, self.rows, pa.int64()),
+            _constant(origin.captured_at, ORIGIN.field("captured_at").type, self.rows),
+        ]
+        return pa.Array.from_buffers(ORIGIN, self.rows, [None], children=children)
+
+    def column(self, line: Line) -> pa.Array:
+        """Return a static or regular column."""
+        if line.shape == L.SIMPLE:
+            return self._cells(line, self.rows)
+        arrow = column_type(line.type)
+        if self._columns[line.index, L.PRESENT] == 0:
+            return _constant(None, arrow, self.rows)
+        state = self._arrays[line.index][L.STATE][: self.rows]
+        validity = _validity(state, L.IS_PRESENT)
+        tombstone = self._column_tombstone(line, state)
+        if line.shape == L.COLLECTION:
+            parts = self._elements(line, arrow.field("elements").type)
+        else:
+            fields = arrow.field("fields").type
+            cells = [self._cells(child, self.rows) for child in line.children]
+            parts = pa.Array.from_buffers(fields, self.rows, [validity], children=cells)
+        return pa.Array.from_buffers(arrow, self.rows, [validity], children=[tombstone, parts])
+
+    def _column_tombstone(self, line: Line, state: np.ndarray) -> pa.Array:
+        if self._columns[line.index, L.WITH_TOMBSTONE] == 0:
+            return _constant(None, TOMBSTONE, self.rows)
+        validity = _validity(state, L.IS_TOMBSTONE)
+        arrays = self._arrays[line.index]
+        children = [
+            pa.Array.from_buffers(pa.int64(), self.rows, [validity, _buffer(arrays[number][: self.rows])])
+            for number in (L.WRITE_TIME, L.DELETION_TIME)
+        ]
+        return pa.Array.from_buffers(TOMBSTONE, self.rows, [validity], children=children)
+
+    def _elements(self, line: Line, arrow: pa.DataType) -> pa.Array:
+        offsets = self._arrays[line.index][L.OFFSETS][: self.rows + 1]
+        count = int(offsets[self.rows])
+        cell, path = line.children
+        children = [self.values(path, count)]
+        if isinstance(line.type, Collection) and line.type.kind != "set":
+            children.append(self.values(cell, count))
+        children += self._times(cell, count, None)
+        elements = pa.Array.from_buffers(arrow.value_type, count, [None], children=children)
+        # An absent column has no elements; the struct around tells it from an empty one.
+        return pa.Array.from_buffers(arrow, self.rows, [None, _buffer(offsets)], children=[elements])
+
+    def _cells(self, line: Line, count: int) -> pa.Array:
+        arrow = cell_type(arrow_type(line.type))
+        present = int(self._columns[line.index, L.PRESENT])
+        if present == 0:
+            return _constant(None, arrow, count)
+        state = self._arrays[line.index][L.STATE][:count]
+        validity = None if present == count else _validity(state, L.IS_PRESENT)
+        children = [self.values(line, count), *self._times(line, count, validity)]
+        return pa.Array.from_buffers(arrow, count, [validity], children=children)
+
+    def _times(self, line: Line, count: int, validity: pa.Buffer | None) -> list[pa.Array]:
+        """Return write time, TTL, deletion time and tombstone flag of cells."""
+        numbers, arrays = self._columns[line.index], self._arrays[line.index]
+        state = arrays[L.STATE][:count]
+
+        def times(number: int, bit: int, some: int, arrow: pa.DataType) -> pa.Array:
+            if numbers[some] == 0:
+                return _constant(None, arrow, count)
+            valid = None if numbers[some] == count else _validity(state, bit)
+            return pa.Array.from_buffers(arrow, count, [valid, _buffer(arrays[number][:count])])
+
+        flags = state & L.IS_TOMBSTONE if numbers[L.WITH_TOMBSTONE] else np.zeros(count, np.uint8)
+        return [
+            pa.Array.from_buffers(pa.int64(), count, [validity, _buffer(arrays[L.WRITE_TIME][:count])]),
+            times(L.TTL, L.HAS_TTL, L.WITH_TTL, pa.int32()),
+            times(L.DELETION_TIME, L.HAS_DELETION_TIME, L.WITH_DELETION_TIME, pa.int64()),
+            pa.Array.from_buffers(pa.bool_(), count, [validity, _bits(flags)]),
+        ]
+
+    def values(self, line: Line, count: int) -> pa.Array:
+        """Return the values of a line, null where there is none."""
+        arrow = arrow_type(line.type)
+        some = int(self._columns[line.index, L.WITH_VALUE])
+        if some == 0 or count == 0:
+            return _constant(None, arrow, count)
+        arrays = self._arrays[line.index]
+        state = arrays[L.STATE][:count]
+        if line.index in self._decoders:
+            return self._decoded(line, state, arrow)
+        validity = None if some == count else _validity(state, L.HAS_VALUE)
+        if L.OFFSETS in arrays:
+            offsets = arrays[L.OFFSETS][: count + 1]
+            content = arrays[L.VALUES][: offsets[count]]
+            return pa.Array.from_buffers(arrow, count, [validity, _buffer(offsets), _buffer(content)])
+        if line.form == L.BOOLEAN:
+            return pa.Array.from_buffers(arrow, count, [validity, _bits(arrays[L.VALUES][:count])])
+        content = arrays[L.VALUES][: count * L.WIDTH[line.form]]
+        return pa.Array.from_buffers(arrow, count, [validity, _buffer(content)])
+
+    def _decoded(self, line: Line, state: np.ndarray, arrow: pa.DataType) -> pa.Array:
+        decode = self._decoders[line.index]
+        arrays = self._arrays[line.index]
+        count = len(state)
+        offsets = arrays[L.OFFSETS][: count + 1].tolist()
+        content = arrays[L.VALUES][: offsets[count]].tobytes()
+        has_value = (state & L.HAS_VALUE).tolist()
+        return pa.array(
+            [decode(content[offsets[i] : offsets[i + 1]]) if has_value[i] else None for i in range(count)], arrow
+        )
+
+
+def _validity(state: np.ndarray, bit: int) -> pa.Buffer:
+    return _bits(state & bit)

@@ -1,0 +1,206 @@
+"""Data files by chunk: read, checked against their checksums, decompressed. No byte leaves here unchecked."""
+
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import cramjam
+import numpy as np
+
+from writetime.storage.errors import CorruptFile, Missing, Unsupported
+from writetime.storage.files import Location, open_file
+
+Decompress = Callable[[memoryview, np.ndarray], int]
+
+
+def _lz4(data: memoryview, out: np.ndarray) -> int:
+    """Cassandra puts the uncompressed length (4 bytes, little-endian) before an LZ4 block."""
+    if len(data) < 4 or int.from_bytes(data[:4], "little") != len(out):
+        raise ValueError(f"the LZ4 block is not one of {len(out)} bytes")
+    return cramjam.lz4.decompress_block_into(data, out)  # type: ignore[arg-type]
+
+
+def _deflate(data: memoryview, out: np.ndarray) -> int:
+    plain = zlib.decompress(data)
+    if len(plain) != len(out):
+        raise ValueError(f"{len(plain)} bytes instead of {len(out)}")
+    out[:] = np.frombuffer(plain, np.uint8)
+    return len(plain)
+
+
+def _none(data: memoryview, out: np.ndarray) -> int:
+    if len(data) != len(out):
+        raise ValueError(f"{len(data)} bytes instead of {len(out)}")
+    out[:] = np.frombuffer(data, np.uint8)
+    return len(out)
+
+
+DECOMPRESSORS: dict[str, Decompress] = {
+    "LZ4Compressor": _lz4,
+    "SnappyCompressor": cramjam.snappy.decompress_raw_into,  # type: ignore[dict-item]
+    "ZstdCompressor": cramjam.zstd.decompress_into,  # type: ignore[dict-item]
+    "DeflateCompressor": _deflate,
+    "NoopCompressor": _none,
+}
+
+
+def decompressor(class_name: str, file: str) -> Decompress:
+    """Return the function that decompresses a block of one of Cassandra's compressors into an array of the right size.
+
+    Raises:
+        Unsupported: the compressor is none of `DECOMPRESSORS`.
+    """
+    name = class_name.rpartition(".")[2]
+    if name not in DECOMPRESSORS:
+        raise Unsupported(f"{file}: compressor {name} is not supported; {', '.join(DECOMPRESSORS)} are")
+    return DECOMPRESSORS[name]
+
+
+class DataFile(Protocol):
+    """A data file as a sequence of chunks of `chunk_length` uncompressed bytes, the last one maybe shorter."""
+
+    path: str
+    length: int
+    chunk_length: int
+
+    def read(self, first: int, count: int, out: np.ndarray) -> int:
+        """Read `count` chunks from `first` on into `out`; return the number of bytes.
+
+        Raises:
+            CorruptFile: a chunk does not have its checksum, or cannot be decompressed.
+        """
+        ...
+
+
+@dataclass
+class _Cursor:
+    """Reads fields of a small component one after the other."""
+
+    data: bytes
+    file: str
+    offset: int = 0
+
+    def take(self, code: str) -> Any:
+        try:
+            value = struct.unpack_from(">" + code, self.data, self.offset)
+        except struct.error:
+            raise CorruptFile(self.file, self.offset, f"the file ends where {code} was expected") from None
+        self.offset += struct.calcsize(">" + code)
+        return value[0] if len(value) == 1 else value
+
+    def text(self) -> str:
+        length = self.take("H")
+        if length > len(self.data) - self.offset:
+            raise CorruptFile(self.file, self.offset, f"a text of {length} bytes does not fit")
+        self.offset += length
+        try:
+            return self.data[self.offset - length : self.offset].decode()
+        except UnicodeDecodeError:
+            raise CorruptFile(self.file, self.offset - length, "a text that is no UTF-8") from None
+
+
+class CompressedFile:
+    """A compressed Data.db with its CompressionInfo.db (`CompressionMetadata`): each chunk is followed by its CRC32."""
+
+    def __init__(self, location: Location) -> None:
+        self.path = location.path("Data.db")
+        info_path = location.path("CompressionInfo.db")
+        info = _Cursor(location.read("CompressionInfo.db"), info_path)
+        self._decompress = decompressor(info.text(), info_path)
+        for _ in range(info.take("i")):
+            info.text()
+            info.text()
+        self.chunk_length = info.take("i")
+        self._stored_from = info.take("i") if location.features.max_compressed_length else 0x7FFFFFFF
+        self.length = info.take("q")
+        count = info.take("i")
+        if self.chunk_length <= 0 or count != -(-self.length // self.chunk_length) or count <= 0:
+            raise CorruptFile(info_path, info.offset, f"{count} chunks of {self.chunk_length} bytes hold {self.length}")
+        if len(info.data) - info.offset != 8 * count:
+            raise CorruptFile(info_path, info.offset, f"{count} chunk offsets expected until the end of the file")
+        self._file = open_file(location.filesystem, self.path)
+        offsets = np.frombuffer(info.data, ">i8", count, info.offset).astype(np.int64)
+        self._offsets = np.append(offsets, self._file.size())
+        if offsets[0] != 0 or (np.diff(self._offsets) <= 4).any():
+            raise CorruptFile(info_path, info.offset, "chunk offsets that start at 0 and grow up to the file's size")
+
+    def read(self, first: int, count: int, out: np.ndarray) -> int:
+        """Read chunks, see `DataFile`."""
+        start, end = int(self._offsets[first]), int(self._offsets[first + count])
+        data = memoryview(self._file.read_at(end - start, start))
+        if len(data) != end - start:
+            raise CorruptFile(self.path, start, f"the file ends, {end - start} more bytes were expected")
+        filled = 0
+        for chunk in range(first, first + count):
+            begin, stop = int(self._offsets[chunk]) - start, int(self._offsets[chunk + 1]) - start - 4
+            body = data[begin:stop]
+            if zlib.crc32(body) != int.from_bytes(data[stop : stop + 4], "big"):
+                raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not have its CRC32")
+            size = min(self.chunk_length, self.length - chunk * self.chunk_length)
+            target = out[filled : filled + size]
+            try:
+                # A chunk that compression does not make small enough is stored as it is.
+                done = _none(body, target) if len(body) >= self._stored_from else self._decompress(body, target)
+            except (ValueError, zlib.error, cramjam.DecompressionError) as e:
+                raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk}: {e}") from None
+            if done != size:
+                raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} has {done} bytes, not {size}")
+            filled += size
+        return filled
+
+
+class PlainFile:
+    """An uncompressed Data.db: CRC.db has the CRC32 of each chunk (`ChecksumWriter`), else Digest.crc32 that of all."""
+
+    def __init__(self, location: Location) -> None:
+        self.path = location.path("Data.db")
+        self._file = open_file(location.filesystem, self.path)
+        self.length = self._file.size()
+        if location.exists("CRC.db"):
+            crc = _Cursor(location.read("CRC.db"), location.path("CRC.db"))
+            self.chunk_length = crc.take("i")
+            count = -(-self.length // self.chunk_length) if self.chunk_length > 0 else -1
+            if len(crc.data) - 4 != 4 * count:
+                raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {self.chunk_length} bytes expected")
+            self._checksums = np.frombuffer(crc.data, ">u4", count, 4)
+        elif location.exists("Digest.crc32"):
+            self.chunk_length = 65536
+            self._check_digest(location)
+        else:
+            raise Missing(f"{self.path} has neither CRC.db nor Digest.crc32, so nothing tells whether it is sound")
+
+    def _check_digest(self, location: Location) -> None:
+        crc, checksums = 0, []
+        for offset in range(0, self.length, self.chunk_length):
+            chunk = self._file.read_at(self.chunk_length, offset)
+            crc = zlib.crc32(chunk, crc)
+            checksums.append(zlib.crc32(chunk))
+        digest = location.read("Digest.crc32")
+        if not digest.strip().isdigit() or int(digest) != crc:
+            raise CorruptFile(self.path, None, "the file does not have the CRC32 of Digest.crc32")
+        self._checksums = np.array(checksums, np.uint32)
+
+    def read(self, first: int, count: int, out: np.ndarray) -> int:
+        """Read chunks, see `DataFile`."""
+        start = first * self.chunk_length
+        size = min(count * self.chunk_length, self.length - start)
+        data = memoryview(self._file.read_at(size, start))
+        if len(data) != size:
+            raise CorruptFile(self.path, start, f"the file ends, {size} more bytes were expected")
+        for chunk in range(first, first + count):
+            begin = (chunk - first) * self.chunk_length
+            if zlib.crc32(data[begin : begin + self.chunk_length]) != self._checksums[chunk]:
+                raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not have its CRC32")
+        out[:size] = np.frombuffer(data, np.uint8)
+        return size
+
+
+def open_data(location: Location) -> DataFile:
+    """Open the data file of an SSTable, compressed or not.
+
+    Raises:
+        Missing, CorruptFile, Unsupported: a component is not there, cannot be, or names an unsupported compressor.
+    """
+    return CompressedFile(location) if location.exists("CompressionInfo.db") else PlainFile(location)

@@ -1,0 +1,182 @@
+"""Finds SSTables: file names, versions, snapshot directories, on local disks and wherever pyarrow or fsspec can
+reach."""
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pyarrow import NativeFile, fs
+
+from writetime.storage.errors import Missing, Unsupported
+
+_NAME = re.compile(r"(?P<version>[a-z]{2})-(?P<id>[0-9A-Za-z_]+)-(?P<format>big|bti)-(?P<component>[A-Za-z0-9_.+]+)$")
+
+
+@dataclass(frozen=True)
+class Features:
+    """What differs between versions of the format in what a reader needs."""
+
+    max_compressed_length: bool = False
+    metadata_checksum: bool = False
+    unsigned_deletion_time: bool = False
+    compact_partition_deletion: bool = False
+    index: str = "Index.db"
+
+
+_M = Features()
+_N = Features(max_compressed_length=True, metadata_checksum=True)
+_O = Features(
+    max_compressed_length=True,
+    metadata_checksum=True,
+    unsigned_deletion_time=True,
+    compact_partition_deletion=True,
+)
+# BigFormat.BigVersion and BtiFormat.BtiVersion of Cassandra; sstables/version.hh of ScyllaDB (md, me, ms, mt).
+FEATURES: dict[tuple[str, str], Features] = {
+    ("big", "mc"): _M,
+    ("big", "md"): _M,
+    ("big", "me"): _M,
+    ("big", "ms"): Features(index=""),
+    ("big", "mt"): Features(index=""),
+    ("big", "na"): _N,
+    ("big", "nb"): _N,
+    ("big", "oa"): _O,
+    ("bti", "da"): Features(
+        max_compressed_length=True,
+        metadata_checksum=True,
+        unsigned_deletion_time=True,
+        compact_partition_deletion=True,
+        index="Partitions.db",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Location:
+    """The components of one SSTable: a folder, and the part of the file names before the component's name."""
+
+    filesystem: fs.FileSystem = field(hash=False)
+    folder: str
+    version: str
+    id: str
+    format: str
+
+    @property
+    def features(self) -> Features:
+        """What this version of the format has."""
+        return FEATURES[self.format, self.version]
+
+    def path(self, component: str) -> str:
+        """Return the path of a component such as `Data.db`."""
+        return posixpath.join(self.folder, f"{self.version}-{self.id}-{self.format}-{component}")
+
+    def exists(self, component: str) -> bool:
+        """Return whether the component is there."""
+        return self.filesystem.get_file_info(self.path(component)).type == fs.FileType.File
+
+    def read(self, component: str) -> bytes:
+        """Read a whole component.
+
+        Raises:
+            Missing: there is none.
+        """
+        return read_file(self.filesystem, self.path(component))
+
+
+_T = TypeVar("_T")
+
+
+def _open(path: str, opened: Callable[[], _T]) -> _T:
+    try:
+        return opened()
+    except FileNotFoundError:
+        raise Missing(f"{path} does not exist") from None
+
+
+def read_file(filesystem: fs.FileSystem, path: str) -> bytes:
+    """Read a whole file.
+
+    Raises:
+        Missing: there is none.
+    """
+    with open_file(filesystem, path) as file:
+        return file.read()
+
+
+def open_file(filesystem: fs.FileSystem, path: str) -> NativeFile:
+    """Open a file for reading at any offset.
+
+    Raises:
+        Missing: there is none.
+    """
+    return _open(path, lambda: filesystem.open_input_file(path))
+
+
+def resolve(path: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system of a path or URI, and the path in it.
+
+    pyarrow's own file systems come first (local, `s3://`, `gs://`, `hdfs://`, `abfss://`), then those of fsspec.
+    """
+    if "://" not in path:
+        return fs.LocalFileSystem(), path
+    try:
+        return fs.FileSystem.from_uri(path)
+    except (ValueError, NotImplementedError):
+        import fsspec
+
+        filesystem, inner = fsspec.core.url_to_fs(path)
+        return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
+
+
+def parse_name(filesystem: fs.FileSystem, path: str) -> tuple[Location, str] | None:
+    """Split the path of a component into its SSTable and the component's name; None if it is no component.
+
+    Raises:
+        Unsupported: a version of the format that is not supported.
+    """
+    folder, _, name = path.rpartition("/")
+    match = _NAME.match(name)
+    if match is None:
+        return None
+    if (match["format"], match["version"]) not in FEATURES:
+        known = ", ".join(sorted(version for _, version in FEATURES))
+        raise Unsupported(
+            f"{path}: SSTable version {match['version']} ({match['format']}) is not supported; {known} are"
+        )
+    return Location(filesystem, folder, match["version"], match["id"], match["format"]), match["component"]
+
+
+def find_sstables(path: str) -> Iterator[Location]:
+    """Find the SSTables at a path: one component's file, or every one in a folder (as snapshots and backups are).
+
+    An SSTable counts only if its TOC lists no component that is missing, as a node may still be writing it: those
+    without a `TOC.txt` yet are left out, as the database leaves them out too.
+
+    Raises:
+        Missing: there is nothing at the path.
+        Unsupported: a version of the format that is not supported.
+    """
+    filesystem, path = resolve(path)
+    info = filesystem.get_file_info(path)
+    if info.type == fs.FileType.NotFound:
+        raise Missing(f"{path} does not exist")
+    if info.type == fs.FileType.File:
+        named = parse_name(filesystem, path)
+        if named is None:
+            raise Unsupported(f"{path} is not named like a component of an SSTable (such as nb-1-big-Data.db)")
+        yield named[0]
+        return
+    names = sorted(i.path for i in filesystem.get_file_info(fs.FileSelector(path)) if i.type == fs.FileType.File)
+    found = [named for name in names if (named := parse_name(filesystem, name)) is not None]
+    components: dict[Location, set[str]] = {}
+    for location, component in found:
+        components.setdefault(location, set()).add(component)
+    for location, present in sorted(components.items(), key=lambda item: (len(item[0].id), item[0].id)):
+        if "TOC.txt" not in present:
+            continue
+        listed = {line.strip() for line in location.read("TOC.txt").decode().splitlines() if line.strip()}
+        if missing := sorted(listed - present - {"TOC.txt"}):
+            raise Missing(f"{location.path('TOC.txt')} lists {', '.join(missing)}, which is not there")
+        yield location

@@ -1,0 +1,287 @@
+"""Which lines of numbers a table's columns need in the kernel, and the buffers that they write to."""
+
+from collections.abc import Collection as Names
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from writetime.changes import field_name, udt_fields
+from writetime.schema.table import Column, TableSchema, storage_order
+from writetime.schema.types import Collection, CqlType, Native, is_complex
+from writetime.storage import layout as L
+from writetime.storage import primitives as P
+
+_FORMS = {
+    "bigint": L.FIXED8,
+    "boolean": L.BOOLEAN,
+    "counter": L.COUNTER,
+    "date": L.DATE,
+    "double": L.FIXED8,
+    "float": L.FIXED4,
+    "int": L.FIXED4,
+    "smallint": L.FIXED2,
+    "time": L.FIXED8,
+    "timestamp": L.TIMESTAMP,
+    "timeuuid": L.UUID_TEXT,
+    "tinyint": L.FIXED1,
+    "uuid": L.UUID_TEXT,
+}
+_COMPARE = {
+    "ascii": P.COMPARE_BYTES,
+    "bigint": P.COMPARE_BIGINT,
+    "blob": P.COMPARE_BYTES,
+    "boolean": P.COMPARE_BOOLEAN,
+    "date": P.COMPARE_PLAIN,
+    "double": P.COMPARE_FLOAT,
+    "float": P.COMPARE_FLOAT,
+    "inet": P.COMPARE_BYTES,
+    "int": P.COMPARE_SIGNED,
+    "smallint": P.COMPARE_SIGNED,
+    "text": P.COMPARE_BYTES,
+    "time": P.COMPARE_PLAIN,
+    "timestamp": P.COMPARE_SIGNED,
+    "timeuuid": P.COMPARE_TIMEUUID,
+    "tinyint": P.COMPARE_SIGNED,
+    "uuid": P.COMPARE_UUID,
+}
+NO_TIME = -(1 << 63)
+_TEXTS = ("text", "ascii", "blob", "empty")
+
+
+@dataclass
+class Line:
+    """One line of the kernel's COLUMNS. `cells` tells whether its values are cells, with times of their own."""
+
+    name: str
+    type: CqlType
+    index: int
+    shape: int = L.SIMPLE
+    cells: bool = True
+    wanted: bool = True
+    part: bool = False
+    static: bool = False
+    dropped_at: int = NO_TIME
+    compare: int = 0
+    reverse: bool = False
+    children: list["Line"] = field(default_factory=list)
+
+    @property
+    def form(self) -> int:
+        """How values are written out; `BYTES` where Python decodes them."""
+        return _FORMS.get(self.type.name, L.BYTES) if isinstance(self.type, Native) else L.BYTES
+
+    def numbers(self) -> list[int]:
+        """The line's constant numbers; addresses are 0."""
+        numbers = [0] * L.COLUMN_FIELDS
+        length = self.type.fixed_length
+        # The cells of a collection or UDT have their length before the value, whatever its type.
+        numbers[L.LENGTH] = -1 if length is None or self.part else length
+        numbers[L.FORM] = self.form
+        numbers[L.SHAPE] = self.shape
+        numbers[L.DROPPED_AT] = self.dropped_at
+        if self.children:
+            numbers[L.CHILD] = self.children[0].index
+        if self.shape == L.UDT:
+            numbers[L.CHILDREN] = len(self.children)
+        numbers[L.WANTED] = self.wanted
+        numbers[L.EMPTY_IS_VALUE] = isinstance(self.type, Native) and self.type.name in _TEXTS
+        numbers[L.COMPARE] = self.compare
+        numbers[L.REVERSE] = self.reverse
+        numbers[L.IS_STATIC] = self.static
+        return numbers
+
+
+class Plan:
+    """The lines of one table: its key, then what has one value a row, then the elements of its collections.
+
+    `fields` are those of the change that are asked for (all if None). Dropped columns have lines too, to read past
+    them.
+    """
+
+    def __init__(self, schema: TableSchema, fields: Names[str] | None = None, first: int = 0) -> None:
+        self.schema = schema
+        self._next = first
+        self._fields = fields
+        self.key = [
+            self._add(Line(c.name, c.type, 0, cells=False, wanted=self._wants(c))) for c in schema.partition_key
+        ]
+        self.first = self._next
+        self.clustering = [self._clustering(c) for c in schema.clustering]
+        dropped_at: dict[str, int] = {}
+        for d in schema.dropped:
+            dropped_at[d.name] = max(d.dropped_at, dropped_at.get(d.name, NO_TIME))
+        self.columns: dict[str, Line] = {}
+        for columns, static in ((schema.static, True), (schema.regular, False)):
+            for column in storage_order(columns):
+                at = dropped_at.get(column.name, NO_TIME)
+                self.columns[column.name] = self._column(column, static, at, wanted=self._wants(column))
+        for d in schema.dropped:
+            if d.name not in self.columns:
+                self.columns[d.name] = self._column(Column(d.name, d.type), d.static, (1 << 63) - 1, wanted=False)
+        self.last = self._next
+        for line in self.columns.values():
+            if line.shape == L.COLLECTION:
+                self._elements(line)
+        self.end = self._next
+
+    @property
+    def encodes_position(self) -> bool:
+        """Whether the kernel writes positions; otherwise a clustering column has a type that is left to Python."""
+        return all(line.compare != P.COMPARE_OTHER for line in self.clustering)
+
+    def wants(self, name: str) -> bool:
+        """Return whether a field of the change is asked for."""
+        return self._fields is None or name in self._fields
+
+    def lines(self) -> list[Line]:
+        """All lines, in order."""
+        lines = [*self.key, *self.clustering]
+        for line in self.columns.values():
+            lines += [line, *line.children]
+        return sorted(lines, key=lambda line: line.index)
+
+    def header(self, static: Sequence[str], regular: Sequence[str]) -> list[int]:
+        """Return the lines of a header's columns, in the order in which rows have them."""
+
+        def order(names: Sequence[str]) -> list[int]:
+            columns = storage_order(Column(n, self.columns[n].type) for n in names)
+            return [self.columns[c.name].index for c in columns]
+
+        return order(static) + order(regular)
+
+    def _wants(self, column: Column) -> bool:
+        return self.wants(field_name(column))
+
+    def _add(self, line: Line) -> Line:
+        line.index = self._next
+        self._next += 1
+        return line
+
+    def _clustering(self, column: Column) -> Line:
+        compare = (
+            _COMPARE.get(column.type.name, P.COMPARE_OTHER) if isinstance(column.type, Native) else P.COMPARE_OTHER
+        )
+        line = Line(column.name, column.type, 0, cells=False, compare=compare, reverse=column.reversed)
+        line.wanted = self._wants(column)
+        return self._add(line)
+
+    def _column(self, column: Column, static: bool, dropped_at: int, *, wanted: bool) -> Line:
+        line = Line(column.name, column.type, 0, static=static, dropped_at=dropped_at, wanted=wanted)
+        self._add(line)
+        if is_complex(column.type):
+            line.shape = L.COLLECTION if isinstance(column.type, Collection) else L.UDT
+            line.cells = False
+            if line.shape == L.UDT:
+                line.children = [self._child(line, name, t) for name, t in udt_fields(column.type)]
+        return line
+
+    def _child(self, parent: Line, name: str, cql_type: CqlType, *, cells: bool = True) -> Line:
+        child = Line(name, cql_type, 0, cells=cells, dropped_at=parent.dropped_at, wanted=parent.wanted, part=True)
+        return self._add(child)
+
+    def _elements(self, line: Line) -> None:
+        assert isinstance(line.type, Collection)
+        match line.type.kind, line.type.arguments:
+            case "list", (element,):
+                path, value = Native("timeuuid"), element
+            case "set", (element,):
+                path, value = element, Native("empty")
+            case _, (path, value):
+                pass
+            case _:
+                raise AssertionError(line.type)
+        line.children = [self._child(line, "value", value), self._child(line, "path", path, cells=False)]
+
+
+class Buffers:
+    """Room for what the kernel writes from up to `capacity` bytes of input, for some tables, and the tables of
+    numbers."""
+
+    def __init__(self, plans: Sequence[Plan], capacity: int) -> None:
+        self.capacity = capacity
+        self.entries = capacity // 2 + 2
+        lines = [line for plan in plans for line in plan.lines()]
+        self.columns = np.array([line.numbers() for line in lines], np.int64).reshape(len(lines), L.COLUMN_FIELDS)
+        self.tables = np.zeros((len(plans), L.TABLE_FIELDS), np.int64)
+        self.arrays: dict[int, dict[int, np.ndarray]] = {}
+        self.table_arrays: list[dict[int, np.ndarray]] = []
+        for line in lines:
+            self.arrays[line.index] = self._line(line)
+        for i, plan in enumerate(plans):
+            self.table_arrays.append(self._table(i, plan))
+        self._columns_at_start = self.columns.copy()
+        self._tables_at_start = self.tables.copy()
+
+    def reset(self) -> None:
+        """Empty all buffers."""
+        self.columns[:] = self._columns_at_start
+        self.tables[:] = self._tables_at_start
+
+    def set_name(self, index: int, name: np.ndarray) -> None:
+        """Tell the kernel a column's name (bytes that the caller keeps), by which commit logs refer to it."""
+        for columns in (self.columns, self._columns_at_start):
+            columns[index, L.NAME_ADDRESS], columns[index, L.NAME_LENGTH] = name.ctypes.data, len(name)
+
+    def _line(self, line: Line) -> dict[int, np.ndarray]:
+        if not line.wanted:
+            return {}
+        n = self.entries
+        arrays: dict[int, np.ndarray] = {L.STATE: np.empty(n, np.uint8)}
+        if line.shape == L.SIMPLE:
+            if line.form in L.WIDTH:
+                arrays[L.VALUES] = np.empty(n * L.WIDTH[line.form], np.uint8)
+            else:
+                # 16 bytes of a UUID become 36 characters.
+                arrays[L.VALUES] = np.empty(self.capacity * 9 // 4 + 64, np.uint8)
+                arrays[L.OFFSETS] = np.empty(n + 1, np.int32)
+        if line.shape == L.COLLECTION:
+            arrays[L.OFFSETS] = np.empty(n + 1, np.int32)
+        if line.cells or line.shape != L.SIMPLE:
+            arrays[L.WRITE_TIME] = np.empty(n, np.int64)
+            arrays[L.DELETION_TIME] = np.empty(n, np.int64)
+        if line.cells:
+            arrays[L.TTL] = np.empty(n, np.int32)
+        if L.OFFSETS in arrays:
+            arrays[L.OFFSETS][0] = 0
+        for number, array in arrays.items():
+            self.columns[line.index, number] = array.ctypes.data
+        return arrays
+
+    def _table(self, i: int, plan: Plan) -> dict[int, np.ndarray]:
+        n = self.entries
+        clusterings = len(plan.clustering)
+        # A byte of a clustering may be escaped; each value has a byte before it even if it takes none on disk; the
+        # start of a range tombstone may stem from an earlier window.
+        room = 4 * self.capacity + n * (clusterings + 4) + 64
+        arrays: dict[int, np.ndarray] = {
+            L.ROW_KIND: np.empty(n, np.int8),
+            L.ROW_PARTITION: np.empty(n, np.int32),
+            L.ROW_OFFSET: np.empty(n, np.int64),
+            L.POSITION_OFFSETS: np.empty(n + 1, np.int32),
+            L.POSITION_BYTES: np.empty(room, np.uint8),
+            L.END_OFFSETS: np.empty(n + 1, np.int32),
+            L.END_BYTES: np.empty(room, np.uint8),
+            L.MARKER_STATE: np.empty(n, np.uint8),
+            L.MARKER_WRITE_TIME: np.empty(n, np.int64),
+            L.MARKER_TTL: np.empty(n, np.int32),
+            L.MARKER_EXPIRY: np.empty(n, np.int64),
+            L.TOMBSTONE_STATE: np.empty(n, np.uint8),
+            L.TOMBSTONE_WRITE_TIME: np.empty(n, np.int64),
+            L.TOMBSTONE_DELETION_TIME: np.empty(n, np.int64),
+            L.KEY_OFFSETS: np.empty(n + 1, np.int32),
+            L.KEY_BYTES: np.empty(self.capacity + 65536, np.uint8),
+            L.TOKENS: np.empty(n, np.int64),
+        }
+        for number in (L.POSITION_OFFSETS, L.END_OFFSETS, L.KEY_OFFSETS):
+            arrays[number][0] = 0
+        for number, array in arrays.items():
+            self.tables[i, number] = array.ctypes.data
+        table = self.tables[i]
+        table[L.FIRST], table[L.LAST] = plan.first, plan.last
+        table[L.CLUSTERING], table[L.CLUSTERINGS] = plan.first, clusterings
+        table[L.KEY], table[L.KEYS] = plan.key[0].index, len(plan.key)
+        table[L.ENCODE_POSITION] = plan.encodes_position
+        if plan.schema.id is not None:
+            table[L.ID_HIGH], table[L.ID_LOW] = np.frombuffer(plan.schema.id.bytes, ">i8")
+        return arrays

@@ -1,0 +1,122 @@
+"""The header of an SSTable, kept in Statistics.db: what its deltas are added to, and the types of its columns.
+
+`MetadataSerializer`: a table of contents (4-byte kind, 4-byte offset), then the components; from version `na` on each
+part is followed by its CRC32. `SerializationHeader.Component`: three vints, then types by their marshal class names.
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from writetime.schema.types import CqlType, CqlTypeError, MarshalKey, parse_marshal, parse_marshal_key
+from writetime.schema.values import read_vint
+from writetime.storage.errors import CorruptFile, Unsupported
+from writetime.storage.files import Location
+
+_VALIDATION, _HEADER = 0, 3
+# EncodingStats: the middle of 2015 (in UTC) is where the three minimums count from.
+TIMESTAMP_EPOCH = 1_442_880_000_000_000
+DELETION_TIME_EPOCH = 1_442_880_000
+
+
+@dataclass(frozen=True)
+class Header:
+    """Types and minimums. `static` and `regular` are in the order of the file."""
+
+    min_write_time: int
+    min_deletion_time: int
+    min_ttl: int
+    partition_key: tuple[CqlType, ...]
+    clustering: tuple[MarshalKey, ...]
+    static: tuple[tuple[str, CqlType], ...]
+    regular: tuple[tuple[str, CqlType], ...]
+
+
+def wrap64(value: int) -> int:
+    """Reduce to a signed 64-bit integer, as Java's arithmetic does."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def read_header(location: Location) -> Header:
+    """Read the header of an SSTable.
+
+    Raises:
+        Missing, CorruptFile: Statistics.db is not there or not what was written.
+        Unsupported: tokens are not Murmur3's, or a column has a type without a CQL name.
+    """
+    path = location.path("Statistics.db")
+    components = _components(path, location.read("Statistics.db"), checked=location.features.metadata_checksum)
+    for kind in (_VALIDATION, _HEADER):
+        if kind not in components:
+            raise CorruptFile(path, None, f"component {kind} is missing")
+    try:
+        validation = components[_VALIDATION]
+        partitioner = validation[2 : 2 + struct.unpack_from(">H", validation)[0]].decode()
+        header = _Reader(components[_HEADER]).header()
+    except (struct.error, IndexError, UnicodeDecodeError) as e:
+        raise CorruptFile(path, None, f"a header was expected: {e}") from None
+    except CqlTypeError as e:
+        raise Unsupported(f"{path}: {e}") from None
+    if not partitioner.endswith(".Murmur3Partitioner"):
+        raise Unsupported(f"{path}: partitioner {partitioner} is not supported; Murmur3Partitioner is")
+    return header
+
+
+def _components(path: str, data: bytes, *, checked: bool) -> dict[int, bytes]:
+    crc_length = 4 if checked else 0
+
+    def check(start: int, end: int, crc: int = 0) -> int:
+        crc = zlib.crc32(data[start:end], crc)
+        if checked and crc != int.from_bytes(data[end : end + 4], "big"):
+            raise CorruptFile(path, start, "a part of the file does not have its CRC32")
+        return crc
+
+    try:
+        count = struct.unpack_from(">i", data)[0]
+        crc = check(0, 4)
+        start = 4 + crc_length
+        # A flipped bit in the count of a file without checksums must not become a huge table.
+        if not 0 < count <= 16:
+            raise CorruptFile(path, 0, f"a few components were expected, not {count}")
+        contents = [struct.unpack_from(">ii", data, start + 8 * i) for i in range(count)]
+    except struct.error:
+        raise CorruptFile(path, 0, "the file ends in its table of contents") from None
+    check(start, start + 8 * count, crc)
+    # ScyllaDB may list the components in another order than it writes them.
+    ordered = sorted(contents, key=lambda entry: entry[1])
+    ends = [offset for _, offset in ordered[1:]] + [len(data)]
+    components = {}
+    for (kind, offset), end in zip(ordered, ends, strict=True):
+        if not start + 8 * count <= offset <= end - crc_length:
+            raise CorruptFile(path, offset, "a component that lies outside of the file")
+        check(offset, end - crc_length)
+        components[kind] = data[offset : end - crc_length]
+    return components
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._offset = 0
+
+    def header(self) -> Header:
+        write_time = wrap64(self._vint() + TIMESTAMP_EPOCH)
+        deletion_time = wrap64(self._vint() + DELETION_TIME_EPOCH)
+        ttl = wrap64(self._vint())
+        key = parse_marshal_key(self._text())
+        clustering = tuple(parse_marshal_key(self._text()) for _ in range(self._vint()))
+        return Header(write_time, deletion_time, ttl, key.components, clustering, self._columns(), self._columns())
+
+    def _vint(self) -> int:
+        value, self._offset = read_vint(self._data, self._offset)
+        return value
+
+    def _text(self) -> str:
+        length = self._vint()
+        if length > len(self._data) - self._offset:
+            raise IndexError(f"a text of {length} bytes does not fit")
+        self._offset += length
+        return self._data[self._offset - length : self._offset].decode()
+
+    def _columns(self) -> tuple[tuple[str, CqlType], ...]:
+        return tuple((self._text(), parse_marshal(self._text())) for _ in range(self._vint()))

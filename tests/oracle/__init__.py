@@ -1,0 +1,110 @@
+"""Cassandra's own classes as the oracle: a small Java program, compiled by the ecj that Cassandra brings."""
+
+import functools
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from writetime.schema.table import TableSchema
+from writetime.schema.types import Udt, quote_name
+from writetime.servers import jars
+from writetime.servers.cassandra import _EXPORTS, _OPENS
+from writetime.servers.java import java
+
+_CONFIGURATION = {
+    "cluster_name": "oracle",
+    "partitioner": "org.apache.cassandra.dht.Murmur3Partitioner",
+    "endpoint_snitch": "SimpleSnitch",
+    "storage_compatibility_mode": "NONE",
+    "cdc_enabled": False,
+    "commitlog_sync": "periodic",
+    "commitlog_sync_period": "10s",
+    "seed_provider": [
+        {"class_name": "org.apache.cassandra.locator.SimpleSeedProvider", "parameters": [{"seeds": "127.0.0.1"}]}
+    ],
+}
+
+
+@functools.cache
+def _home() -> Path:
+    """Compile the program once a session, into a folder that goes away with the session."""
+    home = Path(_keep().name)
+    configuration = dict(_CONFIGURATION)
+    for name in ("commitlog_directory", "hints_directory", "saved_caches_directory", "cdc_raw_directory"):
+        configuration[name] = str(home / name)
+    configuration["data_file_directories"] = [str(home / "data")]
+    (home / "cassandra.yaml").write_text(json.dumps(configuration))
+    (home / "logback.xml").write_text("<configuration/>")
+    compiler = next(p for p in jars.fetch("cassandra") if "ecj" in p.name)
+    source = Path(__file__).with_name("Oracle.java")
+    command = [java(), "-jar", compiler, "-8", "-nowarn", "-cp", _class_path(), "-d", home, source]
+    answer = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, (answer.stdout + answer.stderr)[:3000]
+    return home
+
+
+@functools.cache
+def _keep() -> Any:
+    return tempfile.TemporaryDirectory(prefix="oracle")
+
+
+def _class_path() -> str:
+    return os.pathsep.join(map(str, jars.fetch("cassandra")))
+
+
+def java_command(*arguments: str | Path) -> list[str]:
+    """Return the command line that runs a class of Cassandra's, or `Oracle`, without a server."""
+    home = _home()
+    return [
+        str(java()),
+        *(f"--add-exports={p}=ALL-UNNAMED" for p in _EXPORTS),
+        *(f"--add-opens={p}=ALL-UNNAMED" for p in _OPENS),
+        f"-Dcassandra.config={(home / 'cassandra.yaml').as_uri()}",
+        f"-Dcassandra.storagedir={home}",
+        f"-Dlogback.configurationFile={home / 'logback.xml'}",
+        "-Xmx1g",
+        "-XX:+UseSerialGC",
+        "-cp",
+        os.pathsep.join([str(home), _class_path()]),
+        *map(str, arguments),
+    ]
+
+
+def run(mode: str, *arguments: str | Path) -> list[dict[str, Any]]:
+    """Run the oracle and return the lines that it printed."""
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as output:
+        command = java_command("Oracle", mode, output.name, *arguments)
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+        return [json.loads(line) for line in Path(output.name).read_text().splitlines()]
+
+
+def sstables(paths: Iterable[str | Path]) -> dict[str, list[dict[str, Any]]]:
+    """Return what `SSTableReader` reads of each Data.db file."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    lines: list[dict[str, Any]] = []
+    for line in run("sstable", *paths):
+        if "file" in line:
+            lines = found.setdefault(line["file"], [])
+        else:
+            lines.append(line)
+    return found
+
+
+def segments(
+    schemas: Iterable[TableSchema], udts: Iterable[Udt], paths: Iterable[str | Path], mode: str = "commitlog"
+) -> list[dict[str, Any]]:
+    """Return what `CommitLogReader` reads of segments, of these tables; or how long it takes (`commitlog-scan`)."""
+    statements = []
+    for udt in udts:
+        fields = ", ".join(f"{quote_name(n)} {t}" for n, t in udt.fields)
+        statements.append(f"-- {udt.keyspace}\nCREATE TYPE {udt.keyspace}.{udt.name} ({fields})\n")
+    statements += [f"-- {s.keyspace} {s.id}\n{s.create_statement()}\n" for s in schemas]
+    with tempfile.NamedTemporaryFile("w", suffix=".cql") as file:
+        file.write("".join(statements))
+        file.flush()
+        return run(mode, file.name, *paths)

@@ -1,0 +1,77 @@
+"""Data of real servers: generated tables in each format, written once a session."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cassandra import InvalidRequest
+
+from tests import oracle
+from tests.storage.databases import FormatServer
+from tests.storage.generate import COMPRESSIONS, KEYSPACE, UDTS, Generator
+from writetime.schema.table import TableSchema
+from writetime.schema.types import quote_name
+from writetime.storage.files import Location
+
+WRITES = 60
+
+
+@dataclass
+class Written:
+    """The tables that one server wrote, where their SSTables are, and what the oracle reads in those."""
+
+    server: FormatServer
+    schemas: list[TableSchema]
+    all_schemas: list[TableSchema]
+    sstables: dict[str, list[Location]]
+    lines: dict[str, list[dict[str, Any]]]
+
+
+def _schemas(generator: Generator) -> list[TableSchema]:
+    """Most of what decides an encoding is in the number of columns: 64 change the set of columns, 33 the clustering."""
+    schemas = [generator.schema(f"t{i}") for i in range(8)]
+    schemas += [generator.schema(f"wide{n}", regulars=n, clusterings=1, statics=0) for n in (63, 64, 65, 70)]
+    schemas += [generator.schema(f"deep{n}", clusterings=n, regulars=2) for n in (32, 33)]
+    schemas.append(generator.schema("statics", statics=65, clusterings=1, regulars=1))
+    return schemas
+
+
+def create_udts() -> list[str]:
+    """Statements that create the generator's keyspace and types."""
+    replication = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
+    statements = [f"CREATE KEYSPACE {KEYSPACE} WITH replication = {replication}"]
+    for udt in UDTS.values():
+        fields = ", ".join(f"{quote_name(n)} {t}" for n, t in udt.fields)
+        statements.append(f"CREATE TYPE {KEYSPACE}.{udt.name} ({fields})")
+    return statements
+
+
+@pytest.fixture(scope="session", params=["nb", "oa", "da"])
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    version = request.param
+    home: Path = tmp_path_factory.mktemp(version)
+    server = FormatServer(home, version)
+    # Before `oa` no cell expires after 2038.
+    generator = Generator(1, max_ttl=1_000_000) if version == "nb" else Generator({"oa": 2, "da": 3}[version])
+    schemas = _schemas(generator)
+    try:
+        server.start()
+        server.write(create_udts())
+        for i, schema in enumerate(schemas):
+            options = f"compression = {COMPRESSIONS[i % len(COMPRESSIONS)]} AND cdc = true"
+            joiner = " AND " if " WITH " in schema.create_statement() else " WITH "
+            server.write([schema.create_statement() + joiner + options])
+            for statement in generator.writes(schema, WRITES):
+                try:
+                    server.write_one(statement)
+                except InvalidRequest as e:
+                    # The generator does not know that a range must not be empty, nor a key.
+                    if "DELETE" not in statement and "BATCH" not in statement and "Key may not be empty" not in str(e):
+                        raise
+        all_schemas = server.schemas()
+    finally:
+        server.stop()
+    sstables = {schema.name: server.sstables(KEYSPACE, schema.name) for schema in schemas}
+    lines = oracle.sstables(location.path("Data.db") for locations in sstables.values() for location in locations)
+    return Written(server, schemas, all_schemas, sstables, lines)

@@ -1,0 +1,101 @@
+"""Real servers that write the files of these tests, one for each storage format."""
+
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cassandra.cluster import Cluster
+
+from writetime.config import load
+from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.types import quote_name
+from writetime.servers.cassandra import CassandraServer
+from writetime.storage.files import Location, find_sstables
+
+PORT, STORAGE_PORT = 29742, 27700
+
+
+def cql_with_ids(schemas: Iterable[TableSchema]) -> str:
+    """Return CREATE statements of tables with their ids, after those of the types that they use."""
+    statements: dict[str, None] = {}
+    for schema in schemas:
+        for udt in schema.udts():
+            fields = ", ".join(f"{quote_name(n)} {t}" for n, t in udt.fields)
+            statements[f"CREATE TYPE {udt.keyspace}.{udt.name} ({fields});"] = None
+        joiner = " AND" if schema.clustering else " WITH"
+        statements[f"{schema.create_statement()}{joiner} ID = {schema.id};"] = None
+    return "\n".join(statements)
+
+
+class FormatServer(CassandraServer):
+    """A node that writes one storage format (`nb`, `oa` or `da`), with the compressors that tables ask for."""
+
+    def __init__(self, home: Path, version: str, **configuration: object) -> None:
+        settings = load()
+        super().__init__(
+            settings.model_copy(
+                update={
+                    "cassandra": settings.cassandra.model_copy(update={"port": PORT}),
+                    "embedded": settings.embedded.model_copy(
+                        update={"home": home, "cassandra_storage_port": STORAGE_PORT, "cassandra_heap_mb": 512}
+                    ),
+                }
+            )
+        )
+        self._version = version
+        self._extra = configuration
+        self._cluster: Cluster | None = None
+        self._session: Any = None
+
+    def _configuration(self) -> dict[str, object]:
+        configuration = super()._configuration()
+        configuration["flush_compression"] = "table"
+        configuration["num_tokens"] = 1
+        if self._version != "nb":
+            configuration["storage_compatibility_mode"] = "NONE"
+        if self._version == "da":
+            configuration["sstable"] = {"selected_format": "bti"}
+        return configuration | self._extra
+
+    def write(self, statements: Iterable[str]) -> list[Any]:
+        """Execute statements; return the rows that each answered."""
+        cluster = Cluster(["127.0.0.1"], port=PORT)
+        try:
+            session = cluster.connect()
+            session.default_timeout = 60
+            return [list(session.execute(statement)) for statement in statements]
+        finally:
+            cluster.shutdown()
+
+    def session(self) -> Any:
+        """Return a session that is kept until the server stops."""
+        if self._session is None:
+            self._cluster = Cluster(["127.0.0.1"], port=PORT)
+            self._session = self._cluster.connect()
+        return self._session
+
+    def write_one(self, statement: str) -> None:
+        """Execute a statement."""
+        self.session().execute(statement)
+
+    def schemas(self) -> list[TableSchema]:
+        """Return the schemas of all tables."""
+        return read_schemas(self.session())
+
+    @property
+    def cdc_raw(self) -> Path:
+        """The folder of the commit log segments that have changes to capture."""
+        return self.folder / "cdc_raw"
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM) -> bool:
+        """Close the session and stop the node, which flushes its tables."""
+        if self._cluster is not None:
+            self._cluster.shutdown()
+            self._cluster = self._session = None
+        return super().stop(sig)
+
+    def sstables(self, keyspace: str, table: str) -> list[Location]:
+        """Return the SSTables of a table; stop the server first, as that flushes them."""
+        folders = sorted((self.folder / "data" / keyspace).glob(f"{table}-*"))
+        return [location for folder in folders for location in find_sstables(str(folder))]

@@ -1,0 +1,202 @@
+"""Types and schemas: CQL text, marshal class names, system tables' rows, CREATE TABLE, the history of a table."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from uuid import UUID, uuid1
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.storage.generate import UDTS, Generator
+from writetime.schema.cql import parse_schemas, parse_table
+from writetime.schema.mapping import arrow_type, avro_type, data_types_page, spark_type
+from writetime.schema.table import Column, SchemaError, SchemaHistory, TableSchema, from_rows
+from writetime.schema.types import (
+    Collection,
+    CqlTypeError,
+    Native,
+    Tuple,
+    Vector,
+    is_complex,
+    parse_cql,
+    parse_marshal,
+    parse_marshal_key,
+)
+from writetime.schema.values import BadValue, decoder
+
+ID = UUID("3a1bb270-1b1b-11ee-be56-0242ac120002")
+
+
+@given(st.integers(0, 2**32))
+def test_a_type_reads_back_from_its_text(seed: int) -> None:
+    cql_type = Generator(seed).cql_type(3)
+    assert parse_cql(str(cql_type), UDTS) == cql_type
+
+
+@given(st.integers(0, 2**32))
+def test_every_type_maps_to_arrow_spark_and_avro(seed: int) -> None:
+    cql_type = Generator(seed).cql_type(3)
+    assert spark_type(cql_type)
+    assert arrow_type(cql_type)
+    record = {"type": "record", "name": "r", "fields": [{"name": "f", "type": avro_type(cql_type, "f")}]}
+    fastavro.parse_schema(json.loads(json.dumps(record)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Int32Type", Native("int")),
+        ("org.apache.cassandra.db.marshal.TimestampType", Native("timestamp")),
+        ("MapType(UTF8Type,FrozenType(ListType(LongType)))", parse_cql("map<text, frozen<list<bigint>>>")),
+        ("FrozenType(SetType(TimeUUIDType))", parse_cql("frozen<set<timeuuid>>")),
+        ("TupleType(Int32Type,BytesType)", Tuple((Native("int"), Native("blob")))),
+        ("VectorType(FloatType , 3)", Vector(Native("float"), 3)),
+        ("UserType(generated,696e6e6572,61:Int32Type,62:UTF8Type)", UDTS["inner"]),
+    ],
+)
+def test_marshal_class_names(text: str, expected: object) -> None:
+    assert parse_marshal(text) == expected
+
+
+def test_keys_of_headers() -> None:
+    assert parse_marshal_key("CompositeType(Int32Type,UTF8Type)").components == (Native("int"), Native("text"))
+    key = parse_marshal_key("org.apache.cassandra.db.marshal.ReversedType(org.apache.cassandra.db.marshal.DateType)")
+    assert (key.components, key.reversed) == ((Native("timestamp"),), True)
+
+
+@pytest.mark.parametrize("text", ["", "list<int", "map<int>", "nothing", "list<int>>", "vector<float>", "int, int"])
+def test_what_is_no_type(text: str) -> None:
+    with pytest.raises(CqlTypeError):
+        parse_cql(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "DynamicCompositeType(a=>Int32Type)", "MapType(Int32Type)", "ListType(Int32Type", "X"]
+)
+def test_what_is_no_marshal_class(text: str) -> None:
+    with pytest.raises(CqlTypeError):
+        parse_marshal(text)
+
+
+@given(st.integers(0, 2**32))
+def test_a_table_reads_back_from_its_statement(seed: int) -> None:
+    schema = Generator(seed).schema("t")
+    types = "".join(
+        f"CREATE TYPE {u.keyspace}.{u.name} ({', '.join(f'{chr(34)}{n}{chr(34)} {t}' for n, t in u.fields)});\n"
+        for u in UDTS.values()
+    )
+    assert parse_table(types + schema.create_statement() + ";") == schema
+
+
+def test_a_snapshots_schema() -> None:
+    """As Cassandra writes it: dropped columns are created and dropped again, and added again if they were."""
+    text = """
+    CREATE TYPE IF NOT EXISTS shop.address (street text, "Zip" int);
+    /* a comment; with a semicolon */
+    CREATE TABLE IF NOT EXISTS shop.orders (
+        id uuid, at timestamp, note text static, address address, gone blob, again int,
+        PRIMARY KEY (id, at)
+    ) WITH ID = 3a1bb270-1b1b-11ee-be56-0242ac120002 AND CLUSTERING ORDER BY (at DESC) AND comment = 'a; ''';
+    ALTER TABLE shop.orders DROP gone USING TIMESTAMP 1700000000000001;
+    ALTER TABLE shop.orders DROP again USING TIMESTAMP 5;
+    ALTER TABLE shop.orders ADD again int;
+    CREATE INDEX IF NOT EXISTS by_note ON shop.orders (note);
+    """
+    (schema,) = parse_schemas(text)
+    assert schema.id == ID
+    assert schema.clustering == (Column("at", Native("timestamp"), reversed=True),)
+    assert [c.name for c in schema.static + schema.regular] == ["note", "address", "again"]
+    assert is_complex(schema.regular[0].type)
+    assert [(d.name, d.dropped_at) for d in schema.dropped] == [("gone", 1700000000000001), ("again", 5)]
+
+
+@pytest.mark.parametrize(
+    "text", ["CREATE TABLE k.t (a int)", "CREATE TABLE k.t (a int PRIMARY KEY", "SELECT 1", "CREATE TABLE k.t (a)"]
+)
+def test_what_is_no_table(text: str) -> None:
+    with pytest.raises((SchemaError, CqlTypeError)):
+        parse_table(text)
+
+
+def test_rows_of_the_system_tables() -> None:
+    def column(name: str, cql_type: str, kind: str, position: int, order: str = "none") -> dict[str, object]:
+        return {
+            "keyspace_name": "k", "table_name": "t", "column_name": name, "type": cql_type, "kind": kind,
+            "position": position, "clustering_order": order,
+        }  # fmt: skip
+
+    schema = from_rows(
+        {"keyspace_name": "k", "table_name": "t", "id": ID},
+        [
+            column("b", "int", "partition_key", 1),
+            column("a", "text", "partition_key", 0),
+            column("c", "frozen<outer>", "clustering", 0, "desc"),
+            column("z", "int", "regular", -1),
+            column("s", "set<int>", "static", -1),
+            {**column("other", "int", "regular", -1), "table_name": "u"},
+        ],
+        [
+            {"keyspace_name": "k", "type_name": "outer", "field_names": ["x"], "field_types": ["frozen<inner>"]},
+            {"keyspace_name": "k", "type_name": "inner", "field_names": ["y"], "field_types": ["int"]},
+        ],
+        [
+            {
+                "keyspace_name": "k",
+                "table_name": "t",
+                "column_name": "d",
+                "type": "int",
+                "kind": "regular",
+                "dropped_time": 7,
+            }
+        ],
+    )
+    assert [c.name for c in schema.columns] == ["a", "b", "c", "s", "z"]
+    assert schema.clustering[0].reversed
+    assert [(d.name, d.dropped_at) for d in schema.dropped] == [("d", 7000)]
+
+
+def test_the_history_keeps_columns_that_are_gone() -> None:
+    key = (Column("k", Native("int")),)
+    old = TableSchema("k", "t", key, regular=(Column("a", Native("int")), Column("b", Native("text"))), id=ID)
+    history = SchemaHistory([old, TableSchema("k", "t", key, regular=(Column("b", Native("text")),), id=ID)])
+    now = history.get(ID)
+    assert now is not None
+    assert [c.name for c in now.regular] == ["b"]
+    assert [d.name for d in now.dropped] == ["a"]
+    with pytest.raises(SchemaError, match="primary key"):
+        history.add(TableSchema("k", "t", (Column("k", Native("text")),), id=ID))
+
+
+def test_the_page_of_data_types_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "data-types.md"
+    assert page.read_text() == data_types_page()
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False))
+def test_decimals_lose_nothing(value: Decimal) -> None:
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    unscaled = int("".join(map(str, digits))) * (-1 if sign else 1)
+    data = (-exponent).to_bytes(4, "big", signed=True) + unscaled.to_bytes(
+        unscaled.bit_length() // 8 + 1, "big", signed=True
+    )
+    found = Decimal(decoder(Native("decimal"))(data))
+    assert (found, found.as_tuple().exponent) == (value, exponent)
+
+
+def test_values_that_are_none_of_their_type() -> None:
+    assert decoder(Native("int"))(b"") is None
+    assert decoder(Native("text"))(b"") == ""
+    time = uuid1()
+    assert decoder(Native("timeuuid"))(time.bytes) == str(time)
+    for cql_type, data in [
+        (Native("int"), b"123"),
+        (Native("timestamp"), (2**62).to_bytes(8, "big")),
+        (Collection("list", (Native("int"),), frozen=True), b"\0\0\0\x01\0\0\0\x09abc"),
+        (Vector(Native("float"), 2), b"1234"),
+    ]:
+        with pytest.raises(BadValue):
+            decoder(cql_type)(data)
