@@ -13,6 +13,7 @@ from writetime.errors import WritetimeError
 from writetime.ingest import deadletters, ingress, sink
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.kafka import beginning_offsets, end_offsets
+from writetime.storage.cli import commitlog, sstable
 
 
 class _Group(click.Group):
@@ -105,6 +106,10 @@ def list_dead_letters() -> None:
 def redrive() -> None:
     """Send the dead letters that were not redriven yet back to the events' topic."""
     click.echo(f"{deadletters.redrive(config.load())} redriven")
+
+
+main.add_command(sstable)
+main.add_command(commitlog)
 
 
 def _init(settings: config.Settings) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Udt, quote_name
 from writetime.servers import jars
-from writetime.servers.cassandra import _EXPORTS, _OPENS
+from writetime.servers.cassandra import MODULE_EXPORTS, MODULE_OPENS
 from writetime.servers.java import java
 
 _CONFIGURATION = {
@@ -61,8 +61,8 @@ def java_command(*arguments: str | Path) -> list[str]:
     home = _home()
     return [
         str(java()),
-        *(f"--add-exports={p}=ALL-UNNAMED" for p in _EXPORTS),
-        *(f"--add-opens={p}=ALL-UNNAMED" for p in _OPENS),
+        *(f"--add-exports={p}=ALL-UNNAMED" for p in MODULE_EXPORTS),
+        *(f"--add-opens={p}=ALL-UNNAMED" for p in MODULE_OPENS),
         f"-Dcassandra.config={(home / 'cassandra.yaml').as_uri()}",
         f"-Dcassandra.storagedir={home}",
         f"-Dlogback.configurationFile={home / 'logback.xml'}",

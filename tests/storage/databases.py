@@ -48,8 +48,8 @@ class FormatServer(CassandraServer):
         self._cluster: Cluster | None = None
         self._session: Any = None
 
-    def _configuration(self) -> dict[str, object]:
-        configuration = super()._configuration()
+    def configuration(self) -> dict[str, object]:
+        configuration = super().configuration()
         configuration["flush_compression"] = "table"
         configuration["num_tokens"] = 1
         if self._version != "nb":

@@ -17,9 +17,9 @@ from tests.storage.conftest import Written
 from tests.storage.databases import cql_with_ids
 from tests.storage.generate import KEYSPACE
 from writetime.changes import change_schema
+from writetime.cli import main
 from writetime.sources.commitlog import CommitLogSource
 from writetime.sources.sstable import SSTableSource
-from writetime.storage.cli import storage
 from writetime.storage.commitlog import CommitLogReader
 from writetime.storage.segment import find_segments
 from writetime.storage.sstable import SSTable
@@ -81,13 +81,13 @@ def test_the_commands(written: Written, tmp_path: Path) -> None:
     schema = written.schemas[0]
     (location,) = written.sstables[schema.name]
     rows = sum(batch.num_rows for batch in SSTable(location).scan())
-    lines = CliRunner().invoke(storage, ["sstable", location.folder, "--fields", "kind,key,token"])
+    lines = CliRunner().invoke(main, ["sstable", location.folder, "--fields", "kind,key,token"])
     assert lines.exit_code == 0
     assert len([orjson.loads(line) for line in lines.stdout.splitlines()]) == rows
-    stats = orjson.loads(CliRunner().invoke(storage, ["sstable", location.folder, "--stats"]).stdout)
+    stats = orjson.loads(CliRunner().invoke(main, ["sstable", location.folder, "--stats"]).stdout)
     assert next(iter(stats.values()))["changes"] == rows
     output = tmp_path / "changes.parquet"
-    assert CliRunner().invoke(storage, ["sstable", location.folder, "--output", str(output)]).exit_code == 0
+    assert CliRunner().invoke(main, ["sstable", location.folder, "--output", str(output)]).exit_code == 0
     assert pq.read_metadata(output).num_rows == rows
     live = [s for s in written.all_schemas if s.keyspace == KEYSPACE]
     cql = tmp_path / "schema.cql"
@@ -95,7 +95,7 @@ def test_the_commands(written: Written, tmp_path: Path) -> None:
     table = next(s for s in live if s.name == schema.name)
     output = tmp_path / "changes.arrow"
     arguments = ["commitlog", str(written.server.cdc_raw), "--schema", str(cql), "--table", table.full_name]
-    answer = CliRunner().invoke(storage, [*arguments, "--output", str(output)])
+    answer = CliRunner().invoke(main, [*arguments, "--output", str(output)])
     assert answer.exit_code == 0, answer.output
     assert "its schema is not known" in answer.stderr
 

@@ -12,7 +12,7 @@ from writetime.servers.java import java
 from writetime.servers.process import EmbeddedServer, port_answers
 
 # Module access that Cassandra 5.0 needs on Java 17 (its own conf/jvm17-server.options asks for the same packages).
-_EXPORTS = [
+MODULE_EXPORTS = [
     "java.base/jdk.internal.misc",
     "java.base/java.lang.ref",
     "java.management.rmi/com.sun.jmx.remote.internal.rmi",
@@ -22,7 +22,7 @@ _EXPORTS = [
     "java.sql/java.sql",
     "jdk.unsupported/sun.misc",
 ]
-_OPENS = [
+MODULE_OPENS = [
     *(f"java.base/java.{p}" for p in ["io", "lang", "lang.module", "lang.reflect", "math", "net", "nio", "util"]),
     *(f"java.base/java.util.{p}" for p in ["concurrent", "concurrent.atomic"]),
     *(f"java.base/jdk.internal.{p}" for p in ["loader", "math", "module", "ref", "reflect", "util.jar"]),
@@ -57,14 +57,14 @@ class CassandraServer(EmbeddedServer):
         """Write `cassandra.yaml` and return the command line of `CassandraDaemon`."""
         config = self.folder / "cassandra.yaml"
         # JSON is YAML, so no YAML library is needed.
-        config.write_text(json.dumps(self._configuration(), indent=2))
+        config.write_text(json.dumps(self.configuration(), indent=2))
         logback = self.folder / "logback.xml"
         logback.write_text(_LOGBACK)
         heap = f"{self._settings.embedded.cassandra_heap_mb}m"
         return [
             str(java()),
-            *(f"--add-exports={p}=ALL-UNNAMED" for p in _EXPORTS),
-            *(f"--add-opens={p}=ALL-UNNAMED" for p in _OPENS),
+            *(f"--add-exports={p}=ALL-UNNAMED" for p in MODULE_EXPORTS),
+            *(f"--add-opens={p}=ALL-UNNAMED" for p in MODULE_OPENS),
             "-Djdk.attach.allowAttachSelf=true",
             f"-Dcassandra.config={config.as_uri()}",
             f"-Dcassandra.storagedir={self.folder}",
@@ -95,7 +95,8 @@ class CassandraServer(EmbeddedServer):
             cluster.shutdown()
         return True
 
-    def _configuration(self) -> dict[str, object]:
+    def configuration(self) -> dict[str, object]:
+        """Return what `cassandra.yaml` holds."""
         embedded = self._settings.embedded
         folders = {
             "data_file_directories": [str(self.folder / "data")],

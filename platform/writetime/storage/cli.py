@@ -30,11 +30,6 @@ pc: Any = _compute
 Batches = Iterator[tuple[TableSchema, pa.RecordBatch]]
 
 
-@click.group()
-def storage() -> None:
-    """Read the database's files without the database."""
-
-
 def _shared(command: Any) -> Any:
     for option in reversed(
         [
@@ -49,7 +44,7 @@ def _shared(command: Any) -> Any:
     return command
 
 
-@storage.command()
+@click.command()
 @_shared
 @click.option("--on-corrupt", type=click.Choice(["fail", "skip-partition", "skip-file"]), default="fail")
 def sstable(
@@ -71,7 +66,7 @@ def sstable(
         click.echo(f"left out: {skipped}", err=True)
 
 
-@storage.command()
+@click.command()
 @_shared
 @click.option(
     "--table", "tables", multiple=True, help="A table to read, as keyspace.table; all of the schema by default."
