@@ -1,23 +1,32 @@
 """What runs by itself: the lag sensor and the schedule of ingest, and the jobs that they start."""
 
-import json
-
 from dagster import (
     AssetSelection,
+    DagsterRunStatus,
     DefaultScheduleStatus,
     DefaultSensorStatus,
     RunRequest,
+    RunsFilter,
     ScheduleDefinition,
     SensorEvaluationContext,
     SkipReason,
     define_asset_job,
     in_process_executor,
+    schedule,
     sensor,
 )
 
 from assets import demo, ingest
 from resources import KafkaResource
 from writetime.errors import WritetimeError
+
+UNFINISHED = [
+    DagsterRunStatus.QUEUED,
+    DagsterRunStatus.NOT_STARTED,
+    DagsterRunStatus.STARTING,
+    DagsterRunStatus.STARTED,
+    DagsterRunStatus.CANCELING,
+]
 
 ingest_job = define_asset_job(
     "ingest",
@@ -34,34 +43,53 @@ replay_flights_job = define_asset_job(
 )
 
 
+dead_letters_job = define_asset_job(
+    "dead_letters",
+    AssetSelection.assets(ingest.DEAD_LETTERS),
+    description="Bring the dead letters to the lake, also those of a `writetime sink`.",
+    executor_def=in_process_executor,
+)
+
+
 @sensor(
     job=ingest_job,
     minimum_interval_seconds=30,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Starts the job `ingest` when the topic has messages that are not stored. Stays quiet while a "
-    "`writetime sink` does the work.",
+    description="Starts the job `ingest` when the topic has messages that are not stored. Stays quiet while a run of "
+    "it is under way, or a `writetime sink` does the work.",
 )
 def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
-    """Compare the ends of the topic with the offsets of the group; the ends name the run, so it is started once."""
-    ingest_settings = kafka.settings.ingest
+    """Ask for a run while there is lag, also after a run that failed or took only a part."""
+    if context.instance.get_runs(RunsFilter(job_name=ingest_job.name, statuses=UNFINISHED), limit=1):
+        return SkipReason("a run of the job `ingest` is under way")
+    settings = kafka.settings.ingest
     try:
-        state = kafka.state(ingest_settings.topic, ingest_settings.group)
+        state = kafka.state(settings.topic, settings.group)
         if state.total_lag == 0:
-            return SkipReason(f"{ingest_settings.topic} has no messages to store")
-        if kafka.group_is_live(ingest_settings.group):
-            return SkipReason(
-                f"a `writetime sink` is storing the {state.total_lag} messages of {ingest_settings.topic}"
-            )
+            return SkipReason(f"{settings.topic} has no messages to store")
+        if kafka.group_is_live(settings.group):
+            return SkipReason(f"a `writetime sink` is storing the {state.total_lag} messages of {settings.topic}")
     except WritetimeError as e:
         return SkipReason(f"the lag cannot be seen: {e}")
-    ends = json.dumps(state.ends, sort_keys=True)
-    context.update_cursor(ends)
-    return RunRequest(run_key=ends, tags={"writetime/lag": str(state.total_lag)})
+    return RunRequest(tags={"writetime/lag": str(state.total_lag)})
 
 
-ingest_schedule = ScheduleDefinition(
+@schedule(
     job=ingest_job,
     cron_schedule="*/15 * * * *",
     default_status=DefaultScheduleStatus.STOPPED,
     description="Drains the topic every quarter of an hour; the sensor does it sooner.",
+)
+def ingest_schedule(kafka: KafkaResource) -> RunRequest | SkipReason:
+    """Ask for a run, unless a `writetime sink` does the work."""
+    if kafka.group_is_live(kafka.settings.ingest.group):
+        return SkipReason("a `writetime sink` is storing the events")
+    return RunRequest()
+
+
+dead_letters_schedule = ScheduleDefinition(
+    job=dead_letters_job,
+    cron_schedule="5-59/15 * * * *",
+    default_status=DefaultScheduleStatus.STOPPED,
+    description="Brings new dead letters to the lake.",
 )

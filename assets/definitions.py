@@ -14,9 +14,9 @@ defs = Definitions(
         ingest.dead_letter_topic,
         ingest.dead_letters,
     ],
-    jobs=[automation.ingest_job, automation.replay_flights_job],
+    jobs=[automation.ingest_job, automation.dead_letters_job, automation.replay_flights_job],
     sensors=[automation.user_events_lag],
-    schedules=[automation.ingest_schedule],
+    schedules=[automation.ingest_schedule, automation.dead_letters_schedule],
     resources={
         "spark": SparkResource(),
         "database": DatabaseResource(),

@@ -244,7 +244,8 @@ def _check_accounting(receipts: DataFrame, messages: int, ranges: list[OffsetRan
 def _check_rows(receipts: DataFrame, rows: DataFrame) -> AssetCheckResult:
     """Compare each stored event with the database's own answer."""
     key = ["user_id", "event_timestamp", "event_id"]
-    stored = receipts.where("outcome = 'stored'").select(*key, F.lit(True).alias("has_receipt"))
+    # In mode `upsert` an event that came twice has two receipts and one row.
+    stored = receipts.where("outcome = 'stored'").select(*key).dropDuplicates()
     joined = stored.join(rows.withColumn("has_row", F.lit(True)), key, "left").select(*key, "event_type", "has_row")
     findings = quality.validate(
         joined,
@@ -253,7 +254,6 @@ def _check_rows(receipts: DataFrame, rows: DataFrame) -> AssetCheckResult:
             gxe.ExpectColumnValuesToNotBeNull(column="has_row"),
             gxe.ExpectColumnValuesToNotBeNull(column="event_type"),
             gxe.ExpectCompoundColumnsToBeUnique(column_list=key),
-            gxe.ExpectColumnValuesToBeUnique(column="event_id"),
         ],
     )
     return from_findings("rows_are_in_the_database", findings)

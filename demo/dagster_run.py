@@ -14,6 +14,9 @@ from dagster import DagsterEventType, DagsterInstance
 
 from writetime.errors import WritetimeError
 
+# No step is silent for so long unless its process has died.
+SILENT_SECONDS = 1800
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -36,8 +39,13 @@ def launch(job: str, config: dict[str, Any], log_file: Path) -> RunResult:
         subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False, env=os.environ)
     instance = DagsterInstance.get()
     # The command returns once the run worker is started.
+    events, since = 0, time.monotonic()
     while (run := instance.get_run_by_id(run_id)) is not None and not run.is_finished:
-        time.sleep(0.5)
+        time.sleep(1)
+        if (count := len(instance.all_logs(run_id))) != events:
+            events, since = count, time.monotonic()
+        elif time.monotonic() - since > SILENT_SECONDS:
+            raise WritetimeError(f"the run {run_id} of job {job} is silent; see {log_file}, and end it in `make ui`")
     if run is None or not run.is_success:
         status = "was not started" if run is None else f"ended as {run.status.value}"
         raise WritetimeError(f"the run {run_id} of job {job} {status}; see {log_file}, or the run in `make ui`")

@@ -16,7 +16,6 @@ class Numbers:
     calls: int
     calls_repeated: int
     broken: int
-    waiting: int
     stored: int
     rows_added: int
     duplicates: int
@@ -28,7 +27,7 @@ class Numbers:
     @property
     def taken(self) -> int:
         """All that Kafka has acknowledged and the sink had to deal with."""
-        return self.acknowledged + self.broken + self.waiting
+        return self.acknowledged + self.broken
 
     @property
     def add_up(self) -> bool:
@@ -48,7 +47,6 @@ def render(numbers: Numbers, checks: dict[str, bool], settings: Settings, log_fi
         ("events sent over HTTP", n.sent, f"{n.flights:,} flights, {n.calls} calls, {n.calls_repeated} made twice"),
         ("acknowledged with 202", n.acknowledged, f"{n.replay_per_second:,.0f} a second"),
         ("broken messages, sent past HTTP", n.broken, ""),
-        *([("left from an earlier run", n.waiting, "")] if n.waiting else []),
         ("stored", n.stored, f"{n.rows_added:,} rows more in {table}, counted by CQL"),
         ("duplicates dropped", n.duplicates, "same Idempotency-Key, or stored by an earlier run"),
         ("dead letters", n.dead, f"{n.dead_letters_added:,} rows more in the lake, each with its reason"),
@@ -64,7 +62,7 @@ def render(numbers: Numbers, checks: dict[str, bool], settings: Settings, log_fi
     lines.append(f"  checks between the stages: {passed} of {len(checks)} passed{failed}")
     lines += [
         "",
-        "  where to look: `make ui` (runs, checks, plots)",
+        "  where to look: `make ui` (runs, checks, plots) at http://127.0.0.1:3000",
         f"                 `.venv/bin/writetime dead-letters list`, log {log_file}",
         "                 the servers keep running: `.venv/bin/writetime status`, `.venv/bin/writetime down`",
     ]

@@ -7,9 +7,9 @@ settings are refused.
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from writetime.errors import WritetimeError
@@ -35,6 +35,15 @@ class Cassandra(_Section):
     tls_ca_file: Path | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
     tls_certificate_file: Path | None = None
     tls_key_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        """Refuse a half of what belongs together: it would silently mean no encryption, or no login."""
+        if self.tls_ca_file is None and (self.tls_certificate_file or self.tls_key_file):
+            raise ValueError("tls_certificate_file and tls_key_file need tls_ca_file")
+        if (self.username is None) != (self.password is None):
+            raise ValueError("username and password belong together")
+        return self
 
 
 class Kafka(_Section):

@@ -31,6 +31,8 @@ _ASK_AGAIN = frozenset(
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
         KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
         KafkaError.NOT_LEADER_FOR_PARTITION,
     }
 )
@@ -62,13 +64,14 @@ def partitions_of(settings: Settings, topic: str) -> list[int]:
     Raises:
         WritetimeError: there is no such topic, or no broker answers.
     """
-    try:
-        described = _admin(settings).list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic]
-    except KafkaException as e:
-        raise _unreachable(settings, f"topic {topic} cannot be described", e) from None
-    if described.error is not None:
-        raise WritetimeError(f"topic {topic} does not exist ({described.error.str()}); run `writetime init`")
-    return sorted(described.partitions)
+
+    def ask(admin: AdminClient) -> list[int]:
+        described = admin.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic]
+        if described.error is not None:
+            raise KafkaException(described.error)
+        return sorted(described.partitions)
+
+    return _ask(settings, f"topic {topic}", ask)
 
 
 def beginning_offsets(settings: Settings, topic: str) -> dict[int, int]:
@@ -131,6 +134,8 @@ def messages_between(
             if message is None:
                 raise WritetimeError(f"topic {topic} cannot be read: no answer for {TIMEOUT_SECONDS:.0f} s")
             error = message.error()
+            if error is not None and error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+                continue  # The client connects again by itself; if it cannot, no answer comes.
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
                 raise WritetimeError(f"topic {topic} cannot be read: {error.str()}")
             partition, offset = place_of(message)
@@ -177,6 +182,8 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
         try:
             return question(_admin(settings))
         except KafkaException as e:
+            if e.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise WritetimeError(f"{what} does not exist; run `writetime init`") from None
             if e.args[0].code() not in _ASK_AGAIN or time.monotonic() > deadline:
                 raise _unreachable(settings, what, e) from None
         time.sleep(0.1)

@@ -1,6 +1,5 @@
 """The ingest assets on real servers: drained, checked, committed, repeated, refused."""
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -9,6 +8,8 @@ from confluent_kafka import Producer
 from dagster import (
     AssetCheckSeverity,
     DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
     ExecuteInProcessResult,
     ObserveResult,
     RunRequest,
@@ -172,19 +173,36 @@ def test_topic_is_observed(settings: Settings) -> None:
     assert result.metadata["end_offset"] == 25
 
 
-def test_sensor_asks_for_a_run_when_there_is_lag(settings: Settings) -> None:
-    def tick() -> RunRequest | SkipReason:
-        context = build_sensor_context()
-        return automation.user_events_lag(context, kafka=KafkaResource())  # type: ignore[return-value]
+def test_sensor_asks_for_a_run_while_there_is_lag(settings: Settings, instance: DagsterInstance) -> None:
+    def tick() -> object:
+        return automation.user_events_lag(build_sensor_context(instance=instance), kafka=KafkaResource())
 
     quiet = tick()
     assert isinstance(quiet, SkipReason)
     assert "no messages to store" in str(quiet.skip_message)
     produce(settings, *event_values(5))
-    request = tick()
-    assert isinstance(request, RunRequest)
-    assert sum(json.loads(str(request.run_key)).values()) == 5
-    assert request.run_key == getattr(tick(), "run_key", None)
+    assert isinstance(tick(), RunRequest)
+
+    under_way = instance.add_run(DagsterRun(job_name="ingest", status=DagsterRunStatus.STARTED))
+    skipped = tick()
+    assert isinstance(skipped, SkipReason)
+    assert "under way" in str(skipped.skip_message)
+    instance.report_run_failed(under_way)
+    again = tick()
+    assert isinstance(again, RunRequest), "a failed run must not be the last"
+    assert again.run_key is None
+
+
+def test_upsert_passes_its_checks_with_an_event_twice(
+    settings: Settings, spark: SparkSession, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WRITETIME_INGEST__MODE", "upsert")
+    values = event_values(20)
+    produce(settings, *values, *values[:5])
+    numbers = metadata(run(instance), ingest.USER_EVENTS)
+    assert numbers["events_stored"] == 25
+    assert numbers["offsets_committed"] is True
+    assert stored_rows(settings) == 20
 
 
 def test_a_missing_topic_is_named(settings: Settings) -> None:

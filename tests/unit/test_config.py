@@ -29,6 +29,8 @@ def test_file_over_default_and_environment_over_file(settings_file: Path, monkey
         ("[kafka]\nbootstrap_server = 'a:1'\n", "kafka.bootstrap_server"),
         ("[ingest]\nmode = 'fast'\n", "ingest.mode"),
         ("[cassandra]\nkeyspace = 'My Keyspace'\n", "cassandra.keyspace"),
+        ("[cassandra]\nusername = 'u'\n", "username and password belong together"),
+        ("[cassandra]\ntls_key_file = 'k'\n", "need tls_ca_file"),
         ("[nothing]\n", "nothing"),
         ("[kafka\n", "is not valid TOML"),
     ],

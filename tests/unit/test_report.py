@@ -11,7 +11,6 @@ GOOD = Numbers(
     calls=11,
     calls_repeated=1,
     broken=5,
-    waiting=0,
     stored=100,
     rows_added=100,
     duplicates=10,

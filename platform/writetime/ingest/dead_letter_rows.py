@@ -7,6 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.config import Settings
+from writetime.errors import WritetimeError
 from writetime.ingest import deadletters
 from writetime.ingest.drain import OffsetRange
 from writetime.kafka import beginning_offsets, end_offsets
@@ -30,6 +31,12 @@ def unread(settings: Settings, starts: Mapping[int, int]) -> list[OffsetRange]:
     topic = settings.ingest.dead_letter_topic
     first = beginning_offsets(settings, topic)
     ends = end_offsets(settings, topic)
+    for partition, start in starts.items():
+        if start > ends.get(partition, 0):
+            raise WritetimeError(
+                f"{topic}/{partition} ends at {ends.get(partition, 0)}, but was read up to {start} before: the "
+                "topic was made anew; move the lake table of dead letters aside to begin again"
+            )
     return [OffsetRange(p, start, end) for p, end in ends.items() if (start := max(first[p], starts.get(p, 0))) < end]
 
 

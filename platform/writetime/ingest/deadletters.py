@@ -40,6 +40,8 @@ _PRODUCER = {
     "acks": "all",
     "enable.idempotence": True,
     "compression.type": "gzip",
+    # As the ingress does, so that a redriven event goes to the partition of its user.
+    "partitioner": "murmur2_random",
     "message.timeout.ms": 10_000,
     "message.max.bytes": MAX_MESSAGE_BYTES,
 }
@@ -56,12 +58,11 @@ class DeadLetters:
         self._delayed: list[tuple[float, int, Message, str]] = []
         self._failures: dict[tuple[int, int], int] = {}
         self._sequence = itertools.count()
-        self.unfinished = 0
+        self.retries = 0
         self.last_error = ""
 
     def send(self, message: Message, reason: str) -> None:
         """Send one message to the dead letters; `poll` tells when it has arrived."""
-        self.unfinished += 1
         self._produce(message, reason)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
@@ -72,7 +73,6 @@ class DeadLetters:
             self._produce(message, reason)
         self._producer.poll(timeout)
         acknowledged, self._acknowledged = self._acknowledged, []
-        self.unfinished -= len(acknowledged)
         return acknowledged
 
     def _produce(self, message: Message, reason: str) -> None:
@@ -99,6 +99,7 @@ class DeadLetters:
         self.last_error = (
             f"dead letter for {topic}/{message.partition()}@{offset} is not taken by {self._topic}: {error}"
         )
+        self.retries += 1
         failures = self._failures[place_of(message)] = self._failures.get(place_of(message), 0) + 1
         ceiling = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2 ** min(failures, 16))
         due = time.monotonic() + random.uniform(0, ceiling)
@@ -154,7 +155,9 @@ def redrive(settings: Settings) -> int:
     count = 0
     for letter in read(settings, starts, ends):
         # Whoever sent the original may have set this header to anything.
-        rounds = next((int(v) for name, v in letter.headers if name == REDRIVEN_HEADER and v.isdigit()), 0)
+        rounds = next(
+            (int(v) for name, v in letter.headers if name == REDRIVEN_HEADER and len(v) <= 9 and v.isdigit()), 0
+        )
         headers = [(name, value) for name, value in letter.headers if name != REDRIVEN_HEADER]
         while len(producer) > _MAX_QUEUED:
             producer.poll(0.1)

@@ -46,7 +46,7 @@ _RECEIPTS_PER_BATCH = 10_000
 _STEP_SECONDS = 0.02
 _IDLE_SECONDS = 0.2
 _FETCH_MESSAGES = 500
-# A bounded run must end: after this time without a single message done, it fails with the last fault.
+# A bounded run must end: when the lowest message stays undone for this time, it fails with the last fault.
 STALL_SECONDS = 120.0
 
 
@@ -177,7 +177,7 @@ def _read(topic: str, consumer: Consumer, pipeline: EventPipeline, offsets: Offs
             _, offset = place_of(message)
             if error is not None or offset >= offsets.end:
                 progress.reach(min(offset, offsets.end))
-            elif error is None:
+            else:
                 pipeline.take(message)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET or error.fatal():
             raise WritetimeError(f"{topic}/{offsets.partition} cannot be read: {error.str()}")

@@ -111,6 +111,8 @@ def _text(body: dict[str, Any], field: str) -> str:
     value = body.get(field)
     if not isinstance(value, str) or not value.strip():
         raise InvalidEvent(f"{field} must be a non-empty string")
+    if "\0" in value:
+        raise InvalidEvent(f"{field} must not contain a NUL character")
     if len(value.encode()) > MAX_ID_BYTES:
         raise InvalidEvent(f"{field} is longer than {MAX_ID_BYTES} bytes")
     return value

@@ -58,6 +58,11 @@ class PartitionProgress:
         self.next_offset = max(self.next_offset, offset)
 
     @property
+    def open_count(self) -> int:
+        """How many offsets from the floor on are remembered, done or not."""
+        return len(self._open)
+
+    @property
     def idle(self) -> bool:
         """Whether every delivered message is done."""
         return not self._open

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-import orjson
 from cassandra.cluster import Session
 from confluent_kafka import Message
 
@@ -79,9 +78,8 @@ class EventPipeline:
             return
         self._messages[partition, offset] = message
         try:
-            # A value may be nested too deeply to be written again, which decoding does with the payload.
             event = decode(message.value(), headers_of(message))
-        except (InvalidEvent, orjson.JSONEncodeError) as e:
+        except InvalidEvent as e:
             self._condemn(Receipt(partition, offset, Outcome.DEAD, str(e)))
         else:
             self.writer.submit(event, partition, offset, f"{message.topic()}/{partition}@{offset}")

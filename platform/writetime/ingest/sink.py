@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _STEP_SECONDS = 0.02
 _IDLE_SECONDS = 0.2
 _FETCH_MESSAGES = 500
+MAX_REMEMBERED_OFFSETS = 200_000
+_FAULT_LOG_SECONDS = 30.0
 
 
 def run(settings: Settings, stop: threading.Event) -> Counter[str]:
@@ -46,6 +48,8 @@ class _Service:
         self._pipeline = EventPipeline(settings, session, self._count)
         self._committed: dict[int, tuple[int, str]] = {}
         self._paused = False
+        self._faults_logged = (0, 0)
+        self._next_fault_log = 0.0
         self._failure: WritetimeError | None = None
         ingest = settings.ingest
         self._topic = ingest.topic
@@ -78,20 +82,33 @@ class _Service:
                     next_commit = time.monotonic() + self._settings.ingest.commit_interval_seconds
                     self._commit(asynchronous=True)
                     self._metrics.observe(self._consumer, self._pipeline)
+                    self._log_faults()
         finally:
             # Leaving the group revokes the partitions, which drains and commits them.
             self._consumer.close()
         return self._outcomes
 
+    def _log_faults(self) -> None:
+        """Say at intervals that something is tried again, so that a sink that stores nothing is not silent."""
+        faults = self._pipeline.writer.retries, self._pipeline.dead_letters.retries
+        if faults == self._faults_logged or time.monotonic() < self._next_fault_log:
+            return
+        self._faults_logged, self._next_fault_log = faults, time.monotonic() + _FAULT_LOG_SECONDS
+        last = [e for e in (self._pipeline.writer.last_error, self._pipeline.dead_letters.last_error) if e]
+        log.warning("%d writes and %d dead letters were tried again so far: %s", *faults, "; ".join(last))
+
     def _read(self) -> None:
         limit = self._settings.ingest.max_buffered_events
         unfinished = self._pipeline.unfinished
-        if self._paused != (unfinished >= (limit // 2 if self._paused else limit)):
+        # One message that stays undone holds its partition's floor; what is done beyond it must not pile up for ever.
+        remembered = sum(progress.open_count for progress in self._pipeline.progress.values())
+        fill = max(unfinished / limit, remembered / MAX_REMEMBERED_OFFSETS)
+        if self._paused != (fill >= (0.5 if self._paused else 1)):
             self._paused = not self._paused
             assignment = self._consumer.assignment()
             (self._consumer.pause if self._paused else self._consumer.resume)(assignment)
         # While paused, a call serves rebalances; it must not fail to be made.
-        room = 1 if self._paused else min(_FETCH_MESSAGES, limit - unfinished)
+        room = 1 if self._paused else max(1, min(_FETCH_MESSAGES, limit - unfinished))
         timeout = 0 if unfinished else _IDLE_SECONDS
         messages = self._consumer.consume(room, timeout)
         if self._failure is not None:

@@ -3,11 +3,12 @@
 import logging
 import time
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from writetime.config import Settings
+from writetime.errors import WritetimeError
 from writetime.ingest.pipeline import EventPipeline, Receipt
 from writetime.kafka import TIMEOUT_SECONDS, client_config
 
@@ -41,7 +42,11 @@ class SinkMetrics:
         self._retention_seconds = topic_retention_seconds(settings, self._topic)
         self._next_alarm = 0.0
         if settings.ingest.sink_metrics_port is not None:
-            start_http_server(settings.ingest.sink_metrics_port, addr=settings.ingest.host, registry=registry)
+            port = settings.ingest.sink_metrics_port
+            try:
+                start_http_server(port, addr=settings.ingest.host, registry=registry)
+            except OSError as e:
+                raise WritetimeError(f"ingest.sink_metrics_port {port} cannot be used: {e.strerror}") from None
 
     def count(self, receipt: Receipt) -> None:
         """Count one message that is done."""
@@ -74,9 +79,13 @@ class SinkMetrics:
 
 
 def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
-    """Return the topic's retention time, None where it is unlimited."""
+    """Return the topic's retention time, None where it is unlimited or may not be asked for."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(client_config(settings))
-    futures = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
-    milliseconds = int(futures[resource].result()["retention.ms"].value)
+    try:
+        answer = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)[resource].result()
+    except KafkaException as e:
+        log.warning("topic %s: no alarm when lag nears retention, which cannot be read: %s", topic, e.args[0].str())
+        return None
+    milliseconds = int(answer["retention.ms"].value)
     return milliseconds / 1000 if milliseconds >= 0 else None

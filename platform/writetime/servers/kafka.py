@@ -13,7 +13,7 @@ from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.servers import jars
 from writetime.servers.java import java
-from writetime.servers.process import EmbeddedServer, port_answers
+from writetime.servers.process import EmbeddedServer, port_answers, port_of
 
 _LOG4J = """status: WARN
 name: writetime
@@ -32,7 +32,7 @@ class KafkaServer(EmbeddedServer):
     def __init__(self, settings: Settings) -> None:
         embedded = settings.embedded
         self._address = settings.kafka.bootstrap_servers
-        self._port = int(self._address.rsplit(":", 1)[1])
+        self._port = port_of(self._address, "kafka.bootstrap_servers")
         ports = {
             "kafka.bootstrap_servers": self._port,
             "embedded.kafka_controller_port": embedded.kafka_controller_port,

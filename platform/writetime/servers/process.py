@@ -1,5 +1,6 @@
 """A server process of this machine: started once, probed until it answers, found again by its pid file, stopped."""
 
+import fcntl
 import os
 import signal
 import socket
@@ -62,11 +63,17 @@ class EmbeddedServer(ABC):
 
     def launch(self) -> bool:
         """Start the process without waiting for it; return False if it was running already."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Two programs that start the servers at once must not both believe that none is running.
+        with (self.folder / "launch.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return self._launch()
+
+    def _launch(self) -> bool:
         if self.pid() is not None:
             return False
         for setting, port in self.ports.items():
             _require_free(port, f"{self.name}: port {port}", setting)
-        self.folder.mkdir(parents=True, exist_ok=True)
         command = self.command()
         with self.log_file.open("ab") as log:
             process = subprocess.Popen(
@@ -121,6 +128,20 @@ class EmbeddedServer(ABC):
     def _tail(self) -> str:
         lines = self.log_file.read_text(errors="replace").splitlines()
         return "\n".join(lines[-8:])
+
+
+def port_of(address: str, setting: str) -> int:
+    """Return the port of `host:port`.
+
+    Raises:
+        WritetimeError: the address has none.
+    """
+    port = address.rsplit(":", 1)[-1]
+    if ":" not in address or not port.isdigit():
+        raise WritetimeError(
+            f"{setting} is {address!r}; an embedded server needs one host:port, such as 127.0.0.1:19092"
+        )
+    return int(port)
 
 
 def port_answers(port: int) -> bool:

@@ -6,7 +6,7 @@ import socket
 from writetime.config import Settings
 from writetime.servers import jars
 from writetime.servers.java import java
-from writetime.servers.process import EmbeddedServer
+from writetime.servers.process import EmbeddedServer, port_of
 
 _LOGBACK = """<configuration>
   <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
@@ -23,7 +23,7 @@ class ZooKeeperServer(EmbeddedServer):
     name = "zookeeper"
 
     def __init__(self, settings: Settings) -> None:
-        self._port = int(settings.zookeeper.hosts.rsplit(":", 1)[1])
+        self._port = port_of(settings.zookeeper.hosts, "zookeeper.hosts")
         embedded = settings.embedded
         super().__init__(embedded.home, {"zookeeper.hosts": self._port}, embedded.start_timeout_seconds)
 
