@@ -13,7 +13,7 @@ from writetime.ingest.event import FIRST_SEEN_HEADER, MAX_ID_BYTES, InvalidEvent
 NOW = datetime(2013, 1, 1, 5, 15, 0, 123_999, tzinfo=UTC)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-names = texts.filter(str.strip)
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40).filter(str.strip)
 json_values = st.recursive(
     st.none()
     | st.booleans()
@@ -108,6 +108,7 @@ def test_timestamps_are_milliseconds_in_utc(text: str, instant: datetime) -> Non
         ({"userId": " ", "eventType": "t"}, "userId must be"),
         ({"userId": 7, "eventType": "t"}, "userId must be"),
         ({"userId": "u"}, "eventType must be"),
+        ({"userId": "u\0", "eventType": "t"}, "userId must not contain a NUL"),
         ({"userId": "u", "eventType": "é" * (MAX_ID_BYTES // 2 + 1)}, "eventType is longer"),
         ({"userId": "u", "eventType": "t", "eventId": "mine"}, "unknown field 'eventId'"),
         ({"userId": "u", "eventType": "t", "timestamp": None}, "timestamp must be"),
