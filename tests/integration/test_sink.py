@@ -110,15 +110,15 @@ def test_timestamps_at_the_ends_of_the_calendar_are_stored(settings: Settings, b
         ]
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_row_that_the_database_refuses_is_a_dead_letter_and_its_neighbours_are_stored(
-    settings: Settings, mode: str, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without its own limit the sink hears the database's: a request of more than half a commit log segment.
+    # Without its own limit the sink hears the database's: a mutation of more than half a commit log segment. A
+    # conditional write of that size is answered with timeouts, which is why the sink has a limit.
     monkeypatch.setattr(writer, "MAX_PAYLOAD_BYTES", 2**30)
     monkeypatch.setattr(writer, "MAX_BATCH_BYTES", 2**30)
     with connect(settings) as session:
-        own = with_ingest(settings, mode=mode)
+        own = with_ingest(settings, mode="upsert")
         sink_writer = EventWriter(session, own)
         for number in range(5):
             payload = f'"{"x" * 4_300_000}"' if number == 2 else "1"

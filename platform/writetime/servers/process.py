@@ -15,6 +15,8 @@ from writetime.errors import WritetimeError
 from writetime.servers.java import java_home
 
 STOP_SECONDS = 30.0
+# The kernel takes a moment to give back the ports of a large process that was killed.
+PORT_RELEASE_SECONDS = 5.0
 
 
 class EmbeddedServer(ABC):
@@ -152,9 +154,18 @@ def port_answers(port: int) -> bool:
 
 
 def _require_free(port: int, what: str, setting: str) -> None:
+    deadline = time.monotonic() + PORT_RELEASE_SECONDS
+    while not _is_free(port):
+        if time.monotonic() > deadline:
+            raise WritetimeError(f"{what} is in use by another program; stop it or set another {setting}")
+        time.sleep(0.1)
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind(("127.0.0.1", port))
         except OSError:
-            raise WritetimeError(f"{what} is in use by another program; stop it or set another {setting}") from None
+            return False
+        return True
