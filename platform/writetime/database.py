@@ -53,7 +53,7 @@ def connect(settings: Settings) -> Iterator[Session]:
         auth_provider=_credentials(cassandra),
         ssl_context=_tls(cassandra),
         protocol_version=PROTOCOL_VERSION,
-        reconnection_policy=ExponentialReconnectionPolicy(base_delay=0.5, max_delay=10),
+        reconnection_policy=ExponentialReconnectionPolicy(base_delay=0.5, max_delay=2),
         connect_timeout=10,
     )
     try:

@@ -1,6 +1,7 @@
 """Watches from outside what is committed and what is really there: in the table and among the dead letters."""
 
 import threading
+import time
 from collections import Counter
 from contextlib import ExitStack
 from types import TracebackType
@@ -19,6 +20,7 @@ from .ledger import Place
 
 _INTERVAL_SECONDS = 0.4
 _TIMEOUT_SECONDS = 5.0
+_PATIENCE_SECONDS = 60.0
 UNREACHABLE = (KafkaException, DriverException, RequestExecutionException, NoHostAvailable)
 
 
@@ -74,6 +76,17 @@ class Watch:
             self.rows = rows
             for event_id in rows:
                 self.row_seen.setdefault(event_id, number)
+
+    def sample_when_reachable(self) -> None:
+        """Take one sample; this session may find a server that came back later than the sink does."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return self.sample()
+            except UNREACHABLE:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
 
     def lag(self) -> int:
         """Return how many offsets of the topic are not committed at this moment."""
