@@ -7,13 +7,12 @@ from typing import Any
 
 from cassandra.cluster import Cluster
 
+from tests.conftest import free_port
 from writetime.config import load
 from writetime.schema.table import TableSchema, read_schemas
 from writetime.schema.types import quote_name
 from writetime.servers.cassandra import CassandraServer
 from writetime.storage.files import Location, find_sstables
-
-PORT, STORAGE_PORT = 29742, 27700
 
 
 def cql_with_ids(schemas: Iterable[TableSchema]) -> str:
@@ -33,12 +32,13 @@ class FormatServer(CassandraServer):
 
     def __init__(self, home: Path, version: str, **configuration: object) -> None:
         settings = load()
+        self.port = free_port()
         super().__init__(
             settings.model_copy(
                 update={
-                    "cassandra": settings.cassandra.model_copy(update={"port": PORT}),
+                    "cassandra": settings.cassandra.model_copy(update={"port": self.port}),
                     "embedded": settings.embedded.model_copy(
-                        update={"home": home, "cassandra_storage_port": STORAGE_PORT, "cassandra_heap_mb": 512}
+                        update={"home": home, "cassandra_storage_port": free_port(), "cassandra_heap_mb": 512}
                     ),
                 }
             )
@@ -60,7 +60,7 @@ class FormatServer(CassandraServer):
 
     def write(self, statements: Iterable[str]) -> list[Any]:
         """Execute statements; return the rows that each answered."""
-        cluster = Cluster(["127.0.0.1"], port=PORT)
+        cluster = Cluster(["127.0.0.1"], port=self.port)
         try:
             session = cluster.connect()
             session.default_timeout = 60
@@ -71,7 +71,7 @@ class FormatServer(CassandraServer):
     def session(self) -> Any:
         """Return a session that is kept until the server stops."""
         if self._session is None:
-            self._cluster = Cluster(["127.0.0.1"], port=PORT)
+            self._cluster = Cluster(["127.0.0.1"], port=self.port)
             self._session = self._cluster.connect()
         return self._session
 
