@@ -30,7 +30,8 @@ UNFINISHED = [
 
 ingest_job = define_asset_job(
     "ingest",
-    AssetSelection.assets(ingest.USER_EVENTS, ingest.DEAD_LETTERS),
+    AssetSelection.assets(ingest.USER_EVENTS, ingest.DEAD_LETTERS)
+    | AssetSelection.checks(ingest.lag_is_far_from_retention),
     description="Store what is in the topic, check it, commit it, and bring the dead letters to the lake.",
     executor_def=in_process_executor,
 )

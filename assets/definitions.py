@@ -14,6 +14,7 @@ defs = Definitions(
         ingest.dead_letter_topic,
         ingest.dead_letters,
     ],
+    asset_checks=[ingest.lag_is_far_from_retention],
     jobs=[automation.ingest_job, automation.dead_letters_job, automation.replay_flights_job],
     sensors=[automation.user_events_lag],
     schedules=[automation.ingest_schedule, automation.dead_letters_schedule],

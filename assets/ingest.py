@@ -19,6 +19,7 @@ from dagster import (
     TableColumn,
     TableSchema,
     asset,
+    asset_check,
     multi_observable_source_asset,
 )
 from pyspark.sql import DataFrame
@@ -28,7 +29,7 @@ from assets.checks import from_findings
 from assets.demo import FLIGHTS
 from resources import KafkaResource, LakeResource, SparkResource
 from writetime import quality
-from writetime.ingest import dead_letter_rows, drain, readback
+from writetime.ingest import dead_letter_rows, drain, readback, retention
 from writetime.ingest.drain import OffsetRange
 from writetime.ingest.pipeline import Outcome
 
@@ -73,6 +74,22 @@ def user_events_topic(kafka: KafkaResource) -> ObserveResult:
             "end_offset": sum(state.ends.values()),
             "consumer_lag": state.total_lag,
             "lag_by_partition": MetadataValue.json({str(p): n for p, n in state.lag.items()}),
+        },
+    )
+
+
+@asset_check(
+    asset=USER_EVENTS_TOPIC,
+    description="No message waits for longer than half of the topic's retention, at the end of which Kafka deletes it.",
+)
+def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
+    """Count the messages that have waited for so long that they are soon lost."""
+    waiting = retention.waiting_too_long(kafka.settings)
+    return AssetCheckResult(
+        passed=not waiting,
+        metadata={
+            "messages_waiting_too_long": sum(waiting.values()),
+            "by_partition": MetadataValue.json({str(p): n for p, n in waiting.items()}),
         },
     )
 

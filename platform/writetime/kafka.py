@@ -84,6 +84,16 @@ def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
     return _offsets(settings, topic, OffsetSpec.latest())
 
 
+def offsets_at(settings: Settings, topic: str, at: float) -> dict[int, int]:
+    """Return the offset of the first message of each partition that is not older than `at`, in seconds since 1970.
+
+    Where all are older, it is the offset after the last message.
+    """
+    found = _offsets(settings, topic, OffsetSpec.for_timestamp(int(at * 1000)))
+    ends = end_offsets(settings, topic)
+    return {p: ends[p] if offset < 0 else offset for p, offset in found.items()}
+
+
 def committed_offsets(settings: Settings, topic: str, group: str) -> dict[int, int | None]:
     """Return the offset that the group has committed for each partition; None where it has committed nothing."""
     partitions = [TopicPartition(topic, p) for p in partitions_of(settings, topic)]

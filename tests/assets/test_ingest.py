@@ -1,11 +1,13 @@
 """The ingest assets on real servers: drained, checked, committed, repeated, refused."""
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 from confluent_kafka import Producer
 from dagster import (
+    AssetCheckResult,
     AssetCheckSeverity,
     DagsterInstance,
     DagsterRun,
@@ -37,10 +39,11 @@ def instance() -> Iterator[DagsterInstance]:
         yield instance
 
 
-def produce(settings: Settings, *values: bytes | None) -> None:
+def produce(settings: Settings, *values: bytes | None, days_ago: int = 0) -> None:
     producer = Producer(kafka.client_config(settings, acks="all"))
+    at = int((time.time() - 86_400 * days_ago) * 1000)
     for i, value in enumerate(values):
-        producer.produce(settings.ingest.topic, key=f"k{i}".encode(), value=value)
+        producer.produce(settings.ingest.topic, key=f"k{i}".encode(), value=value, timestamp=at)
     assert producer.flush(20) == 0
 
 
@@ -87,14 +90,7 @@ def test_events_are_stored_checked_and_committed(
     }
     assert metadata(result, ingest.DEAD_LETTERS)["rows_appended"] == 2
     lake = RESOURCES["lake"].read(spark, ingest.DEAD_LETTERS_TABLE).collect()
-    assert (
-        sorted(row.reason for row in lake)
-        == [
-            "the message has no value",
-            "the value is not JSON: unexpected character, expected a valid JSON literal: line 1 column 1 (char 0)",
-        ]
-        or len(lake) == 2
-    )
+    assert {row.reason.partition(":")[0] for row in lake} == {"the message has no value", "the value is not JSON"}
     assert all(row.origin.startswith(f"{settings.ingest.topic}/") for row in lake)
 
     again = run(instance)
@@ -171,6 +167,25 @@ def test_topic_is_observed(settings: Settings) -> None:
     assert result.metadata
     assert result.metadata["consumer_lag"] == 25
     assert result.metadata["end_offset"] == 25
+
+
+def test_messages_that_wait_for_half_of_the_retention_fail_a_check(settings: Settings, spark: SparkSession) -> None:
+    def check() -> AssetCheckResult:
+        result = ingest.lag_is_far_from_retention(kafka=KafkaResource())
+        assert isinstance(result, AssetCheckResult)
+        return result
+
+    produce(settings, *event_values(5), days_ago=2)
+    assert check().passed
+    produce(settings, *event_values(7), days_ago=4)
+    late = check()
+    assert not late.passed
+    # Kafka looks for the first message that is young enough, so an old one behind a young one is not seen.
+    assert 0 < int(str(late.metadata["messages_waiting_too_long"].value)) <= 12
+    ranges = drain.plan(settings)
+    drain.drain(spark, settings, ranges).count()
+    drain.commit(settings, ranges)
+    assert check().passed
 
 
 def test_sensor_asks_for_a_run_while_there_is_lag(settings: Settings, instance: DagsterInstance) -> None:

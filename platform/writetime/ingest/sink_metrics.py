@@ -3,19 +3,16 @@
 import logging
 import time
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka import Consumer, TopicPartition
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.ingest.pipeline import EventPipeline, Receipt
-from writetime.kafka import TIMEOUT_SECONDS, client_config
+from writetime.ingest.retention import RETENTION_ALARM, topic_retention_seconds
 
 log = logging.getLogger(__name__)
 
-# The share of the topic's retention that the oldest message not done may have used up before a warning is logged.
-RETENTION_ALARM = 0.5
 _ALARM_INTERVAL_SECONDS = 60.0
 
 
@@ -76,16 +73,3 @@ class SinkMetrics:
                 used * 100,
                 pipeline.writer.last_error or pipeline.dead_letters.last_error or "none",
             )
-
-
-def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
-    """Return the topic's retention time, None where it is unlimited or may not be asked for."""
-    resource = ConfigResource(ResourceType.TOPIC, topic)
-    admin = AdminClient(client_config(settings))
-    try:
-        answer = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)[resource].result()
-    except KafkaException as e:
-        log.warning("topic %s: no alarm when lag nears retention, which cannot be read: %s", topic, e.args[0].str())
-        return None
-    milliseconds = int(answer["retention.ms"].value)
-    return milliseconds / 1000 if milliseconds >= 0 else None

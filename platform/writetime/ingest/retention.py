@@ -1,0 +1,41 @@
+"""How near the messages that wait are to the topic's retention, beyond which the broker deletes them."""
+
+import logging
+import time
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from writetime import kafka
+from writetime.config import Settings
+
+log = logging.getLogger(__name__)
+
+# The share of the topic's retention that the oldest message not done may have used up before someone is warned.
+RETENTION_ALARM = 0.5
+
+
+def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
+    """Return the topic's retention time, None where it is unlimited or may not be asked for."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = AdminClient(kafka.client_config(settings))
+    try:
+        answer = admin.describe_configs([resource], request_timeout=kafka.TIMEOUT_SECONDS)[resource].result()
+    except KafkaException as e:
+        log.warning("topic %s: no alarm when lag nears retention, which cannot be read: %s", topic, e.args[0].str())
+        return None
+    milliseconds = int(answer["retention.ms"].value)
+    return milliseconds / 1000 if milliseconds >= 0 else None
+
+
+def waiting_too_long(settings: Settings) -> dict[int, int]:
+    """Count, by partition, the messages not stored that have used up `RETENTION_ALARM` of the topic's retention."""
+    topic = settings.ingest.topic
+    retention = topic_retention_seconds(settings, topic)
+    if retention is None:
+        return {}
+    old = kafka.offsets_at(settings, topic, time.time() - retention * RETENTION_ALARM)
+    first = kafka.beginning_offsets(settings, topic)
+    committed = kafka.committed_offsets(settings, topic, settings.ingest.group)
+    waiting = {p: offset - max(first[p], committed[p] or 0) for p, offset in old.items()}
+    return {p: count for p, count in waiting.items() if count > 0}
