@@ -16,7 +16,7 @@ from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlType, Native
 from writetime.storage.primitives import token
-from writetime.storage.sstable import MAX_TOKEN, MIN_TOKEN
+from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 
 
 def option_schemas(options: Mapping[str, str]) -> list[TableSchema]:

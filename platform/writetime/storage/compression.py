@@ -197,6 +197,26 @@ class PlainFile:
         return size
 
 
+def key_at(data: DataFile, position: int) -> bytes:
+    """Return the serialised key of the partition that starts at a position.
+
+    Raises:
+        CorruptFile: there is none, or its chunk is corrupt.
+    """
+    first = position // data.chunk_length
+    last = (data.length - 1) // data.chunk_length
+    offset = position - first * data.chunk_length
+    chunks = 1
+    while first + chunks - 1 <= last:
+        out = np.empty(chunks * data.chunk_length, np.uint8)
+        size = data.read(first, chunks, out)
+        end = offset + 2 + int.from_bytes(out[offset : min(offset + 2, size)].tobytes(), "big")
+        if offset + 2 <= size and end <= size:
+            return out[offset + 2 : end].tobytes()
+        chunks += 1
+    raise CorruptFile(data.path, position, "a partition was expected")
+
+
 def open_data(location: Location) -> DataFile:
     """Open the data file of an SSTable, compressed or not.
 
