@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 
 _PARTS = (
     "cells",
+    "digest",
     "frames",
     "index",
     "layout",

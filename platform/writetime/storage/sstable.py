@@ -142,7 +142,8 @@ class SSTable:
             origin: what the field `origin` is to say; the file's path by default.
 
         Raises:
-            CorruptFile, Missing: see `on_corrupt`; a missing file always raises.
+            CorruptFile, Missing: see `on_corrupt`; a missing file always raises. Where all of the file was read in
+                order, Digest.crc32 is compared at the end, when the changes are out already.
         """
         split = split or Split(Cut(0), Cut(self.data.length))
         origin = origin or Origin("sstable", self.data.path, datetime.now(UTC))
@@ -175,4 +176,11 @@ class SSTable:
                     report.skipped_bytes += max(0, resume - at)
                 split = Split(Cut(resume), split.end)
             else:
-                return
+                break
+        try:
+            self.data.digest.check()
+        except CorruptFile as fault:
+            if on_corrupt == "fail":
+                raise
+            if report is not None:
+                report.skipped.append(str(fault))
