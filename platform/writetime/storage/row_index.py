@@ -8,8 +8,6 @@ partition's deletion; of each block, and of the end of the partition, the trie h
 open there.
 """
 
-
-
 from dataclasses import dataclass
 
 import numpy as np
