@@ -58,7 +58,8 @@ def create_udts() -> list[str]:
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     version = request.param
     home: Path = tmp_path_factory.mktemp(version)
-    server = FormatServer(home, version)
+    # Identifiers of both kinds, and hard links of what is flushed.
+    server = FormatServer(home, version, uuid_sstable_identifiers_enabled=version == "da", incremental_backups=True)
     # Before `oa` no cell expires after 2038.
     seed = 3 * SEED + {"nb": 1, "oa": 2, "da": 3}[version]
     generator = Generator(seed, max_ttl=1_000_000) if version == "nb" else Generator(seed)

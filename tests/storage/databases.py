@@ -101,8 +101,10 @@ class FormatServer(CassandraServer):
         self.session().execute(statement)
 
     def schemas(self) -> list[TableSchema]:
-        """Return the schemas of all tables."""
-        return read_schemas(self.session())
+        """Return the schemas of all tables, but those of keyspaces with compact storage."""
+        rows = self.session().execute("SELECT keyspace_name, flags FROM system_schema.tables").all()
+        compact = {row.keyspace_name for row in rows if "compound" not in row.flags or "dense" in row.flags}
+        return read_schemas(self.session(), {row.keyspace_name for row in rows} - compact)
 
     @property
     def cdc_raw(self) -> Path:

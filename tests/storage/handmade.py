@@ -6,9 +6,11 @@ from typing import Any
 
 from tests.storage.databases import FormatServer
 from tests.storage.generate import SCALARS, Generator
+from writetime.schema.table import SchemaError, read_schemas
 from writetime.schema.types import Native
 
 KEYSPACE = "handmade"
+COMPACT = "thrift"
 PLAIN_COLUMNS = {f"c_{name}": name for name in SCALARS} | {
     "c_list": "list<int>",
     "c_set": "set<text>",
@@ -19,11 +21,15 @@ PLAIN_COLUMNS = {f"c_{name}": name for name in SCALARS} | {
 }
 COMPLEX = ("c_list", "c_set", "c_map")  # not frozen
 PLAIN_ROWS = 30
+MANY = 150
 
 # The system tables keep when a column was dropped in milliseconds.
 _AROUND_THE_DROP = [100_000, 199_999, 200_000, 200_001, 300_000]
 _BEFORE = [
     f"CREATE KEYSPACE {KEYSPACE} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}",
+    f"CREATE KEYSPACE {COMPACT} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}",
+    f"CREATE TABLE {COMPACT}.dense (k int, c int, v int, PRIMARY KEY (k, c)) WITH COMPACT STORAGE",
+    f"CREATE TABLE {COMPACT}.static (k int PRIMARY KEY, v int) WITH COMPACT STORAGE",
     "CREATE TYPE {ks}.grown (a int)",
     "CREATE TABLE {ks}.counted (k int, c int, n counter, m counter, s counter STATIC, PRIMARY KEY (k, c))",
     "CREATE TABLE {ks}.dropped (k int, c int, kept int, gone int, again int, l list<int>, u frozen<grown>,"
@@ -62,10 +68,11 @@ QUERIES = {
 
 @dataclass
 class Answers:
-    """What CQL answered of each table, and the seconds before and after it was asked."""
+    """What CQL answered of each table, the seconds before and after it was asked, and why compact tables were refused."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     asked: tuple[int, int] = (0, 0)
+    refused: str = ""
 
 
 def write(server: FormatServer) -> Answers:
@@ -80,6 +87,10 @@ def write(server: FormatServer) -> Answers:
     for table, query in QUERIES.items():
         answers.rows[table] = [row._asdict() for row in server.session().execute(query.format(ks=KEYSPACE))]
     answers.asked = (start, server.now())
+    try:
+        read_schemas(server.session(), [COMPACT])
+    except SchemaError as e:
+        answers.refused = str(e)
     return answers
 
 
@@ -170,7 +181,7 @@ def _wide() -> list[str]:
 def _many() -> list[str]:
     """Partitions enough for several chunks."""
     r = random.Random(6)
-    return [f"INSERT INTO {KEYSPACE}.many (k, v) VALUES ({k}, '{r.getrandbits(800):x}')" for k in range(150)]
+    return [f"INSERT INTO {KEYSPACE}.many (k, v) VALUES ({k}, '{r.getrandbits(800):x}')" for k in range(MANY)]
 
 
 def _plain() -> list[str]:
