@@ -43,6 +43,21 @@ def spark_schema(schema: TableSchema, fields: Sequence[str] | None) -> StructTyp
     return from_arrow_schema(full if fields is None else pa.schema([full.field(f) for f in fields]))
 
 
+def given_fields(schema: TableSchema, given: StructType) -> list[str]:
+    """Return the fields that a schema given to Spark asks for.
+
+    Raises:
+        WritetimeError: changes of this table do not have such a field, or have it with another type.
+    """
+    for ours, theirs in zip(spark_schema(schema, given.names).fields, given.fields, strict=True):
+        if ours.dataType.simpleString() != theirs.dataType.simpleString():
+            raise WritetimeError(
+                f"changes of {schema.full_name} have the field {ours.name} as {ours.dataType.simpleString()}; the schema "
+                f"given to Spark has it as {theirs.dataType.simpleString()}"
+            )
+    return given.names
+
+
 def option_fields(options: Mapping[str, str]) -> list[str] | None:
     """Return the fields of the option `fields`, separated by commas; None if it is not set."""
     text = options.get("fields")

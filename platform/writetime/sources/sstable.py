@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from writetime.errors import WritetimeError
 from writetime.schema.table import TableSchema
-from writetime.sources.schemas import option_fields, option_schemas, option_tokens, spark_schema
+from writetime.sources.schemas import given_fields, option_fields, option_schemas, option_tokens, spark_schema
 from writetime.storage.batch import Origin
 from writetime.storage.files import Location, find_sstables
 from writetime.storage.infer import infer_schema
@@ -56,8 +56,9 @@ class SSTableSource(DataSource):
         return spark_schema(self._table(), option_fields(self.options))
 
     def reader(self, schema: StructType) -> "SSTableReader":
-        """Return a reader of the fields of this schema."""
-        return SSTableReader(dict(self.options), self._table(), schema.names)
+        """Return a reader of the fields of this schema, which may be one that was given to Spark."""
+        table = self._table()
+        return SSTableReader(dict(self.options), table, given_fields(table, schema))
 
     def _table(self) -> TableSchema:
         if "schema" in self.options:
