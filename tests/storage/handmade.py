@@ -68,7 +68,7 @@ QUERIES = {
 
 @dataclass
 class Answers:
-    """What CQL answered of each table, the seconds before and after it was asked, and why compact tables were refused."""
+    """What CQL answered of each table, the seconds before and after, and why compact tables were refused."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     asked: tuple[int, int] = (0, 0)

@@ -106,8 +106,8 @@ def storage_order(columns: Iterable[Column]) -> list[Column]:
 def compact_storage(table: str) -> SchemaError:
     """Return the error of a table of Thrift's times."""
     return SchemaError(
-        f"table {table} has COMPACT STORAGE, which is not supported; ALTER TABLE {table} DROP COMPACT STORAGE makes it one "
-        "that is"
+        f"table {table} has COMPACT STORAGE, which is not supported; ALTER TABLE {table} DROP COMPACT STORAGE makes it "
+        "one that is"
     )
 
 
@@ -123,8 +123,8 @@ def from_rows(
     Rows of other tables and keyspaces are ignored, so whole tables of `system_schema` may be passed.
 
     Raises:
-        SchemaError, CqlTypeError: rows are missing or name an unknown type; the table has compact storage, whose rows have
-            columns that these rows do not tell.
+        SchemaError, CqlTypeError: rows are missing or name an unknown type; the table has compact storage, whose rows
+            have columns that these rows do not tell.
     """
     keyspace, name = table["keyspace_name"], table["table_name"]
     flags = table.get("flags")

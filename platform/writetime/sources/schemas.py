@@ -52,8 +52,8 @@ def given_fields(schema: TableSchema, given: StructType) -> list[str]:
     for ours, theirs in zip(spark_schema(schema, given.names).fields, given.fields, strict=True):
         if ours.dataType.simpleString() != theirs.dataType.simpleString():
             raise WritetimeError(
-                f"changes of {schema.full_name} have the field {ours.name} as {ours.dataType.simpleString()}; the schema "
-                f"given to Spark has it as {theirs.dataType.simpleString()}"
+                f"changes of {schema.full_name} have the field {ours.name} as {ours.dataType.simpleString()}; "
+                f"the schema given to Spark has it as {theirs.dataType.simpleString()}"
             )
     return given.names
 
