@@ -21,6 +21,7 @@ import org.apache.cassandra.db.Mutation;
 import org.apache.cassandra.db.commitlog.CommitLogDescriptor;
 import org.apache.cassandra.db.commitlog.CommitLogReadHandler;
 import org.apache.cassandra.db.commitlog.CommitLogReader;
+import org.apache.cassandra.db.context.CounterContext;
 import org.apache.cassandra.db.marshal.ValueAccessor;
 import org.apache.cassandra.db.partitions.PartitionUpdate;
 import org.apache.cassandra.db.rows.Cell;
@@ -65,6 +66,15 @@ public class Oracle
         if (args[0].equals("sstable"))
             for (int i = 2; i < args.length; i++)
                 sstable(args[i]);
+        else if (args[0].equals("craft"))
+            Craft.craft(args[2]);
+        else if (args[0].equals("vints"))
+            Order.vints(out, args, 2);
+        else if (args[0].equals("order"))
+        {
+            schema(Files.readString(Path.of(args[2])));
+            Order.sort(out, args[3]);
+        }
         else if (args[0].equals("scan"))
             scan(args[2], Integer.parseInt(args[3]));
         else if (args[0].equals("commitlog-scan"))
@@ -117,7 +127,7 @@ public class Oracle
         return hex(ByteBuffer.wrap(ByteSourceInverse.readBytes(comparator.asByteComparable(prefix).asComparableBytes(ByteComparable.Version.OSS50))));
     }
 
-    private static <V> String values(ClusteringPrefix<V> prefix)
+    static <V> String values(ClusteringPrefix<V> prefix)
     {
         List<String> values = new ArrayList<>();
         for (int i = 0; i < prefix.size(); i++)
@@ -161,7 +171,10 @@ public class Oracle
     private static <V> String json(Cell<V> cell)
     {
         String path = cell.path() == null ? "null" : "\"" + hex(cell.path().get(0)) + "\"";
-        return "[" + quote(cell.column().name.toString()) + "," + path + ",\"" + hex(cell.buffer()) + "\"," + times(cell.timestamp(), cell.ttl(), cell.localDeletionTime()) + "," + cell.isTombstone() + "]";
+        ByteBuffer value = cell.buffer();
+        if (cell.isCounterCell() && !cell.isTombstone())
+            value = ByteBuffer.allocate(8).putLong(0, CounterContext.instance().total(cell));
+        return "[" + quote(cell.column().name.toString()) + "," + path + ",\"" + hex(value) + "\"," + times(cell.timestamp(), cell.ttl(), cell.localDeletionTime()) + "," + cell.isTombstone() + "]";
     }
 
     private static String times(long timestamp, int ttl, long deletionTime)
@@ -179,7 +192,7 @@ public class Oracle
         return "\"" + text.replace("\\", "\\\\").replace("\"", "\\\"") + "\"";
     }
 
-    private static String hex(ByteBuffer bytes)
+    static String hex(ByteBuffer bytes)
     {
         StringBuilder text = new StringBuilder();
         for (int i = bytes.position(); i < bytes.limit(); i++)

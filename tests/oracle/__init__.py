@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ def _home() -> Path:
     (home / "cassandra.yaml").write_text(json.dumps(configuration))
     (home / "logback.xml").write_text("<configuration/>")
     compiler = next(p for p in jars.fetch("cassandra") if "ecj" in p.name)
-    source = Path(__file__).with_name("Oracle.java")
-    command = [java(), "-jar", compiler, "-8", "-nowarn", "-cp", _class_path(), "-d", home, source]
+    sources = Path(__file__).parent.glob("*.java")
+    command = [java(), "-jar", compiler, "-8", "-nowarn", "-cp", _class_path(), "-d", home, *sources]
     answer = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert answer.returncode == 0, (answer.stdout + answer.stderr)[:3000]
     return home
@@ -65,6 +65,7 @@ def java_command(*arguments: str | Path) -> list[str]:
         *(f"--add-opens={p}=ALL-UNNAMED" for p in MODULE_OPENS),
         f"-Dcassandra.config={(home / 'cassandra.yaml').as_uri()}",
         f"-Dcassandra.storagedir={home}",
+        f"-Duser.home={home}",
         f"-Dlogback.configurationFile={home / 'logback.xml'}",
         "-Xmx1g",
         "-XX:+UseSerialGC",
@@ -95,16 +96,42 @@ def sstables(paths: Iterable[str | Path]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def segments(
-    schemas: Iterable[TableSchema], udts: Iterable[Udt], paths: Iterable[str | Path], mode: str = "commitlog"
-) -> list[dict[str, Any]]:
-    """Return what `CommitLogReader` reads of segments, of these tables; or how long it takes (`commitlog-scan`)."""
+def _statements(schemas: Iterable[TableSchema], udts: Iterable[Udt]) -> str:
     statements = []
     for udt in udts:
         fields = ", ".join(f"{quote_name(n)} {t}" for n, t in udt.fields)
         statements.append(f"-- {udt.keyspace}\nCREATE TYPE {udt.keyspace}.{udt.name} ({fields})\n")
     statements += [f"-- {s.keyspace} {s.id}\n{s.create_statement()}\n" for s in schemas]
+    return "".join(statements)
+
+
+def segments(
+    schemas: Iterable[TableSchema], udts: Iterable[Udt], paths: Iterable[str | Path], mode: str = "commitlog"
+) -> list[dict[str, Any]]:
+    """Return what `CommitLogReader` reads of segments, of these tables; or how long it takes (`commitlog-scan`)."""
     with tempfile.NamedTemporaryFile("w", suffix=".cql") as file:
-        file.write("".join(statements))
+        file.write(_statements(schemas, udts))
         file.flush()
         return run(mode, file.name, *paths)
+
+
+def order(
+    schemas: Iterable[TableSchema], udts: Iterable[Udt], prefixes: Iterable[Sequence[str]]
+) -> list[dict[str, Any]]:
+    """Sort clusterings and bounds by `ClusteringComparator`: each a keyspace, table, kind, and CQL literals."""
+    with tempfile.NamedTemporaryFile("w", suffix=".cql") as cql, tempfile.NamedTemporaryFile("w") as lines:
+        cql.write(_statements(schemas, udts))
+        lines.writelines("\t".join(prefix) + "\n" for prefix in prefixes)
+        cql.flush()
+        lines.flush()
+        return run("order", cql.name, lines.name)
+
+
+def craft(folder: Path) -> None:
+    """Write SSTables by Cassandra's own writer, into `VERSION/TABLE`, of the tables of `Craft.java`."""
+    run("craft", folder)
+
+
+def vints(values: Iterable[int]) -> dict[int, bytes]:
+    """Encode numbers as unsigned vints, by `VIntCoding`."""
+    return {line["value"]: bytes.fromhex(line["bytes"]) for line in run("vints", *map(str, values))}

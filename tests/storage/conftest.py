@@ -8,8 +8,9 @@ import pytest
 from cassandra import InvalidRequest
 
 from tests import oracle
+from tests.storage import handmade
 from tests.storage.databases import FormatServer
-from tests.storage.generate import COMPRESSIONS, KEYSPACE, UDTS, Generator
+from tests.storage.generate import COMPRESSIONS, KEYSPACE, SEED, UDTS, Generator
 from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
 from writetime.storage.files import Location
@@ -26,6 +27,12 @@ class Written:
     all_schemas: list[TableSchema]
     sstables: dict[str, list[Location]]
     lines: dict[str, list[dict[str, Any]]]
+    answers: handmade.Answers
+
+    def handmade(self, table: str) -> tuple[TableSchema, list[Location]]:
+        """Return the schema and the SSTables of a table of `handmade`."""
+        schema = next(s for s in self.all_schemas if (s.keyspace, s.name) == (handmade.KEYSPACE, table))
+        return schema, self.sstables[f"{handmade.KEYSPACE}.{table}"]
 
 
 def _schemas(generator: Generator) -> list[TableSchema]:
@@ -51,9 +58,11 @@ def create_udts() -> list[str]:
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     version = request.param
     home: Path = tmp_path_factory.mktemp(version)
-    server = FormatServer(home, version)
+    # Identifiers of both kinds, and hard links of what is flushed.
+    server = FormatServer(home, version, uuid_sstable_identifiers_enabled=version == "da", incremental_backups=True)
     # Before `oa` no cell expires after 2038.
-    generator = Generator(1, max_ttl=1_000_000) if version == "nb" else Generator({"oa": 2, "da": 3}[version])
+    seed = 3 * SEED + {"nb": 1, "oa": 2, "da": 3}[version]
+    generator = Generator(seed, max_ttl=1_000_000) if version == "nb" else Generator(seed)
     schemas = _schemas(generator)
     try:
         server.start()
@@ -69,9 +78,15 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
                     # The generator does not know that a range must not be empty, nor a key.
                     if "DELETE" not in statement and "BATCH" not in statement and "Key may not be empty" not in str(e):
                         raise
+        answers = handmade.write(server)
         all_schemas = server.schemas()
     finally:
         server.stop()
     sstables = {schema.name: server.sstables(KEYSPACE, schema.name) for schema in schemas}
+    sstables |= {
+        f"{handmade.KEYSPACE}.{s.name}": server.sstables(handmade.KEYSPACE, s.name)
+        for s in all_schemas
+        if s.keyspace == handmade.KEYSPACE
+    }
     lines = oracle.sstables(location.path("Data.db") for locations in sstables.values() for location in locations)
-    return Written(server, schemas, all_schemas, sstables, lines)
+    return Written(server, schemas, all_schemas, sstables, lines, answers)

@@ -1,12 +1,15 @@
 """Real servers that write the files of these tests, one for each storage format."""
 
 import signal
+import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from cassandra.cluster import Cluster
 
+from tests import oracle
 from tests.conftest import free_port
 from writetime.config import load
 from writetime.schema.table import TableSchema, read_schemas
@@ -43,15 +46,33 @@ class FormatServer(CassandraServer):
                 }
             )
         )
+        self._jmx_port = free_port()
         self._version = version
         self._extra = configuration
         self._cluster: Cluster | None = None
         self._session: Any = None
 
+    def command(self) -> list[str]:
+        program, *arguments = super().command()
+        return [program, f"-Dcassandra.jmx.local.port={self._jmx_port}", *arguments]
+
+    def nodetool(self, *arguments: str) -> None:
+        """Run a command of Cassandra's `nodetool`."""
+        command = oracle.java_command("org.apache.cassandra.tools.NodeTool", "-p", str(self._jmx_port), *arguments)
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert answer.returncode == 0, answer.stdout[-2000:] + answer.stderr[-2000:]
+
+    @staticmethod
+    def now() -> int:
+        """Return the second that the server and its clients are in."""
+        return int(time.time())
+
     def configuration(self) -> dict[str, object]:
         configuration = super().configuration()
         configuration["flush_compression"] = "table"
         configuration["num_tokens"] = 1
+        # Blocks so small that partitions of some KiB have many.
+        configuration["column_index_size"] = "1KiB"
         if self._version != "nb":
             configuration["storage_compatibility_mode"] = "NONE"
         if self._version == "da":
@@ -80,8 +101,10 @@ class FormatServer(CassandraServer):
         self.session().execute(statement)
 
     def schemas(self) -> list[TableSchema]:
-        """Return the schemas of all tables."""
-        return read_schemas(self.session())
+        """Return the schemas of all tables, but those of keyspaces with compact storage."""
+        rows = self.session().execute("SELECT keyspace_name, flags FROM system_schema.tables").all()
+        compact = {row.keyspace_name for row in rows if "compound" not in row.flags or "dense" in row.flags}
+        return read_schemas(self.session(), {row.keyspace_name for row in rows} - compact)
 
     @property
     def cdc_raw(self) -> Path:

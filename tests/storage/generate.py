@@ -1,6 +1,7 @@
 """Tables and writes made by a seeded generator: every type, every kind of write, the sizes at which encodings
 change."""
 
+import os
 import random
 from collections.abc import Callable
 from uuid import UUID
@@ -9,6 +10,8 @@ from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, freeze, is_complex, quote_name
 
 KEYSPACE = "generated"
+# Another number makes other tables and writes.
+SEED = int(os.environ.get("GENERATOR_SEED", "0"))
 SCALARS = [
     *("ascii", "bigint", "blob", "boolean", "date", "decimal", "double", "duration", "float", "inet", "int"),
     *("smallint", "text", "time", "timestamp", "timeuuid", "tinyint", "uuid", "varint"),

@@ -158,6 +158,14 @@ def test_rows_of_the_system_tables() -> None:
     assert [(d.name, d.dropped_at) for d in schema.dropped] == [("d", 7000)]
 
 
+def test_compact_storage_is_refused_by_name() -> None:
+    for flags in ({"dense"}, set(), {"compound", "dense"}, {"super", "dense"}):
+        with pytest.raises(SchemaError, match=r"k\.t has COMPACT STORAGE"):
+            from_rows({"keyspace_name": "k", "table_name": "t", "id": ID, "flags": flags}, [])
+    with pytest.raises(SchemaError, match=r"k\.t has COMPACT STORAGE"):
+        parse_table("CREATE TABLE k.t (a int PRIMARY KEY, b int) WITH comment = 'x' AND COMPACT STORAGE;")
+
+
 def test_the_history_keeps_columns_that_are_gone() -> None:
     key = (Column("k", Native("int")),)
     old = TableSchema("k", "t", key, regular=(Column("a", Native("int")), Column("b", Native("text"))), id=ID)

@@ -16,6 +16,9 @@ from pyspark.sql import SparkSession
 from tests.storage.conftest import Written
 from tests.storage.databases import cql_with_ids
 from tests.storage.generate import KEYSPACE
+from tests.storage.handmade import MANY
+from tests.storage.test_sstable import copy
+from tests.storage.test_sstable_faults import break_chunk
 from writetime.changes import change_schema
 from writetime.cli import main
 from writetime.sources.commitlog import CommitLogSource
@@ -100,3 +103,55 @@ def test_the_commands(written: Written, tmp_path: Path) -> None:
     assert "its schema is not known" in answer.stderr
 
     assert pa.ipc.open_file(output).read_all().schema.names == change_schema(table).names
+
+
+def test_a_wide_partition_is_read_by_many_tasks(spark: SparkSession, written: Written) -> None:
+    schema, (location,) = written.handmade("wide")
+    frame = spark.read.format("sstable").option("split_bytes", "4000").option("schema", cql_with_ids([schema]))
+    read = frame.load(location.folder).selectExpr("origin.offset", "kind", "spark_partition_id() AS task").collect()
+    direct = [
+        (origin["offset"], kind)
+        for batch in SSTable(location, schema).scan(["kind", "origin"])
+        for origin, kind in zip(batch["origin"].to_pylist(), batch["kind"].to_pylist(), strict=True)
+    ]
+    assert sorted((row["offset"], row["kind"]) for row in read) == sorted(direct)
+    assert len({row["task"] for row in read}) > 2 * len(SSTable(location).index.positions)
+
+
+def test_a_schema_given_to_spark(spark: SparkSession, written: Written) -> None:
+    _, (location,) = written.handmade("many")
+    reader = spark.read.format("sstable")
+    frame = reader.schema("v struct<value string, write_time bigint, ttl int, deletion_time bigint, tombstone boolean>")
+    assert frame.load(location.folder).where("length(v.value) > 150").count() == MANY
+    for wrong, message in (
+        ("token int", "have the field token as bigint; the schema given to Spark has it as int"),
+        ("token bigint, other int", "have no field other"),
+    ):
+        with pytest.raises(Exception, match=message):
+            spark.read.format("sstable").schema(wrong).load(location.folder).count()
+
+
+def test_what_is_left_out_in_spark(
+    spark: SparkSession, written: Written, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, (location,) = written.handmade("many")
+    here = copy(location, tmp_path / "many")
+    break_chunk(here, 2)
+    with pytest.raises(Exception, match="chunk 2 does not have its CRC32"):
+        spark.read.format("sstable").load(here.folder).count()
+    options = {"on_corrupt": "skip-partition", "split_bytes": "5000"}
+    found = spark.read.format("sstable").options(**options).load(here.folder).count()
+    source = SSTableSource(options | {"path": here.folder})
+    reader = source.reader(source.schema())
+    assert found == sum(batch.num_rows for piece in reader.partitions() for batch in reader.read(piece))
+    assert MANY // 2 < found < MANY
+    assert "left out" in caplog.text
+    assert "chunk 2 does not have its CRC32" in caplog.text
+
+
+def test_a_file_system_of_fsspec_in_spark(spark: SparkSession, written: Written) -> None:
+    _, (location,) = written.handmade("many")
+    for scheme in ("file", "local"):
+        frame = spark.read.format("sstable").option("split_bytes", "5000").load(f"{scheme}://{location.folder}")
+        assert frame.count() == MANY
+        assert frame.select("origin.file").first() == (f"{scheme}://{location.path('Data.db')}",)

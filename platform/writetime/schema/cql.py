@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from uuid import UUID
 
-from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
+from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema, compact_storage
 from writetime.schema.types import Udt, parse_cql
 
 _NAME = r'(?:"(?:[^"]|"")+"|\w+)'
@@ -26,6 +26,7 @@ _COLUMN = re.compile(
 )
 _PRIMARY_KEY = re.compile(r"PRIMARY\s+KEY\s*\((?P<body>.*)\)\s*$", re.I | re.S)
 _ORDER = re.compile(r"CLUSTERING\s+ORDER\s+BY\s*\((?P<body>[^)]*)\)", re.I)
+_COMPACT = re.compile(r"\bCOMPACT\s+STORAGE\b", re.I)
 _ID = re.compile(r"\bID\s*=\s*'?(?P<id>[0-9a-f-]{36})'?", re.I)
 
 
@@ -35,7 +36,7 @@ def parse_schemas(text: str, keyspace: str = "") -> list[TableSchema]:
     Other statements (CREATE KEYSPACE, CREATE INDEX, ...) are passed over, as they do not change what rows look like.
 
     Raises:
-        SchemaError, CqlTypeError: a statement on a type or table cannot be read.
+        SchemaError, CqlTypeError: a statement on a type or table cannot be read, or a table has compact storage.
     """
     udts: dict[str, dict[str, Udt]] = {}
     tables: dict[tuple[str, str], TableSchema] = {}
@@ -96,6 +97,8 @@ def _drop(schema: TableSchema, name: str, at: int) -> TableSchema:
 def _table(keyspace: str, name: str, statement: str, start: int, udts: dict[str, Udt]) -> TableSchema:
     end = _closing(statement, start)
     options = statement[end + 1 :]
+    if _COMPACT.search(options):
+        raise compact_storage(f"{keyspace}.{name}")
     columns: dict[str, Column] = {}
     static: list[str] = []
     key: tuple[list[str], list[str]] | None = None

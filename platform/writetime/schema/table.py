@@ -103,6 +103,14 @@ def storage_order(columns: Iterable[Column]) -> list[Column]:
     return sorted(columns, key=lambda c: (is_complex(c.type), c.name.encode()))
 
 
+def compact_storage(table: str) -> SchemaError:
+    """Return the error of a table of Thrift's times."""
+    return SchemaError(
+        f"table {table} has COMPACT STORAGE, which is not supported; ALTER TABLE {table} DROP COMPACT STORAGE makes it "
+        "one that is"
+    )
+
+
 def from_rows(
     table: Mapping[str, Any],
     columns: Iterable[Mapping[str, Any]],
@@ -115,9 +123,13 @@ def from_rows(
     Rows of other tables and keyspaces are ignored, so whole tables of `system_schema` may be passed.
 
     Raises:
-        SchemaError, CqlTypeError: rows are missing or name an unknown type.
+        SchemaError, CqlTypeError: rows are missing or name an unknown type; the table has compact storage, whose rows
+            have columns that these rows do not tell.
     """
     keyspace, name = table["keyspace_name"], table["table_name"]
+    flags = table.get("flags")
+    if flags is not None and ("compound" not in flags or "dense" in flags or "super" in flags):
+        raise compact_storage(f"{keyspace}.{name}")
     udts = udts_from_rows([t for t in types if t["keyspace_name"] == keyspace])
     mine = [c for c in columns if (c["keyspace_name"], c["table_name"]) == (keyspace, name)]
     by_kind: dict[str, list[tuple[int, Column]]] = {}

@@ -16,7 +16,7 @@ from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlType, Native
 from writetime.storage.primitives import token
-from writetime.storage.sstable import MAX_TOKEN, MIN_TOKEN
+from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 
 
 def option_schemas(options: Mapping[str, str]) -> list[TableSchema]:
@@ -41,6 +41,21 @@ def spark_schema(schema: TableSchema, fields: Sequence[str] | None) -> StructTyp
             f"changes of {schema.full_name} have no field {unknown[0]}; they have {', '.join(full.names)}"
         )
     return from_arrow_schema(full if fields is None else pa.schema([full.field(f) for f in fields]))
+
+
+def given_fields(schema: TableSchema, given: StructType) -> list[str]:
+    """Return the fields that a schema given to Spark asks for.
+
+    Raises:
+        WritetimeError: changes of this table do not have such a field, or have it with another type.
+    """
+    for ours, theirs in zip(spark_schema(schema, given.names).fields, given.fields, strict=True):
+        if ours.dataType.simpleString() != theirs.dataType.simpleString():
+            raise WritetimeError(
+                f"changes of {schema.full_name} have the field {ours.name} as {ours.dataType.simpleString()}; "
+                f"the schema given to Spark has it as {theirs.dataType.simpleString()}"
+            )
+    return given.names
 
 
 def option_fields(options: Mapping[str, str]) -> list[str] | None:

@@ -22,10 +22,11 @@ from pyspark.sql.types import StructType
 
 from writetime.errors import WritetimeError
 from writetime.schema.table import TableSchema
-from writetime.sources.schemas import option_fields, option_schemas, option_tokens, spark_schema
+from writetime.sources.schemas import given_fields, option_fields, option_schemas, option_tokens, spark_schema
 from writetime.storage.batch import Origin
-from writetime.storage.files import find_sstables, parse_name, resolve
+from writetime.storage.files import Location, find_sstables
 from writetime.storage.infer import infer_schema
+from writetime.storage.split import Split
 from writetime.storage.sstable import OnCorrupt, Report, SSTable
 
 log = logging.getLogger(__name__)
@@ -34,12 +35,12 @@ SPLIT_BYTES = 64 << 20
 
 
 @dataclass
-class Split(InputPartition):
-    """A range of partitions of one SSTable."""
+class Piece(InputPartition):
+    """A split of one SSTable; `file` is its data file's name, as the user's path begins."""
 
-    path: str
-    start: int
-    end: int
+    location: Location
+    split: Split
+    file: str
 
 
 class SSTableSource(DataSource):
@@ -55,8 +56,9 @@ class SSTableSource(DataSource):
         return spark_schema(self._table(), option_fields(self.options))
 
     def reader(self, schema: StructType) -> "SSTableReader":
-        """Return a reader of the fields of this schema."""
-        return SSTableReader(dict(self.options), self._table(), schema.names)
+        """Return a reader of the fields of this schema, which may be one that was given to Spark."""
+        table = self._table()
+        return SSTableReader(dict(self.options), table, given_fields(table, schema))
 
     def _table(self) -> TableSchema:
         if "schema" in self.options:
@@ -87,28 +89,24 @@ class SSTableReader(DataSourceReader):
         """Return the splits of all SSTables at the path."""
         size = int(self._options.get("split_bytes", SPLIT_BYTES))
         path = _path(self._options)
-        remote = path.split("://")[0] + "://" if "://" in path else ""
-        splits: list[InputPartition] = []
-        for location in find_sstables(path):
-            sstable = SSTable(location, self._table)
-            for start, end in sstable.splits(size, self._tokens):
-                splits.append(Split(remote + location.path("Data.db"), start, end))
-        return splits
+        scheme = path.split("://")[0] + "://" if "://" in path else ""
+        return [
+            Piece(location, split, scheme + location.path("Data.db"))
+            for location in find_sstables(path)
+            for split in SSTable(location, self._table).splits(size, self._tokens)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one split."""
-        split = cast(Split, partition)
-        filesystem, path = resolve(split.path)
-        named = parse_name(filesystem, path)
-        assert named is not None
+        piece = cast(Piece, partition)
         report = Report()
-        yield from SSTable(named[0], self._table).scan(
+        yield from SSTable(piece.location, self._table).scan(
             self._fields,
-            split=(split.start, split.end),
+            split=piece.split,
             tokens=self._tokens,
             on_corrupt=cast(OnCorrupt, self._options.get("on_corrupt", "fail")),
             report=report,
-            origin=Origin("sstable", split.path, self._captured_at, self._options.get("node")),
+            origin=Origin("sstable", piece.file, self._captured_at, self._options.get("node")),
         )
         for skipped in report.skipped:
             log.warning("left out: %s", skipped)

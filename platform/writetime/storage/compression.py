@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import cramjam
 import numpy as np
 
+from writetime.storage.digest import Digest
 from writetime.storage.errors import CorruptFile, Missing, Unsupported
 from writetime.storage.files import Location, open_file
 
@@ -64,6 +65,7 @@ class DataFile(Protocol):
     path: str
     length: int
     chunk_length: int
+    digest: Digest
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:
         """Read `count` chunks from `first` on into `out`; return the number of bytes.
@@ -125,6 +127,7 @@ class CompressedFile:
         self._offsets = np.append(offsets, self._file.size())
         if offsets[0] != 0 or (np.diff(self._offsets) <= 4).any():
             raise CorruptFile(info_path, info.offset, "chunk offsets that start at 0 and grow up to the file's size")
+        self.digest = Digest(location, count)
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:
         """Read chunks, see `DataFile`."""
@@ -136,8 +139,10 @@ class CompressedFile:
         for chunk in range(first, first + count):
             begin, stop = int(self._offsets[chunk]) - start, int(self._offsets[chunk + 1]) - start - 4
             body = data[begin:stop]
-            if zlib.crc32(body) != int.from_bytes(data[stop : stop + 4], "big"):
+            crc = zlib.crc32(body)
+            if crc != int.from_bytes(data[stop : stop + 4], "big"):
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not have its CRC32")
+            self.digest.add(chunk, zlib.crc32(data[stop : stop + 4], crc), len(body) + 4)
             size = min(self.chunk_length, self.length - chunk * self.chunk_length)
             target = out[filled : filled + size]
             try:
@@ -152,35 +157,23 @@ class CompressedFile:
 
 
 class PlainFile:
-    """An uncompressed Data.db: CRC.db has the CRC32 of each chunk (`ChecksumWriter`), else Digest.crc32 that of all."""
+    """An uncompressed Data.db: CRC.db has the CRC32 of each chunk (`ChecksumWriter`)."""
 
     def __init__(self, location: Location) -> None:
         self.path = location.path("Data.db")
+        if not location.exists("CRC.db"):
+            raise Missing(
+                f"{self.path} has neither CompressionInfo.db nor CRC.db, so nothing tells whether it is sound"
+            )
         self._file = open_file(location.filesystem, self.path)
         self.length = self._file.size()
-        if location.exists("CRC.db"):
-            crc = _Cursor(location.read("CRC.db"), location.path("CRC.db"))
-            self.chunk_length = crc.take("i")
-            count = -(-self.length // self.chunk_length) if self.chunk_length > 0 else -1
-            if len(crc.data) - 4 != 4 * count:
-                raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {self.chunk_length} bytes expected")
-            self._checksums = np.frombuffer(crc.data, ">u4", count, 4)
-        elif location.exists("Digest.crc32"):
-            self.chunk_length = 65536
-            self._check_digest(location)
-        else:
-            raise Missing(f"{self.path} has neither CRC.db nor Digest.crc32, so nothing tells whether it is sound")
-
-    def _check_digest(self, location: Location) -> None:
-        crc, checksums = 0, []
-        for offset in range(0, self.length, self.chunk_length):
-            chunk = self._file.read_at(self.chunk_length, offset)
-            crc = zlib.crc32(chunk, crc)
-            checksums.append(zlib.crc32(chunk))
-        digest = location.read("Digest.crc32")
-        if not digest.strip().isdigit() or int(digest) != crc:
-            raise CorruptFile(self.path, None, "the file does not have the CRC32 of Digest.crc32")
-        self._checksums = np.array(checksums, np.uint32)
+        crc = _Cursor(location.read("CRC.db"), location.path("CRC.db"))
+        self.chunk_length = crc.take("i")
+        count = -(-self.length // self.chunk_length) if self.chunk_length > 0 else -1
+        if len(crc.data) - 4 != 4 * count:
+            raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {self.chunk_length} bytes expected")
+        self._checksums = np.frombuffer(crc.data, ">u4", count, 4)
+        self.digest = Digest(location, count)
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:
         """Read chunks, see `DataFile`."""
@@ -191,10 +184,33 @@ class PlainFile:
             raise CorruptFile(self.path, start, f"the file ends, {size} more bytes were expected")
         for chunk in range(first, first + count):
             begin = (chunk - first) * self.chunk_length
-            if zlib.crc32(data[begin : begin + self.chunk_length]) != self._checksums[chunk]:
+            body = data[begin : begin + self.chunk_length]
+            crc = zlib.crc32(body)
+            if crc != self._checksums[chunk]:
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not have its CRC32")
+            self.digest.add(chunk, crc, len(body))
         out[:size] = np.frombuffer(data, np.uint8)
         return size
+
+
+def key_at(data: DataFile, position: int) -> bytes:
+    """Return the serialised key of the partition that starts at a position.
+
+    Raises:
+        CorruptFile: there is none, or its chunk is corrupt.
+    """
+    first = position // data.chunk_length
+    last = (data.length - 1) // data.chunk_length
+    offset = position - first * data.chunk_length
+    chunks = 1
+    while first + chunks - 1 <= last:
+        out = np.empty(chunks * data.chunk_length, np.uint8)
+        size = data.read(first, chunks, out)
+        end = offset + 2 + int.from_bytes(out[offset : min(offset + 2, size)].tobytes(), "big")
+        if offset + 2 <= size and end <= size:
+            return out[offset + 2 : end].tobytes()
+        chunks += 1
+    raise CorruptFile(data.path, position, "a partition was expected")
 
 
 def open_data(location: Location) -> DataFile:

@@ -95,7 +95,7 @@ IS_SSTABLE = 11
 STATICS = 12  # columns in the header
 REGULARS = 13
 TABLE = 14  # the line in TABLES
-OPEN = 15  # 1: a range tombstone is open, since the position kept at OPEN_BYTES
+OPEN = 15  # 1: a range tombstone is open, since the position kept at OPEN_BYTES; 2: since an earlier split
 OPEN_WRITE_TIME = 16
 OPEN_DELETION_TIME = 17
 OPEN_BYTES = 18
@@ -106,7 +106,14 @@ CURRENT_TOKEN = 22
 FIRST_TOKEN = 23  # partitions outside of these tokens, both included, are passed over
 LAST_TOKEN = 24
 PASS_OVER = 25
-WALK_FIELDS = 26
+PARTITION_OFFSET = 26  # where the current partition starts in the file
+STOP = 27  # address at which the split ends: between partitions, or between rows of one, ...
+STOP_PARTITION = 28  # ... which starts here in the file (-1: between partitions) ...
+STOP_OPEN = 29  # ... where a range tombstone is open (1) or not (0), with these times
+STOP_OPEN_WRITE_TIME = 30
+STOP_OPEN_DELETION_TIME = 31
+READ_ON = 32  # 1: beyond the split's end, for the end of the range tombstone that was opened in it
+WALK_FIELDS = 33
 
 # Flags of a row or bound on disk (UnfilteredSerializer).
 END_OF_PARTITION, IS_MARKER, HAS_TIMESTAMP, ROW_HAS_TTL, HAS_DELETION = 0x01, 0x02, 0x04, 0x08, 0x10
@@ -132,6 +139,7 @@ BAD_TTL = 22
 UNKNOWN_TABLE = 23
 UNKNOWN_COLUMN = 24
 BAD_PATH = 25
+BAD_CUT = 26
 
 MESSAGES = {
     TRUNCATED: "the data ends inside of a partition",
@@ -150,4 +158,5 @@ MESSAGES = {
     UNKNOWN_TABLE: "a write to a table whose schema is not known",
     UNKNOWN_COLUMN: "a column that the table's schema does not have",
     BAD_PATH: "a cell path that its column cannot have",
+    BAD_CUT: "an end of the split that is not what the index says of it",
 }

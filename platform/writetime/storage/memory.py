@@ -15,12 +15,15 @@ from numba.extending import intrinsic
 
 _PARTS = (
     "cells",
+    "digest",
     "frames",
     "index",
     "layout",
     "memory",
     "primitives",
+    "row_index",
     "rows",
+    "trie",
     "unfiltered",
     "walk_mutations",
     "walk_sstable",

@@ -56,10 +56,11 @@ def _bound(W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, p: int, end: in
         if p <= end:
             if write_time != W[OPEN_WRITE_TIME] or deletion_time != W[OPEN_DELETION_TIME]:
                 return at, BAD_BOUND
-            deletion_change(W, T, C, write_time, deletion_time)
-            position = T[t, POSITION_BYTES] + T[t, POSITION_USED]
-            copy(position, W[OPEN_BYTES], W[OPEN_LENGTH])
-            commit_change(W, T, 2, at, position + W[OPEN_LENGTH], out)
+            if W[OPEN] == 1:
+                deletion_change(W, T, C, write_time, deletion_time)
+                position = T[t, POSITION_BYTES] + T[t, POSITION_USED]
+                copy(position, W[OPEN_BYTES], W[OPEN_LENGTH])
+                commit_change(W, T, 2, at, position + W[OPEN_LENGTH], out)
             W[OPEN] = 0
     if opens:
         delta, p = read_vint(p, end)

@@ -1,6 +1,6 @@
 """The walk over the partitions of an SSTable, window by window (`SSTableIdentityIterator`, `DeletionTime`)."""
 
-# ruff: noqa: F403, F405, PLR0917 (the layout is a list of names, all of them used here; numba
+# ruff: noqa: F403, F405, PLR0917, SIM102 (the layout is a list of names, all of them used here; numba
 # has no keyword-only arguments, and compiles neither sets nor generators to fast code)
 
 import numpy as np
@@ -90,6 +90,7 @@ def _sstable_partition(
     if token < W[CURRENT_TOKEN]:
         return at, BAD_TOKEN_ORDER
     W[CURRENT_TOKEN] = token
+    W[PARTITION_OFFSET] = W[FILE_OFFSET] + at - W[START]
     W[CURRENT_KEY_LENGTH] = length
     copy(W[CURRENT_KEY], key, length)
     W[IN_PARTITION] = 1
@@ -111,6 +112,27 @@ def _sstable_partition(
 
 
 @compiled
+def _at_stop(W: np.ndarray) -> int:
+    """Return what follows at the end of the split: MORE if a range tombstone that was opened in it goes on, DONE, or
+    an error if the place is not what it should be."""
+    if W[IN_PARTITION] == 0:
+        return DONE if W[STOP_PARTITION] < 0 else BAD_CUT
+    if W[STOP_PARTITION] != W[PARTITION_OFFSET]:
+        return BAD_CUT
+    if W[PASS_OVER] != 0:
+        return DONE
+    if (W[OPEN] != 0) != (W[STOP_OPEN] != 0):
+        return BAD_CUT
+    if W[OPEN] != 0:
+        if W[OPEN_WRITE_TIME] != W[STOP_OPEN_WRITE_TIME] or W[OPEN_DELETION_TIME] != W[STOP_OPEN_DELETION_TIME]:
+            return BAD_CUT
+    if W[OPEN] != 1:
+        return DONE
+    W[READ_ON] = 1
+    return MORE
+
+
+@compiled
 def walk_sstable(W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray) -> int:
     """Walk the window from POSITION on; return MORE, DONE or an error, with POSITION where that is."""
     p = W[POSITION]
@@ -121,9 +143,11 @@ def walk_sstable(W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray
             return error
     while True:
         W[POSITION] = p
+        if p == W[STOP] and W[READ_ON] == 0:
+            return _at_stop(W)
         if W[IN_PARTITION] == 0:
             if p == end:
-                return DONE if W[IS_LAST] != 0 else MORE
+                return TRUNCATED if W[IS_LAST] != 0 else MORE
             p, error = _sstable_partition(W, T, C, header, present, p, end)
             if error == TRUNCATED and W[IS_LAST] == 0:
                 return MORE
@@ -136,12 +160,17 @@ def walk_sstable(W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray
                     W[IN_PARTITION] = 0
                 p = after
                 continue
+            if W[READ_ON] != 0 and load8(p) & (IS_MARKER | END_OF_PARTITION) == 0:
+                p = after
+                continue
             # What the row's own size ends, its cells must not pass.
             p, error = read_unfiltered(W, T, C, header, present, p, after)
             if error == 0 and p != after:
                 error = BAD_ROW_SIZE
             if error == TRUNCATED:
                 error = BAD_ROW_SIZE
+            if error == 0 and W[READ_ON] != 0:
+                return DONE
         if error != 0:
             W[POSITION] = min(p, end)
             return error

@@ -1,0 +1,72 @@
+"""The checksum of a whole data file, put together from those of its chunks."""
+
+import numpy as np
+
+from writetime.storage.errors import CorruptFile
+from writetime.storage.files import Location
+from writetime.storage.memory import compiled
+
+_POLYNOMIAL = 0xEDB88320
+
+
+class Digest:
+    """Compares a file with Digest.crc32 once all of its chunks were read in order: without reading a byte again."""
+
+    def __init__(self, location: Location, chunks: int) -> None:
+        self._location = location
+        self._chunks = chunks
+        self._read = 0
+        self._crc = 0
+
+    def add(self, chunk: int, crc: int, length: int) -> None:
+        """Take the CRC32 of a chunk's `length` bytes in the file; only that of the next chunk counts."""
+        if chunk == self._read:
+            self._crc = int(_combine(self._crc, crc, length))
+            self._read += 1
+
+    def check(self) -> None:
+        """Compare, if every chunk was read and there is a Digest.crc32.
+
+        Raises:
+            CorruptFile: it has another CRC32, or is none.
+        """
+        if self._read < self._chunks or not self._location.exists("Digest.crc32"):
+            return
+        digest = self._location.read("Digest.crc32").strip()
+        if not digest.isdigit() or int(digest) != self._crc:
+            path = self._location.path("Digest.crc32")
+            raise CorruptFile(path, None, f"the CRC32 of Data.db was expected, {self._crc}, found {digest[:20]!r}")
+
+
+@compiled
+def _multiply(a: int, b: int) -> int:
+    """Multiply two polynomials modulo that of CRC32, bits reversed as in the checksum."""
+    product = 0
+    for i in range(32):
+        if a & (0x80000000 >> i) != 0:
+            product ^= b
+        b = (b >> 1) ^ (_POLYNOMIAL if b & 1 != 0 else 0)
+    return product
+
+
+def _powers() -> np.ndarray:
+    """Return x to the power of 8, 16, 32, ...: what a checksum is multiplied by for 1, 2, 4, ... bytes that follow."""
+    powers = [0x80000000 >> 8]
+    while len(powers) < 32:
+        powers.append(int(_multiply(powers[-1], powers[-1])))
+    return np.array(powers, np.int64)
+
+
+_POWERS = _powers()
+
+
+@compiled
+def _combine(before: int, after: int, length: int) -> int:
+    """Return the CRC32 of two runs of bytes, of which the second has a length, from those of each."""
+    i = 0
+    while length > 0:
+        if length & 1 != 0:
+            before = _multiply(_POWERS[i], before)
+        length >>= 1
+        i += 1
+    return before ^ after

@@ -1,0 +1,169 @@
+"""Where the blocks of rows of a large partition start: what lets it be cut.
+
+In Index.db (`RowIndexEntry`, `IndexInfo`) the size of a partition's entry is followed by the length of the partition's
+header, its deletion, and the number of blocks; of each block the first and the last clustering, the offset in the
+partition, the width, and the deletion that is open at the end, if there is one. In Rows.db (`TrieIndexEntry`,
+`RowIndexReader`) the position is followed by the distance to the root of a trie, the number of blocks, and the
+partition's deletion; of each block, and of the end of the partition, the trie has the offset, and the deletion that is
+open there.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from writetime.schema.types import MarshalKey
+from writetime.storage.errors import CorruptFile
+from writetime.storage.files import Location
+from writetime.storage.index import PartitionIndex, signed
+from writetime.storage.memory import compiled, load8, load16, load32, load64, load_int32
+from writetime.storage.primitives import read_vint, skip
+from writetime.storage.trie import trie_payloads
+
+_CLUSTERING = 4
+_OPEN = 8
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Offsets of a partition's blocks from its start, ascending, and what range tombstone is open there, if any."""
+
+    offsets: np.ndarray
+    is_open: np.ndarray
+    write_times: np.ndarray
+    deletion_times: np.ndarray
+
+    def open_at(self, block: int) -> tuple[int, int] | None:
+        """Return write time and deletion time of the range tombstone that is open where a block starts."""
+        return (int(self.write_times[block]), int(self.deletion_times[block])) if self.is_open[block] else None
+
+
+def read_blocks(
+    location: Location, clustering: tuple[MarshalKey, ...], index: PartitionIndex, partition: int
+) -> Blocks | None:
+    """Read the blocks of a partition, by its number; None if it has no index of its rows.
+
+    Raises:
+        CorruptFile: the row index cannot be read, or its offsets do not grow.
+    """
+    at = int(index.row_indexes[partition])
+    if at < 0:
+        return None
+    features = location.features
+    rows, path = index.rows, index.rows_path
+    address, length = rows.ctypes.data, len(rows)
+    # The number of blocks, and where the blocks start and end, or the root of their trie.
+    head = np.zeros(3, np.int64)
+    if features.index == "Index.db":
+        _big_head(address, length, at, features.compact_partition_deletion, head)
+        found = np.zeros((4, min(max(int(head[0]), 0), length)), np.int64)
+        lengths = np.array([-1 if (n := k.components[0].fixed_length) is None else n for k in clustering], np.int64)
+        sound = _big_blocks(address, head, lengths, features.unsigned_deletion_time, found)
+    else:
+        _bti_head(address, length, at, head)
+        # The trie has the end of the partition as well.
+        payloads = trie_payloads(rows, int(head[1]), int(head[0]) + 1, path)
+        found = np.zeros((4, payloads.shape[1]), np.int64)
+        sound = _bti_blocks(address, length, payloads, found)
+        found = found[:, :-1]
+    if not sound or not found.size or found[0, 0] <= 0 or (np.diff(found[0]) <= 0).any():
+        raise CorruptFile(path, at, "an index of the rows of a partition was expected, with offsets that grow")
+    return Blocks(found[0], found[1] != 0, found[2], found[3])
+
+
+@compiled
+def _big_head(address: int, length: int, at: int, compact_deletion: bool, head: np.ndarray) -> None:
+    end = address + length
+    size, p = read_vint(address + at, end)
+    limit = skip(p, size, end)
+    _, p = read_vint(p, limit)
+    if limit <= end and p < limit:
+        p += 1 if compact_deletion and load8(p) == 0x80 else 12
+        count, p = read_vint(p, limit)
+        if p <= limit:
+            head[0] = count
+            head[1] = p - address
+            head[2] = limit - address
+
+
+@compiled
+def _skip_prefix(p: int, end: int, lengths: np.ndarray) -> int:
+    """Step over a clustering or a bound after its kind (`ClusteringPrefix.Serializer`)."""
+    if end - p < 3:
+        return end + 1
+    count = len(lengths)
+    kind = load8(p)
+    p += 1
+    if kind != _CLUSTERING:
+        count = load16(p)
+        p += 2
+    if count > len(lengths):
+        return end + 1
+    header = 0
+    for i in range(count):
+        if i % 32 == 0:
+            header, p = read_vint(p, end)
+        if (header >> (2 * (i % 32))) & 3 == 0:
+            length = lengths[i]
+            if length < 0:
+                length, p = read_vint(p, end)
+            p = skip(p, length, end)
+    return p
+
+
+@compiled
+def _big_blocks(address: int, head: np.ndarray, lengths: np.ndarray, unsigned: bool, found: np.ndarray) -> bool:
+    """Read all blocks into `found`; return whether they are what was expected."""
+    p = address + head[1]
+    end = address + head[2]
+    is_open = 0
+    for i in range(found.shape[1]):
+        p = _skip_prefix(p, end, lengths)
+        p = _skip_prefix(p, end, lengths)
+        offset, p = read_vint(p, end)
+        _, p = read_vint(p, end)
+        if p >= end:
+            return False
+        found[0, i] = offset
+        is_open = load8(p)
+        p += 1
+        # What is open at the end of a block is so at the start of the next.
+        following = i + 1 < found.shape[1]
+        if is_open > 1 or (is_open == 1 and end - p < 12):
+            return False
+        if is_open == 1:
+            if following:
+                found[1, i + 1] = 1
+                found[2, i + 1] = load64(p) if unsigned else load64(p + 4)
+                found[3, i + 1] = load32(p + 8) if unsigned else load_int32(p)
+            p += 12
+    return is_open == 0
+
+
+@compiled
+def _bti_head(address: int, length: int, at: int, head: np.ndarray) -> None:
+    end = address + length
+    _, p = read_vint(address + at, end)
+    distance, p = read_vint(p, end)
+    count, p = read_vint(p, end)
+    if p <= end:
+        head[0] = count
+        head[1] = at + ((distance >> 1) ^ -(distance & 1))
+
+
+@compiled
+def _bti_blocks(address: int, length: int, payloads: np.ndarray, found: np.ndarray) -> bool:
+    """Read all blocks into `found`; return whether they are what was expected."""
+    for i in range(payloads.shape[1]):
+        size = payloads[0, i] & 7
+        is_open = payloads[0, i] & _OPEN != 0
+        p = address + payloads[1, i]
+        end = address + length
+        if size < 1 or end - p < size + (12 if is_open else 0):
+            return False
+        found[0, i] = signed(p, size)
+        if is_open:
+            found[1, i] = 1
+            found[2, i] = load64(p + size)
+            found[3, i] = load32(p + size + 8)
+    return True

@@ -1,0 +1,161 @@
+"""The window that goes over a data file: filled chunk by chunk, walked through by the kernel, emptied into batches."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.schema.table import TableSchema
+from writetime.storage import layout as L
+from writetime.storage.batch import BatchMaker, Origin
+from writetime.storage.compression import DataFile, key_at
+from writetime.storage.errors import CorruptFile
+from writetime.storage.files import Features
+from writetime.storage.plan import Buffers, Plan
+from writetime.storage.primitives import token
+from writetime.storage.split import Cut, Split
+from writetime.storage.statistics import Header
+from writetime.storage.walk_sstable import walk_sstable
+
+MIN_TOKEN, MAX_TOKEN = -(1 << 63), (1 << 63) - 1
+
+
+class Walker:
+    """The window over the data that the kernel walks through."""
+
+    def __init__(
+        self,
+        data: DataFile,
+        header: Header,
+        features: Features,
+        schema: TableSchema,
+        *,
+        fields: Sequence[str] | None,
+        tokens: tuple[int, int],
+        window: int,
+        origin: Origin,
+    ) -> None:
+        self._data = data
+        self._header = header
+        self._features = features
+        self._plan = Plan(schema, None if fields is None else set(fields))
+        self._maker = BatchMaker(self._plan, fields)
+        self._tokens = tokens
+        self._origin = origin
+        self._lines = np.array(
+            self._plan.header([n for n, _ in self._header.static], [n for n, _ in self._header.regular]) or [0],
+            np.int64,
+        )
+        self._present = np.empty(len(self._lines) + 1, np.uint8)
+        self._key = np.empty(65536, np.uint8)
+        self._state = np.zeros(L.WALK_FIELDS, np.int64)
+        # No chunk that starts before this offset can be read.
+        self.sound_until = 0
+        self._allocate(max(window, self._data.chunk_length))
+
+    def _allocate(self, capacity: int) -> None:
+        self._window = np.empty(capacity, np.uint8)
+        self._buffers = Buffers([self._plan], capacity)
+        open_start = np.empty(4 * capacity + 4 * len(self._plan.clustering) + 64, np.uint8)
+        if self._state[L.OPEN]:
+            length = int(self._state[L.OPEN_LENGTH])
+            open_start[:length] = self._open_start[:length]
+        self._open_start = open_start
+        self._state[L.OPEN_BYTES] = open_start.ctypes.data
+
+    def _start(self, split: Split) -> None:
+        state, header = self._state, self._header
+        open_bytes = state[L.OPEN_BYTES]
+        state[:] = 0
+        state[L.OPEN_BYTES] = open_bytes
+        state[L.MIN_WRITE_TIME] = header.min_write_time
+        state[L.MIN_DELETION_TIME] = header.min_deletion_time
+        state[L.MIN_TTL] = header.min_ttl
+        state[L.UNSIGNED_DELETION_TIME] = self._features.unsigned_deletion_time
+        state[L.COMPACT_PARTITION_DELETION] = self._features.compact_partition_deletion
+        state[L.IS_SSTABLE] = 1
+        state[L.STATICS], state[L.REGULARS] = len(header.static), len(header.regular)
+        state[L.CURRENT_KEY] = self._key.ctypes.data
+        state[L.CURRENT_TOKEN] = MIN_TOKEN
+        state[L.FIRST_TOKEN], state[L.LAST_TOKEN] = self._tokens
+        state[L.STOP_PARTITION] = -1 if split.end.partition is None else split.end.partition
+        if split.end.open is not None:
+            state[L.STOP_OPEN] = 1
+            state[L.STOP_OPEN_WRITE_TIME], state[L.STOP_OPEN_DELETION_TIME] = split.end.open
+        if split.start.partition is not None:
+            self._start_inside(split.start, split.start.partition)
+
+    def _start_inside(self, start: Cut, partition: int) -> None:
+        key = key_at(self._data, partition)
+        state = self._state
+        self._key[: len(key)] = np.frombuffer(key, np.uint8)
+        state[L.CURRENT_KEY_LENGTH] = len(key)
+        state[L.CURRENT_TOKEN] = token(key)
+        state[L.PARTITION_OFFSET] = partition
+        state[L.IN_PARTITION] = 1
+        if not self._tokens[0] <= state[L.CURRENT_TOKEN] <= self._tokens[1]:
+            state[L.PASS_OVER] = 1
+        elif start.open is not None:
+            state[L.OPEN] = 2
+            state[L.OPEN_WRITE_TIME], state[L.OPEN_DELETION_TIME] = start.open
+
+    def batches(self, split: Split) -> Iterator[pa.RecordBatch]:
+        """Read a split."""
+        self._start(split)
+        start, end = split.start.offset, split.end.offset
+        chunk_length = self._data.chunk_length
+        chunk = start // chunk_length
+        chunks = -(-end // chunk_length)
+        offset = chunk * chunk_length  # of the window's first byte
+        at, filled = start - offset, 0
+        fault: CorruptFile | None = None
+        while True:
+            if fault is None and chunk < chunks:
+                if len(self._window) - filled < chunk_length and at > 0:
+                    self._window[: filled - at] = self._window[at:filled].copy()
+                    offset, filled, at = offset + at, filled - at, 0
+                if len(self._window) - filled < chunk_length:
+                    rest = self._window[:filled]
+                    self._allocate(2 * len(self._window))
+                    self._window[:filled] = rest
+                count = min((len(self._window) - filled) // chunk_length, chunks - chunk)
+                count, size, fault = self._read(chunk, count, filled)
+                chunk += count
+                filled += size
+            last = chunk >= chunks
+            self._state[L.STOP] = self._window.ctypes.data + split.end.offset - offset
+            status, at = self._walk(offset, at, min(filled, end - offset), last=last)
+            if self._buffers.tables[0, L.ROWS]:
+                yield self._maker.batch(self._buffers, 0, self._origin)
+            if status == L.DONE:
+                return
+            if self._state[L.READ_ON]:
+                end = self._data.length
+                chunks = -(-end // chunk_length)
+            if status == L.TRUNCATED and end < self._data.length:
+                raise CorruptFile(self._data.path, end, "the index says that a row or partition ends here; none does")
+            if status != L.MORE:
+                raise CorruptFile(self._data.path, offset + at, f"found {L.MESSAGES[status]}")
+            if fault is not None:
+                raise fault
+
+    def _read(self, chunk: int, count: int, filled: int) -> tuple[int, int, CorruptFile | None]:
+        """Read chunks into the window; what is sound before a corrupt one counts, and the fault is returned with it."""
+        try:
+            return count, self._data.read(chunk, count, self._window[filled:]), None
+        except CorruptFile as fault:
+            sound = 0 if fault.offset is None else fault.offset // self._data.chunk_length - chunk
+            self.sound_until = (chunk + sound + 1) * self._data.chunk_length
+            size = self._data.read(chunk, sound, self._window[filled:]) if sound > 0 else 0
+            return sound, size, fault
+
+    def _walk(self, offset: int, at: int, end: int, *, last: bool) -> tuple[int, int]:
+        state = self._state
+        address = self._window.ctypes.data
+        state[L.START], state[L.END] = address, address + end
+        state[L.FILE_OFFSET] = offset
+        state[L.IS_LAST] = last
+        state[L.POSITION] = address + at
+        self._buffers.reset()
+        status = walk_sstable(state, self._buffers.tables, self._buffers.columns, self._lines, self._present)
+        return status, int(state[L.POSITION]) - address

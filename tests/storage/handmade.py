@@ -1,0 +1,209 @@
+"""Tables made by hand, beside the generated ones: what needs a history of schemas, and what CQL itself can be asked."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.storage.databases import FormatServer
+from tests.storage.generate import SCALARS, Generator
+from writetime.schema.table import SchemaError, read_schemas
+from writetime.schema.types import Native
+
+KEYSPACE = "handmade"
+COMPACT = "thrift"
+PLAIN_COLUMNS = {f"c_{name}": name for name in SCALARS} | {
+    "c_list": "list<int>",
+    "c_set": "set<text>",
+    "c_map": "map<text, double>",
+    "c_frozen": "frozen<map<int, frozen<list<text>>>>",
+    "c_tuple": "frozen<tuple<int, text, boolean>>",
+    "c_vector": "vector<float, 3>",
+}
+COMPLEX = ("c_list", "c_set", "c_map")  # not frozen
+PLAIN_ROWS = 30
+MANY = 150
+
+# The system tables keep when a column was dropped in milliseconds.
+_AROUND_THE_DROP = [100_000, 199_999, 200_000, 200_001, 300_000]
+_BEFORE = [
+    f"CREATE KEYSPACE {KEYSPACE} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}",
+    f"CREATE KEYSPACE {COMPACT} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}",
+    f"CREATE TABLE {COMPACT}.dense (k int, c int, v int, PRIMARY KEY (k, c)) WITH COMPACT STORAGE",
+    f"CREATE TABLE {COMPACT}.static (k int PRIMARY KEY, v int) WITH COMPACT STORAGE",
+    "CREATE TYPE {ks}.grown (a int)",
+    "CREATE TABLE {ks}.counted (k int, c int, n counter, m counter, s counter STATIC, PRIMARY KEY (k, c))",
+    "CREATE TABLE {ks}.dropped (k int, c int, kept int, gone int, again int, l list<int>, u frozen<grown>,"
+    " s text STATIC, PRIMARY KEY (k, c))",
+    "CREATE TABLE {ks}.altered (k int, c int, u grown, f frozen<grown>, l list<frozen<grown>>, PRIMARY KEY (k, c))",
+    "CREATE TABLE {ks}.wide (k int, c int, d text, s text STATIC, v text, PRIMARY KEY (k, c, d))"
+    " WITH CLUSTERING ORDER BY (c DESC, d ASC) AND compression = {{'class': 'LZ4Compressor', 'chunk_length_in_kb': 4}}",
+    "CREATE TABLE {ks}.many (k int PRIMARY KEY, v text)"
+    " WITH compression = {{'class': 'LZ4Compressor', 'chunk_length_in_kb': 4}}",
+    "CREATE TABLE {ks}.plain (k int PRIMARY KEY, " + ", ".join(f"{c} {t}" for c, t in PLAIN_COLUMNS.items()) + ")",
+]
+_ALTERATIONS = [
+    "ALTER TABLE {ks}.dropped DROP gone",
+    "ALTER TABLE {ks}.dropped DROP l",
+    "ALTER TABLE {ks}.dropped DROP u",
+    "ALTER TABLE {ks}.dropped DROP s",
+    "ALTER TABLE {ks}.dropped DROP again USING TIMESTAMP 200000",
+    "ALTER TABLE {ks}.dropped ADD again int",
+    "ALTER TABLE {ks}.dropped ADD added text",
+    "ALTER TYPE {ks}.grown ADD b text",
+]
+QUERIES = {
+    "counted": "SELECT k, c, n, m, s FROM {ks}.counted",
+    "dropped": "SELECT k, c, kept, writetime(kept) AS kept_time, again, writetime(again) AS again_time, added,"
+    " writetime(added) AS added_time FROM {ks}.dropped",
+    "plain": "SELECT k, "
+    + ", ".join(
+        # The driver has no timestamps before the year 1, and cannot read the TTLs of a collection that is not there.
+        f"{'blob_as_bigint(timestamp_as_blob(c_timestamp)) AS c_timestamp' if t == 'timestamp' else c}"
+        + ("" if c in COMPLEX else f", writetime({c}) AS {c}_time, ttl({c}) AS {c}_ttl")
+        for c, t in PLAIN_COLUMNS.items()
+    )
+    + " FROM {ks}.plain",
+}
+
+
+@dataclass
+class Answers:
+    """What CQL answered of each table, the seconds before and after, and why compact tables were refused."""
+
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    asked: tuple[int, int] = (0, 0)
+    refused: str = ""
+
+
+def write(server: FormatServer) -> Answers:
+    """Write the tables in two parts, each flushed into a snapshot of its own (`first`, `second`), and query them."""
+    _run(server, [*_BEFORE, *_counters(), *_dropped("before"), *_altered("before"), *_wide(), *_many(), *_plain()])
+    server.nodetool("snapshot", "-t", "first", KEYSPACE)
+    _run(server, [*_ALTERATIONS, *_counters(), *_dropped("after"), *_altered("after")])
+    # Of what is in memory, the database does not hide what is older than a column's drop.
+    server.nodetool("snapshot", "-t", "second", KEYSPACE)
+    answers = Answers()
+    start = server.now()
+    for table, query in QUERIES.items():
+        answers.rows[table] = [row._asdict() for row in server.session().execute(query.format(ks=KEYSPACE))]
+    answers.asked = (start, server.now())
+    try:
+        read_schemas(server.session(), [COMPACT])
+    except SchemaError as e:
+        answers.refused = str(e)
+    return answers
+
+
+def _run(server: FormatServer, statements: list[str]) -> None:
+    for statement in statements:
+        server.write_one(statement.format(ks=KEYSPACE) if "{ks}" in statement else statement)
+
+
+def _counters() -> list[str]:
+    table = f"{KEYSPACE}.counted"
+    statements = []
+    for k in range(3):
+        statements.append(f"UPDATE {table} SET s = s + {10 + k} WHERE k = {k}")
+        for c in range(4):
+            statements.append(
+                f"UPDATE {table} SET n = n + {k * 1000 + c}, m = m - {2**40 + c} WHERE k = {k} AND c = {c}"
+            )
+    statements.append(f"UPDATE {table} SET n = n - {2**63 - 1} WHERE k = 0 AND c = 9")
+    return [
+        *statements,
+        f"DELETE n FROM {table} WHERE k = 0 AND c = 1",
+        f"DELETE FROM {table} WHERE k = 1 AND c = 2",
+        f"DELETE FROM {table} WHERE k = 1 AND c > 2",
+        f"DELETE s FROM {table} WHERE k = 1",
+        f"DELETE FROM {table} WHERE k = 2",
+    ]
+
+
+def _dropped(when: str) -> list[str]:
+    table = f"{KEYSPACE}.dropped"
+    if when == "before":
+        values = "1, 2, 3, [1, 2], {a: 4}, 'static'"
+        columns = "kept, gone, again, l, u, s"
+        return [
+            f"INSERT INTO {table} (k, c, {columns}) VALUES (0, {c}, {values}) USING TIMESTAMP {time}"
+            for c, time in enumerate(_AROUND_THE_DROP)
+        ] + [
+            f"UPDATE {table} USING TIMESTAMP 150000 SET gone = 1 WHERE k = 1 AND c = 1",
+            f"UPDATE {table} USING TIMESTAMP 150000 SET l = l + [7] WHERE k = 1 AND c = 2",
+            f"DELETE l, u, again FROM {table} USING TIMESTAMP 150000 WHERE k = 1 AND c = 3",
+            f"UPDATE {table} USING TIMESTAMP 150000 SET s = 'only' WHERE k = 2",
+        ]
+    return [
+        f"INSERT INTO {table} (k, c, kept, again, added) VALUES (3, {c}, 1, 2, 'new') USING TIMESTAMP {time}"
+        for c, time in enumerate(_AROUND_THE_DROP)
+    ]
+
+
+def _altered(when: str) -> list[str]:
+    table = f"{KEYSPACE}.altered"
+    value = "{a: 1}" if when == "before" else "{a: 2, b: 'new'}"
+    k = 1 if when == "before" else 2
+    return [
+        f"INSERT INTO {table} (k, c, u, f, l) VALUES ({k}, 0, {value}, {value}, [{value}, {value}])",
+        f"UPDATE {table} SET u.a = 5 WHERE k = {k} AND c = 1",
+        f"INSERT INTO {table} (k, c, u, f) VALUES ({k}, 2, null, null)",
+    ]
+
+
+def _wide() -> list[str]:
+    """Partitions of many index blocks (of 1 KiB): with range tombstones of all kinds, of one block and of many."""
+    r = random.Random(5)
+    table = f"{KEYSPACE}.wide"
+    statements = []
+    for k in range(4):
+        statements.append(f"DELETE FROM {table} USING TIMESTAMP 10 WHERE k = {k}")
+        if k > 0:
+            statements.append(f"INSERT INTO {table} (k, s) VALUES ({k}, 'static {k}') USING TIMESTAMP 20")
+        for c in range(60):
+            for d in "ab":
+                text = f"{r.getrandbits(400):x}"
+                statements.append(
+                    f"INSERT INTO {table} (k, c, d, v) VALUES ({k}, {c}, '{d}', '{text}') USING TIMESTAMP 30"
+                )
+    statements.append(f"DELETE FROM {table} USING TIMESTAMP 15 WHERE k = 1 AND c >= 0 AND c < 1000")
+    for low in range(0, 60, 3):
+        # The same deletion time again and again, so that only their bounds tell them apart.
+        statements.append(f"DELETE FROM {table} USING TIMESTAMP 16 WHERE k = 2 AND c > {low} AND c <= {low + 2}")
+    for i in range(25):
+        low, time = r.randrange(60), r.choice([12, 25, 26])
+        where = r.choice(
+            [f"c >= {low} AND c < {low + r.randrange(1, 20)}", f"c = {low} AND d > 'a'", f"c > {low}", f"c = {low}"]
+        )
+        statements.append(f"DELETE FROM {table} USING TIMESTAMP {time + i % 3} WHERE k = 3 AND {where}")
+    return statements
+
+
+def _many() -> list[str]:
+    """Partitions enough for several chunks."""
+    r = random.Random(6)
+    return [f"INSERT INTO {KEYSPACE}.many (k, v) VALUES ({k}, '{r.getrandbits(800):x}')" for k in range(MANY)]
+
+
+def _plain() -> list[str]:
+    """Rows inserted once, with every type, so that each cell is what CQL answers."""
+    generator, r = Generator(11), random.Random(11)
+    literals = {
+        "c_list": lambda: f"[{r.randrange(9)}, {r.randrange(9)}]",
+        "c_set": lambda: f"{{'a{r.randrange(9)}', 'b'}}",
+        "c_map": lambda: f"{{'x': {r.randrange(9)}.5, 'y': -0.25}}",
+        "c_frozen": lambda: f"{{{r.randrange(9)}: ['a', 'b'], 10: []}}",
+        "c_tuple": lambda: f"({r.randrange(9)}, 'x', true)",
+        "c_vector": lambda: f"[{r.randrange(9)}.5, 0, -1]",
+    }
+    statements = []
+    for k in range(PLAIN_ROWS):
+        columns = [c for c in PLAIN_COLUMNS if r.random() < 0.6]
+        values = [
+            literals[c]() if c in literals else generator.literal(Native(PLAIN_COLUMNS[c]), key=True) for c in columns
+        ]
+        using = f"TIMESTAMP {1000 + k}" + (" AND TTL 1000000" if k % 3 == 0 else "")
+        statements.append(
+            f"INSERT INTO {KEYSPACE}.plain ({', '.join(['k', *columns])}) VALUES ({', '.join([str(k), *values])})"
+            f" USING {using}"
+        )
+    return statements

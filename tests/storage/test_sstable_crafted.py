@@ -1,0 +1,101 @@
+"""SSTables that Cassandra's own writer made of what no client can ask for, and what is left of small files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import oracle
+from tests.storage.expected import as_rows, assert_same, expected_changes, without_origin
+from tests.storage.test_sstable import copy, make_plain
+from writetime.schema.values import read_vint
+from writetime.storage import primitives
+from writetime.storage.errors import StorageError
+from writetime.storage.files import Location, find_sstables
+from writetime.storage.sstable import SSTable
+
+VERSIONS = ("nb", "oa", "da")
+CUT = ("CompressionInfo", "CRC", "Data", "Digest", "Index", "Partitions", "Rows", "Statistics", "TOC")
+
+
+@pytest.fixture(scope="module")
+def crafted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Location]:
+    """SSTables by version and table."""
+    home = tmp_path_factory.mktemp("crafted")
+    oracle.craft(home)
+    return {
+        (version, table): next(find_sstables(str(home / version / table)))
+        for version in VERSIONS
+        for table in ("counters", "times")
+    }
+
+
+@pytest.fixture(scope="module")
+def lines(crafted: dict[tuple[str, str], Location]) -> dict[str, list[dict[str, object]]]:
+    return oracle.sstables(location.path("Data.db") for location in crafted.values())
+
+
+def read(location: Location) -> list[str]:
+    return as_rows(SSTable(location).scan())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_counters_of_many_nodes_and_times_at_their_ends(
+    version: str, crafted: dict[tuple[str, str], Location], lines: dict[str, list[dict[str, object]]]
+) -> None:
+    for table in ("counters", "times"):
+        location = crafted[version, table]
+        sstable = SSTable(location)
+        wanted = expected_changes(lines[location.path("Data.db")], sstable.schema)
+        assert_same(without_origin(sstable.scan(), sstable.schema), wanted)
+
+
+def test_vints_of_every_length() -> None:
+    """Against `VIntCoding`: both ends of what takes 1 to 9 bytes, in the kernel's reading and in Python's."""
+    values = [0, -1, 1 << 62, (1 << 63) - 1, -(1 << 63)]
+    values += [(1 << bits) + d for bits in range(7, 64, 7) for d in (-2, -1, 0, 1)]
+    encoded = oracle.vints([v for v in values if v < 1 << 63])
+    assert {len(data) for data in encoded.values()} == set(range(1, 10))
+    for value, data in encoded.items():
+        assert read_vint(data, 0) == (value % (1 << 64), len(data))
+        buffer = np.frombuffer(data, np.uint8)
+        start = buffer.ctypes.data
+        assert primitives.read_vint(start, start + len(data)) == (value, start + len(data))
+        for length in range(len(data)):
+            assert primitives.read_vint(start, start + length) == (0, start + length + 1)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_file_cut_anywhere_never_gives_a_wrong_answer(
+    version: str, crafted: dict[tuple[str, str], Location], tmp_path: Path
+) -> None:
+    """At every byte of every component, of a compressed and an uncompressed table: refused, or the whole answer."""
+    compressed = copy(crafted[version, "counters"], tmp_path / "compressed")
+    plain = make_plain(crafted[version, "counters"], tmp_path / "plain")
+    whole = read(compressed)
+    tried = 0
+    for location in (compressed, plain):
+        for path in Path(location.folder).iterdir():
+            component = path.name.rpartition("-")[2]
+            if component.partition(".")[0] not in CUT or (component == "Statistics.db" and location is plain):
+                continue
+            sound = path.read_bytes()
+            needed = component in ("Data.db", "CompressionInfo.db", "CRC.db")
+            for length in range(len(sound)):
+                path.write_bytes(sound[:length])
+                tried += 1
+                try:
+                    found = [row for place in find_sstables(location.folder) for row in read_split(place)]
+                except StorageError:
+                    continue
+                assert not needed, (component, length)
+                # Without its table of contents, an SSTable does not count as complete.
+                assert found == whole or (component == "TOC.txt" and not found), (component, length)
+            path.write_bytes(sound)
+    print(f"{tried} cuts tried")
+
+
+def read_split(location: Location) -> list[str]:
+    """Read by splits, so that the index counts."""
+    sstable = SSTable(location)
+    return sorted(row for split in sstable.splits(1) for row in as_rows(sstable.scan(split=split)))

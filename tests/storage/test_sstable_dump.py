@@ -1,0 +1,76 @@
+"""What is read of simple tables against what `sstabledump` prints of the same files."""
+
+import json
+import subprocess
+from typing import Any
+
+from tests import oracle
+from tests.storage import handmade
+from tests.storage.conftest import Written
+from tests.storage.test_sstable_cql import changes
+
+
+def dumped(written: Written, table: str) -> list[dict[str, Any]]:
+    _, (location,) = written.handmade(table)
+    command = oracle.java_command("org.apache.cassandra.tools.SSTableExport", location.path("Data.db"), "-t")
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    return json.loads(answer.stdout)
+
+
+def deletion(info: dict[str, str]) -> dict[str, int]:
+    return {"write_time": int(info["marked_deleted"]), "deletion_time": int(info["local_delete_time"])}
+
+
+def test_wide_partitions_are_what_sstabledump_prints(written: Written) -> None:
+    wanted: list[Any] = []
+    for partition in dumped(written, "wide"):
+        key = int(partition["partition"]["key"][0])
+        wanted.append((key, "partition_tombstone", deletion(partition["partition"]["deletion_info"])))
+        for row in partition["rows"]:
+            match row["type"]:
+                case "static_block":
+                    (cell,) = row["cells"]
+                    wanted.append((key, "static", cell["value"], int(cell["tstamp"])))
+                case "row":
+                    (cell,) = row["cells"]
+                    wanted.append((key, *row["clustering"], cell["value"], int(row["liveness_info"]["tstamp"])))
+                case _:
+                    if "end" in row:
+                        wanted.append((key, "range_tombstone", deletion(row["end"]["deletion_info"])))
+    found: list[Any] = []
+    for change in changes(written, "wide"):
+        match change["kind"]:
+            case "row":
+                cell = change["v"]
+                assert cell["write_time"] == change["marker"]["write_time"]
+                found.append((change["k"], change["c"], change["d"], cell["value"], cell["write_time"]))
+            case "static":
+                found.append((change["k"], "static", change["s"]["value"], change["s"]["write_time"]))
+            case kind:
+                found.append((change["k"], kind, change["tombstone"]))
+    assert found == wanted
+
+
+def test_times_are_what_sstabledump_prints(written: Written) -> None:
+    """Of a cell that has the row's times it prints none; and no value that is comparable of every type."""
+    found = {change["k"]: change for change in changes(written, "plain")}
+    for partition in dumped(written, "plain"):
+        change = found.pop(int(partition["partition"]["key"][0]))
+        (row,) = partition["rows"]
+        liveness = row["liveness_info"]
+        times = int(liveness["tstamp"]), liveness.get("ttl"), int(liveness["expires_at"]) if "ttl" in liveness else None
+        assert tuple(change["marker"].values()) == times
+        wanted: dict[str, list[Any]] = {}
+        for cell in row["cells"]:
+            entry = deletion(cell["deletion_info"]) if "deletion_info" in cell else times
+            wanted.setdefault(cell["name"], []).append(entry)
+        cells: dict[str, list[Any]] = {}
+        for name in handmade.PLAIN_COLUMNS:
+            column = change[name]
+            if column and name in handmade.COMPLEX:
+                cells[name] = [column["tombstone"]]
+            for cell in (column["elements"] if name in handmade.COMPLEX else [column]) if column else []:
+                cells.setdefault(name, []).append((cell["write_time"], cell["ttl"], cell["deletion_time"]))
+        assert cells == wanted
+    assert not found

@@ -1,0 +1,203 @@
+"""Faults on disk: a flipped bit raises, what is left out is counted and nothing else is, no bytes kill the process."""
+
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.storage.conftest import Written
+from tests.storage.expected import as_rows, assert_same
+from tests.storage.test_sstable import changes, copy, make_plain, one_of_each, write_plain
+from writetime.schema.table import SchemaError
+from writetime.storage.errors import CorruptFile, StorageError
+from writetime.storage.files import Location, find_sstables
+from writetime.storage.infer import infer_schema
+from writetime.storage.sstable import OnCorrupt, Report, SSTable
+
+FLIPS_A_FILE = 40
+
+
+def test_a_flipped_bit_raises(written: Written, tmp_path: Path) -> None:
+    """In the data always; in Statistics.db where it has checksums; in what leads to the data if it matters."""
+    flipped = random.Random(7)
+    tried = 0
+    for n, (schema, location) in enumerate(one_of_each(written)):
+        here = copy(location, tmp_path / str(n))
+        wanted = changes(here, schema)
+        for component in ("Data.db", "Statistics.db", "CompressionInfo.db"):
+            path = Path(here.path(component))
+            if not path.exists():
+                continue
+            sound = path.read_bytes()
+            for _ in range(FLIPS_A_FILE):
+                bit = flipped.randrange(8 * len(sound))
+                broken = bytearray(sound)
+                broken[bit // 8] ^= 1 << bit % 8
+                path.write_bytes(broken)
+                tried += 1
+                try:
+                    found = changes(here, schema)
+                except (StorageError, SchemaError):
+                    continue
+                # CompressionInfo.db has no checksum: a flip in an option that no reader uses changes nothing.
+                assert component != "Data.db"
+                if component == "Statistics.db":
+                    assert not _is_covered(sound, bit // 8)
+                assert_same(found, wanted)
+            path.write_bytes(sound)
+    print(f"{tried} flips tried")
+
+
+def _is_covered(statistics: bytes, offset: int) -> bool:
+    """Whether a byte belongs to what a reader uses: the table of contents, the partitioner, the header."""
+    count = struct.unpack_from(">i", statistics)[0]
+    contents = sorted((o, k) for k, o in (struct.unpack_from(">ii", statistics, 8 + 8 * i) for i in range(count)))
+    ends = [o for o, _ in contents[1:]] + [len(statistics)]
+    return not any(start <= offset < end and kind in (1, 2) for (start, kind), end in zip(contents, ends, strict=True))
+
+
+def break_chunk(location: Location, chunk: int) -> None:
+    """Flip a bit in a compressed chunk."""
+    info = location.read("CompressionInfo.db")
+    count = SSTable(location).data.length // SSTable(location).data.chunk_length + 1
+    offsets = struct.unpack(f">{count}q", info[-8 * count :])
+    path = Path(location.path("Data.db"))
+    broken = bytearray(path.read_bytes())
+    broken[offsets[chunk] + 20] ^= 4
+    path.write_bytes(broken)
+
+
+def rows_outside(location: Location, broken: list[int]) -> tuple[list[str], list[str]]:
+    """The changes of partitions that touch none of these chunks, and those of all."""
+    sstable = SSTable(location)
+    size = sstable.data.chunk_length
+    sound: list[str] = []
+    everything: list[str] = []
+    for split in sstable.splits(1):
+        rows = as_rows(sstable.scan(split=split))
+        everything += rows
+        if not any(split.start.offset < (c + 1) * size and c * size < split.end.offset for c in broken):
+            sound += rows
+    return sorted(sound), sorted(everything)
+
+
+@pytest.mark.parametrize("broken", [[0], [3], [2, 3], [1, 5], [-1]])
+def test_only_partitions_of_a_corrupt_chunk_are_left_out(written: Written, tmp_path: Path, broken: list[int]) -> None:
+    schema, (location,) = written.handmade("many")
+    here = copy(location, tmp_path / "many")
+    data = SSTable(here, schema).data
+    chunks = -(-data.length // data.chunk_length)
+    assert chunks > 7
+    broken = [c % chunks for c in broken]
+    sound, everything = rows_outside(here, broken)
+    for chunk in broken:
+        break_chunk(here, chunk)
+    sstable = SSTable(here, schema)
+    with pytest.raises(CorruptFile, match=f"chunk {broken[0]} does not have its CRC32"):
+        list(sstable.scan())
+    report = Report()
+    found = as_rows(sstable.scan(on_corrupt="skip-partition", report=report))
+    # What a partition has before the corrupt chunk may be there, but nothing that is not true.
+    assert set(sound) <= set(found) <= set(everything)
+    assert len(found) - len(sound) <= len(broken)
+    assert len(report.skipped) == len(broken)
+    assert all(f"chunk {c} does not" in text for c, text in zip(broken, report.skipped, strict=False))
+    assert 0 < report.skipped_bytes <= (len(broken) + 1) * data.chunk_length
+    report = Report()
+    found = as_rows(sstable.scan(on_corrupt="skip-file", report=report))
+    before = [row for row in everything if row in set(found)]
+    assert found == before
+    assert len(report.skipped) == 1
+    assert report.skipped_bytes == data.length - broken[0] * data.chunk_length
+
+
+@pytest.mark.parametrize("policy", ["skip-partition", "skip-file"])
+def test_pieces_leave_out_what_the_whole_leaves_out(written: Written, tmp_path: Path, policy: OnCorrupt) -> None:
+    schema, (location,) = written.handmade("many")
+    here = copy(location, tmp_path / "many")
+    splits = SSTable(here, schema).splits(3000)
+    sound, everything = rows_outside(here, [2])
+    break_chunk(here, 2)
+    sstable = SSTable(here, schema)
+    report = Report()
+    found = [row for s in splits for row in as_rows(sstable.scan(split=s, on_corrupt=policy, report=report))]
+    assert set(found) <= set(everything)
+    assert len(found) == len(set(found))
+    if policy == "skip-partition":
+        assert set(sound) <= set(found)
+    assert report.skipped
+    wide_schema, (wide,) = written.handmade("wide")
+    here = copy(wide, tmp_path / "wide")
+    splits = SSTable(here, wide_schema).splits(2000)
+    everything = as_rows(SSTable(here, wide_schema).scan())
+    break_chunk(here, 4)
+    found = [
+        row
+        for s in splits
+        for row in as_rows(SSTable(here, wide_schema).scan(split=s, on_corrupt=policy, report=report))
+    ]
+    assert len(everything) // 2 < len(found) < len(everything)
+    assert set(found) < set(everything)
+
+
+def test_a_digest_that_is_not_the_files(written: Written, tmp_path: Path) -> None:
+    """Every chunk has its checksum, but the file is not the one that was written."""
+    for name, table in (("compressed", "many"), ("plain", "many")):
+        schema, (location,) = written.handmade(table)
+        here = copy(location, tmp_path / name) if name == "compressed" else make_plain(location, tmp_path / name)
+        whole = as_rows(SSTable(here, schema).scan())
+        digest = Path(here.path("Digest.crc32"))
+        for text in (str(int(digest.read_text()) ^ 1), "", "x"):
+            digest.write_text(text)
+            with pytest.raises(CorruptFile, match=r"Digest\.crc32"):
+                list(SSTable(here, schema).scan(window=1))
+            report = Report()
+            assert as_rows(SSTable(here, schema).scan(on_corrupt="skip-file", report=report)) == whole
+            assert "Digest.crc32" in report.skipped[0]
+        digest.unlink()
+        assert as_rows(SSTable(here, schema).scan()) == whole
+
+
+FUZZ = """
+import random, sys
+sys.path[:0] = {paths!r}
+import numpy as np
+from tests.storage.test_sstable_faults import plain_copy_scan
+plain_copy_scan({folder!r}, {seed}, {count})
+"""
+
+
+def plain_copy_scan(folder: str, seed: int, count: int) -> None:
+    """Scan streams with random bytes changed, with right checksums, so that the kernel has to cope with them."""
+    (location,) = find_sstables(folder)
+    schema = infer_schema([location])
+    path = Path(location.path("Data.db"))
+    sound = path.read_bytes()
+    chooser = random.Random(seed)
+    outcomes = {"read": 0, "refused": 0}
+    for _ in range(count):
+        broken = bytearray(sound)
+        for _ in range(chooser.choice([1, 1, 2, 8])):
+            broken[chooser.randrange(len(broken))] = chooser.choice([0, 1, 0x7F, 0x80, 0xFF, chooser.randrange(256)])
+        write_plain(location, bytes(broken))
+        try:
+            for _ in SSTable(location, schema).scan():
+                pass
+            outcomes["read"] += 1
+        except StorageError:
+            outcomes["refused"] += 1
+    print(outcomes)
+
+
+def test_random_streams_never_kill_the_process(written: Written, tmp_path: Path) -> None:
+    for schema, location in one_of_each(written)[:8]:
+        here = make_plain(location, tmp_path / schema.name)
+        root = str(Path(__file__).parents[2])
+        script = FUZZ.format(paths=[root, *[p for p in sys.path if p]], folder=here.folder, seed=1, count=150)
+        answer = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert answer.returncode == 0, answer.stderr[-2000:]
