@@ -106,7 +106,8 @@ CURRENT_TOKEN = 22
 FIRST_TOKEN = 23  # partitions outside of these tokens, both included, are passed over
 LAST_TOKEN = 24
 PASS_OVER = 25
-WALK_FIELDS = 26
+TABLES = 26  # how many lines TABLES has
+WALK_FIELDS = 27
 
 # Flags of a row or bound on disk (UnfilteredSerializer).
 END_OF_PARTITION, IS_MARKER, HAS_TIMESTAMP, ROW_HAS_TTL, HAS_DELETION = 0x01, 0x02, 0x04, 0x08, 0x10
