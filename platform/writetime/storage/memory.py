@@ -24,6 +24,7 @@ _PARTS = (
     "layout",
     "memory",
     "primitives",
+    "repeat",
     "rows",
     "unfiltered",
     "walk_mutations",
@@ -55,17 +56,17 @@ def inlined(function: Any) -> Any:
 _I8_POINTER = ir.IntType(8).as_pointer()
 
 
-def _loader(bits: int, *, signed: bool) -> Any:
+def _loader(bits: int, *, signed: bool, swapped: bool = True) -> Any:
     @intrinsic
     def load(typing_context: Any, address: Any) -> Any:
-        """Load one big-endian integer."""
+        """Load one integer: big-endian, or in the machine's byte order."""
         del typing_context, address
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             del context, signature
             pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
             value = builder.load(pointer, align=1)
-            if bits > 8:
+            if bits > 8 and swapped:
                 value = builder.bswap(value)
             if bits == 64:
                 return value
@@ -119,6 +120,7 @@ load_int16 = _loader(16, signed=True)
 load_int32 = _loader(32, signed=True)
 load32 = _loader(32, signed=False)
 load64 = _loader(64, signed=True)
+load_native32 = _loader(32, signed=True, swapped=False)
 store8 = _storer(8)
 store16 = _storer(16)
 store32 = _storer(32)

@@ -195,7 +195,6 @@ def commit_change(W: np.ndarray, T: np.ndarray, kind: int, at: int, position_end
     t = W[TABLE]
     row = T[t, ROWS]
     store8(T[t, ROW_KIND] + row, kind)
-    store32(T[t, ROW_PARTITION] + 4 * row, T[t, PARTITIONS] - 1)
     store64(T[t, ROW_OFFSET] + 8 * row, W[FILE_OFFSET] + at - W[START])
     T[t, POSITION_USED] = position_end - T[t, POSITION_BYTES]
     T[t, END_USED] = range_end - T[t, END_BYTES]
@@ -215,6 +214,7 @@ def begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
     T[t, KEY_USED] += length
     store32(T[t, KEY_OFFSETS] + 4 * (i + 1), T[t, KEY_USED])
     store64(T[t, TOKENS] + 8 * i, W[CURRENT_TOKEN])
+    store32(T[t, FIRST_ROW] + 4 * i, T[t, ROWS])
     T[t, PARTITIONS] = i + 1
     p = key
     end = key + length
