@@ -42,6 +42,7 @@ lint: setup
 # Peers and project in one run on the same data; nothing else should run meanwhile.
 bench: setup
 	@$(BIN)/python -m bench.ingest
+	@$(BIN)/python -m bench.storage
 
 clean:
 	rm -rf $(VENV) .writetime

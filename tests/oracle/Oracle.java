@@ -276,6 +276,8 @@ public class Oracle
                 {
                     public void handleMutation(Mutation mutation, int size, int entryLocation, CommitLogDescriptor descriptor)
                     {
+                        if (mutation.getKeyspaceName().startsWith("system"))
+                            return;
                         for (PartitionUpdate update : mutation.getPartitionUpdates())
                             for (Row row : update)
                             {

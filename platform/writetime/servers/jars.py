@@ -1,8 +1,10 @@
-"""Fetches the pinned jars of the embedded servers and of Spark's connectors from Maven repositories.
+"""Fetches the pinned jars of the embedded servers, of Spark's connectors and of the benchmarks' peers from Maven
+repositories.
 
 `jars.lock` beside this module lists every jar as `SET GROUP:ARTIFACT:VERSION[:CLASSIFIER] SHA256`. They are fetched by
 the Ivy that pyspark carries, each without its transitive dependencies, once, into a cache that all clones share
-(`WRITETIME_CACHE`, else the user's cache folder). `WRITETIME_IVY_SETTINGS` names an Ivy settings file for a mirror.
+(`WRITETIME_CACHE`, else the user's cache folder). `WRITETIME_IVY_SETTINGS` names an Ivy settings file for a mirror,
+whose resolvers should say `usepoms="false"`, too.
 """
 
 import hashlib
@@ -25,6 +27,9 @@ from writetime.servers.java import java
 
 LOCK_FILE = Path(__file__).with_name("jars.lock")
 JARS_PER_RUN = 25
+# Without POMs: nothing in them is used, and Debezium's name a parent that was not published.
+_IVY_SETTINGS = """<ivysettings><settings defaultResolver="central"/>
+<resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers></ivysettings>"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ def cache_folder() -> Path:
 
 
 def pinned(set_name: str) -> list[Jar]:
-    """Return the jars of one set (`cassandra`, `kafka`, `zookeeper`, `spark`) in the lock file's order."""
+    """Return the jars of one set (`cassandra`, `kafka`, `zookeeper`, `spark`, `bench`) in the lock file's order."""
     jars = []
     for line in LOCK_FILE.read_text().splitlines():
         if line and not line.startswith("#") and line.split()[0] == set_name:
@@ -90,8 +95,9 @@ def _download(jars: list[Jar], cache: Path) -> None:
         ivy_file.write_text(_ivy_module(jars))
         pattern = scratch / "[organisation]-[artifact]-[revision](-[classifier]).jar"
         command: list[str | Path] = [java(), *_trust_options(scratch), "-cp", _ivy_jar(), "org.apache.ivy.Main"]
-        if settings := os.environ.get("WRITETIME_IVY_SETTINGS"):
-            command += ["-settings", settings]
+        settings = scratch / "settings.xml"
+        settings.write_text(_IVY_SETTINGS)
+        command += ["-settings", os.environ.get("WRITETIME_IVY_SETTINGS") or settings]
         command += ["-warn", "-ivy", ivy_file, "-cache", scratch / "ivy", "-retrieve", pattern]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         for jar in jars:

@@ -1,9 +1,9 @@
 """Makes Arrow batches of changes out of what the kernel wrote."""
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,18 +19,25 @@ from writetime.changes import (
     PARTITION_POSITION,
     STATIC_POSITION,
     TOMBSTONE,
-    cell_type,
     change_schema,
-    column_type,
     field_name,
     position_encoder,
 )
-from writetime.schema.mapping import arrow_type
 from writetime.schema.types import Collection, Native
 from writetime.schema.values import BadValue, decoder, read_vint
 from writetime.storage import layout as L
+from writetime.storage.constant import Constant
 from writetime.storage.errors import CorruptFile
 from writetime.storage.plan import Buffers, Line, Plan
+from writetime.storage.repeat import repeat_values
+
+_KIND_ROW = Constant(KINDS[0], pa.string())
+_NO_END = Constant(None, pa.binary())
+_NO_MARKER = Constant(None, MARKER)
+_NO_TOMBSTONE = Constant(None, TOMBSTONE)
+_NO_TTL = Constant(None, pa.int32())
+_NO_TIME = Constant(None, pa.int64())
+_IS_NO_TOMBSTONE = Constant(False, pa.bool_())
 
 
 @dataclass(frozen=True)
@@ -42,26 +49,32 @@ class Origin:
     captured_at: datetime
     node: str | None = None
 
+    @cached_property
+    def constants(self) -> list[Constant]:
+        """The fields that are the same for all changes: source, node, file, and when it was read."""
+        fields = (("source", self.source), ("node", self.node), ("file", self.file), ("captured_at", self.captured_at))
+        return [Constant(value, ORIGIN.field(name).type) for name, value in fields]
+
 
 def _buffer(array: np.ndarray) -> pa.Buffer:
-    """Copy an array's bytes to Arrow's memory: the kernel's buffers are used again."""
-    buffer = pa.allocate_buffer(array.nbytes)
-    np.copyto(np.frombuffer(buffer, np.uint8), array.view(np.uint8).reshape(-1))
-    return buffer
+    """Copy an array's bytes: the kernel's buffers are used again."""
+    return pa.py_buffer(array.tobytes())
+
+
+def _repeated(array: pa.Array, counts: np.ndarray) -> pa.Array:
+    """Repeat texts or bytes, each as often as `counts` (int32) says."""
+    _, offsets, content = array.buffers()
+    rows = int(counts.sum())
+    lengths = np.diff(np.frombuffer(offsets, np.int32, len(array) + 1))
+    ends = pa.allocate_buffer(4 * rows + 4)
+    values = pa.allocate_buffer(int(np.dot(lengths.astype(np.int64), counts)))
+    np.frombuffer(ends, np.int32, 1)[0] = 0
+    repeat_values(counts.ctypes.data, offsets.address, content.address, len(array), ends.address + 4, values.address)
+    return pa.Array.from_buffers(array.type, rows, [None, ends, values])
 
 
 def _bits(flags: np.ndarray) -> pa.Buffer:
     return pa.py_buffer(np.packbits(flags, bitorder="little"))
-
-
-def _constant(value: Any, arrow: pa.DataType, count: int) -> pa.Array:
-    """Return the same value `count` times; arrays of constants are made once and cut to length."""
-    return _long_constant(value, arrow, max(1024, 1 << (count - 1).bit_length())).slice(0, count)
-
-
-@functools.lru_cache(maxsize=32)
-def _long_constant(value: Any, arrow: pa.DataType, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, arrow), count)
 
 
 class BatchMaker:
@@ -87,7 +100,7 @@ class BatchMaker:
         Raises:
             CorruptFile: a value is not of its type.
         """
-        work = _Work(buffers, table, self._decoders, self._encode)
+        work = _Work(buffers, table, self._plan, self._decoders, self._encode)
         try:
             arrays = [self._array(work, name, origin) for name in self.schema.names]
         except (BadValue, UnicodeDecodeError, pa.ArrowInvalid, OverflowError) as e:
@@ -109,7 +122,7 @@ class BatchMaker:
             case "key":
                 return work.by_partition(work.binary(L.KEY_OFFSETS, L.KEY_BYTES, work.partitions))
             case "token":
-                return work.by_partition(work.numbers(L.TOKENS, work.partitions, pa.int64()))
+                return work.tokens()
             case "position":
                 return work.positions()
             case "end":
@@ -133,34 +146,46 @@ class _Work:
         self,
         buffers: Buffers,
         table: int,
+        plan: Plan,
         decoders: dict[int, Callable[[bytes], Any]],
         encode: Callable[[Sequence[bytes | None], bytes], bytes] | None,
     ) -> None:
-        self._columns = buffers.columns
+        lines = buffers.columns[plan.start : plan.end].tolist()
+        self._columns: dict[int, list[int]] = dict(enumerate(lines, plan.start))
         self._arrays = buffers.arrays
-        self._table = buffers.tables[table]
+        self._table = buffers.tables[table].tolist()
         self._table_arrays = buffers.table_arrays[table]
         self._decoders = decoders
         self._encode = encode
+        self._without_times: dict[int, tuple[pa.Array, pa.Array, pa.Array]] = {}
         self._clustering_lengths = [
-            int(buffers.columns[c, L.LENGTH])
+            self._columns[c][L.LENGTH]
             for c in range(self._table[L.CLUSTERING], self._table[L.CLUSTERING] + self._table[L.CLUSTERINGS])
         ]
-        self.rows = int(self._table[L.ROWS])
-        self.partitions = int(self._table[L.PARTITIONS])
+        self.rows = self._table[L.ROWS]
+        self.partitions = self._table[L.PARTITIONS]
         self._kinds = self._table_arrays[L.ROW_KIND][: self.rows]
+        first_rows = self._table_arrays[L.FIRST_ROW][: self.partitions + 1]
+        first_rows[self.partitions] = self.rows
+        self._row_counts = np.diff(first_rows)
 
     def kinds(self) -> pa.Array:
         if not self._kinds.any():
-            return _constant(KINDS[0], pa.string(), self.rows)
+            return _KIND_ROW.times(self.rows)
         return pa.DictionaryArray.from_arrays(pa.array(self._kinds), list(KINDS)).dictionary_decode()
 
     def by_partition(self, array: pa.Array) -> pa.Array:
         """Repeat each partition's value for its rows."""
-        rows = self._table_arrays[L.ROW_PARTITION][: self.rows]
-        if self.rows == self.partitions and (rows == np.arange(self.rows)).all():
+        if (self._row_counts == 1).all():
             return array
-        return array.take(pa.array(rows))
+        if array.type in (pa.string(), pa.binary()) and not array.null_count:
+            return _repeated(array, self._row_counts)
+        return array.take(pa.array(np.repeat(np.arange(self.partitions), self._row_counts)))
+
+    def tokens(self) -> pa.Array:
+        """Return the token of each row."""
+        tokens = np.repeat(self._table_arrays[L.TOKENS][: self.partitions], self._row_counts)
+        return pa.Array.from_buffers(pa.int64(), self.rows, [None, pa.py_buffer(tokens)])
 
     def numbers(self, number: int, count: int, arrow: pa.DataType, validity: pa.Buffer | None = None) -> pa.Array:
         return pa.Array.from_buffers(arrow, count, [validity, _buffer(self._table_arrays[number][:count])])
@@ -183,7 +208,7 @@ class _Work:
     def ends(self) -> pa.Array:
         is_range = self._kinds == 2
         if not is_range.any():
-            return _constant(None, pa.binary(), self.rows)
+            return _NO_END.times(self.rows)
         array = self.binary(L.END_OFFSETS, L.END_BYTES, self.rows, _bits(is_range))
         if self._encode is None:
             return array
@@ -212,8 +237,8 @@ class _Work:
     def marker(self) -> pa.Array:
         state = self._table_arrays[L.MARKER_STATE][: self.rows]
         if not state.any():
-            return _constant(None, MARKER, self.rows)
-        validity = _validity(state, L.IS_PRESENT)
+            return _NO_MARKER.times(self.rows)
+        validity = None if state.all() else _validity(state, L.IS_PRESENT)
         if (state & L.HAS_TTL).any():
             expires = _validity(state, L.HAS_TTL)
             times = [
@@ -221,14 +246,14 @@ class _Work:
                 self.numbers(L.MARKER_EXPIRY, self.rows, pa.int64(), expires),
             ]
         else:
-            times = [_constant(None, pa.int32(), self.rows), _constant(None, pa.int64(), self.rows)]
+            times = self._no_times(self.rows)[:2]
         children = [self.numbers(L.MARKER_WRITE_TIME, self.rows, pa.int64(), validity), *times]
         return pa.Array.from_buffers(MARKER, self.rows, [validity], children=children)
 
     def tombstone(self) -> pa.Array:
         state = self._table_arrays[L.TOMBSTONE_STATE][: self.rows]
         if not state.any():
-            return _constant(None, TOMBSTONE, self.rows)
+            return _NO_TOMBSTONE.times(self.rows)
         validity = _validity(state, L.IS_PRESENT)
         children = [
             self.numbers(L.TOMBSTONE_WRITE_TIME, self.rows, pa.int64(), validity),
@@ -237,22 +262,18 @@ class _Work:
         return pa.Array.from_buffers(TOMBSTONE, self.rows, [validity], children=children)
 
     def origin(self, origin: Origin) -> pa.Array:
-        children = [
-            _constant(origin.source, pa.string(), self.rows),
-            _constant(origin.node, pa.string(), self.rows),
-            _constant(origin.file, pa.string(), self.rows),
-            self.numbers(L.ROW_OFFSET, self.rows, pa.int64()),
-            _constant(origin.captured_at, ORIGIN.field("captured_at").type, self.rows),
-        ]
+        source, node, file, captured_at = [constant.times(self.rows) for constant in origin.constants]
+        offset = self.numbers(L.ROW_OFFSET, self.rows, pa.int64())
+        children = [source, node, file, offset, captured_at]
         return pa.Array.from_buffers(ORIGIN, self.rows, [None], children=children)
 
     def column(self, line: Line) -> pa.Array:
         """Return a static or regular column."""
         if line.shape == L.SIMPLE:
             return self._cells(line, self.rows)
-        arrow = column_type(line.type)
-        if self._columns[line.index, L.PRESENT] == 0:
-            return _constant(None, arrow, self.rows)
+        if self._columns[line.index][L.PRESENT] == 0:
+            return line.no_column.times(self.rows)
+        arrow = line.no_column.type
         state = self._arrays[line.index][L.STATE][: self.rows]
         validity = _validity(state, L.IS_PRESENT)
         tombstone = self._column_tombstone(line, state)
@@ -265,8 +286,8 @@ class _Work:
         return pa.Array.from_buffers(arrow, self.rows, [validity], children=[tombstone, parts])
 
     def _column_tombstone(self, line: Line, state: np.ndarray) -> pa.Array:
-        if self._columns[line.index, L.WITH_TOMBSTONE] == 0:
-            return _constant(None, TOMBSTONE, self.rows)
+        if self._columns[line.index][L.WITH_TOMBSTONE] == 0:
+            return _NO_TOMBSTONE.times(self.rows)
         validity = _validity(state, L.IS_TOMBSTONE)
         arrays = self._arrays[line.index]
         children = [
@@ -288,40 +309,44 @@ class _Work:
         return pa.Array.from_buffers(arrow, self.rows, [None, _buffer(offsets)], children=[elements])
 
     def _cells(self, line: Line, count: int) -> pa.Array:
-        arrow = cell_type(arrow_type(line.type))
-        present = int(self._columns[line.index, L.PRESENT])
+        present = self._columns[line.index][L.PRESENT]
         if present == 0:
-            return _constant(None, arrow, count)
+            return line.no_cell.times(count)
         state = self._arrays[line.index][L.STATE][:count]
         validity = None if present == count else _validity(state, L.IS_PRESENT)
         children = [self.values(line, count), *self._times(line, count, validity)]
-        return pa.Array.from_buffers(arrow, count, [validity], children=children)
+        return pa.Array.from_buffers(line.no_cell.type, count, [validity], children=children)
 
     def _times(self, line: Line, count: int, validity: pa.Buffer | None) -> list[pa.Array]:
         """Return write time, TTL, deletion time and tombstone flag of cells."""
         numbers, arrays = self._columns[line.index], self._arrays[line.index]
         state = arrays[L.STATE][:count]
+        ttls, deletion_times, tombstones = self._no_times(count)
+        if numbers[L.WITH_TTL]:
+            valid = None if numbers[L.WITH_TTL] == count else _validity(state, L.HAS_TTL)
+            ttls = pa.Array.from_buffers(pa.int32(), count, [valid, _buffer(arrays[L.TTL][:count])])
+        if numbers[L.WITH_DELETION_TIME]:
+            valid = None if numbers[L.WITH_DELETION_TIME] == count else _validity(state, L.HAS_DELETION_TIME)
+            deletion_times = pa.Array.from_buffers(pa.int64(), count, [valid, _buffer(arrays[L.DELETION_TIME][:count])])
+        if numbers[L.WITH_TOMBSTONE]:
+            tombstones = pa.Array.from_buffers(pa.bool_(), count, [validity, _validity(state, L.IS_TOMBSTONE)])
+        elif validity is not None:
+            tombstones = pa.Array.from_buffers(pa.bool_(), count, [validity, tombstones.buffers()[1]])
+        write_times = pa.Array.from_buffers(pa.int64(), count, [validity, _buffer(arrays[L.WRITE_TIME][:count])])
+        return [write_times, ttls, deletion_times, tombstones]
 
-        def times(number: int, bit: int, some: int, arrow: pa.DataType) -> pa.Array:
-            if numbers[some] == 0:
-                return _constant(None, arrow, count)
-            valid = None if numbers[some] == count else _validity(state, bit)
-            return pa.Array.from_buffers(arrow, count, [valid, _buffer(arrays[number][:count])])
-
-        flags = state & L.IS_TOMBSTONE if numbers[L.WITH_TOMBSTONE] else np.zeros(count, np.uint8)
-        return [
-            pa.Array.from_buffers(pa.int64(), count, [validity, _buffer(arrays[L.WRITE_TIME][:count])]),
-            times(L.TTL, L.HAS_TTL, L.WITH_TTL, pa.int32()),
-            times(L.DELETION_TIME, L.HAS_DELETION_TIME, L.WITH_DELETION_TIME, pa.int64()),
-            pa.Array.from_buffers(pa.bool_(), count, [validity, _bits(flags)]),
-        ]
+    def _no_times(self, count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
+        """Return what cells have that never expire and are no tombstones: TTL, deletion time and tombstone flag."""
+        if count not in self._without_times:
+            self._without_times[count] = _NO_TTL.times(count), _NO_TIME.times(count), _IS_NO_TOMBSTONE.times(count)
+        return self._without_times[count]
 
     def values(self, line: Line, count: int) -> pa.Array:
         """Return the values of a line, null where there is none."""
-        arrow = arrow_type(line.type)
-        some = int(self._columns[line.index, L.WITH_VALUE])
+        arrow = line.no_value.type
+        some = self._columns[line.index][L.WITH_VALUE]
         if some == 0 or count == 0:
-            return _constant(None, arrow, count)
+            return line.no_value.times(count)
         arrays = self._arrays[line.index]
         state = arrays[L.STATE][:count]
         if line.index in self._decoders:

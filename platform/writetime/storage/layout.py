@@ -55,7 +55,7 @@ ROWS = 6  # number of changes written
 PARTITIONS = 7  # number of partitions written
 ENCODE_POSITION = 8  # 1: byte-comparable positions; 0: the clustering as on disk, for `writetime.changes` to encode
 ROW_KIND = 9  # addresses, one entry a change: int8
-ROW_PARTITION = 10  # int32, index of its partition
+FIRST_ROW = 10  # int32, one entry a partition: its first change
 ROW_OFFSET = 11  # int64, offset in the file
 POSITION_OFFSETS = 12  # int32
 POSITION_BYTES = 13
@@ -113,7 +113,8 @@ STOP_OPEN = 29  # ... where a range tombstone is open (1) or not (0), with these
 STOP_OPEN_WRITE_TIME = 30
 STOP_OPEN_DELETION_TIME = 31
 READ_ON = 32  # 1: beyond the split's end, for the end of the range tombstone that was opened in it
-WALK_FIELDS = 33
+TABLES = 33  # how many lines TABLES has
+WALK_FIELDS = 34
 
 # Flags of a row or bound on disk (UnfilteredSerializer).
 END_OF_PARTITION, IS_MARKER, HAS_TIMESTAMP, ROW_HAS_TTL, HAS_DELETION = 0x01, 0x02, 0x04, 0x08, 0x10

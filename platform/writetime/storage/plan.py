@@ -3,14 +3,17 @@
 from collections.abc import Collection as Names
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from writetime.changes import field_name, udt_fields
+from writetime.changes import cell_type, column_type, field_name, udt_fields
+from writetime.schema.mapping import arrow_type
 from writetime.schema.table import Column, TableSchema, storage_order
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.storage import layout as L
 from writetime.storage import primitives as P
+from writetime.storage.constant import Constant
 
 _FORMS = {
     "bigint": L.FIXED8,
@@ -71,6 +74,21 @@ class Line:
         """How values are written out; `BYTES` where Python decodes them."""
         return _FORMS.get(self.type.name, L.BYTES) if isinstance(self.type, Native) else L.BYTES
 
+    @cached_property
+    def no_value(self) -> Constant:
+        """Nulls of the Arrow type of a value."""
+        return Constant(None, arrow_type(self.type))
+
+    @cached_property
+    def no_cell(self) -> Constant:
+        """Nulls of the Arrow type of a cell."""
+        return Constant(None, cell_type(arrow_type(self.type)))
+
+    @cached_property
+    def no_column(self) -> Constant:
+        """Nulls of the Arrow type of the column."""
+        return Constant(None, column_type(self.type))
+
     def numbers(self) -> list[int]:
         """The line's constant numbers; addresses are 0."""
         numbers = [0] * L.COLUMN_FIELDS
@@ -101,7 +119,7 @@ class Plan:
 
     def __init__(self, schema: TableSchema, fields: Names[str] | None = None, first: int = 0) -> None:
         self.schema = schema
-        self._next = first
+        self.start = self._next = first
         self._fields = fields
         self.key = [
             self._add(Line(c.name, c.type, 0, cells=False, wanted=self._wants(c))) for c in schema.partition_key
@@ -256,7 +274,7 @@ class Buffers:
         room = 4 * self.capacity + n * (clusterings + 4) + 64
         arrays: dict[int, np.ndarray] = {
             L.ROW_KIND: np.empty(n, np.int8),
-            L.ROW_PARTITION: np.empty(n, np.int32),
+            L.FIRST_ROW: np.empty(n + 1, np.int32),
             L.ROW_OFFSET: np.empty(n, np.int64),
             L.POSITION_OFFSETS: np.empty(n + 1, np.int32),
             L.POSITION_BYTES: np.empty(room, np.uint8),

@@ -7,13 +7,13 @@ that one check after a run of reads is enough.
 
 import numpy as np
 
-from writetime.storage.memory import compiled, copy, load8, load32, load64, store8
+from writetime.storage.memory import compiled, copy, inlined, load8, load32, load64, store8
 
 # Extra bytes of an unsigned vint, by its first byte: the number of its leading ones (utils.vint.VIntCoding).
 _EXTRA_BYTES = np.array([8 - (255 - i).bit_length() for i in range(256)], np.int64)
 
 
-@compiled
+@inlined
 def read_vint(p: int, end: int) -> tuple[int, int]:
     """Read an unsigned vint as an int64 (the upper half of the range wraps to negative)."""
     if p >= end:
@@ -32,7 +32,7 @@ def read_vint(p: int, end: int) -> tuple[int, int]:
     return value, p + 1 + extra
 
 
-@compiled
+@inlined
 def skip(p: int, length: int, end: int) -> int:
     """Step over `length` bytes."""
     if length < 0 or length > end - p:

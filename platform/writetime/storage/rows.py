@@ -26,7 +26,7 @@ def _clear(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
                 store32(C[c, OFFSETS] + 4 * (row + 1), C[c, USED])
 
 
-@compiled
+@inlined
 def read_clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, count: int, row: int, out: int) -> tuple:
     """Read `count` clustering values, into their columns if `row` >= 0, and as a position at `out` if that is not 0.
 
@@ -73,7 +73,7 @@ def read_clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, coun
     return p, out, 0
 
 
-@compiled
+@inlined
 def position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int) -> int:
     """Before a clustering that is left to Python to encode go its terminator and the number of its values."""
     if T[t, ENCODE_POSITION] == 0:
@@ -84,7 +84,7 @@ def position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int) 
     return out
 
 
-@compiled
+@inlined
 def position_tail(T: np.ndarray, t: int, out: int, terminator: int) -> int:
     """End a position that the kernel encodes itself."""
     if T[t, ENCODE_POSITION] != 0:
@@ -121,7 +121,7 @@ def _subset(present: np.ndarray, count: int, p: int, end: int) -> int:
     return p
 
 
-@compiled
+@inlined
 def _body(
     W: np.ndarray,
     T: np.ndarray,
@@ -189,13 +189,12 @@ def _body(
     return p, says, 0
 
 
-@compiled
+@inlined
 def commit_change(W: np.ndarray, T: np.ndarray, kind: int, at: int, position_end: int, range_end: int) -> None:
     """Make the change that was just written count."""
     t = W[TABLE]
     row = T[t, ROWS]
     store8(T[t, ROW_KIND] + row, kind)
-    store32(T[t, ROW_PARTITION] + 4 * row, T[t, PARTITIONS] - 1)
     store64(T[t, ROW_OFFSET] + 8 * row, W[FILE_OFFSET] + at - W[START])
     T[t, POSITION_USED] = position_end - T[t, POSITION_BYTES]
     T[t, END_USED] = range_end - T[t, END_BYTES]
@@ -215,6 +214,7 @@ def begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
     T[t, KEY_USED] += length
     store32(T[t, KEY_OFFSETS] + 4 * (i + 1), T[t, KEY_USED])
     store64(T[t, TOKENS] + 8 * i, W[CURRENT_TOKEN])
+    store32(T[t, FIRST_ROW] + 4 * i, T[t, ROWS])
     T[t, PARTITIONS] = i + 1
     p = key
     end = key + length
@@ -289,7 +289,7 @@ def read_static_row(
     return p, error
 
 
-@compiled
+@inlined
 def read_row(
     W: np.ndarray,
     T: np.ndarray,

@@ -7,7 +7,7 @@ import numpy as np
 
 from writetime.storage.cells import deletion_time_of
 from writetime.storage.layout import *
-from writetime.storage.memory import compiled, copy, load8, load16
+from writetime.storage.memory import compiled, copy, inlined, load8, load16
 from writetime.storage.primitives import read_vint, skip
 from writetime.storage.rows import (
     commit_change,
@@ -73,7 +73,7 @@ def _bound(W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, p: int, end: in
     return p, 0 if p <= end else TRUNCATED
 
 
-@compiled
+@inlined
 def read_unfiltered(
     W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray, p: int, end: int
 ) -> tuple:

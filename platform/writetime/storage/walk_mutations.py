@@ -7,7 +7,7 @@ import numpy as np
 
 from writetime.storage.cells import deletion_time_of
 from writetime.storage.layout import *
-from writetime.storage.memory import compiled, load8, load64
+from writetime.storage.memory import columns, compiled, load8, load64, numbers, tables
 from writetime.storage.primitives import read_vint, skip, token_at
 from writetime.storage.rows import begin_partition, partition_tombstone, read_static_row
 from writetime.storage.unfiltered import read_unfiltered
@@ -59,12 +59,12 @@ def _names(
 
 
 @compiled
-def _find_table(T: np.ndarray, p: int, guess: int) -> int:
+def _find_table(T: np.ndarray, count: int, p: int, guess: int) -> int:
     high = load64(p)
     low = load64(p + 8)
     if T[guess, ID_HIGH] == high and T[guess, ID_LOW] == low:
         return guess
-    for t in range(len(T)):
+    for t in range(count):
         if T[t, ID_HIGH] == high and T[t, ID_LOW] == low:
             return t
     return -1
@@ -78,7 +78,7 @@ def _update(
     at = p
     if end - p < 16:
         return end + 1, TRUNCATED
-    t = _find_table(T, p, W[TABLE])
+    t = _find_table(T, W[TABLES], p, W[TABLE])
     if t < 0:
         return p, UNKNOWN_TABLE
     W[TABLE] = t
@@ -146,10 +146,10 @@ def _update(
 
 @compiled
 def walk_mutations(
-    W: np.ndarray,
-    T: np.ndarray,
-    C: np.ndarray,
-    header: np.ndarray,
+    walk: np.ndarray,
+    table_lines: np.ndarray,
+    column_lines: np.ndarray,
+    columns_there: np.ndarray,
     present: np.ndarray,
     address: int,
     mutations: np.ndarray,
@@ -160,6 +160,11 @@ def walk_mutations(
     A mutation with an update of a table that is not known cannot be read from there on: its number goes to `unread` as
     the address of that table's id, and what came before is kept.
     """
+    W = numbers(walk)
+    T = tables(table_lines)
+    C = columns(column_lines)
+    header = numbers(columns_there)
+    W[TABLES] = len(table_lines)
     for i in range(len(mutations)):
         p = address + mutations[i, 0]
         end = address + mutations[i, 1]

@@ -6,13 +6,25 @@
 import numpy as np
 
 from writetime.storage.layout import *
-from writetime.storage.memory import compiled, copy, load8, load16, load32, load64, load_int32
+from writetime.storage.memory import (
+    columns,
+    compiled,
+    copy,
+    inlined,
+    load8,
+    load16,
+    load32,
+    load64,
+    load_int32,
+    numbers,
+    tables,
+)
 from writetime.storage.primitives import read_vint, skip, token_at
 from writetime.storage.rows import begin_partition, partition_tombstone, read_clustering, read_static_row
 from writetime.storage.unfiltered import read_unfiltered
 
 
-@compiled
+@inlined
 def _unfiltered_end(W: np.ndarray, T: np.ndarray, C: np.ndarray, p: int, end: int) -> int:
     """Return where an SSTable's row or bound ends, without reading it; beyond `end` if that is not in the window."""
     if p >= end:
@@ -133,8 +145,14 @@ def _at_stop(W: np.ndarray) -> int:
 
 
 @compiled
-def walk_sstable(W: np.ndarray, T: np.ndarray, C: np.ndarray, header: np.ndarray, present: np.ndarray) -> int:
+def walk_sstable(
+    walk: np.ndarray, table_lines: np.ndarray, column_lines: np.ndarray, columns_there: np.ndarray, present: np.ndarray
+) -> int:
     """Walk the window from POSITION on; return MORE, DONE or an error, with POSITION where that is."""
+    W = numbers(walk)
+    T = tables(table_lines)
+    C = columns(column_lines)
+    header = numbers(columns_there)
     p = W[POSITION]
     end = W[END]
     if W[IN_PARTITION] != 0 and W[PASS_OVER] == 0:

@@ -1,0 +1,1 @@
+"""Storage readers and their peers in one run on the same data: CPU seconds, wall seconds, memory."""

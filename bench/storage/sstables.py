@@ -1,0 +1,62 @@
+"""SSTable to Arrow, against Cassandra's own reader and its dump, and the memory that reading takes.
+
+The table is that of `tests/oracle`: a UUID and an int as the key, 16 rows a partition, five columns. Both readers look
+at every cell: value, write time, TTL and deletion time.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+from bench.storage.measure import Comparison, best, child, here, printed, python
+from tests import oracle
+from writetime.storage.files import Location, find_sstables
+from writetime.storage.infer import infer_schema
+from writetime.storage.sstable import SSTable
+
+_DUMP = "org.apache.cassandra.tools.SSTableExport"
+
+
+def write(folder: Path, rows: int) -> Location:
+    """Write an SSTable of the table `bench.events` by Cassandra's own writer."""
+    folder.mkdir(parents=True)
+    subprocess.run(oracle.java_command("Oracle", "write", folder, str(rows)), check=True, capture_output=True)
+    (location,) = find_sstables(str(folder))
+    return location
+
+
+def compare(scratch: Path, location: Location, rows: int, passes: int) -> list[Comparison]:
+    """Compare the readers on one file; the first pass of each, and its best one."""
+    data = location.path("Data.db")
+    schema = infer_schema([location])
+
+    def scan() -> int:
+        return sum(batch.num_rows for batch in SSTable(location, schema).scan())
+
+    ours = here(scan, passes)
+    theirs = printed(oracle.run("scan", data, str(passes)))
+    one = write(scratch / "one" / "bench" / "events", 16).path("Data.db")
+    start = child(oracle.java_command(_DUMP, "-l", one), 16)
+    dump = child(oracle.java_command(_DUMP, "-l", data), rows)
+    own_start = child(python("bench.storage.memory", one), 16)
+    own = child(python("bench.storage.memory", data), rows)
+    return [
+        Comparison("SSTable to Arrow, best pass", best(ours), "SSTableReader, best pass", best(theirs), 2),
+        Comparison("SSTable to Arrow, first pass", ours[0], "SSTableReader, first pass", theirs[0]),
+        Comparison(
+            "SSTable to Arrow, best pass", best(ours), "sstabledump -l, without its start", dump.without(start), 15
+        ),
+        Comparison("SSTable to Arrow, whole process", own, "sstabledump -l, whole process", dump),
+        Comparison("start of a process, 16 rows", own_start, "sstabledump -l, 16 rows", start),
+    ]
+
+
+def memory(scratch: Path, rows: int) -> list[tuple[int, int, int, int]]:
+    """Return rows, size of the file, and peak memory before and after reading (all in bytes), of two files."""
+    results = []
+    for i, count in enumerate((rows, 4 * rows)):
+        data = write(scratch / str(i) / "bench" / "events", count).path("Data.db")
+        answer = subprocess.run(python("bench.storage.memory", data), check=True, capture_output=True, text=True)
+        found = json.loads(answer.stdout)
+        results.append((found["rows"], found["data"], found["before"], found["after"]))
+    return results
