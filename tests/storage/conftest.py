@@ -15,6 +15,8 @@ from writetime.schema.types import quote_name
 from writetime.storage.files import Location
 
 WRITES = 60
+# How each node compresses its commit log.
+LOG_COMPRESSION = {"nb": None, "oa": [{"class_name": "LZ4Compressor"}], "da": [{"class_name": "ZstdCompressor"}]}
 
 
 @dataclass
@@ -51,7 +53,7 @@ def create_udts() -> list[str]:
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     version = request.param
     home: Path = tmp_path_factory.mktemp(version)
-    server = FormatServer(home, version)
+    server = FormatServer(home, version, commitlog_compression=LOG_COMPRESSION[version])
     # Before `oa` no cell expires after 2038.
     generator = Generator(1, max_ttl=1_000_000) if version == "nb" else Generator({"oa": 2, "da": 3}[version])
     schemas = _schemas(generator)
