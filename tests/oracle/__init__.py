@@ -103,8 +103,17 @@ def segments(
     for udt in udts:
         fields = ", ".join(f"{quote_name(n)} {t}" for n, t in udt.fields)
         statements.append(f"-- {udt.keyspace}\nCREATE TYPE {udt.keyspace}.{udt.name} ({fields})\n")
-    statements += [f"-- {s.keyspace} {s.id}\n{s.create_statement()}\n" for s in schemas]
+    for schema in schemas:
+        statements.append(f"-- {schema.keyspace} {schema.id}\n{schema.create_statement()}\n")
+        for column in schema.dropped:
+            kind = "STATIC" if column.static else "REGULAR"
+            statements.append(f"--dropped {kind} {column.dropped_at} {column.name} {column.type}\n")
     with tempfile.NamedTemporaryFile("w", suffix=".cql") as file:
         file.write("".join(statements))
         file.flush()
         return run(mode, file.name, *paths)
+
+
+def accepted(paths: Iterable[str | Path]) -> list[list[int]]:
+    """Return for each segment the ends of the mutations that Cassandra takes from it when it starts."""
+    return [line["ends"] for line in run("commitlog-ends", *paths)]

@@ -187,7 +187,7 @@ class Segment:
         body = np.empty(length, np.uint8)
         fault = TornTail if is_last else CorruptFile
         try:
-            done = decompress(data, body) if length else 0
+            done = decompress(data, body)
         except (ValueError, zlib.error, cramjam.DecompressionError) as e:
             raise fault(self.path, logical, f"a compressed section: {e}") from None
         if done != length:
@@ -208,7 +208,7 @@ class Segment:
             raise TornTail(self.path, 0, "a segment's header was expected") from None
         checked = struct.pack(">iIIi", version, segment_id & 0xFFFFFFFF, segment_id >> 32 & 0xFFFFFFFF, length)
         if zlib.crc32(data[14:end], zlib.crc32(checked)) != crc:
-            raise CorruptFile(self.path, 0, "the segment's header does not have its CRC32")
+            raise (CorruptFile if crc else TornTail)(self.path, 0, "the segment's header does not have its CRC32")
         if (version, segment_id) != (self.version, self.id):
             raise CorruptFile(self.path, 0, f"the header is that of version {version}, segment {segment_id}")
         parameters = json.loads(data[14:end]) if length else {}
