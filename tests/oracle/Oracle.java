@@ -10,6 +10,7 @@ import java.util.UUID;
 
 import org.apache.cassandra.config.DatabaseDescriptor;
 import org.apache.cassandra.cql3.CQLFragmentParser;
+import org.apache.cassandra.cql3.ColumnIdentifier;
 import org.apache.cassandra.cql3.CqlParser;
 import org.apache.cassandra.cql3.statements.schema.CreateTableStatement;
 import org.apache.cassandra.cql3.statements.schema.CreateTypeStatement;
@@ -36,6 +37,8 @@ import org.apache.cassandra.io.sstable.Descriptor;
 import org.apache.cassandra.io.sstable.ISSTableScanner;
 import org.apache.cassandra.io.sstable.format.SSTableReader;
 import org.apache.cassandra.io.util.File;
+import org.apache.cassandra.schema.CQLTypeParser;
+import org.apache.cassandra.schema.ColumnMetadata;
 import org.apache.cassandra.schema.KeyspaceMetadata;
 import org.apache.cassandra.schema.KeyspaceParams;
 import org.apache.cassandra.schema.Schema;
@@ -79,6 +82,8 @@ public class Oracle
             scan(args[2], Integer.parseInt(args[3]));
         else if (args[0].equals("commitlog-scan"))
             scanCommitLog(args);
+        else if (args[0].equals("commitlog-ends"))
+            commitLogEnds(args);
         else
             commitLog(args);
         out.close();
@@ -261,6 +266,40 @@ public class Oracle
         }
     }
 
+    /** Arguments: segments. Prints which mutations (by the offsets of their ends) the database accepts when it starts. */
+    private static void commitLogEnds(String[] args) throws Exception
+    {
+        for (int i = 2; i < args.length; i++)
+        {
+            List<String> ends = new ArrayList<>();
+            CommitLogReadHandler handler = new CommitLogReadHandler()
+            {
+                public boolean shouldSkipSegmentOnError(CommitLogReadException exception)
+                {
+                    return true;
+                }
+
+                public void handleUnrecoverableError(CommitLogReadException exception)
+                {
+                }
+
+                public void handleMutation(Mutation mutation, int size, int entryLocation, CommitLogDescriptor descriptor)
+                {
+                    ends.add("" + entryLocation);
+                }
+            };
+            try
+            {
+                new CommitLogReader().readCommitLogSegment(handler, new File(args[i]), CommitLogReader.ALL_MUTATIONS, true);
+            }
+            catch (com.github.luben.zstd.ZstdException e)
+            {
+                // A node that starts does not expect this of a section that was cut off, either; nothing follows it.
+            }
+            out.println("{\"ends\":[" + String.join(",", ends) + "]}");
+        }
+    }
+
     /** As `commitlog`, but looks at every cell without printing; four passes, with the CPU seconds of the process. */
     private static void scanCommitLog(String[] args) throws Exception
     {
@@ -310,10 +349,18 @@ public class Oracle
             }
             Types built = types.containsKey(words[0]) ? types.get(words[0]).build() : Types.none();
             Schema.instance.transform(SchemaTransformations.addKeyspace(KeyspaceMetadata.create(words[0], KeyspaceParams.simple(1), Tables.none()), true));
-            TableMetadata table = CQLFragmentParser.parseAny(CqlParser::createTableStatement, cql, "CREATE TABLE")
-                                                   .keyspace(words[0]).prepare(null).builder(built)
-                                                   .id(TableId.fromUUID(UUID.fromString(words[1]))).build();
-            Schema.instance.transform(SchemaTransformations.addTable(table, true));
+            TableMetadata.Builder table = CQLFragmentParser.parseAny(CqlParser::createTableStatement, cql, "CREATE TABLE")
+                                                           .keyspace(words[0]).prepare(null).builder(built)
+                                                           .id(TableId.fromUUID(UUID.fromString(words[1])));
+            for (String line : cql.split("\n"))
+                if (line.startsWith("--dropped "))
+                {
+                    String[] dropped = line.split(" ", 5);
+                    ColumnIdentifier name = ColumnIdentifier.getInterned(dropped[3], true);
+                    ColumnMetadata.Kind kind = ColumnMetadata.Kind.valueOf(dropped[1]);
+                    table.recordColumnDrop(new ColumnMetadata(words[0], table.build().name, name, CQLTypeParser.parse(words[0], dropped[4], built), ColumnMetadata.NO_POSITION, kind, null), Long.parseLong(dropped[2]));
+                }
+            Schema.instance.transform(SchemaTransformations.addTable(table.build(), true));
         }
     }
 

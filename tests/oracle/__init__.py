@@ -101,7 +101,11 @@ def _statements(schemas: Iterable[TableSchema], udts: Iterable[Udt]) -> str:
     for udt in udts:
         fields = ", ".join(f"{quote_name(n)} {t}" for n, t in udt.fields)
         statements.append(f"-- {udt.keyspace}\nCREATE TYPE {udt.keyspace}.{udt.name} ({fields})\n")
-    statements += [f"-- {s.keyspace} {s.id}\n{s.create_statement()}\n" for s in schemas]
+    for schema in schemas:
+        statements.append(f"-- {schema.keyspace} {schema.id}\n{schema.create_statement()}\n")
+        for column in schema.dropped:
+            kind = "STATIC" if column.static else "REGULAR"
+            statements.append(f"--dropped {kind} {column.dropped_at} {column.name} {column.type}\n")
     return "".join(statements)
 
 
@@ -135,3 +139,8 @@ def craft(folder: Path) -> None:
 def vints(values: Iterable[int]) -> dict[int, bytes]:
     """Encode numbers as unsigned vints, by `VIntCoding`."""
     return {line["value"]: bytes.fromhex(line["bytes"]) for line in run("vints", *map(str, values))}
+
+
+def accepted(paths: Iterable[str | Path]) -> list[list[int]]:
+    """Return for each segment the ends of the mutations that Cassandra takes from it when it starts."""
+    return [line["ends"] for line in run("commitlog-ends", *paths)]

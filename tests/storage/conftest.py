@@ -16,6 +16,8 @@ from writetime.schema.types import quote_name
 from writetime.storage.files import Location
 
 WRITES = 60
+# How each node compresses its commit log.
+LOG_COMPRESSION = {"nb": None, "oa": [{"class_name": "LZ4Compressor"}], "da": [{"class_name": "ZstdCompressor"}]}
 
 
 @dataclass
@@ -58,8 +60,14 @@ def create_udts() -> list[str]:
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     version = request.param
     home: Path = tmp_path_factory.mktemp(version)
-    # Identifiers of both kinds, and hard links of what is flushed.
-    server = FormatServer(home, version, uuid_sstable_identifiers_enabled=version == "da", incremental_backups=True)
+    # Identifiers of both kinds, hard links of what is flushed, and a compression of the commit log each.
+    server = FormatServer(
+        home,
+        version,
+        uuid_sstable_identifiers_enabled=version == "da",
+        incremental_backups=True,
+        commitlog_compression=LOG_COMPRESSION[version],
+    )
     # Before `oa` no cell expires after 2038.
     seed = 3 * SEED + {"nb": 1, "oa": 2, "da": 3}[version]
     generator = Generator(seed, max_ttl=1_000_000) if version == "nb" else Generator(seed)

@@ -2,17 +2,26 @@
 
 import random
 import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from tests import oracle
 from tests.storage.conftest import Written
+from tests.storage.databases import cql_with_ids
 from tests.storage.expected import assert_same, without_origin
 from tests.storage.generate import KEYSPACE
+from writetime.schema.cql import parse_schemas
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
-from writetime.storage.errors import Missing, StorageError
+from writetime.storage.errors import CorruptFile, Missing, StorageError, TornTail
 from writetime.storage.segment import Segment, find_segments
 
 Read = dict[str, list[pa.RecordBatch]]
@@ -55,36 +64,74 @@ def test_reading_goes_on_where_it_stopped(written: Written) -> None:
     for _ in range(3):
         cut = chooser.randrange(index.offset)
         report = SegmentReport()
-        first: Read = {}
-        try:
-            first = read(reader, segment, until=cut, report=report)
-        except StorageError:
-            # An offset within a mutation is none that `_cdc.idx` would give: go back to the last that was read.
-            first = read(reader, segment, until=report.position)
+        first = read(reader, segment, until=cut, report=report)
         rest = read(reader, segment, start=report.position)
         names = {*first, *rest}
         same(written, {n: first.get(n, []) + rest.get(n, []) for n in names}, whole)
 
 
-def test_a_tail_that_was_not_finished(written: Written, tmp_path: Path) -> None:
-    segment = segment_of(written, tmp_path)
-    path = Path(segment.path)
-    sound = path.read_bytes()
-    schemas = generated(written)
-    tolerant = CommitLogReader(schemas, on_unknown_table="skip", torn_tail="stop")
-    whole = read(tolerant, segment)
-    chooser = random.Random(5)
-    end = len(sound.rstrip(b"\0"))
-    for _ in range(15):
-        path.write_bytes(sound[: chooser.randrange(end)])
+def cut(segment: Segment, folder: Path, *, size: int, zeros: int = 0) -> Segment:
+    """Copy the first bytes of a segment, and some zeros after them, as a file system may leave them."""
+    folder.mkdir()
+    path = folder / segment.name
+    path.write_bytes(Path(segment.path).read_bytes()[:size] + bytes(zeros))
+    (found,) = find_segments(str(path))
+    return found
+
+
+def test_a_tail_cut_off_at_every_byte(written: Written, tmp_path: Path) -> None:
+    """Our reader takes as many mutations as Cassandra does when it starts, whichever byte is the last one."""
+    segment = segment_of(written)
+    cuts = [cut(segment, tmp_path / f"{n}", size=n) for n in range(1000)]
+    cuts += [cut(segment, tmp_path / f"{n}-zeros", size=n, zeros=4096) for n in range(1000)]
+    wanted = oracle.accepted([s.path for s in cuts])
+    # Without a table to read, mutations are only checked and counted.
+    tolerant = CommitLogReader(written.all_schemas, [], torn_tail="stop")
+    strict = CommitLogReader(written.all_schemas, [])
+    reader = CommitLogReader(written.all_schemas, torn_tail="stop")
+    whole = read(reader, segment)
+    outcomes: Counter[str] = Counter()
+    seen = 0
+    for each, ends in zip(cuts, wanted, strict=True):
+        report = SegmentReport()
+        with suppress(CorruptFile):
+            read(tolerant, each, report=report)
+        assert report.mutations == len(ends)
+        assert not ends or report.position == ends[-1]
+        outcome, torn_at = "an end", None
         try:
-            found = read(tolerant, segment)
-        except StorageError:
-            continue
-        for schema in schemas:
-            part = without_origin(found.get(schema.name, []), schema)
-            assert_same(part, without_origin(whole.get(schema.name, []), schema).slice(0, part.num_rows))
-    path.write_bytes(sound)
+            read(strict, each)
+        except TornTail as e:
+            outcome, torn_at = "torn", e.offset
+        except CorruptFile:
+            # Of a checksum a part is there.
+            outcome = "corrupt"
+        outcomes[outcome] += 1
+        assert report.torn_at == torn_at
+        if len(ends) != seen:
+            seen = len(ends)
+            found = read(reader, each)
+            for schema in written.all_schemas:
+                part = without_origin(found.get(schema.name, []), schema)
+                assert_same(part, without_origin(whole.get(schema.name, []), schema).slice(0, part.num_rows))
+    print(outcomes, seen)
+    assert seen > 3
+    # Only between two sections does a cut look like an end.
+    assert outcomes["an end"] + outcomes["corrupt"] < 200
+
+
+def test_a_complete_segment_that_is_cut_off(written: Written, tmp_path: Path) -> None:
+    """What `_cdc.idx` promises is there, or the reader raises: also between two sections."""
+    segment = segment_of(written)
+    index = Path(segment.path.replace(".log", "_cdc.idx"))
+    reader = CommitLogReader(generated(written), on_unknown_table="skip", torn_tail="stop")
+    ends = [s.offset + len(s.data) for s in segment.sections()]
+    end = len(Path(segment.path).read_bytes().rstrip(b"\0"))
+    for i, size in enumerate([0, 100, *random.Random(5).sample(range(end), 20), *ends[:20]]):
+        short = cut(segment, tmp_path / str(i), size=min(size, end - 1))
+        shutil.copy(index, Path(short.path).parent)
+        with pytest.raises(StorageError):
+            read(reader, short)
 
 
 def test_a_flipped_bit_raises(written: Written, tmp_path: Path) -> None:
@@ -104,6 +151,76 @@ def test_a_flipped_bit_raises(written: Written, tmp_path: Path) -> None:
             read(reader, segment)
     path.write_bytes(sound)
     same(written, read(reader, segment), whole)
+
+
+FUZZ = """
+import sys
+sys.path[:0] = {paths!r}
+from tests.storage.test_commitlog import read_broken_mutations
+read_broken_mutations({segment!r}, {cql!r}, {folder!r}, {count})
+"""
+
+
+def one_section(segment: Segment, mutations: list[bytes]) -> bytes:
+    """Make a plain segment of one section with these mutations, with right checksums."""
+    header = struct.pack(">iqH", segment.version, segment.id, 2) + b"{}"
+    low, high = segment.id & 0xFFFFFFFF, segment.id >> 32
+    header += struct.pack(">I", zlib.crc32(b"{}", zlib.crc32(struct.pack(">iIIi", segment.version, low, high, 2))))
+    framed = b""
+    for mutation in mutations:
+        size = struct.pack(">i", len(mutation))
+        crc = zlib.crc32(size)
+        framed += size + struct.pack(">I", crc) + mutation + struct.pack(">I", zlib.crc32(mutation, crc))
+    marker = struct.pack(">I", zlib.crc32(struct.pack(">IIi", low, high, len(header))))
+    return header + struct.pack(">i", len(header) + 8 + len(framed)) + marker + framed
+
+
+def read_broken_mutations(path: str, cql: str, folder: str, count: int) -> None:
+    """Read mutations with random bytes changed, with right checksums, so that the kernel has to cope with them."""
+    (segment,) = find_segments(path)
+    sound = []
+    for section in segment.sections():
+        data, p = section.data.tobytes(), 0
+        while p < len(data):
+            (size,) = struct.unpack_from(">i", data, p)
+            sound.append(data[p + 8 : p + 8 + size])
+            p += size + 12
+    schemas = parse_schemas(cql)
+    ids = [s.id.bytes for s in schemas if s.id]
+    sound = [mutation for mutation in sound if any(i in mutation for i in ids)]
+    target = Path(folder) / segment.name
+    target.write_bytes(one_section(segment, sound))
+    (plain,) = find_segments(str(target))
+    reader = CommitLogReader(schemas, on_unknown_table="skip")
+    report = SegmentReport()
+    read(reader, plain, report=report)
+    assert report.mutations == len(sound) > 100
+    chooser = random.Random(1)
+    outcomes: Counter[str] = Counter()
+    for _ in range(count):
+        broken = bytearray(chooser.choice(sound))
+        for _ in range(chooser.choice([1, 1, 2, 8])):
+            broken[chooser.randrange(len(broken))] = chooser.choice([0, 1, 0x7F, 0x80, 0xFF, chooser.randrange(256)])
+        if chooser.random() < 0.2:
+            del broken[chooser.randrange(10, len(broken)) :]
+        target.write_bytes(one_section(segment, [bytes(broken)]))
+        try:
+            read(reader, plain)
+            outcomes["read"] += 1
+        except StorageError:
+            outcomes["refused"] += 1
+    print(dict(outcomes))
+
+
+def test_broken_mutations_with_right_checksums(written: Written, tmp_path: Path) -> None:
+    """In a process of its own, as what goes wrong in the kernel may end it."""
+    cql = cql_with_ids(generated(written))
+    paths = [str(Path(__file__).parents[2]), *[p for p in sys.path if p]]
+    script = FUZZ.format(paths=paths, segment=segment_of(written).path, cql=cql, folder=str(tmp_path), count=3000)
+    command = [sys.executable, "-c", script]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    print(answer.stdout)
 
 
 def test_an_unknown_table_is_refused_or_counted(written: Written) -> None:

@@ -8,15 +8,15 @@ Options: `schema` (CQL text, or a file with it, of all tables that the node writ
 one to read, as keyspace.table), `fields`, `node`, `on_unknown_table` (`fail`, `skip`), `torn_tail` (`fail`, `stop`),
 `segments_per_batch` (of a stream; all that there is by default). What was skipped is logged.
 
-A stream's offset is the segment that was read last and how far. Segments are never deleted here. One that is gone
-before
-it was read is an error: its changes are lost to this stream, and no gap stays silent.
+A stream follows the segments that have a `_cdc.idx`, as those in a node's `cdc_raw` do from their first synced change
+on; a batch reads the others too. Segments are never deleted here. One that is gone before it was read as a whole is an
+error: its changes are lost to this stream, and no gap stays silent.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -28,7 +28,7 @@ from writetime.schema.table import TableSchema
 from writetime.sources.schemas import option_fields, option_schemas, spark_schema
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.errors import Missing
-from writetime.storage.segment import Segment, find_segments
+from writetime.storage.segment import END, Segment, find_segments, trusted
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,17 @@ log = logging.getLogger(__name__)
 class Part(InputPartition):
     """A segment from one offset to another."""
 
-    path: str
+    segment: Segment
     start: int
-    until: int | None
+    until: int
+
+
+class Offset(TypedDict):
+    """How far a stream is: up to a position in a segment, None for its end; `since` are those passed on the way."""
+
+    segment: int
+    position: int | None
+    since: list[int]
 
 
 class CommitLogSource(DataSource):
@@ -99,15 +107,15 @@ class _Settings:
             on_unknown_table=cast(Any, self.options.get("on_unknown_table", "fail")),
             torn_tail=cast(Any, self.options.get("torn_tail", "fail")),
         )
-        (segment,) = find_segments(part.path)
         report = SegmentReport()
         node = self.options.get("node")
-        for _, batch in reader.read(segment, start=part.start, until=part.until, report=report, node=node):
+        for _, batch in reader.read(part.segment, start=part.start, until=part.until, report=report, node=node):
             yield batch
+        path = part.segment.path
         for table, count in report.unknown_tables.items():
-            log.warning("%s: %d mutations not read from the write to unknown table %s on", part.path, count, table)
+            log.warning("%s: %d mutations not read from the write to unknown table %s on", path, count, table)
         if report.torn_at is not None:
-            log.warning("%s ends at offset %d in a mutation that was not finished", part.path, report.torn_at)
+            log.warning("%s ends at offset %d in what was not finished", path, report.torn_at)
 
 
 class CommitLogBatchReader(DataSourceReader):
@@ -118,7 +126,8 @@ class CommitLogBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the segments."""
-        return [Part(segment.path, 0, None) for segment in self._settings.segments()]
+        found = trusted(self._settings.segments())
+        return [Part(segment, 0, END if until is None else until) for segment, until in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one segment."""
@@ -126,66 +135,79 @@ class CommitLogBatchReader(DataSourceReader):
 
 
 class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the segments of a folder; an offset is `{"segment": id, "position": p}`, all before which was read."""
+    """Follows the segments of a folder, by the offsets of `Offset`."""
 
     def __init__(self, settings: _Settings) -> None:
         self._settings = settings
+        self._available: list[tuple[Segment, int]] | None = None
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> Offset:
         """Start with the oldest segment."""
-        return {"segment": 0, "position": 0}
+        return {"segment": 0, "position": None, "since": []}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Read what the option `segments_per_batch` allows."""
         most = self._settings.options.get("segments_per_batch")
         return ReadAllAvailable() if most is None else ReadMaxFiles(int(most))
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Return how far may be read: to the trusted offset of the newest segment, or of the last within the limit."""
-        ahead = [s for s in self._settings.segments() if s.id >= start["segment"]]
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Keep what may be read now, as a node that goes on writing would keep such a run from ending."""
+        self._available = self._trusted()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Return how far may be read: to the trusted offset of the newest segment, or of the last within the limit.
+
+        Raises:
+            Missing: the segment that the stream is in is gone before its end was read.
+        """
+        self._unread(start)
+        found = self._available if self._available is not None else self._trusted()
+        unfinished = start["position"] is not None
+        ahead = [s for s in found if s[0].id > start["segment"] or (s[0].id == start["segment"] and unfinished)]
         if isinstance(limit, ReadMaxFiles):
             ahead = ahead[: limit.max_files]
         if not ahead:
             return start
-        last = ahead[-1]
-        position = _trusted(last)
-        if last.id == start["segment"]:
-            position = max(position, start["position"])
-        return {"segment": last.id, "position": position}
+        last, until = ahead[-1]
+        # A node that writes `_cdc.idx` anew may leave it empty for a moment.
+        if last.id == start["segment"] and until <= (start["position"] or 0):
+            return start
+        since = [segment.id for segment, _ in ahead[:-1] if segment.id != start["segment"]]
+        return {"segment": last.id, "position": None if until == END else until, "since": since}
 
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Nothing to prepare: offsets are taken from the folder as it is."""
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Return the parts of the segments between two offsets.
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """Return the parts of the segments between two offsets."""
+        Raises:
+            Missing: a segment is gone before it was read.
+        """
         parts: list[InputPartition] = []
-        segments = {s.id: s for s in self._settings.segments()}
-        for offset in (start, end):
-            unread = offset is end or offset["position"] < _end_of(segments, offset["segment"])
-            if offset["segment"] and offset["segment"] not in segments and unread:
-                raise Missing(
-                    f"segment {offset['segment']} of {self._settings.options['path']} is gone before it was read"
-                )
-        for segment in segments.values():
-            if start["segment"] <= segment.id <= end["segment"]:
-                first = start["position"] if segment.id == start["segment"] else 0
-                until = end["position"] if segment.id == end["segment"] else None
-                if until is None or first < until:
-                    parts.append(Part(segment.path, first, until))
+        position = END if end["position"] is None else end["position"]
+        same = start["segment"] == end["segment"]
+        if (segment := self._unread(start)) is not None:
+            parts.append(Part(segment, start["position"] or 0, position if same else END))
+        parts += [Part(self._segment(i), 0, END) for i in end["since"]]
+        if not same:
+            parts.append(Part(self._segment(end["segment"]), 0, position))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""
         return self._settings.read(cast(Part, partition))
 
+    def _trusted(self) -> list[tuple[Segment, int]]:
+        return [(s, until) for s, until in trusted(self._settings.segments()) if until is not None]
 
-def _trusted(segment: Segment) -> int:
-    """The offset up to which a segment may be read: what `_cdc.idx` says, else the end of its last section."""
-    index = segment.cdc_index()
-    if index is not None:
-        return index.offset
-    return max((section.offset + len(section.data) for section in segment.sections()), default=0)
+    def _unread(self, start: Offset) -> Segment | None:
+        """Return the segment that an offset is in, if not at its end."""
+        return None if start["position"] is None else self._segment(start["segment"])
 
-
-def _end_of(segments: dict[int, Segment], segment_id: int) -> int:
-    return _trusted(segments[segment_id]) if segment_id in segments else 0
+    def _segment(self, segment_id: int) -> Segment:
+        folder = self._settings.options["path"]
+        for segment in self._settings.segments():
+            if segment.id == segment_id:
+                return segment
+        raise Missing(
+            f"segment {segment_id} (CommitLog-*-{segment_id}.log) of {folder} is gone before this stream read all of "
+            "it: put it back, or start anew with another checkpoint and read the tables' SSTables for what is lost"
+        )

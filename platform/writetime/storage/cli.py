@@ -21,7 +21,7 @@ from writetime.schema.types import is_complex
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.files import find_sstables
 from writetime.storage.infer import infer_schema
-from writetime.storage.segment import find_segments
+from writetime.storage.segment import find_segments, trusted
 from writetime.storage.sstable import OnCorrupt, Report, SSTable
 
 # pyarrow makes these functions as it is loaded, so a type checker does not know them.
@@ -93,13 +93,11 @@ def commitlog(
     report = SegmentReport()
 
     def batches() -> Batches:
-        for segment in find_segments(path):
+        for segment, until in trusted(find_segments(path)):
             report.position, report.torn_at = 0, None
-            yield from reader.read(segment, report=report)
+            yield from reader.read(segment, until=until, report=report)
             if report.torn_at is not None:
-                click.echo(
-                    f"{segment.path} ends at offset {report.torn_at} in a mutation that was not finished", err=True
-                )
+                click.echo(f"{segment.path} ends at offset {report.torn_at} in what was not finished", err=True)
 
     _write(batches(), chosen, wanted, output, stats=stats)
     for table, count in report.unknown_tables.items():

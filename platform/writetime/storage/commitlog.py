@@ -14,9 +14,9 @@ from writetime.schema.table import SchemaError, TableSchema
 from writetime.storage import frames
 from writetime.storage import layout as L
 from writetime.storage.batch import BatchMaker, Origin
-from writetime.storage.errors import CorruptFile
+from writetime.storage.errors import CorruptFile, TornTail
 from writetime.storage.plan import Buffers, Plan
-from writetime.storage.segment import Section, Segment
+from writetime.storage.segment import END, Segment, Stretch, stretches
 from writetime.storage.walk_mutations import walk_mutations
 
 # Bytes of mutations that are turned into one batch a table, at least; a larger mutation makes a larger batch.
@@ -83,6 +83,7 @@ class CommitLogReader:
         most = max((len(plan.columns) for plan in self._plans), default=0)
         self._header = np.zeros(2 * most + 1, np.int64)
         self._present = np.zeros(most + 1, np.uint8)
+        self._mutations = np.empty((_MUTATIONS, 2), np.int64)
         self._buffers = self._allocate(WINDOW)
 
     def _allocate(self, capacity: int) -> Buffers:
@@ -109,7 +110,8 @@ class CommitLogReader:
     ) -> Iterator[tuple[TableSchema, pa.RecordBatch]]:
         """Read the changes of the mutations that end after offset `start` and not after `until`, by batch and table.
 
-        `until` is by default what `_cdc.idx` trusts. After a batch was taken, `report.position` is where to go on.
+        `until` is by default what `_cdc.idx` trusts, and all of a segment without one; see `segment.trusted` for the
+        segments of a folder. After a batch was taken, `report.position` is where to go on.
 
         Raises:
             Missing: the segment is not there (any more).
@@ -120,49 +122,51 @@ class CommitLogReader:
         report.position = max(report.position, start)
         index = segment.cdc_index()
         complete = index is not None and index.completed
-        if until is None and index is not None:
-            until = index.offset
+        if until is None:
+            until = END if index is None or complete else index.offset
         origin = Origin("commitlog", segment.path, datetime.now(UTC), node)
-        for section in segment.sections(until):
-            if section.offset + len(section.data) <= start:
-                continue
-            limit = len(section.data) if until is None else min(until - section.offset, len(section.data))
-            trusted = complete or until is not None
-            yield from self._section(segment, section, start, limit, origin, report=report, trusted=trusted)
-            if report.torn_at is not None:
-                return
+        try:
+            for stretch in stretches(segment.sections(start, until)):
+                yield from self._stretch(segment, stretch, (start, until), origin, report)
+        except TornTail as e:
+            if self._torn_tail == "fail" or complete or until < END:
+                raise
+            report.torn_at = e.offset
+            return
+        if until == END and complete and segment.size() != index.offset:
+            until = index.offset
+        if report.position < until < END:
+            raise CorruptFile(segment.path, report.position, f"the segment ends, but {until} was to be reached")
 
-    def _section(
-        self,
-        segment: Segment,
-        section: Section,
-        start: int,
-        limit: int,
-        origin: Origin,
-        *,
-        report: SegmentReport,
-        trusted: bool,
+    def _stretch(
+        self, segment: Segment, stretch: Stretch, bounds: tuple[int, int], origin: Origin, report: SegmentReport
     ) -> Iterator[tuple[TableSchema, pa.RecordBatch]]:
-        mutations = np.empty((_MUTATIONS, 2), np.int64)
-        address = section.data.ctypes.data
-        at, reason = 0, frames.END
-        while reason == frames.END and at < limit:
-            count, after, reason = frames.read_frames(address, at, limit, mutations)
-            found = mutations[:count]
-            found = found[found[:, 1] + 4 + section.offset > start]
-            yield from self._walk(segment, section, found, origin, report)
-            if after == at:
-                break
-            at = after
-            report.position = max(report.position, section.offset + at)
-        if reason in frames.MESSAGES:
-            if self._torn_tail == "stop" and section.is_last and not trusted:
-                report.torn_at = section.offset + at
-            else:
-                raise CorruptFile(segment.path, section.offset + at, f"found {frames.MESSAGES[reason]}")
+        address = stretch.data.ctypes.data
+        count = 0
+        for begin, end in stretch.sections:
+            at, reason = begin, frames.END
+            while True:
+                found, at, reason = frames.read_frames(address, at, end, self._mutations[count:])
+                count += found
+                if count < len(self._mutations):
+                    break
+                yield from self._walk(segment, stretch, self._between(stretch, count, bounds), origin, report)
+                count = 0
+            if reason != frames.END and stretch.offset + at < bounds[1]:
+                yield from self._walk(segment, stretch, self._between(stretch, count, bounds), origin, report)
+                fault = TornTail if stretch.is_last and end == len(stretch.data) else CorruptFile
+                raise fault(segment.path, stretch.offset + at, f"found {frames.MESSAGES[reason]}")
+        yield from self._walk(segment, stretch, self._between(stretch, count, bounds), origin, report)
+        report.position = max(report.position, min(stretch.offset + len(stretch.data), bounds[1]))
+
+    def _between(self, stretch: Stretch, count: int, bounds: tuple[int, int]) -> np.ndarray:
+        start, until = bounds
+        found = self._mutations[:count]
+        ends = found[:, 1] + 4 + stretch.offset
+        return found[(ends > start) & (ends <= until)]
 
     def _walk(
-        self, segment: Segment, section: Section, mutations: np.ndarray, origin: Origin, report: SegmentReport
+        self, segment: Segment, stretch: Stretch, mutations: np.ndarray, origin: Origin, report: SegmentReport
     ) -> Iterator[tuple[TableSchema, pa.RecordBatch]]:
         first = 0
         while first < len(mutations):
@@ -170,19 +174,19 @@ class CommitLogReader:
             if last == first:
                 self._buffers = self._allocate(int(mutations[first, 1] - mutations[first, 0]))
                 continue
-            self._run(segment, section, mutations[first:last], report)
+            self._run(segment, stretch, mutations[first:last], report)
             for i, maker in self._makers.items():
                 if self._buffers.tables[i, L.ROWS]:
                     yield self._plans[i].schema, maker.batch(self._buffers, i, origin)
-            report.position = max(report.position, section.offset + int(mutations[last - 1, 1]) + 4)
+            report.position = max(report.position, stretch.offset + int(mutations[last - 1, 1]) + 4)
             report.mutations += last - first
             first = last
 
-    def _run(self, segment: Segment, section: Section, mutations: np.ndarray, report: SegmentReport) -> None:
-        address = section.data.ctypes.data
+    def _run(self, segment: Segment, stretch: Stretch, mutations: np.ndarray, report: SegmentReport) -> None:
+        address = stretch.data.ctypes.data
         state = np.zeros(L.WALK_FIELDS, np.int64)
         state[L.START] = address
-        state[L.FILE_OFFSET] = section.offset
+        state[L.FILE_OFFSET] = stretch.offset
         state[L.UNSIGNED_DELETION_TIME] = segment.version >= 8
         state[L.OPEN_BYTES] = self._open_start.ctypes.data
         unread = np.zeros(len(mutations), np.int64)
@@ -191,13 +195,13 @@ class CommitLogReader:
             state, self._buffers.tables, self._buffers.columns, self._header, self._present, address, mutations, unread
         )
         if status != L.DONE:
-            at = section.offset + int(state[L.POSITION]) - address
+            at = stretch.offset + int(state[L.POSITION]) - address
             raise CorruptFile(segment.path, at, f"found {L.MESSAGES[status]}")
         for i in np.flatnonzero(unread):
             at = int(unread[i]) - address
-            table = UUID(bytes=section.data[at : at + 16].tobytes())
+            table = UUID(bytes=stretch.data[at : at + 16].tobytes())
             if self._on_unknown_table == "fail":
                 raise SchemaError(
-                    f"{segment.path}, offset {section.offset + at}: the schema of table {table} is not known"
+                    f"{segment.path}, offset {stretch.offset + at}: the schema of table {table} is not known"
                 )
             report.unknown_tables[table] += 1

@@ -18,6 +18,10 @@ class CorruptFile(StorageError):
         self.offset = offset
 
 
+class TornTail(CorruptFile):
+    """A file that ends in what was not finished, as a node that crashed, or still writes, leaves it."""
+
+
 class Unsupported(StorageError):
     """A sound file that uses what is not supported; the text names it."""
 

@@ -5,9 +5,10 @@ import numpy as np
 
 from writetime.storage.memory import compiled, load8, load32, load_int32
 
-# Why reading stopped: the section's end, a zero size (nothing was written from there on), a fault.
+# Why reading stopped: the section's end, or a fault.
 END, ZERO, TORN, BAD_SIZE, BAD_SIZE_CHECKSUM, BAD_CHECKSUM = range(6)
 MESSAGES = {
+    ZERO: "zeros instead of a mutation",
     TORN: "a mutation that ends beyond its section",
     BAD_SIZE: "a mutation of less than 10 bytes",
     BAD_SIZE_CHECKSUM: "the size of a mutation without its CRC32",

@@ -4,6 +4,10 @@
 the position of the next one and a CRC32 of the segment's id and its own position; of compressed segments each section
 holds its uncompressed length and one compressed block. Offsets are logical, as in Cassandra's own positions: those of
 the uncompressed data with its markers.
+
+`CommitLogSegment.writeCDCIndexFile`: `_cdc.idx` has the logical offset up to which a segment is synced; that of a
+segment which a restarted node replayed has the size of the file instead, which of a compressed one is no offset at all,
+but is always COMPLETED.
 """
 
 import json
@@ -11,21 +15,25 @@ import posixpath
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import cramjam
 import numpy as np
-from pyarrow import fs
+from pyarrow import NativeFile, fs
 
-from writetime.storage.compression import decompressor
-from writetime.storage.errors import CorruptFile, Missing, Unsupported
-from writetime.storage.files import read_file, resolve
+from writetime.storage.compression import Decompress, decompressor
+from writetime.storage.errors import CorruptFile, Missing, TornTail, Unsupported
+from writetime.storage.files import open_file, read_file, resolve
 
 _NAME = re.compile(r"CommitLog-(?P<version>\d+)-(?P<id>\d+)\.log$")
 # Versions: 6 is of 3.x, 7 of 4.x (and of 5.0 in its compatibility mode), 8 of 5.0.
 VERSIONS = (7, 8)
+# Where all of a segment may be read that was written.
+END = 1 << 62
 _MARKER = 8
+# Bytes that are read and joined at least, as the sections of a log that is synced with every write are tiny.
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -38,11 +46,42 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Sections that follow each other, as one array with gaps for their markers; `sections` are starts and ends in it.
+
+    `offset` is the logical one of the first byte; `is_last` tells whether the segment's last section is among them.
+    """
+
+    data: np.ndarray
+    offset: int
+    sections: list[tuple[int, int]]
+    is_last: bool
+
+
+@dataclass(frozen=True)
 class CdcIndex:
     """What `_cdc.idx` says: the offset up to which a segment may be read, and whether it is complete."""
 
     offset: int
     completed: bool
+
+
+class _Blocks:
+    """A file that is read forwards, by blocks of which the newest is kept."""
+
+    def __init__(self, file: NativeFile) -> None:
+        self.size = file.size()
+        self._file = file
+        self._start = 0
+        self._block = b""
+
+    def read(self, start: int, length: int) -> memoryview:
+        """Return bytes from an offset on; fewer where the file ends."""
+        if start < self._start or start + length > self._start + len(self._block):
+            self._block = self._file.read_at(max(length, _BLOCK), start)
+            self._start = start
+        first = start - self._start
+        return memoryview(self._block)[first : first + length]
 
 
 @dataclass(frozen=True)
@@ -58,6 +97,10 @@ class Segment:
     def name(self) -> str:
         """The file's name."""
         return posixpath.basename(self.path)
+
+    def size(self) -> int:
+        """Return the size of the file in bytes."""
+        return self.filesystem.get_file_info(self.path).size
 
     def cdc_index(self) -> CdcIndex | None:
         """Return what `_cdc.idx` beside the segment says; None if there is none, as outside of `cdc_raw`.
@@ -77,57 +120,95 @@ class Segment:
             raise CorruptFile(path, 0, "an offset, and maybe COMPLETED in a second line, was expected")
         return CdcIndex(int(lines[0]), completed=len(lines) == 2)
 
-    def sections(self, until: int | None = None) -> Iterator[Section]:
-        """Read the sections, in order, those only that start before the logical offset `until`.
+    def sections(self, start: int = 0, until: int = END) -> Iterator[Section]:
+        """Read the sections, in order, those only that end after `start` and begin before `until`, both logical.
+
+        A section is in memory as a whole, but no two of a mebibyte or more are.
 
         Raises:
             Missing: the segment is not there (any more).
+            TornTail: it ends in something that was not finished.
             CorruptFile: a marker or block is not what was written.
             Unsupported: the segment is encrypted, or compressed in an unknown way.
         """
-        data = read_file(self.filesystem, self.path)
-        position, compression = self._header(data)
-        decompress = decompressor(compression, self.path) if compression else None
-        logical = position
-        while position <= len(data) - _MARKER and (until is None or logical < until):
-            end, crc = struct.unpack_from(">iI", data, position)
-            if end == 0 and crc == 0:
-                return
-            marked = struct.pack(">IIi", self.id & 0xFFFFFFFF, self.id >> 32 & 0xFFFFFFFF, position)
-            if zlib.crc32(marked) != crc:
-                raise CorruptFile(self.path, position, "a sync marker without its CRC32")
-            start = position + _MARKER
-            if not start <= end <= len(data):
-                raise CorruptFile(self.path, position, f"a sync marker that points to {end}, outside of the file")
-            logical += _MARKER
-            is_last = data[end : end + _MARKER].strip(b"\0") == b""
-            if decompress is None:
-                body = np.frombuffer(data, np.uint8, end - start, start)
-            else:
-                if end - start < 4:
-                    raise CorruptFile(self.path, start, "a compressed section was expected")
-                body = np.empty(struct.unpack_from(">I", data, start)[0], np.uint8)
-                try:
-                    done = decompress(memoryview(data)[start + 4 : end], body) if len(body) else 0
-                except (ValueError, zlib.error, cramjam.DecompressionError) as e:
-                    raise CorruptFile(self.path, start, f"a compressed section: {e}") from None
-                if done != len(body):
-                    raise CorruptFile(self.path, start, f"a section of {len(body)} bytes has {done}")
-            yield Section(body, logical, is_last)
-            logical += len(body)
-            position = end
-
-    def _header(self, data: bytes) -> tuple[int, str | None]:
-        """Return the size of the header and the class of the compressor."""
         try:
-            version, segment_id, length = struct.unpack_from(">iqH", data)
+            opened = open_file(self.filesystem, self.path)
+        except Missing:
+            raise Missing(
+                f"{self.path} does not exist (any more), and its changes with it: put it back, or read the tables' "
+                "SSTables instead"
+            ) from None
+        with opened:
+            file = _Blocks(opened)
+            position, compression = self._header(file)
+            decompress = decompressor(compression, self.path) if compression else None
+            logical = position
+            while logical < until and (end := self._next(file, position, logical)) is not None:
+                logical += _MARKER
+                begin = position + _MARKER
+                length = end - begin
+                if decompress is not None:
+                    begin += 4
+                    length = int.from_bytes(file.read(begin - 4, 4), "big", signed=True)
+                    if begin > end or length < 0:
+                        raise CorruptFile(self.path, logical, "a compressed section was expected")
+                if logical + length > start:
+                    after = file.read(begin, end - begin + _MARKER)
+                    data, marker = after[: end - begin], after[end - begin :]
+                    is_last = not any(marker) or len(marker) < _MARKER
+                    body = np.frombuffer(data, np.uint8)
+                    if decompress is not None:
+                        body = self._decompressed(decompress, data, length, logical, is_last=is_last)
+                    yield Section(body, logical, is_last)
+                logical += length
+                position = end
+
+    def _next(self, file: _Blocks, position: int, logical: int) -> int | None:
+        """Return where the section after the marker at `position` ends; None where nothing was written."""
+        marker = file.read(position, _MARKER)
+        if not any(marker):
+            return None
+        if len(marker) < _MARKER:
+            raise TornTail(self.path, logical, "the file ends inside of a sync marker")
+        end, crc = struct.unpack(">iI", marker)
+        marked = struct.pack(">IIi", self.id & 0xFFFFFFFF, self.id >> 32 & 0xFFFFFFFF, position)
+        if zlib.crc32(marked) != crc:
+            # The node writes a marker's position first, and then its CRC32.
+            raise (CorruptFile if crc else TornTail)(self.path, logical, "a sync marker without its CRC32")
+        if end > file.size:
+            raise TornTail(self.path, logical, f"a sync marker that points to {end}, beyond the file's end")
+        if end < position + _MARKER:
+            raise CorruptFile(self.path, logical, f"a sync marker that points back to {end}")
+        return end
+
+    def _decompressed(
+        self, decompress: Decompress, data: memoryview, length: int, logical: int, *, is_last: bool
+    ) -> np.ndarray:
+        body = np.empty(length, np.uint8)
+        fault = TornTail if is_last else CorruptFile
+        try:
+            done = decompress(data, body)
+        except (ValueError, zlib.error, cramjam.DecompressionError) as e:
+            raise fault(self.path, logical, f"a compressed section: {e}") from None
+        if done != length:
+            raise fault(self.path, logical, f"a section of {length} bytes has {done}")
+        return body
+
+    def _header(self, file: _Blocks) -> tuple[int, str | None]:
+        """Return the size of the header and the class of the compressor."""
+        data = bytes(file.read(0, 14))
+        if not any(data):
+            raise TornTail(self.path, 0, "a segment's header was expected")
+        try:
+            version, segment_id, length = struct.unpack(">iqH", data)
+            data = bytes(file.read(0, 18 + length))
             end = 14 + length
             crc = struct.unpack_from(">I", data, end)[0]
         except struct.error:
-            raise CorruptFile(self.path, 0, "a segment's header was expected") from None
+            raise TornTail(self.path, 0, "a segment's header was expected") from None
         checked = struct.pack(">iIIi", version, segment_id & 0xFFFFFFFF, segment_id >> 32 & 0xFFFFFFFF, length)
         if zlib.crc32(data[14:end], zlib.crc32(checked)) != crc:
-            raise CorruptFile(self.path, 0, "the segment's header does not have its CRC32")
+            raise (CorruptFile if crc else TornTail)(self.path, 0, "the segment's header does not have its CRC32")
         if (version, segment_id) != (self.version, self.id):
             raise CorruptFile(self.path, 0, f"the header is that of version {version}, segment {segment_id}")
         parameters = json.loads(data[14:end]) if length else {}
@@ -159,3 +240,44 @@ def find_segments(path: str) -> list[Segment]:
             raise Unsupported(f"{each}: commit log version {match['version']} is not supported; {VERSIONS} are")
         segments.append(Segment(filesystem, each, int(match["version"]), int(match["id"])))
     return sorted(segments, key=lambda s: s.id)
+
+
+def trusted(segments: Sequence[Segment]) -> list[tuple[Segment, int | None]]:
+    """Return with each segment of a node the offset up to which it may be read; None if it has no `_cdc.idx`.
+
+    The offset is `END` if the segment is complete. It also is if a later one has changes: nothing is added to it any
+    more, and a node that crashed may have left more in it than `_cdc.idx` says, which it reads itself when it starts.
+    """
+    found = [(segment, segment.cdc_index()) for segment in segments]
+    newest = max((segment.id for segment, index in found if index is not None), default=0)
+    return [
+        (s, None if index is None else END if index.completed or s.id < newest else index.offset) for s, index in found
+    ]
+
+
+def stretches(sections: Iterable[Section]) -> Iterator[Stretch]:
+    """Join sections, which follow each other, to stretches of a mebibyte at least; what is left before an error too."""
+    waiting: list[Section] = []
+    try:
+        for section in sections:
+            waiting.append(section)
+            if section.offset + len(section.data) - waiting[0].offset >= _BLOCK:
+                yield _join(waiting)
+                waiting = []
+    except CorruptFile:
+        if waiting:
+            yield _join(waiting)
+        raise
+    if waiting:
+        yield _join(waiting)
+
+
+def _join(sections: list[Section]) -> Stretch:
+    first, last = sections[0], sections[-1]
+    ranges = [(s.offset - first.offset, s.offset - first.offset + len(s.data)) for s in sections]
+    data = first.data
+    if len(sections) > 1:
+        data = np.empty(ranges[-1][1], np.uint8)
+        for section, (start, end) in zip(sections, ranges, strict=True):
+            data[start:end] = section.data
+    return Stretch(data, first.offset, ranges, last.is_last)
