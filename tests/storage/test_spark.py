@@ -1,9 +1,6 @@
 """The data sources in Spark, and the commands in the shell: the same changes as read directly."""
 
-import os
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -29,16 +26,11 @@ from writetime.storage.sstable import SSTable
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")  # type: ignore[attr-defined]
-    for name in ("spark.driver.host", "spark.driver.bindAddress"):
-        builder = builder.config(name, "127.0.0.1")
-    session = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
-    session.dataSource.register(SSTableSource)
-    session.dataSource.register(CommitLogSource)
-    yield session
-    session.stop()
+def spark(spark: SparkSession) -> SparkSession:
+    """The session of all tests, with the data sources made known to it."""
+    spark.dataSource.register(SSTableSource)
+    spark.dataSource.register(CommitLogSource)
+    return spark
 
 
 def test_sstables_in_spark(spark: SparkSession, written: Written) -> None:
