@@ -51,7 +51,7 @@ def main(rows: int, writes: int, passes: int) -> None:
             for comparison in segments.compare(scratch, server, found, passes):
                 show(comparison)
             scans.serve(server, location)
-            for comparison in scans.compare(server, location, 2):
+            for comparison in scans.compare(server, location, passes):
                 show(comparison)
         finally:
             server.stop()

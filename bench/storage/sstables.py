@@ -11,7 +11,6 @@ from pathlib import Path
 from bench.storage.measure import Comparison, best, child, here, printed, python
 from tests import oracle
 from writetime.storage.files import Location, find_sstables
-from writetime.storage.infer import infer_schema
 from writetime.storage.sstable import SSTable
 
 _DUMP = "org.apache.cassandra.tools.SSTableExport"
@@ -28,12 +27,7 @@ def write(folder: Path, rows: int) -> Location:
 def compare(scratch: Path, location: Location, rows: int, passes: int) -> list[Comparison]:
     """Compare the readers on one file; the first pass of each, and its best one."""
     data = location.path("Data.db")
-    schema = infer_schema([location])
-
-    def scan() -> int:
-        return sum(batch.num_rows for batch in SSTable(location, schema).scan())
-
-    ours = here(scan, passes)
+    ours = here(_scan, data, passes=passes)
     theirs = printed(oracle.run("scan", data, str(passes)))
     one = write(scratch / "one" / "bench" / "events", 16).path("Data.db")
     start = child(oracle.java_command(_DUMP, "-l", one), 16)
@@ -49,6 +43,11 @@ def compare(scratch: Path, location: Location, rows: int, passes: int) -> list[C
         Comparison("SSTable to Arrow, whole process", own, "sstabledump -l, whole process", dump),
         Comparison("start of a process, 16 rows", own_start, "sstabledump -l, 16 rows", start),
     ]
+
+
+def _scan(data: str) -> int:
+    (location,) = find_sstables(data)
+    return sum(batch.num_rows for batch in SSTable(location).scan())
 
 
 def memory(scratch: Path, rows: int) -> list[tuple[int, int, int, int]]:

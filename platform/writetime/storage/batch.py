@@ -31,6 +31,8 @@ from writetime.storage.errors import CorruptFile
 from writetime.storage.plan import Buffers, Line, Plan
 from writetime.storage.repeat import repeat_values
 
+# Offsets of texts and bytes have 32 bits.
+_MAX_BYTES = (1 << 31) - 1
 _KIND_ROW = Constant(KINDS[0], pa.string())
 _NO_END = Constant(None, pa.binary())
 _NO_MARKER = Constant(None, MARKER)
@@ -66,8 +68,10 @@ def _repeated(array: pa.Array, counts: np.ndarray) -> pa.Array:
     _, offsets, content = array.buffers()
     rows = int(counts.sum())
     lengths = np.diff(np.frombuffer(offsets, np.int32, len(array) + 1))
-    ends = pa.allocate_buffer(4 * rows + 4)
-    values = pa.allocate_buffer(int(np.dot(lengths.astype(np.int64), counts)))
+    room = int(np.dot(lengths.astype(np.int64), counts))
+    if room > _MAX_BYTES:
+        raise BadValue(f"{room} bytes of keys in one batch, of {_MAX_BYTES} that Arrow can hold: use a smaller window")
+    ends, values = pa.allocate_buffer(4 * rows + 4), pa.allocate_buffer(room)
     np.frombuffer(ends, np.int32, 1)[0] = 0
     repeat_values(counts.ctypes.data, offsets.address, content.address, len(array), ends.address + 4, values.address)
     return pa.Array.from_buffers(array.type, rows, [None, ends, values])

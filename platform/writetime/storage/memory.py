@@ -12,7 +12,7 @@ import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.core.typing.templates import AbstractTemplate, builtin_registry, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from writetime.storage.layout import COLUMN_FIELDS, TABLE_FIELDS
@@ -148,20 +148,23 @@ class Numbers(types.Type):
         return types.UniTuple(types.int64, 2) if self.width else types.int64
 
 
+_registry: Any = builtin_registry
+
+
 @register_model(Numbers)
 class _NumbersModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Numbers) -> None:
         super().__init__(manager, kind, ir.IntType(64).as_pointer())
 
 
-@infer_global(operator.getitem)
+@_registry.register_global(operator.getitem)
 class _TypeOfGet(AbstractTemplate):
     def generic(self, args: Any, kws: Any) -> Any:
         del kws
         return signature(types.int64, args[0], args[0].index) if isinstance(args[0], Numbers) else None
 
 
-@infer_global(operator.setitem)
+@_registry.register_global(operator.setitem)
 class _TypeOfSet(AbstractTemplate):
     def generic(self, args: Any, kws: Any) -> Any:
         del kws

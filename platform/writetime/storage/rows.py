@@ -215,7 +215,6 @@ def begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
     store32(T[t, KEY_OFFSETS] + 4 * (i + 1), T[t, KEY_USED])
     store64(T[t, TOKENS] + 8 * i, W[CURRENT_TOKEN])
     store32(T[t, FIRST_ROW] + 4 * i, T[t, ROWS])
-    T[t, PARTITIONS] = i + 1
     p = key
     end = key + length
     for j in range(T[t, KEYS]):
@@ -241,7 +240,11 @@ def begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
             if C[c, OFFSETS] != 0:
                 store32(C[c, OFFSETS] + 4 * (i + 1), C[c, USED])
         p += part + (1 if T[t, KEYS] > 1 else 0)
-    return 0 if p == end else BAD_KEY
+    if p != end:
+        return BAD_KEY
+    # Only now, as the values of a key that cannot be read are not all there.
+    T[t, PARTITIONS] = i + 1
+    return 0
 
 
 @compiled
