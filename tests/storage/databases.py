@@ -79,9 +79,13 @@ class FormatServer(CassandraServer):
             configuration["sstable"] = {"selected_format": "bti"}
         return configuration | self._extra
 
+    def _connect(self) -> Cluster:
+        """Return a connection that waits for a server on a busy machine."""
+        return Cluster(["127.0.0.1"], port=self.port, connect_timeout=60, control_connection_timeout=60)
+
     def write(self, statements: Iterable[str]) -> list[Any]:
         """Execute statements; return the rows that each answered."""
-        cluster = Cluster(["127.0.0.1"], port=self.port)
+        cluster = self._connect()
         try:
             session = cluster.connect()
             session.default_timeout = 60
@@ -92,7 +96,7 @@ class FormatServer(CassandraServer):
     def session(self) -> Any:
         """Return a session that is kept until the server stops."""
         if self._session is None:
-            self._cluster = Cluster(["127.0.0.1"], port=self.port)
+            self._cluster = self._connect()
             self._session = self._cluster.connect()
         return self._session
 

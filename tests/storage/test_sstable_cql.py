@@ -152,4 +152,5 @@ def test_inserted_cells_are_what_cql_answers(written: Written) -> None:
             ttl = row[f"{name}_ttl"]
             assert (cell is not None and cell["ttl"] is not None) == (ttl is not None)
             if ttl is not None:
+                assert cell is not None
                 assert first <= cell["deletion_time"] - ttl <= last
