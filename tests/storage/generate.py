@@ -160,6 +160,8 @@ class Generator:
             bounds += r.choice(
                 [[f"{column} >= {low}"], [f"{column} < {high}"], [f"{column} > {low}", f"{column} <= {high}"], []]
             )
+            if bounds == where_key:
+                timestamp = timestamp.replace("-", "")
             return f"DELETE FROM {table}{timestamp} WHERE {' AND '.join(bounds)}"
         if choice < 0.2:
             return f"DELETE FROM {table}{timestamp} WHERE {where}"
