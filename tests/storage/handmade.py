@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.storage.databases import FormatServer
+from tests.storage.generate import KEYSPACE as GENERATED
 from tests.storage.generate import SCALARS, Generator
 from writetime.schema.table import SchemaError, read_schemas
 from writetime.schema.types import Native
@@ -78,7 +79,8 @@ class Answers:
 def write(server: FormatServer) -> Answers:
     """Write the tables in two parts, each flushed into a snapshot of its own (`first`, `second`), and query them."""
     _run(server, [*_BEFORE, *_counters(), *_dropped("before"), *_altered("before"), *_wide(), *_many(), *_plain()])
-    server.nodetool("snapshot", "-t", "first", KEYSPACE)
+    # A snapshot flushes what it is of.
+    server.nodetool("snapshot", "-t", "first", KEYSPACE, GENERATED)
     _run(server, [*_ALTERATIONS, *_counters(), *_dropped("after"), *_altered("after")])
     # Of what is in memory, the database does not hide what is older than a column's drop.
     server.nodetool("snapshot", "-t", "second", KEYSPACE)

@@ -150,6 +150,22 @@ def test_what_is_not_supported_is_refused_by_name(written: Written, tmp_path: Pa
         list(find_sstables(str(tmp_path)))
 
 
+def test_compaction_ends_a_file_with_a_chunk_of_nothing(written: Written) -> None:
+    """Not a test of the reader: it makes sure that the others read such files."""
+    extra = 0
+    for _, location in one_of_each(written):
+        if location.exists("CompressionInfo.db"):
+            info = location.read("CompressionInfo.db")
+            p = 2 + struct.unpack_from(">H", info)[0]
+            options = struct.unpack_from(">i", info, p)[0]
+            p += 4
+            for _ in range(2 * options):
+                p += 2 + struct.unpack_from(">H", info, p)[0]
+            chunk_length, _, length, count = struct.unpack_from(">iiqi", info, p)
+            extra += count - -(-length // chunk_length)
+    assert extra > 0
+
+
 def test_incomplete_sets(written: Written, tmp_path: Path) -> None:
     _, location = one_of_each(written)[0]
     here = copy(location, tmp_path / "set")

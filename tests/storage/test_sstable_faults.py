@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.storage.conftest import Written
@@ -175,19 +177,29 @@ def scan_broken_streams(folder: str, seed: int, count: int) -> None:
     (location,) = find_sstables(folder)
     schema = infer_schema([location])
     sound = Path(location.path("Data.db")).read_bytes()
+    whole = pa.Table.from_batches(SSTable(location, schema).scan())
+    offsets = whole["origin"].combine_chunks().field("offset").to_numpy()
     chooser = random.Random(seed)
     outcomes = {"read": 0, "refused": 0}
     for _ in range(count):
         broken = bytearray(sound)
-        for _ in range(chooser.choice([1, 1, 2, 8])):
-            broken[chooser.randrange(len(broken))] = chooser.choice([0, 1, 0x7F, 0x80, 0xFF, chooser.randrange(256)])
+        changed = [chooser.randrange(len(broken)) for _ in range(chooser.choice([1, 1, 2, 8]))]
+        for at in changed:
+            broken[at] = chooser.choice([0, 1, 0x7F, 0x80, 0xFF, chooser.randrange(256)])
         write_plain(location, bytes(broken))
+        batches: list[pa.RecordBatch] = []
         try:
-            for _ in SSTable(location, schema).scan():
-                pass
+            batches.extend(SSTable(location, schema).scan())
             outcomes["read"] += 1
         except StorageError:
             outcomes["refused"] += 1
+        # All changes but the last that start before the first changed byte end before it, too.
+        before = max(0, int(np.searchsorted(offsets, min(changed), "right")) - 1)
+        if batches:
+            found = pa.Table.from_batches(batches).drop_columns(["origin"])
+            found.validate(full=True)
+            assert found.num_rows >= before
+            assert_same(found.slice(0, before), whole.drop_columns(["origin"]).slice(0, before))
     print(outcomes)
 
 

@@ -118,19 +118,24 @@ class CompressedFile:
         self._stored_from = info.take("i") if location.features.max_compressed_length else 0x7FFFFFFF
         self.length = info.take("q")
         count = info.take("i")
-        if self.chunk_length <= 0 or count != -(-self.length // self.chunk_length) or count <= 0:
+        needed = -(-self.length // self.chunk_length) if self.chunk_length > 0 else -1
+        # Compaction may end a file with one more chunk, of nothing (`CompressedSequentialWriter`).
+        if needed <= 0 or count not in (needed, needed + 1):
             raise CorruptFile(info_path, info.offset, f"{count} chunks of {self.chunk_length} bytes hold {self.length}")
         if len(info.data) - info.offset != 8 * count:
             raise CorruptFile(info_path, info.offset, f"{count} chunk offsets expected until the end of the file")
         self._file = open_file(location.filesystem, self.path)
         offsets = np.frombuffer(info.data, ">i8", count, info.offset).astype(np.int64)
         self._offsets = np.append(offsets, self._file.size())
+        self._needed = needed
         if offsets[0] != 0 or (np.diff(self._offsets) <= 4).any():
             raise CorruptFile(info_path, info.offset, "chunk offsets that start at 0 and grow up to the file's size")
         self.digest = Digest(location, count)
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:
         """Read chunks, see `DataFile`."""
+        if first + count == self._needed:
+            count = len(self._offsets) - 1 - first
         start, end = int(self._offsets[first]), int(self._offsets[first + count])
         data = memoryview(self._file.read_at(end - start, start))
         if len(data) != end - start:
@@ -144,10 +149,15 @@ class CompressedFile:
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not have its CRC32")
             self.digest.add(chunk, zlib.crc32(data[stop : stop + 4], crc), len(body) + 4)
             size = min(self.chunk_length, self.length - chunk * self.chunk_length)
+            if size <= 0:
+                continue
             target = out[filled : filled + size]
             try:
-                # A chunk that compression does not make small enough is stored as it is.
-                done = _none(body, target) if len(body) >= self._stored_from else self._decompress(body, target)
+                if len(body) >= self._stored_from:
+                    # A chunk that compression does not make small enough is stored as it is, the last one filled up.
+                    done = _none(body[:size] if chunk == self._needed - 1 else body, target)
+                else:
+                    done = self._decompress(body, target)
             except (ValueError, zlib.error, cramjam.DecompressionError) as e:
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk}: {e}") from None
             if done != size:
@@ -170,7 +180,9 @@ class PlainFile:
         crc = _Cursor(location.read("CRC.db"), location.path("CRC.db"))
         self.chunk_length = crc.take("i")
         count = -(-self.length // self.chunk_length) if self.chunk_length > 0 else -1
-        if len(crc.data) - 4 != 4 * count:
+        # Compaction may add one more, of nothing, as in a compressed file: CRC32 of nothing is 0.
+        extra = crc.data[4 + 4 * count :]
+        if count < 0 or len(crc.data) < 4 + 4 * count or extra not in (b"", bytes(4)):
             raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {self.chunk_length} bytes expected")
         self._checksums = np.frombuffer(crc.data, ">u4", count, 4)
         self.digest = Digest(location, count)

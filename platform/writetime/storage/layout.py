@@ -39,6 +39,15 @@ SIMPLE, COLLECTION, UDT = range(3)
 # Bits of STATE. A collection's or UDT's own line uses IS_PRESENT (it has cells or a tombstone) and IS_TOMBSTONE.
 IS_PRESENT, HAS_VALUE, HAS_TTL, HAS_DELETION_TIME, IS_TOMBSTONE = 1, 2, 4, 8, 16
 
+# What is counted of a line's entries, by these bits.
+COUNTS = (
+    (PRESENT, IS_PRESENT),
+    (WITH_VALUE, HAS_VALUE),
+    (WITH_TTL, HAS_TTL),
+    (WITH_DELETION_TIME, HAS_DELETION_TIME),
+    (WITH_TOMBSTONE, IS_TOMBSTONE),
+)
+
 # Values of FORM: as they are in variable length, or integers and floats of 1 to 8 bytes, ...
 BYTES, FIXED1, FIXED2, FIXED4, FIXED8, BOOLEAN, DATE, TIMESTAMP, UUID_TEXT, COUNTER = range(10)
 WIDTH = {FIXED1: 1, FIXED2: 2, FIXED4: 4, FIXED8: 8, BOOLEAN: 1, DATE: 4, TIMESTAMP: 8, COUNTER: 8}

@@ -219,6 +219,7 @@ class Buffers:
     def __init__(self, plans: Sequence[Plan], capacity: int) -> None:
         self.capacity = capacity
         self.entries = capacity // 2 + 2
+        self._plans = plans
         lines = [line for plan in plans for line in plan.lines()]
         self.columns = np.array([line.numbers() for line in lines], np.int64).reshape(len(lines), L.COLUMN_FIELDS)
         self.tables = np.zeros((len(plans), L.TABLE_FIELDS), np.int64)
@@ -235,6 +236,26 @@ class Buffers:
         """Empty all buffers."""
         self.columns[:] = self._columns_at_start
         self.tables[:] = self._tables_at_start
+
+    def recount(self) -> None:
+        """Count anew what the values and cells of the changes have, after one that could be read only in part."""
+        for plan, table in zip(self._plans, self.tables, strict=True):
+            rows = int(table[L.ROWS])
+            for line in plan.key:
+                self._recount(line, int(table[L.PARTITIONS]))
+            for line in [*plan.clustering, *plan.columns.values()]:
+                self._recount(line, rows)
+                is_list = line.wanted and line.shape == L.COLLECTION
+                count = int(self.arrays[line.index][L.OFFSETS][rows]) if is_list else rows
+                for child in line.children:
+                    self._recount(child, count)
+
+    def _recount(self, line: Line, count: int) -> None:
+        if not line.wanted:
+            return
+        state = self.arrays[line.index][L.STATE][:count]
+        for number, bit in L.COUNTS:
+            self.columns[line.index, number] = np.count_nonzero(state & bit)
 
     def set_name(self, index: int, name: np.ndarray) -> None:
         """Tell the kernel a column's name (bytes that the caller keeps), by which commit logs refer to it."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from writetime.storage.cells import deletion_time_of, read_cell, read_complex, store_value
 from writetime.storage.layout import *
-from writetime.storage.memory import compiled, copy, inlined, load8, load16, store8, store32, store64
+from writetime.storage.memory import compiled, copy, inlined, load8, load16, load_native32, store8, store32, store64
 from writetime.storage.primitives import encode_comparable, read_vint, skip
 
 
@@ -71,6 +71,17 @@ def read_clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, coun
         copy(out, start, p - start)
         out += p - start
     return p, out, 0
+
+
+@compiled
+def _forget_clustering(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
+    """Take back the clustering values of a row that turned out to say nothing (all of its cells are void)."""
+    first = T[t, CLUSTERING]
+    for c in range(first, first + T[t, CLUSTERINGS]):
+        if C[c, WANTED] != 0 and load8(C[c, STATE] + row) & HAS_VALUE != 0:
+            C[c, WITH_VALUE] -= 1
+            if C[c, OFFSETS] != 0:
+                C[c, USED] = load_native32(C[c, OFFSETS] + 4 * row)
 
 
 @inlined
@@ -330,4 +341,6 @@ def read_row(
         return p, BAD_ROW_SIZE
     if says != 0:
         commit_change(W, T, 0, at, out, T[t, END_BYTES] + T[t, END_USED])
+    else:
+        _forget_clustering(T, C, t, row)
     return p, 0

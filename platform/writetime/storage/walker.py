@@ -125,6 +125,8 @@ class Walker:
             last = chunk >= chunks
             self._state[L.STOP] = self._window.ctypes.data + split.end.offset - offset
             status, at = self._walk(offset, at, min(filled, end - offset), last=last)
+            if status not in (L.MORE, L.DONE):
+                self._buffers.recount()
             if self._buffers.tables[0, L.ROWS]:
                 yield self._maker.batch(self._buffers, 0, self._origin)
             if status == L.DONE:
