@@ -1,17 +1,23 @@
 """Data of real servers: generated tables in each format, written once a session."""
 
+import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cassandra import InvalidRequest
+from pyspark.sql import SparkSession
 
 from tests import oracle
 from tests.storage.databases import FormatServer
 from tests.storage.generate import COMPRESSIONS, KEYSPACE, UDTS, Generator
 from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
+from writetime.sources.commitlog import CommitLogSource
+from writetime.sources.sstable import SSTableSource
 from writetime.storage.files import Location
 
 WRITES = 60
@@ -77,3 +83,16 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     sstables = {schema.name: server.sstables(KEYSPACE, schema.name) for schema in schemas}
     lines = oracle.sstables(location.path("Data.db") for locations in sstables.values() for location in locations)
     return Written(server, schemas, all_schemas, sstables, lines)
+
+
+@pytest.fixture(scope="package")
+def spark() -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")  # type: ignore[attr-defined]
+    for name in ("spark.driver.host", "spark.driver.bindAddress"):
+        builder = builder.config(name, "127.0.0.1")
+    session = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    session.dataSource.register(SSTableSource)
+    session.dataSource.register(CommitLogSource)
+    yield session
+    session.stop()

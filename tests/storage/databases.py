@@ -58,6 +58,10 @@ class FormatServer(CassandraServer):
             configuration["sstable"] = {"selected_format": "bti"}
         return configuration | self._extra
 
+    def configure(self, **configuration: object) -> None:
+        """Change the configuration of the next start."""
+        self._extra = self._extra | configuration
+
     def write(self, statements: Iterable[str]) -> list[Any]:
         """Execute statements; return the rows that each answered."""
         cluster = Cluster(["127.0.0.1"], port=self.port)

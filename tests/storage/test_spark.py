@@ -1,15 +1,11 @@
 """The data sources in Spark, and the commands in the shell: the same changes as read directly."""
 
-import os
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
@@ -18,24 +14,9 @@ from tests.storage.databases import cql_with_ids
 from tests.storage.generate import KEYSPACE
 from writetime.changes import change_schema
 from writetime.cli import main
-from writetime.sources.commitlog import CommitLogSource
-from writetime.sources.sstable import SSTableSource
 from writetime.storage.commitlog import CommitLogReader
 from writetime.storage.segment import find_segments
 from writetime.storage.sstable import SSTable
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")  # type: ignore[attr-defined]
-    for name in ("spark.driver.host", "spark.driver.bindAddress"):
-        builder = builder.config(name, "127.0.0.1")
-    session = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
-    session.dataSource.register(SSTableSource)
-    session.dataSource.register(CommitLogSource)
-    yield session
-    session.stop()
 
 
 def test_sstables_in_spark(spark: SparkSession, written: Written) -> None:
@@ -73,7 +54,7 @@ def test_commit_logs_in_spark(spark: SparkSession, written: Written, tmp_path: P
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(120)
+        query.awaitTermination()
         assert spark.read.parquet(str(tmp_path / "out")).count() == direct
 
 
