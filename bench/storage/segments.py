@@ -6,6 +6,7 @@ makes the `Struct`s that hold a change by field, and the JSON that goes to Kafka
 schema.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from cassandra.concurrent import execute_concurrent_with_args
 from bench.storage.measure import Comparison, Cost, best, here, printed
 from tests import oracle
 from tests.storage.databases import FormatServer
+from writetime.schema.table import TableSchema
 from writetime.servers import jars
 from writetime.servers.cassandra import MODULE_EXPORTS, MODULE_OPENS
 from writetime.servers.java import java
@@ -48,7 +50,7 @@ def compare(scratch: Path, server: FormatServer, segments: list[Segment], passes
     wanted = [schema for schema in schemas if schema.full_name == "bench.writes"]
     paths = [segment.path for segment in segments]
     # Debezium's reader is made once for all passes, too.
-    ours = here(_read, CommitLogReader(schemas, ["bench.writes"]), paths, passes=passes)
+    ours = here(_read, tuple(schemas), paths, passes=passes)
     theirs = printed(oracle.segments(wanted, [], paths, mode="commitlog-scan"))
     comparisons = [Comparison("commit log to Arrow, best pass", best(ours), "CommitLogReader, best pass", best(theirs))]
     for step, name in _STEPS.items():
@@ -62,7 +64,13 @@ def compare(scratch: Path, server: FormatServer, segments: list[Segment], passes
     return comparisons
 
 
-def _read(reader: CommitLogReader, paths: list[str]) -> int:
+@functools.cache
+def _reader(schemas: tuple[TableSchema, ...]) -> CommitLogReader:
+    return CommitLogReader(schemas, ["bench.writes"])
+
+
+def _read(schemas: tuple[TableSchema, ...], paths: list[str]) -> int:
+    reader = _reader(schemas)
     segments = [segment for path in paths for segment in find_segments(path)]
     return sum(batch.num_rows for segment in segments for _, batch in reader.read(segment))
 

@@ -349,7 +349,7 @@ public class Oracle
             }
             Types built = types.containsKey(words[0]) ? types.get(words[0]).build() : Types.none();
             Schema.instance.transform(SchemaTransformations.addKeyspace(KeyspaceMetadata.create(words[0], KeyspaceParams.simple(1), Tables.none()), true));
-            TableMetadata.Builder table = CQLFragmentParser.parseAny(CqlParser::createTableStatement, cql, "CREATE TABLE")
+            TableMetadata.Builder table = CQLFragmentParser.parseAny(CqlParser::createTableStatement, cql + '\n', "CREATE TABLE")
                                                            .keyspace(words[0]).prepare(null).builder(built)
                                                            .id(TableId.fromUUID(UUID.fromString(words[1])));
             for (String line : cql.split("\n"))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cassandra import InvalidRequest
+from pyspark.sql import SparkSession
 
 from tests import oracle
 from tests.storage import handmade
@@ -13,6 +14,8 @@ from tests.storage.databases import FormatServer
 from tests.storage.generate import COMPRESSIONS, KEYSPACE, SEED, UDTS, Generator
 from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
+from writetime.sources.commitlog import CommitLogSource
+from writetime.sources.sstable import SSTableSource
 from writetime.storage.files import Location
 
 WRITES = 60
@@ -100,3 +103,11 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     }
     lines = oracle.sstables(location.path("Data.db") for locations in sstables.values() for location in locations)
     return Written(server, schemas, all_schemas, sstables, lines, answers)
+
+
+@pytest.fixture(scope="package")
+def spark(spark: SparkSession) -> SparkSession:
+    """The session of all tests, with the data sources made known to it."""
+    spark.dataSource.register(SSTableSource)
+    spark.dataSource.register(CommitLogSource)
+    return spark

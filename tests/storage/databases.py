@@ -83,6 +83,10 @@ class FormatServer(CassandraServer):
         """Return a connection that waits for a server on a busy machine."""
         return Cluster(["127.0.0.1"], port=self.port, connect_timeout=60, control_connection_timeout=60)
 
+    def configure(self, **configuration: object) -> None:
+        """Change the configuration of the next start."""
+        self._extra = self._extra | configuration
+
     def write(self, statements: Iterable[str]) -> list[Any]:
         """Execute statements; return the rows that each answered."""
         cluster = self._connect()

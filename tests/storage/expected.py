@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tests import oracle
 from writetime.changes import change_schema, field_name, udt_fields
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
@@ -15,6 +16,22 @@ from writetime.storage.primitives import token
 def expected_changes(lines: list[dict[str, Any]], schema: TableSchema) -> pa.Table:
     """Return the changes without `origin`."""
     return _Builder(schema).build(lines)
+
+
+def segment_lines(schemas: Iterable[TableSchema], paths: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return what Cassandra's `CommitLogReader` reads of segments, by table name."""
+    schemas = list(schemas)
+    udts = {udt.name: udt for schema in schemas for udt in schema.udts()}
+    names = {str(s.id): s.name for s in schemas}
+    found: dict[str, list[dict[str, Any]]] = {}
+    name = ""
+    for line in oracle.segments(schemas, udts.values(), paths):
+        assert "error" not in line, line
+        if "update" in line:
+            name = names[line["update"]]
+        elif "file" not in line:
+            found.setdefault(name, []).append(line)
+    return found
 
 
 def without_origin(batches: Any, schema: TableSchema) -> pa.Table:

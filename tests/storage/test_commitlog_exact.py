@@ -1,13 +1,10 @@
 """Every change in the commit logs of generated tables against what Cassandra's `CommitLogReader` reads."""
 
-from typing import Any
-
 import pyarrow as pa
 
-from tests import oracle
 from tests.storage.conftest import Written
-from tests.storage.expected import assert_same, expected_changes, without_origin
-from tests.storage.generate import KEYSPACE, UDTS
+from tests.storage.expected import assert_same, expected_changes, segment_lines, without_origin
+from tests.storage.generate import KEYSPACE
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.segment import find_segments
 
@@ -27,16 +24,7 @@ def read_all(written: Written) -> dict[str, list[pa.RecordBatch]]:
 
 def test_every_change_is_what_the_database_reads(written: Written) -> None:
     live = [s for s in written.all_schemas if s.keyspace == KEYSPACE]
-    paths = [s.path for s in find_segments(str(written.server.cdc_raw))]
-    wanted: dict[str, list[dict[str, Any]]] = {}
-    names = {str(s.id): s.name for s in live}
-    name = ""
-    for line in oracle.segments(live, UDTS.values(), paths):
-        assert "error" not in line, line
-        if "update" in line:
-            name = names[line["update"]]
-        elif "file" not in line:
-            wanted.setdefault(name, []).append(line)
+    wanted = segment_lines(live, [s.path for s in find_segments(str(written.server.cdc_raw))])
     assert len(wanted) == len(written.schemas)
     found = read_all(written)
     for schema in live:

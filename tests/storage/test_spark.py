@@ -6,7 +6,6 @@ from pathlib import Path
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
@@ -18,19 +17,9 @@ from tests.storage.test_sstable import copy
 from tests.storage.test_sstable_faults import break_chunk
 from writetime.changes import change_schema
 from writetime.cli import main
-from writetime.sources.commitlog import CommitLogSource
-from writetime.sources.sstable import SSTableSource
 from writetime.storage.commitlog import CommitLogReader
 from writetime.storage.segment import find_segments
 from writetime.storage.sstable import SSTable
-
-
-@pytest.fixture(scope="module")
-def spark(spark: SparkSession) -> SparkSession:
-    """The session of all tests, with the data sources made known to it."""
-    spark.dataSource.register(SSTableSource)
-    spark.dataSource.register(CommitLogSource)
-    return spark
 
 
 def test_sstables_in_spark(spark: SparkSession, written: Written) -> None:
@@ -68,7 +57,7 @@ def test_commit_logs_in_spark(spark: SparkSession, written: Written, tmp_path: P
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(120)
+        query.awaitTermination()
         assert spark.read.parquet(str(tmp_path / "out")).count() == direct
 
 

@@ -16,7 +16,7 @@ error: its changes are lost to this stream, and no gap stays silent.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -42,12 +42,8 @@ class Part(InputPartition):
     until: int
 
 
-class Offset(TypedDict):
-    """How far a stream is: up to a position in a segment, None for its end; `since` are those passed on the way."""
-
-    segment: int
-    position: int | None
-    since: list[int]
+# How far a stream is: `segment`, the `position` in it (None for its end), and `since`, the segments passed on the way.
+Offset = dict[str, Any]
 
 
 class CommitLogSource(DataSource):
@@ -124,7 +120,7 @@ class CommitLogBatchReader(DataSourceReader):
     def __init__(self, settings: _Settings) -> None:
         self._settings = settings
 
-    def partitions(self) -> list[InputPartition]:
+    def partitions(self) -> list[Part]:
         """Return the segments."""
         found = trusted(self._settings.segments())
         return [Part(segment, 0, END if until is None else until) for segment, until in found]
@@ -175,13 +171,13 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         since = [segment.id for segment, _ in ahead[:-1] if segment.id != start["segment"]]
         return {"segment": last.id, "position": None if until == END else until, "since": since}
 
-    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+    def partitions(self, start: Offset, end: Offset) -> list[Part]:
         """Return the parts of the segments between two offsets.
 
         Raises:
             Missing: a segment is gone before it was read.
         """
-        parts: list[InputPartition] = []
+        parts: list[Part] = []
         position = END if end["position"] is None else end["position"]
         same = start["segment"] == end["segment"]
         if (segment := self._unread(start)) is not None:

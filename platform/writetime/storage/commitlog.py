@@ -133,7 +133,8 @@ class CommitLogReader:
                 raise
             report.torn_at = e.offset
             return
-        if until == END and complete and segment.size() != index.offset:
+        # That of a segment which was replayed is the size of the file.
+        if until == END and index is not None and index.completed and index.offset != segment.size():
             until = index.offset
         if report.position < until < END:
             raise CorruptFile(segment.path, report.position, f"the segment ends, but {until} was to be reached")
