@@ -6,6 +6,7 @@ from pathlib import Path
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
@@ -17,6 +18,7 @@ from tests.storage.test_sstable import copy
 from tests.storage.test_sstable_faults import break_chunk
 from writetime.changes import change_schema
 from writetime.cli import main
+from writetime.sources.sstable import SSTableSource
 from writetime.storage.commitlog import CommitLogReader
 from writetime.storage.segment import find_segments
 from writetime.storage.sstable import SSTable
