@@ -10,15 +10,18 @@ from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
 from tests.merge import answers
+from tests.merge.tables import ALTERED, every_type, ties
 from tests.storage.conftest import create_udts
 from tests.storage.databases import FormatServer
 from tests.storage.generate import KEYSPACE, Generator
+from writetime.changes import change_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader
+from writetime.storage.files import Location
 from writetime.storage.segment import find_segments
 from writetime.storage.sstable import SSTable
 
-TABLES = 14
+TABLES = 12
 ROUNDS = 4
 WRITES = 30
 COMPACTION = "{'class': 'SizeTieredCompactionStrategy', 'enabled': 'false'}"
@@ -51,7 +54,7 @@ def _histories(server: FormatServer) -> list[History]:
     # One second is over before the database is asked.
     generator._ttls = [1, 100_000, 200_000]
     names = [f"t{i}" for i in range(TABLES)]
-    made = [generator.schema(name) for name in names]
+    made = [generator.schema(name) for name in names] + [every_type()]
     server.write(create_udts())
     for schema in made:
         # Tables are flushed while they are written to, so that there are several SSTables.
@@ -59,9 +62,11 @@ def _histories(server: FormatServer) -> list[History]:
         options = "cdc = true AND memtable_flush_period_in_ms = 2000 AND compaction = " + COMPACTION
         server.write([schema.create_statement() + joiner + options])
     writes = {schema.name: generator.writes(schema, ROUNDS * WRITES) for schema in made}
+    writes["ties"] = ties(generator, made[-1])
     for number in range(ROUNDS):
         for schema in made:
-            _write(server, writes[schema.name][number * WRITES : (number + 1) * WRITES])
+            _write(server, writes[schema.name][number::ROUNDS])
+        server.write(ALTERED[number])
     time.sleep(2)
     known = server.schemas()
     schemas = [s for s in known if s.keyspace == KEYSPACE]
@@ -73,12 +78,16 @@ def _histories(server: FormatServer) -> list[History]:
     return [
         History(
             schema,
-            [pa.Table.from_batches(SSTable(at, schema).scan()) for at in server.sstables(KEYSPACE, schema.name)],
+            [_scan(at, schema) for at in server.sstables(KEYSPACE, schema.name)],
             log[schema.name],
             *asked[schema.name],
         )
         for schema in schemas
     ]
+
+
+def _scan(location: Location, schema: TableSchema) -> pa.Table:
+    return pa.Table.from_batches(SSTable(location, schema).scan(), schema=change_schema(schema))
 
 
 def _write(server: FormatServer, statements: list[str]) -> None:

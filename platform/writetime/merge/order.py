@@ -73,13 +73,15 @@ def kind_codes(kinds: pa.Array) -> np.ndarray:
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array."""
-    return column.combine_chunks()
+    """Return a column as one array, as it is if it is one already."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def numbers(array: pa.Array, missing: int = 0) -> np.ndarray:
-    """Return the numbers of an integer array, `missing` where it is null."""
-    return (array.fill_null(missing) if array.null_count else array).to_numpy()
+def numbers(array: pa.Array) -> np.ndarray:
+    """Return the numbers of an integer array, 0 where it is null."""
+    if array.null_count == len(array):
+        return np.zeros(len(array), array.type.to_pandas_dtype())
+    return (array.fill_null(0) if array.null_count else array).to_numpy()
 
 
 def bytes_of(array: pa.Array) -> Bytes:
