@@ -1,6 +1,5 @@
 """What a real database answers, without the driver's decoding: dates beyond Python's, not-a-number, empty values."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -8,7 +7,7 @@ from cassandra.cluster import Cluster, Session
 from cassandra.protocol import ResultMessage, _ProtocolHandler  # type: ignore[attr-defined]
 
 from writetime.schema.mapping import arrow_type
-from writetime.schema.table import Column, TableSchema
+from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex, quote_name
 from writetime.schema.values import decoder
 
@@ -39,9 +38,20 @@ def raw_session(port: int) -> Session:
     return session
 
 
-def rows(session: Session, schema: TableSchema) -> pa.Table:
-    """Return what `SELECT *` answers."""
-    return _table(session.execute(f"SELECT {_names(schema.columns)} FROM {schema.keyspace}.{schema.name}"), schema)
+def rows(session: Session, schema: TableSchema) -> list[list[bytes | None]]:
+    """Return what `SELECT *` answers, the columns in the schema's order."""
+    names = ", ".join(quote_name(c.name) for c in schema.columns)
+    return [list(row) for row in session.execute(f"SELECT {names} FROM {schema.keyspace}.{schema.name}")]
+
+
+def decoded(answer: list[list[bytes | None]], schema: TableSchema) -> pa.Table:
+    """Return rows as a table."""
+    columns: dict[str, pa.Array] = {}
+    for i, column in enumerate(schema.columns):
+        decode = decoder(column.type)
+        values = [None if row[i] is None else decode(row[i]) for row in answer]
+        columns[column.name] = pa.array(values, arrow_type(column.type))
+    return pa.table(columns)
 
 
 def write_times(session: Session, schema: TableSchema) -> list[dict[str, int | None]]:
@@ -56,17 +66,3 @@ def write_times(session: Session, schema: TableSchema) -> list[dict[str, int | N
         {n: None if v is None else int.from_bytes(v, "big", signed=True) for n, v in zip(names, row, strict=True)}
         for row in answer
     ]
-
-
-def _names(columns: Iterable[Column]) -> str:
-    return ", ".join(quote_name(c.name) for c in columns)
-
-
-def _table(answer: Iterable[Any], schema: TableSchema) -> pa.Table:
-    decoders = [decoder(c.type) for c in schema.columns]
-    found = list(answer)
-    arrays = [
-        pa.array([None if row[i] is None else decoders[i](row[i]) for row in found], arrow_type(c.type))
-        for i, c in enumerate(schema.columns)
-    ]
-    return pa.Table.from_arrays(arrays, names=[c.name for c in schema.columns])

@@ -34,9 +34,14 @@ class History:
     schema: TableSchema
     sstables: list[pa.Table]
     log: pa.Table
-    rows: pa.Table
+    raw: list[list[bytes | None]]
     write_times: list[dict[str, int | None]]
     as_of: int
+
+    @property
+    def rows(self) -> pa.Table:
+        """What `SELECT *` answered."""
+        return answers.decoded(self.raw, self.schema)
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +105,9 @@ def _write(server: FormatServer, statements: list[str]) -> None:
                 raise
 
 
-def _answers(session: Session, schema: TableSchema) -> tuple[pa.Table, list[dict[str, int | None]], int]:
+def _answers(
+    session: Session, schema: TableSchema
+) -> tuple[list[list[bytes | None]], list[dict[str, int | None]], int]:
     return answers.rows(session, schema), answers.write_times(session, schema), int(time.time())
 
 
