@@ -1,5 +1,7 @@
 """What a real database answers, without the driver's decoding: dates beyond Python's, not-a-number, empty values."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +23,8 @@ class _Raw:
 
 
 class _RawResult(ResultMessage):
-    def recv_results_metadata(self, *arguments: Any) -> None:
-        super().recv_results_metadata(*arguments)
+    def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
+        super().recv_results_metadata(f, user_type_map)
         self.column_metadata = [(*described[:3], _Raw) for described in self.column_metadata]
 
 
@@ -30,12 +32,17 @@ class _RawHandler(_ProtocolHandler):
     message_types_by_opcode = _ProtocolHandler.message_types_by_opcode | {_RawResult.opcode: _RawResult}
 
 
-def raw_session(port: int) -> Session:
-    """Return a session whose rows hold bytes; shut down its cluster in the end."""
-    session = Cluster(["127.0.0.1"], port=port).connect()
-    session.client_protocol_handler = _RawHandler
-    session.default_timeout = 60
-    return session
+@contextmanager
+def raw_session(port: int) -> Iterator[Session]:
+    """Open a session whose rows hold bytes."""
+    cluster = Cluster(["127.0.0.1"], port=port)
+    try:
+        session = cluster.connect()
+        session.client_protocol_handler = _RawHandler
+        session.default_timeout = 60
+        yield session
+    finally:
+        cluster.shutdown()
 
 
 def rows(session: Session, schema: TableSchema) -> list[list[bytes | None]]:
@@ -49,7 +56,7 @@ def decoded(answer: list[list[bytes | None]], schema: TableSchema) -> pa.Table:
     columns: dict[str, pa.Array] = {}
     for i, column in enumerate(schema.columns):
         decode = decoder(column.type)
-        values = [None if row[i] is None else decode(row[i]) for row in answer]
+        values = [None if (data := row[i]) is None else decode(data) for row in answer]
         columns[column.name] = pa.array(values, arrow_type(column.type))
     return pa.table(columns)
 

@@ -65,19 +65,19 @@ def _histories(server: FormatServer) -> list[History]:
         # Tables are flushed while they are written to, so that there are several SSTables.
         joiner = " AND " if " WITH " in schema.create_statement() else " WITH "
         options = "cdc = true AND memtable_flush_period_in_ms = 2000 AND compaction = " + COMPACTION
-        server.write([schema.create_statement() + joiner + options])
+        server.write_one(schema.create_statement() + joiner + options)
     writes = {schema.name: generator.writes(schema, ROUNDS * WRITES) for schema in made}
     writes["ties"] = ties(generator, made[-1])
     for number in range(ROUNDS):
         for schema in made:
             _write(server, writes[schema.name][number::ROUNDS])
-        server.write(ALTERED[number])
+        for statement in ALTERED[number]:
+            server.write_one(statement)
     time.sleep(2)
     known = server.schemas()
     schemas = [s for s in known if s.keyspace == KEYSPACE]
-    session = answers.raw_session(server.port)
-    asked = {s.name: _answers(session, s) for s in schemas}
-    session.cluster.shutdown()
+    with answers.raw_session(server.port) as session:
+        asked = {s.name: _answers(session, s) for s in schemas}
     server.stop()
     log = _log(server, known, [s.full_name for s in schemas])
     return [

@@ -6,11 +6,12 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.changes import KINDS, RANGE_TOMBSTONE, ROW, change_schema, field_name
-from writetime.merge.cells import NEVER, marker_times, take
+from writetime.merge.arrow import one_chunk, take
+from writetime.merge.cells import NEVER, marker_times
 from writetime.merge.columns import dropped_times, merge_column
 from writetime.merge.conform import conform
 from writetime.merge.forms import with_newest_forms
-from writetime.merge.order import Order, one_chunk, order_changes
+from writetime.merge.order import Order, order_changes
 from writetime.merge.tombstones import Tombstones, find_tombstones
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.types import Native
