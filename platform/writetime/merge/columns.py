@@ -92,7 +92,7 @@ def _elements(
     group = np.repeat(group, lengths)
     path_type = Native("timeuuid") if cql_type.kind == "list" else cql_type.arguments[0]
     path, value_type = elements.field("path"), cql_type.arguments[-1]
-    element, head, _ = group_by(group, bytes_of(comparable(path, path_type)), _nothing(len(path)))
+    element, head, _ = group_by(group, _nothing(len(path)), bytes_of(comparable(path, path_type)))
     groups_of = group[head]
     times = cell_times(elements, dropped_at)
 

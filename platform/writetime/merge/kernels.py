@@ -17,6 +17,7 @@ from writetime.storage.memory import load8, load32, load64
 
 _njit: Any = numba.njit(cache=True, nogil=True)
 _BLOCK = 16
+_LONG = 8
 _SIGN = -(1 << 63)
 
 
@@ -66,6 +67,23 @@ def _compare_bytes(offsets: np.ndarray, data: int, i: int, j: int) -> int:
     return a_length - b_length
 
 
+@_njit
+def _head(offsets: np.ndarray, data: int, i: int) -> int:
+    """Return a number that compares as the values do, if two differ in it or it says that they are whole.
+
+    It is made of the first seven bytes, zeros after the value's end, and the length: `_LONG` if there are more.
+    """
+    p = data + offsets[i]
+    length = min(offsets[i + 1] - offsets[i], _LONG)
+    if length == _LONG:
+        value = load64(p) & ~0xFF
+    else:
+        value = 0
+        for k in range(7):
+            value = (value | (load8(p + k) if k < length else 0)) << 8
+    return (value | length) ^ _SIGN
+
+
 @_kernel
 def sort_runs(
     order: np.ndarray,
@@ -75,62 +93,75 @@ def sort_runs(
     b_offsets: np.ndarray,
     b_data: np.ndarray,
 ) -> np.ndarray:
-    """Sort each run of items that are equal in `first` by `a`, then `b`: a merge sort that gains by what is sorted."""
+    """Sort each run of items that are equal in `first` by `a`, then `b`: a merge sort that gains by what is sorted.
+
+    In most runs all are equal in `a`, too. The heads of `b` are held next to the order: the bytes are far.
+    """
     order = order.copy()
     count = len(order)
     a_at, b_at = a_data.ctypes.data, b_data.ctypes.data
-    scratch = np.empty(count, np.int64)
+    heads = np.empty(count, np.int64)
+    scratch, head_scratch = np.empty(count, np.int64), np.empty(count, np.int64)
     start = 0
     while start < count:
         end = start + 1
+        several = False
         while end < count and first[order[end]] == first[order[start]]:
+            several |= _compare_bytes(a_offsets, a_at, order[start], order[end]) != 0
             end += 1
         if end - start > 1:
-            _sort(order, scratch, start, end, a_offsets, a_at, b_offsets, b_at)
+            for k in range(start, end):
+                heads[k] = _LONG if several else _head(b_offsets, b_at, order[k])
+            keys = a_offsets, a_at, b_offsets, b_at
+            _sort(order, heads, scratch, head_scratch, start, end, keys)
         start = end
     return order
 
 
 @_njit
-def _compare(i: int, j: int, a_offsets: np.ndarray, a_at: int, b_offsets: np.ndarray, b_at: int) -> int:
-    by_first = _compare_bytes(a_offsets, a_at, i, j)
-    return by_first if by_first != 0 else _compare_bytes(b_offsets, b_at, i, j)
+def _follows(i: int, i_head: int, j: int, j_head: int, keys: tuple) -> bool:
+    """Return whether item `i` comes after item `j`."""
+    if i_head != j_head:
+        return i_head > j_head
+    if i_head & 0xFF < _LONG:
+        return False
+    by_first = _compare_bytes(keys[0], keys[1], i, j)
+    return by_first > 0 if by_first != 0 else _compare_bytes(keys[2], keys[3], i, j) > 0
 
 
 @_njit
 def _sort(
     order: np.ndarray,
+    heads: np.ndarray,
     scratch: np.ndarray,
+    head_scratch: np.ndarray,
     start: int,
     end: int,
-    a_offsets: np.ndarray,
-    a_at: int,
-    b_offsets: np.ndarray,
-    b_at: int,
+    keys: tuple,
 ) -> None:
     for block in range(start, end, _BLOCK):
         for k in range(block + 1, min(block + _BLOCK, end)):
-            item = order[k]
+            item, head = order[k], heads[k]
             at = k
-            while at > block and _compare(order[at - 1], item, a_offsets, a_at, b_offsets, b_at) > 0:
-                order[at] = order[at - 1]
+            while at > block and _follows(order[at - 1], heads[at - 1], item, head, keys):
+                order[at], heads[at] = order[at - 1], heads[at - 1]
                 at -= 1
-            order[at] = item
+            order[at], heads[at] = item, head
     width = _BLOCK
     while width < end - start:
         for low in range(start, end - width, 2 * width):
             middle, high = low + width, min(low + 2 * width, end)
-            if _compare(order[middle - 1], order[middle], a_offsets, a_at, b_offsets, b_at) <= 0:
+            if not _follows(order[middle - 1], heads[middle - 1], order[middle], heads[middle], keys):
                 continue
             for k in range(low, middle):
-                scratch[k] = order[k]
+                scratch[k], head_scratch[k] = order[k], heads[k]
             i, j, at = low, middle, low
             while i < middle:
-                if j < high and _compare(scratch[i], order[j], a_offsets, a_at, b_offsets, b_at) > 0:
-                    order[at] = order[j]
+                if j < high and _follows(scratch[i], head_scratch[i], order[j], heads[j], keys):
+                    order[at], heads[at] = order[j], heads[j]
                     j += 1
                 else:
-                    order[at] = scratch[i]
+                    order[at], heads[at] = scratch[i], head_scratch[i]
                     i += 1
                 at += 1
         width *= 2
