@@ -1,0 +1,86 @@
+"""The latest of cells, markers and deletions, by the database's rules (`Cells.resolveRegular`,
+`LivenessInfo.supersedes`, `DeletionTime.supersedes`).
+
+The larger write time wins. At a tie a tombstone beats a cell that expires, which beats one that does not; then the
+later deletion or expiry; then the smaller TTL; then the larger value, as serialised, compared as unsigned bytes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.merge import kernels
+from writetime.merge.arrow import bytes_of, mask_of, numbers, pc, present_in, valid
+
+NEVER = -(1 << 63)
+"""The write time of no deletion: less than any the database allows."""
+
+# A marker with this TTL says that the row expired (`LivenessInfo.EXPIRED_LIVENESS_TTL`).
+EXPIRED_TTL = (1 << 31) - 1
+_LIVE, _EXPIRING, _TOMBSTONE = range(3)
+
+
+@dataclass(frozen=True)
+class Times:
+    """What decides between cells, markers or deletions, as numbers: one entry each."""
+
+    present: np.ndarray
+    write_time: np.ndarray
+    rank: np.ndarray
+    deletion_time: np.ndarray
+    ttl: np.ndarray
+
+    def latest(
+        self,
+        group: np.ndarray,
+        groups: int,
+        values: Callable[[np.ndarray], pa.Array] | None = None,
+        *,
+        of_tombstones: bool = False,
+    ) -> np.ndarray:
+        """Return the latest entry of each group, -1 where there is none.
+
+        Args:
+            group: the group of each entry.
+            groups: how many there are.
+            values: gives bytes or text that decide between entries that are equal but for their values.
+            of_tombstones: whether they decide between tombstones too.
+        """
+        decided = _TOMBSTONE + of_tombstones
+        best, tied = kernels.latest(
+            group, self.present, self.write_time, self.rank, self.deletion_time, self.ttl, groups, decided
+        )
+        if values is not None and len(tied):
+            return kernels.largest(group, tied, *bytes_of(values(tied)), best)
+        return best
+
+
+def cell_times(cells: pa.StructArray, after: int = NEVER) -> Times:
+    """Return the times of cells; those written at or before `after` count as absent."""
+    write_time = numbers(cells.field("write_time"))
+    present = present_in(cells) & (write_time > after)
+    expiring = cells.field("ttl")
+    rank = np.full(len(cells), _LIVE, np.int8)
+    if expiring.null_count < len(cells):
+        rank[valid(expiring)] = _EXPIRING
+    tombstone = cells.field("tombstone")
+    if pc.any(tombstone).as_py():
+        rank[mask_of(tombstone.fill_null(False))] = _TOMBSTONE
+    return Times(present, write_time, rank, numbers(cells.field("deletion_time")), numbers(expiring))
+
+
+def marker_times(markers: pa.StructArray) -> Times:
+    """Return the times of row markers."""
+    ttl = numbers(markers.field("ttl"))
+    rank = np.where(ttl == EXPIRED_TTL, _TOMBSTONE, np.where(valid(markers.field("ttl")), _EXPIRING, _LIVE))
+    write_time = numbers(markers.field("write_time"))
+    return Times(present_in(markers), write_time, rank.astype(np.int8), numbers(markers.field("expiry")), ttl)
+
+
+def deletion_times(tombstones: pa.StructArray) -> Times:
+    """Return the times of the deletions of rows, ranges, partitions or columns."""
+    write_time, deletion_time = (numbers(tombstones.field(name)) for name in ("write_time", "deletion_time"))
+    rank, ttl = np.full(len(tombstones), _TOMBSTONE, np.int8), np.zeros(len(tombstones), np.int32)
+    return Times(present_in(tombstones), write_time, rank, deletion_time, ttl)

@@ -1,0 +1,75 @@
+"""What a real database answers, without the driver's decoding: dates beyond Python's, not-a-number, empty values."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from cassandra.cluster import Cluster, Session
+from cassandra.protocol import ResultMessage, _ProtocolHandler  # type: ignore[attr-defined]
+
+from writetime.schema.mapping import arrow_type
+from writetime.schema.table import TableSchema
+from writetime.schema.types import is_complex, quote_name
+from writetime.schema.values import decoder
+
+
+class _Raw:
+    """Stands for every type and leaves values as they come."""
+
+    @staticmethod
+    def from_binary(data: bytes | None, _: int) -> bytes | None:
+        return data
+
+
+class _RawResult(ResultMessage):
+    def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
+        super().recv_results_metadata(f, user_type_map)
+        self.column_metadata = [(*described[:3], _Raw) for described in self.column_metadata]
+
+
+class _RawHandler(_ProtocolHandler):
+    message_types_by_opcode = _ProtocolHandler.message_types_by_opcode | {_RawResult.opcode: _RawResult}
+
+
+@contextmanager
+def raw_session(port: int) -> Iterator[Session]:
+    """Open a session whose rows hold bytes."""
+    cluster = Cluster(["127.0.0.1"], port=port)
+    try:
+        session = cluster.connect()
+        session.client_protocol_handler = _RawHandler
+        session.default_timeout = 60
+        yield session
+    finally:
+        cluster.shutdown()
+
+
+def rows(session: Session, schema: TableSchema) -> list[list[bytes | None]]:
+    """Return what `SELECT *` answers, the columns in the schema's order."""
+    names = ", ".join(quote_name(c.name) for c in schema.columns)
+    return [list(row) for row in session.execute(f"SELECT {names} FROM {schema.keyspace}.{schema.name}")]
+
+
+def decoded(answer: list[list[bytes | None]], schema: TableSchema) -> pa.Table:
+    """Return rows as a table."""
+    columns: dict[str, pa.Array] = {}
+    for i, column in enumerate(schema.columns):
+        decode = decoder(column.type)
+        values = [None if (data := row[i]) is None else decode(data) for row in answer]
+        columns[column.name] = pa.array(values, arrow_type(column.type))
+    return pa.table(columns)
+
+
+def write_times(session: Session, schema: TableSchema) -> list[dict[str, int | None]]:
+    """Return the write time of every simple cell that is not part of the key, and `ttl <name>`, row by row."""
+    columns = [c for c in schema.static + schema.regular if not is_complex(c.type)]
+    if not columns:
+        return []
+    asked = [f"{f}({quote_name(c.name)})" for c in columns for f in ("writetime", "ttl")]
+    names = [prefix + c.name for c in columns for prefix in ("", "ttl ")]
+    answer = session.execute(f"SELECT {', '.join(asked)} FROM {schema.keyspace}.{schema.name}")
+    return [
+        {n: None if v is None else int.from_bytes(v, "big", signed=True) for n, v in zip(names, row, strict=True)}
+        for row in answer
+    ]
