@@ -79,9 +79,7 @@ class Lake(_Section):
     keep_history_days: float = Field(
         default=7.0, ge=0, description="How far back a view `as_of` can go; older changes are merged."
     )
-    vacuum_hours: int = Field(
-        default=168, ge=1, description="Files that no version needs are deleted after this time."
-    )
+    vacuum_hours: int = Field(default=168, ge=1, description="Files that no version needs are deleted after this time.")
 
 
 class Ingest(_Section):

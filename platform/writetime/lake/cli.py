@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
@@ -105,6 +104,8 @@ def filtered(rows: pa.Table, where: str) -> pa.Table:
     Raises:
         WritetimeError: DuckDB refuses the condition.
     """
+    import duckdb
+
     numbered = rows.append_column("writetime_row", pa.array(range(rows.num_rows), pa.int64()))
     try:
         chosen = duckdb.from_arrow(numbered).filter(where).order("writetime_row").project("writetime_row")

@@ -7,6 +7,7 @@
 The table's schema is kept as CQL in the properties of `changes`.
 """
 
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from writetime.lake.storage import Storage, lake_storage
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.mapping import arrow_type
-from writetime.schema.table import TableSchema
+from writetime.schema.table import SchemaError, TableSchema
 
 SCHEMA = "writetime.schema"
 
@@ -58,11 +59,12 @@ class LakeTable:
         they are.
 
         Raises:
-            SchemaError: it is not a schema of the same table, or a column came back with a type that Arrow holds
-                differently.
+            SchemaError: it is not a schema of the same table, a column came back with a type that Arrow holds
+                differently, or Delta would not tell two names apart.
         """
         current = self.schema()
         joined = join_schemas(current, schema)
+        _check_names(joined)
         if to_cql(joined) != to_cql(current):
             for part in (self.changes, self.state):
                 part.add_fields(change_schema(joined))
@@ -106,8 +108,7 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     """
     storage = table_storage(settings, schema.full_name)
     buckets = check_buckets(settings.lake.buckets)
-    if taken := [c.name for c in schema.columns if c.name == PARTITION]:
-        raise WritetimeError(f"{schema.full_name} has a column {taken[0]}, which is what the lake calls its buckets")
+    _check_names(schema)
     table = LakeTable(storage, buckets)
     # `changes` last: a table exists once all of it does.
     table.view.create(view_schema(schema), buckets, {})
@@ -121,3 +122,22 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
         )
     table.follow(schema)
     return table
+
+
+def _check_names(schema: TableSchema) -> None:
+    """Refuse names that differ in upper and lower case only, as Delta and Spark take them for one."""
+    for names in _names(pa.struct([pa.field(PARTITION, pa.int32()), *view_schema(schema), *change_schema(schema)])):
+        seen: dict[str, str] = {}
+        for name in names:
+            if seen.setdefault(name.lower(), name) != name:
+                raise SchemaError(
+                    f"{schema.full_name} has {seen[name.lower()]} and {name}, which Delta takes for one name"
+                )
+
+
+def _names(arrow: pa.DataType) -> Iterator[list[str]]:
+    """Yield the names of the fields of each struct in a type."""
+    if pa.types.is_struct(arrow):
+        yield [field.name for field in arrow]
+    for i in range(arrow.num_fields):
+        yield from _names(arrow.field(i).type)
