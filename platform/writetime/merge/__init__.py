@@ -1,0 +1,12 @@
+"""Last-write-wins: folds changes to a state, and tells what rows live in it at an instant.
+
+    state = merge([sstable_changes, log_changes, older_state], schema)
+    rows = live_rows(state, schema, as_of=1_767_225_600)
+
+Merging is a join in a lattice: any split, order and duplication of the same changes gives the same state.
+"""
+
+from writetime.merge.live import live_rows
+from writetime.merge.state import merge
+
+__all__ = ["live_rows", "merge"]

@@ -1,0 +1,119 @@
+"""The columns of the merged state: of each row the latest cells that no deletion covers.
+
+A simple column has one cell a row. A collection has one an element, in the order of their paths, a user-defined type
+one a field; both have a column tombstone besides, which deletes the cells before it (`ComplexColumnData`).
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from writetime.changes import udt_fields
+from writetime.merge.cells import NEVER, cell_times, deletion_times, take
+from writetime.merge.order import bytes_of, group_by, numbers
+from writetime.merge.tombstones import Deletion, chosen
+from writetime.merge.values import comparable, has_forms, serialised, serialised_row
+from writetime.schema.table import TableSchema
+from writetime.schema.types import Collection, CqlType, Native, is_complex
+
+
+def dropped_times(schema: TableSchema) -> dict[str, int]:
+    """Return for each static and regular column when it was last dropped: cells written then or before are void."""
+    times = {column.name: NEVER for column in schema.static + schema.regular}
+    for column in schema.dropped:
+        if column.name in times:
+            times[column.name] = max(times[column.name], column.dropped_at)
+    return times
+
+
+def merge_column(
+    column: pa.StructArray, cql_type: CqlType, group: np.ndarray, deleted: Deletion, dropped_at: int
+) -> tuple[pa.StructArray, np.ndarray]:
+    """Merge a static or regular column.
+
+    Args:
+        column: the column of the changes.
+        cql_type: its type.
+        group: the group of each change.
+        deleted: what deletes the cells of each group.
+        dropped_at: cells written then or before are void, as the column was dropped.
+
+    Returns:
+        The column of each group, and whether there is anything in it.
+    """
+    if not is_complex(cql_type):
+        return _simple(column, cql_type, group, deleted, dropped_at)
+    groups = len(deleted.write_time)
+    tombstones, parts = column.flatten()
+    times = deletion_times(tombstones)
+    latest = times.latest(group, groups)
+    own = chosen(times.write_time, times.deletion_time, latest)
+    before_drop = Deletion(np.full(groups, dropped_at), np.full(groups, np.iinfo(np.int64).max))
+    kept = own.exceeds(deleted) & own.exceeds(before_drop)
+    deleted = own.where(kept, deleted)
+    own = own.at(np.where(kept, np.arange(groups), -1))
+    if isinstance(cql_type, Collection):
+        merged, some = _elements(parts, cql_type, group, deleted, dropped_at)
+    else:
+        merged, some = _fields(parts, cql_type, group, deleted, dropped_at)
+    some = some | kept
+    array = pa.StructArray.from_arrays([own.array(), merged], fields=list(column.type), mask=pa.array(~some))
+    return array, some
+
+
+def _simple(
+    cells: pa.StructArray, cql_type: CqlType, group: np.ndarray, deleted: Deletion, dropped_at: int
+) -> tuple[pa.StructArray, np.ndarray]:
+    times = cell_times(cells, dropped_at)
+    values = cells.field("value")
+    best = times.latest(group, len(deleted.write_time), lambda tied: serialised(values.take(pa.array(tied)), cql_type))
+    live = best >= 0
+    live[live] = times.write_time[best[live]] > deleted.write_time[live]
+    return take(cells, np.where(live, best, -1)), live
+
+
+def _fields(
+    fields: pa.StructArray, cql_type: CqlType, group: np.ndarray, deleted: Deletion, dropped_at: int
+) -> tuple[pa.StructArray, np.ndarray]:
+    arrays = []
+    some = np.zeros(len(deleted.write_time), bool)
+    for cells, (_, field_type) in zip(fields.flatten(), udt_fields(cql_type), strict=True):
+        array, has_cell = _simple(cells, field_type, group, deleted, dropped_at)
+        arrays.append(array)
+        some |= has_cell
+    return pa.StructArray.from_arrays(arrays, fields=list(fields.type), mask=pa.array(~some)), some
+
+
+def _elements(
+    lists: pa.ListArray, cql_type: Collection, group: np.ndarray, deleted: Deletion, dropped_at: int
+) -> tuple[pa.ListArray, np.ndarray]:
+    elements = lists.flatten()
+    lengths = numbers(pc.list_value_length(lists))
+    group = np.repeat(group, lengths)
+    path_type = Native("timeuuid") if cql_type.kind == "list" else cql_type.arguments[0]
+    path, value_type = elements.field("path"), cql_type.arguments[-1]
+    element, head, _ = group_by(group, bytes_of(comparable(path, path_type)), _nothing(len(path)))
+    groups_of = group[head]
+    times = cell_times(elements, dropped_at)
+
+    def decide(tied: np.ndarray) -> pa.Array:
+        indices = pa.array(tied)
+        paths = path.take(indices)
+        if cql_type.kind == "set":
+            return serialised(paths, path_type)
+        values = elements.field("value").take(indices)
+        if not has_forms(path_type):
+            return serialised(values, value_type)
+        return serialised_row([values, paths], [value_type, path_type])
+
+    best = times.latest(element, len(head), decide, of_tombstones=has_forms(path_type))
+    live = best >= 0
+    live[live] = times.write_time[best[live]] > deleted.write_time[groups_of[live]]
+    counts = np.bincount(groups_of[live], minlength=len(deleted.write_time))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    some = counts > 0
+    return pa.ListArray.from_arrays(pa.array(offsets), elements.take(pa.array(best[live])), type=lists.type), some
+
+
+def _nothing(count: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(count + 1, np.int32), np.empty(0, np.uint8)

@@ -1,0 +1,64 @@
+"""Brings changes that were read, or states that were made, under an older schema of a table to the present one.
+
+What a schema may do to the changes of before: add a column (null in them); drop one (left out); drop and add it again
+(its older cells are void by `DroppedColumn.dropped_at`); add fields to a user-defined type at its end (null); rename
+them (fields keep their places); make `text` or `ascii` a `blob`. The database allows nothing else (CASSANDRA-12443).
+"""
+
+import pyarrow as pa
+
+from writetime.changes import change_schema, field_name
+from writetime.schema.table import SchemaError, TableSchema
+
+_OWN = ("kind", "key", "token", "position", "end", "marker", "tombstone")
+
+
+def conform(table: pa.Table, schema: TableSchema) -> pa.Table:
+    """Return a table of changes with the fields of `change_schema(schema)`; `origin` may be missing.
+
+    Raises:
+        SchemaError: a field that every change has is missing, or one's type cannot become the present one.
+    """
+    full = change_schema(schema)
+    if table.schema.equals(full):
+        return table
+    required = [*_OWN, *(field_name(c) for c in schema.partition_key + schema.clustering)]
+    if missing := [name for name in required if name not in table.schema.names]:
+        raise SchemaError(f"changes of {schema.full_name} lack the field {missing[0]}; read them with all fields")
+    columns = []
+    for field in full:
+        if field.name not in table.schema.names:
+            columns.append(pa.nulls(len(table), field.type))
+            continue
+        column = table[field.name]
+        try:
+            columns.append(pa.chunked_array([_convert(c, field.type) for c in column.chunks], field.type))
+        except TypeError as e:
+            raise SchemaError(f"changes of {schema.full_name}, column {field.name}: {e}") from None
+    return pa.Table.from_arrays(columns, schema=full)
+
+
+def _convert(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    found = array.type
+    if found.equals(wanted):
+        return array
+    if pa.types.is_string(found) and pa.types.is_binary(wanted):
+        return array.cast(wanted)
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted) and found.num_fields <= wanted.num_fields:
+        parts = [
+            _convert(array.field(i), field.type) if i < found.num_fields else pa.nulls(len(array), field.type)
+            for i, field in enumerate(wanted)
+        ]
+        return pa.StructArray.from_arrays(parts, fields=list(wanted), mask=array.is_null())
+    if pa.types.is_list(found) and pa.types.is_list(wanted):
+        values = _convert(array.values, wanted.value_type)
+        return pa.ListArray.from_arrays(_offsets(array), values, type=wanted, mask=array.is_null())
+    if pa.types.is_map(found) and pa.types.is_map(wanted):
+        keys, items = _convert(array.keys, wanted.key_type), _convert(array.items, wanted.item_type)
+        return pa.MapArray.from_arrays(_offsets(array), keys, items, type=wanted, mask=array.is_null())
+    raise TypeError(f"{found} cannot become {wanted}")
+
+
+def _offsets(array: pa.Array) -> pa.Array:
+    """Return the offsets as an array of its own: that of a slice cannot go with a mask."""
+    return pa.array(array.offsets.to_numpy())

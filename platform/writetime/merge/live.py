@@ -1,0 +1,108 @@
+"""The rows that live in a state at an instant: what `SELECT *` would answer then."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from writetime.changes import field_name, udt_fields
+from writetime.merge.cells import EXPIRED_TTL, take
+from writetime.merge.order import one_chunk
+from writetime.schema.mapping import arrow_type
+from writetime.schema.table import TableSchema
+from writetime.schema.types import Collection, CqlType, is_complex
+
+
+def live_rows(state: pa.Table, schema: TableSchema, as_of: int) -> pa.Table:
+    """Return the rows that live at an instant, in the order of the database, with the table's columns by name.
+
+    A row lives while its marker or one of its regular cells does; what has a TTL lives until its expiry second, not in
+    it. Live static cells are joined to every row of their partition; where there is no row, they make one, with nulls
+    in the clustering and regular columns.
+
+    Args:
+        state: what `merge` returned: whole partitions.
+        schema: the table.
+        as_of: the instant, in seconds.
+    """
+    lives = _marker_lives(one_chunk(state["marker"]), as_of)
+    has_static = np.zeros(len(state), bool)
+    values: dict[str, pa.Array] = {}
+    for column in schema.static + schema.regular:
+        array, some = live_column(one_chunk(state[field_name(column)]), column.type, as_of)
+        values[column.name] = array
+        (has_static if column in schema.static else lives)[some] = True
+    partition = _partitions(one_chunk(state["key"]))
+    partitions = int(partition[-1]) + 1 if len(partition) else 0
+    rows = np.bincount(partition[lives], minlength=partitions)
+    static = np.full(partitions, -1)
+    static[partition[has_static]] = np.flatnonzero(has_static)
+    alone = has_static & (rows[partition] == 0)
+    taken = np.flatnonzero(lives | alone)
+    statics = static[partition[taken]]
+    arrays = [take(one_chunk(state[field_name(c)]), taken) for c in schema.partition_key + schema.clustering]
+    arrays += [take(values[c.name], statics) for c in schema.static]
+    arrays += [take(values[c.name], taken) for c in schema.regular]
+    fields = [pa.field(c.name, arrow_type(c.type)) for c in schema.columns]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[pa.Array, np.ndarray]:
+    """Return the value of a column in each row of a state, and whether any of its cells lives."""
+    if not is_complex(cql_type):
+        lives = _cells_live(column, as_of)
+        return pc.if_else(lives, column.field("value"), pa.scalar(None, arrow_type(cql_type))), _mask(lives)
+    parts = column.flatten()[1]
+    if not isinstance(cql_type, Collection):
+        fields = [
+            live_column(cells, field_type, as_of)
+            for cells, (_, field_type) in zip(parts.flatten(), udt_fields(cql_type), strict=True)
+        ]
+        some = np.logical_or.reduce([s for _, s in fields])
+        return (
+            pa.StructArray.from_arrays(
+                [array for array, _ in fields], fields=list(arrow_type(cql_type)), mask=pa.array(~some)
+            ),
+            some,
+        )
+    elements = parts.flatten()
+    lives = _cells_live(elements, as_of)
+    row = np.repeat(np.arange(len(parts)), pc.list_value_length(parts).fill_null(0).to_numpy())
+    counts = np.bincount(row[_mask(lives)], minlength=len(parts))
+    some = counts > 0
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+    elements = elements.filter(lives)
+    arrow, absent = arrow_type(cql_type), pa.array(~some)
+    if cql_type.kind != "map":
+        values = elements.field("path" if cql_type.kind == "set" else "value")
+        return pa.ListArray.from_arrays(offsets, values, type=arrow, mask=absent), some
+    keys, items = elements.field("path"), elements.field("value")
+    if pa.types.is_map(arrow):
+        return pa.MapArray.from_arrays(offsets, keys, items, type=arrow, mask=absent), some
+    entries = pa.StructArray.from_arrays([keys, items], fields=list(arrow.value_type))
+    return pa.ListArray.from_arrays(offsets, entries, type=arrow, mask=absent), some
+
+
+def _cells_live(cells: pa.StructArray, as_of: int) -> pa.Array:
+    """Return which cells are there, no tombstones, and not expired (`AbstractCell.isLive`)."""
+    unexpired = pc.greater(cells.field("deletion_time"), as_of).fill_null(True)
+    deleted = cells.field("tombstone").fill_null(False)
+    return pc.and_(cells.is_valid(), pc.and_(unexpired, pc.invert(deleted)))
+
+
+def _marker_lives(markers: pa.StructArray, as_of: int) -> np.ndarray:
+    expired = pc.or_(
+        pc.less_equal(markers.field("expiry"), as_of).fill_null(False),
+        pc.equal(markers.field("ttl"), EXPIRED_TTL).fill_null(False),
+    )
+    return _mask(pc.and_(markers.is_valid(), pc.invert(expired)))
+
+
+def _partitions(keys: pa.Array) -> np.ndarray:
+    """Number the partitions of changes that are in order."""
+    if not len(keys):
+        return np.empty(0, np.int64)
+    return np.concatenate([[0], np.cumsum(_mask(pc.not_equal(keys[1:], keys[:-1])))])
+
+
+def _mask(array: pa.Array) -> np.ndarray:
+    return array.to_numpy(zero_copy_only=False)

@@ -1,0 +1,93 @@
+"""Puts changes into the order of the database: by token, partition key and position."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from writetime.changes import KINDS, RANGE_TOMBSTONE
+from writetime.merge import kernels
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which changes belong together: the groups of equal token, key and position, numbered in their order.
+
+    The items are the changes, then the ends of the range tombstones among them, so that the bounds of range tombstones
+    have their places between the rows.
+    """
+
+    kinds: np.ndarray  # of each change, as `changes.ROW`, ...
+    ranges: np.ndarray  # the changes that are range tombstones
+    group: np.ndarray  # of each item
+    head: np.ndarray  # one item of each group
+    partition: np.ndarray  # of each group
+    positions: pa.Array  # of each item
+
+    @property
+    def groups(self) -> int:
+        """The number of groups."""
+        return len(self.head)
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions."""
+        return int(self.partition[-1]) + 1 if len(self.partition) else 0
+
+    def change(self, items: np.ndarray) -> np.ndarray:
+        """Return the changes that items belong to."""
+        if not len(self.ranges):
+            return items
+        return np.concatenate([np.arange(len(self.kinds)), self.ranges])[items]
+
+
+def order_changes(changes: pa.Table) -> Order:
+    """Order changes; each column has one chunk at most."""
+    kinds = kind_codes(one_chunk(changes["kind"]))
+    ranges = np.flatnonzero(kinds == RANGE_TOMBSTONE)
+    tokens, keys, positions = (one_chunk(changes[name]) for name in ("token", "key", "position"))
+    first = numbers(tokens)
+    if len(ranges):
+        taken = pa.array(ranges)
+        positions = pa.concat_arrays([positions, one_chunk(changes["end"]).take(taken)])
+        keys = pa.concat_arrays([keys, keys.take(taken)])
+        first = np.concatenate([first, first[ranges]])
+    key_bytes, position_bytes = bytes_of(keys), bytes_of(positions)
+    group, head, partition = group_by(first, key_bytes, position_bytes)
+    return Order(kinds, ranges, group, head, partition, positions)
+
+
+Bytes = tuple[np.ndarray, np.ndarray]
+
+
+def group_by(first: np.ndarray, second: Bytes, third: Bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort items by three keys and number the groups of equal ones, as `kernels.number_groups`."""
+    order = kernels.sort_runs(np.argsort(first, kind="stable"), first, *second, *third)
+    return kernels.number_groups(order, first, *second, *third)
+
+
+def kind_codes(kinds: pa.Array) -> np.ndarray:
+    """Return the kinds as numbers: `changes.ROW`, `changes.STATIC`, ..."""
+    return pc.index_in(kinds, pa.array(KINDS)).to_numpy(zero_copy_only=False).astype(np.int8)
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array."""
+    return column.combine_chunks()
+
+
+def numbers(array: pa.Array, missing: int = 0) -> np.ndarray:
+    """Return the numbers of an integer array, `missing` where it is null."""
+    return (array.fill_null(missing) if array.null_count else array).to_numpy()
+
+
+def bytes_of(array: pa.Array) -> Bytes:
+    """Return offsets and data of an array of bytes or text; null is empty."""
+    if array.null_count:
+        array = array.fill_null(b"" if pa.types.is_binary(array.type) else "")
+    if not len(array):
+        return np.zeros(1, np.int32), np.empty(0, np.uint8)
+    _, offsets, data = array.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    return bounds, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)

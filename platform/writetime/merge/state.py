@@ -1,0 +1,77 @@
+"""Folds the changes of a table to its state."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.changes import KINDS, RANGE_TOMBSTONE, change_schema, field_name
+from writetime.merge.cells import NEVER, marker_times, take
+from writetime.merge.columns import dropped_times, merge_column
+from writetime.merge.conform import conform
+from writetime.merge.forms import with_newest_forms
+from writetime.merge.order import Order, one_chunk, order_changes
+from writetime.merge.tombstones import Tombstones, find_tombstones
+from writetime.schema.table import TableSchema
+
+
+def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> pa.Table:
+    """Merge changes of whole partitions: unsorted, repeated, overlapping, from any sources or older states.
+
+    The state has the fields of changes, in the order of the database. Of each partition it holds at most one
+    partition tombstone, range tombstones that do not overlap, one static row, and one row a position, with all that
+    was not overwritten or deleted; `origin` is null. Nothing has expired: a state is of no instant.
+
+    Raises:
+        SchemaError: a table is not of changes of this schema, nor of what it was before, see `conform`.
+    """
+    full = change_schema(schema)
+    parts = [conform(t if isinstance(t, pa.Table) else pa.Table.from_batches([t]), schema) for t in tables]
+    changes = pa.concat_tables(parts) if parts else full.empty_table()
+    if not len(changes):
+        return full.empty_table()
+    # One chunk each, once for all that reads them.
+    changes = changes.combine_chunks()
+    order = with_newest_forms(order_changes(changes), changes, schema)
+    tombstones = find_tombstones(order, one_chunk(changes["tombstone"]))
+    group = order.group[: len(changes)]
+    marker, some = _markers(one_chunk(changes["marker"]), group, tombstones)
+    fields: dict[str, pa.Array] = {"marker": marker, "tombstone": tombstones.kept.array()}
+    some |= tombstones.kept.write_time > NEVER
+    dropped = dropped_times(schema)
+    for column in schema.static + schema.regular:
+        name = field_name(column)
+        cells = one_chunk(changes[name])
+        fields[name], present = merge_column(cells, column.type, group, tombstones.deleted, dropped[column.name])
+        some |= present
+    groups = np.flatnonzero(some)
+    if len(groups) < len(some):
+        fields = {name: array.take(pa.array(groups)) for name, array in fields.items()}
+    fields |= _keys(changes, order, tombstones, groups)
+    arrays = [fields[f.name] if f.name in fields else pa.nulls(len(groups), f.type) for f in full]
+    return pa.Table.from_arrays(arrays, schema=full)
+
+
+def _markers(markers: pa.StructArray, group: np.ndarray, tombstones: Tombstones) -> tuple[pa.StructArray, np.ndarray]:
+    times = marker_times(markers)
+    deleted = tombstones.deleted.write_time
+    best = times.latest(group, len(deleted))
+    live = best >= 0
+    live[live] = times.write_time[best[live]] > deleted[live]
+    return take(markers, np.where(live, best, -1)), live
+
+
+def _keys(changes: pa.Table, order: Order, tombstones: Tombstones, groups: np.ndarray) -> dict[str, pa.Array]:
+    """Return the fields that say where these groups are; each takes them from its head."""
+    items = order.head[groups]
+    heads = order.change(items)
+    kinds = order.kinds[heads]
+    ends = np.where(kinds == RANGE_TOMBSTONE, order.head[tombstones.end[groups]], -1)
+    names = changes.schema.names
+    keys = names[1 : names.index("position")]
+    return {
+        "kind": pa.DictionaryArray.from_arrays(pa.array(kinds), list(KINDS)).dictionary_decode(),
+        **{name: take(one_chunk(changes[name]), heads) for name in keys},
+        "position": order.positions.take(pa.array(items)),
+        "end": take(order.positions, ends),
+    }

@@ -1,0 +1,118 @@
+"""What the deletions of a table cover: partitions, ranges of positions, rows.
+
+A deletion is (write time, deletion time), ordered by both (`DeletionTime.supersedes`). At every position the greatest
+that covers it counts. So the canonical form is: of each partition its greatest deletion; range tombstones that do not
+overlap, each as long as its deletion is the greatest, and only where it is greater than the partition's
+(`RangeTombstoneMarker.Merger`); row tombstones only where greater than both (`Row.Merger`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.changes import PARTITION_TOMBSTONE, RANGE_TOMBSTONE, TOMBSTONE
+from writetime.merge import kernels
+from writetime.merge.cells import NEVER, Times, deletion_times
+from writetime.merge.order import Order
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """One deletion for each group; where there is none, it is at `NEVER`."""
+
+    write_time: np.ndarray
+    deletion_time: np.ndarray
+
+    def exceeds(self, other: "Deletion") -> np.ndarray:
+        """Return where this deletion supersedes the other."""
+        later = self.deletion_time > other.deletion_time
+        return (self.write_time > other.write_time) | ((self.write_time == other.write_time) & later)
+
+    def where(self, mask: np.ndarray, other: "Deletion") -> "Deletion":
+        """Return this deletion where the mask says so, else the other."""
+        return Deletion(
+            np.where(mask, self.write_time, other.write_time), np.where(mask, self.deletion_time, other.deletion_time)
+        )
+
+    def at(self, indices: np.ndarray) -> "Deletion":
+        """Return the deletions at these indices, none where the index is -1."""
+        return chosen(self.write_time, self.deletion_time, indices)
+
+    def array(self) -> pa.StructArray:
+        """Return the deletions as the field `tombstone` of changes."""
+        arrays = [pa.array(self.write_time), pa.array(self.deletion_time)]
+        return pa.StructArray.from_arrays(arrays, fields=list(TOMBSTONE), mask=pa.array(self.write_time == NEVER))
+
+
+def chosen(write_time: np.ndarray, deletion_time: np.ndarray, indices: np.ndarray) -> Deletion:
+    """Return the deletions with these numbers at these indices, none where the index is -1."""
+    if not len(write_time):
+        return Deletion(np.full(len(indices), NEVER), np.full(len(indices), NEVER))
+    missing = indices < 0
+    return Deletion(np.where(missing, NEVER, write_time[indices]), np.where(missing, NEVER, deletion_time[indices]))
+
+
+@dataclass(frozen=True)
+class Tombstones:
+    """The canonical tombstones of the groups, and which write times they delete."""
+
+    kept: Deletion  # of a group's partition, range or row
+    end: np.ndarray  # the group where a range tombstone ends that starts in this group, -1 if none does
+    deleted: Deletion  # covers all of a group's cells
+
+
+def find_tombstones(order: Order, tombstones: pa.StructArray) -> Tombstones:
+    """Fold the tombstones of changes."""
+    times = deletion_times(tombstones)
+    single = _fold(order, times)
+    kinds = order.kinds[order.change(order.head)]
+    of_partition = np.full(order.partitions, -1)
+    groups = np.flatnonzero(kinds == PARTITION_TOMBSTONE)
+    of_partition[order.partition[groups]] = groups
+    partition = single.at(of_partition[order.partition])
+    end = np.full(order.groups, -1)
+    if not len(order.ranges):
+        rows_only = single.exceeds(partition) | (kinds == PARTITION_TOMBSTONE)
+        none = chosen(np.empty(0), np.empty(0), end)
+        return Tombstones(single.where(rows_only, none), end, single.where(single.exceeds(partition), partition))
+    ranges = _ranges(order, times)
+    open_ = ranges.exceeds(partition)
+    outer = ranges.where(open_, partition)
+    is_row = kinds != RANGE_TOMBSTONE
+    kept_row = is_row & (single.exceeds(outer) | (kinds == PARTITION_TOMBSTONE))
+    starts, ends = _segments(order, ranges, open_)
+    end[starts] = ends
+    kept = single.where(kept_row, ranges.at(np.where(end >= 0, np.arange(order.groups), -1)))
+    return Tombstones(kept, end, single.where(is_row & single.exceeds(outer), outer))
+
+
+def _fold(order: Order, times: Times) -> Deletion:
+    """Return the greatest deletion of each partition and row in its own group."""
+    present = times.present & (order.kinds != RANGE_TOMBSTONE)
+    single = Times(present, times.write_time, times.rank, times.deletion_time, times.ttl)
+    return chosen(times.write_time, times.deletion_time, single.latest(order.group, order.groups))
+
+
+def _ranges(order: Order, times: Times) -> Deletion:
+    """Return the greatest of the range tombstones that cover each group."""
+    write_time, deletion_time = times.write_time[order.ranges], times.deletion_time[order.ranges]
+    greatest_first = np.lexsort((deletion_time, write_time))[::-1]
+    starts = order.group[order.ranges][greatest_first]
+    ends = order.group[len(order.kinds) :][greatest_first]
+    covering = kernels.paint(starts, ends, order.groups)
+    return chosen(write_time[greatest_first], deletion_time[greatest_first], covering)
+
+
+def _segments(order: Order, ranges: Deletion, open_: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return first groups and ends of the longest stretches with one deletion; they are at bounds, never at rows."""
+    same = (
+        (open_[1:] == open_[:-1])
+        & (ranges.write_time[1:] == ranges.write_time[:-1])
+        & (ranges.deletion_time[1:] == ranges.deletion_time[:-1])
+        & (order.partition[1:] == order.partition[:-1])
+    )
+    firsts = np.flatnonzero(np.concatenate([[True], ~same]))
+    ends = np.append(firsts[1:], order.groups)
+    mask = open_[firsts]
+    return firsts[mask], ends[mask]

@@ -1,0 +1,129 @@
+"""Bytes of Arrow values that compare as the database compares: by serialised bytes, or as values of their type.
+
+The database settles ties by the serialised bytes of values, whatever their type: as unsigned bytes, so -1 is more than
+1. The elements of a collection are in the order of their type.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from writetime.changes import AT, position_encoder
+from writetime.schema.serialise import serialiser
+from writetime.schema.table import Column
+from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
+
+_TEXTS = ("ascii", "blob", "empty", "text")
+# Big-endian numbers of the same size as the serialised value: from Arrow's, plus what makes them unsigned.
+_NUMBERS = {"bigint": "i8", "date": "i4", "double": "f8", "float": "f4", "int": "i4", "smallint": "i2", "time": "i8"}
+_NUMBERS |= {"timestamp": "i8", "tinyint": "i1"}
+_SIGNED = ("bigint", "int", "smallint", "timestamp", "tinyint")
+
+
+def serialised(array: pa.Array, cql_type: CqlType) -> pa.Array:
+    """Return bytes or text that compare as the serialised values do; null where a value is empty."""
+    if isinstance(cql_type, Native):
+        # 36 hexadecimal characters sort as the 16 bytes do.
+        if cql_type.name in (*_TEXTS, "uuid", "timeuuid"):
+            return array
+        if cql_type.name in _NUMBERS:
+            return _numbers(array, cql_type.name, flip=cql_type.name == "date")
+    inner = serialiser(cql_type)
+    return pa.array([None if v is None else inner(v) for v in _plain(array).to_pylist()], pa.binary())
+
+
+def comparable(array: pa.Array, cql_type: CqlType) -> pa.Array:
+    """Return bytes or text that compare as values of the type do in the database; null where a value is empty."""
+    if isinstance(cql_type, Native):
+        if cql_type.name in _TEXTS:
+            return array
+        if cql_type.name in (*_SIGNED, "date", "time"):
+            return _numbers(array, cql_type.name, flip=cql_type.name in (*_SIGNED, "date"))
+        if cql_type.name == "timeuuid":
+            return _time_order(array)
+    inner, encode = serialiser(cql_type), position_encoder([Column("value", cql_type)])
+    values = _plain(array).to_pylist()
+    return pa.array([None if v is None else encode([inner(v)], AT) for v in values], pa.binary())
+
+
+def serialised_row(arrays: Sequence[pa.Array], types: Sequence[CqlType]) -> pa.Array:
+    """Return bytes that compare as the serialised values of several arrays do, one after the other."""
+    blobs = position_encoder([Column("value", Native("blob"))] * len(types))
+    inners = [serialiser(t) for t in types]
+    columns = [_plain(array).to_pylist() for array in arrays]
+    rows = zip(*columns, strict=True)
+    return pa.array([blobs([s(v) for s, v in zip(inners, row, strict=True)], AT) for row in rows], pa.binary())
+
+
+def has_forms(cql_type: CqlType) -> bool:
+    """Return whether values of a type may be equal for the database, and yet not be the same: decimals, as 1.0 and 1.
+
+    They are one clustering, or one element of a set.
+    """
+    match cql_type:
+        case Native(name):
+            return name == "decimal"
+        case Collection(_, arguments) | Tuple(arguments):
+            return any(map(has_forms, arguments))
+        case Udt(_, _, fields):
+            return any(has_forms(t) for _, t in fields)
+        case Vector(element, _):
+            return has_forms(element)
+    raise AssertionError(cql_type)
+
+
+def _numbers(array: pa.Array, name: str, *, flip: bool) -> pa.Array:
+    values = _plain(array).fill_null(0).to_numpy()
+    if name == "timestamp":
+        values = values // 1000
+    code = np.dtype(">" + _NUMBERS[name])
+    data = values.astype(code).view(np.uint8).reshape(-1, code.itemsize)
+    if flip:
+        data = data ^ np.array([0x80] + [0] * (data.shape[1] - 1), np.uint8)
+    return _fixed(data, array)
+
+
+def _time_order(array: pa.Array) -> pa.Array:
+    """Put the time of version 1 UUIDs first, and turn the sign of the other bytes (`TimeUUIDType`)."""
+    text = array.fill_null("00000000-0000-1000-8000-000000000000")
+    characters = np.frombuffer(text.buffers()[2] or b"", np.uint8)[36 * array.offset :][: 36 * len(array)].reshape(
+        -1, 36
+    )
+    digits = np.delete(characters, (8, 13, 18, 23), axis=1)
+    digits = np.where(digits >= ord("a"), digits - (ord("a") - 10), digits - ord("0")).astype(np.uint8)
+    data = digits[:, ::2] << 4 | digits[:, 1::2]
+    ordered = data[:, [6, 7, 4, 5, 0, 1, 2, 3, *range(8, 16)]]
+    ordered[:, 8:] ^= 0x80
+    return _fixed(ordered, array)
+
+
+def _fixed(data: np.ndarray, array: pa.Array) -> pa.Array:
+    """Return rows of bytes as an array that is null where another is."""
+    width = data.shape[1]
+    offsets = np.arange(0, (len(data) + 1) * width, width, dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
+    values = pa.Array.from_buffers(pa.binary(), len(data), buffers)
+    if not array.null_count:
+        return values
+    return pc.if_else(array.is_valid(), values, pa.scalar(None, pa.binary()))
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Turn dates and times into numbers, however deep: Python's own have less range."""
+    return array.cast(_plain_type(array.type))
+
+
+def _plain_type(arrow: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(arrow):
+        return pa.int64()
+    if pa.types.is_date32(arrow):
+        return pa.int32()
+    if pa.types.is_struct(arrow):
+        return pa.struct([(field.name, _plain_type(field.type)) for field in arrow])
+    if pa.types.is_map(arrow):
+        return pa.map_(_plain_type(arrow.key_type), _plain_type(arrow.item_type))
+    if pa.types.is_list(arrow):
+        return pa.list_(pa.field(arrow.value_field.name, _plain_type(arrow.value_type)))
+    return arrow

@@ -1,0 +1,104 @@
+"""A real server's tables: their changes from SSTables and commit logs, and what it answered."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+from cassandra import InvalidRequest
+from cassandra.cluster import Session
+
+from tests.merge import answers
+from tests.storage.conftest import create_udts
+from tests.storage.databases import FormatServer
+from tests.storage.generate import KEYSPACE, Generator
+from writetime.schema.table import TableSchema
+from writetime.storage.commitlog import CommitLogReader
+from writetime.storage.segment import find_segments
+from writetime.storage.sstable import SSTable
+
+TABLES = 14
+ROUNDS = 4
+WRITES = 30
+COMPACTION = "{'class': 'SizeTieredCompactionStrategy', 'enabled': 'false'}"
+
+
+@dataclass
+class History:
+    """One table: the changes of each of its SSTables, those of the commit log, and what the database answered."""
+
+    schema: TableSchema
+    sstables: list[pa.Table]
+    log: pa.Table
+    rows: pa.Table
+    write_times: list[dict[str, int | None]]
+    as_of: int
+
+
+@pytest.fixture(scope="session")
+def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[History]]:
+    server = FormatServer(tmp_path_factory.mktemp("merge"), "nb")
+    try:
+        server.start()
+        yield _histories(server)
+    finally:
+        server.stop()
+
+
+def _histories(server: FormatServer) -> list[History]:
+    generator = Generator(11)
+    # One second is over before the database is asked.
+    generator._ttls = [1, 100_000, 200_000]
+    names = [f"t{i}" for i in range(TABLES)]
+    made = [generator.schema(name) for name in names]
+    server.write(create_udts())
+    for schema in made:
+        # Tables are flushed while they are written to, so that there are several SSTables.
+        joiner = " AND " if " WITH " in schema.create_statement() else " WITH "
+        options = "cdc = true AND memtable_flush_period_in_ms = 2000 AND compaction = " + COMPACTION
+        server.write([schema.create_statement() + joiner + options])
+    writes = {schema.name: generator.writes(schema, ROUNDS * WRITES) for schema in made}
+    for number in range(ROUNDS):
+        for schema in made:
+            _write(server, writes[schema.name][number * WRITES : (number + 1) * WRITES])
+    time.sleep(2)
+    known = server.schemas()
+    schemas = [s for s in known if s.keyspace == KEYSPACE]
+    session = answers.raw_session(server.port)
+    asked = {s.name: _answers(session, s) for s in schemas}
+    session.cluster.shutdown()
+    server.stop()
+    log = _log(server, known, [s.full_name for s in schemas])
+    return [
+        History(
+            schema,
+            [pa.Table.from_batches(SSTable(at, schema).scan()) for at in server.sstables(KEYSPACE, schema.name)],
+            log[schema.name],
+            *asked[schema.name],
+        )
+        for schema in schemas
+    ]
+
+
+def _write(server: FormatServer, statements: list[str]) -> None:
+    for statement in statements:
+        try:
+            server.write_one(statement)
+        except InvalidRequest as e:
+            # The generator does not know that a range must not be empty, nor a key.
+            if "DELETE" not in statement and "BATCH" not in statement and "Key may not be empty" not in str(e):
+                raise
+
+
+def _answers(session: Session, schema: TableSchema) -> tuple[pa.Table, list[dict[str, int | None]], int]:
+    return answers.rows(session, schema), answers.write_times(session, schema), int(time.time())
+
+
+def _log(server: FormatServer, known: list[TableSchema], wanted: list[str]) -> dict[str, pa.Table]:
+    found: dict[str, list[pa.RecordBatch]] = {}
+    reader = CommitLogReader(known, wanted)
+    for segment in find_segments(str(server.cdc_raw)):
+        for schema, batch in reader.read(segment):
+            found.setdefault(schema.name, []).append(batch)
+    return {name: pa.Table.from_batches(batches) for name, batches in found.items()}

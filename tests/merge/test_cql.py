@@ -1,0 +1,104 @@
+"""The state's live rows against what the database answered, whatever the changes were read from."""
+
+import random
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from tests.merge.conftest import History
+from tests.storage.expected import assert_same
+from writetime.changes import field_name
+from writetime.merge import live_rows, merge
+from writetime.merge.values import has_forms
+from writetime.schema.table import Column, TableSchema
+from writetime.schema.types import Native, is_complex
+
+
+def with_one_form(rows: pa.Table, schema: TableSchema) -> pa.Table:
+    """Give equal decimals in clustering columns the same form: which one the database keeps is not said anywhere."""
+    for column in schema.clustering:
+        if has_forms(column.type):
+            index = rows.schema.get_field_index(column.name)
+            texts = [repr(_normal(v)) for v in rows[column.name].to_pylist()]
+            rows = rows.set_column(index, column.name, pa.array(texts))
+    return rows
+
+
+def _normal(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_normal(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _normal(v) for k, v in value.items()}
+    try:
+        return str(Decimal(value).normalize()) if isinstance(value, str) else value
+    except ArithmeticError:
+        return value
+
+
+def assert_answers(state: pa.Table, history: History) -> None:
+    schema = history.schema
+    found = live_rows(state, schema, history.as_of)
+    found.validate(full=True)
+    assert_same(with_one_form(found, schema), with_one_form(history.rows, schema))
+
+
+def test_sstables_give_what_the_database_answers(histories: list[History]) -> None:
+    assert any(len(history.sstables) > 2 for history in histories)
+    for history in histories:
+        assert_answers(merge(history.sstables, history.schema), history)
+
+
+def test_the_commit_log_gives_what_the_database_answers(histories: list[History]) -> None:
+    for history in histories:
+        assert_answers(merge([history.log], history.schema), history)
+
+
+def test_whatever_is_read_twice_or_in_pieces_gives_the_same_state(histories: list[History]) -> None:
+    for seed, history in enumerate(histories):
+        chooser = random.Random(seed)
+        whole = merge([history.log, *history.sstables], history.schema)
+        pieces = [history.log.slice(i, 7) for i in range(0, len(history.log), 7)]
+        pieces += chooser.choices(pieces, k=5) + history.sstables
+        chooser.shuffle(pieces)
+        middle = merge(pieces[: len(pieces) // 2], history.schema)
+        assert_same(merge([middle, *pieces[len(pieces) // 2 :]], history.schema), whole)
+        for part in (merge(history.sstables, history.schema), merge([history.log], history.schema)):
+            assert_same(with_one_form(part, history.schema), with_one_form(whole, history.schema))
+
+
+def with_times_as_values(state: pa.Table, schema: TableSchema, part: str) -> tuple[pa.Table, TableSchema]:
+    """Replace the value of each simple cell by one of its times."""
+    for column in schema.static + schema.regular:
+        if not is_complex(column.type):
+            name = field_name(column)
+            cells = state[name].combine_chunks()
+            times = [cells.field(part), *(cells.field(i) for i in range(1, cells.type.num_fields))]
+            made = pa.StructArray.from_arrays(times, names=list(cells.type.names), mask=cells.is_null())
+            state = state.set_column(state.schema.get_field_index(name), name, made)
+
+    def timed(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+        return tuple(c if is_complex(c.type) else replace(c, type=Native("bigint")) for c in columns)
+
+    return state, replace(schema, static=timed(schema.static), regular=timed(schema.regular))
+
+
+def test_cells_have_the_write_times_and_expiry_that_the_database_answers(histories: list[History]) -> None:
+    for history in histories:
+        state = merge(history.sstables, history.schema)
+        found: dict[str, list[dict[str, int | None]]] = {}
+        for part in ("write_time", "deletion_time"):
+            rows = live_rows(*with_times_as_values(state, history.schema, part), history.as_of)
+            found[part] = rows.select(
+                [c for c in rows.column_names if rows.schema.field(c).type == "int64"]
+            ).to_pylist()
+        for times, expiries, wanted in zip(
+            found["write_time"], found["deletion_time"], history.write_times, strict=False
+        ):
+            for name in [n for n in wanted if not n.startswith("ttl ")]:
+                assert times[name] == wanted[name]
+                left = wanted[f"ttl {name}"]
+                assert (expiries[name] is None) == (left is None)
+                # The database was asked a moment before `as_of`; no TTL that lives is near to its end.
+                assert left is None or abs(expiries[name] - history.as_of - left) < 60  # type: ignore[operator]
