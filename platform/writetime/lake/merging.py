@@ -19,7 +19,7 @@ PORTION_BYTES = 64 << 20
 
 
 class Runner(Protocol):
-    """Runs tasks and returns their results in any order: the built-in `map`, or `tasks.in_spark(session)`."""
+    """Runs tasks and returns their results in any order: the built-in `map`, or `spark.in_spark(session)`."""
 
     def __call__(self, function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterable[Any]:
         """Apply the function to each task."""
