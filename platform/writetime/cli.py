@@ -13,7 +13,7 @@ from writetime.errors import WritetimeError
 from writetime.ingest import deadletters, ingress, sink
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.kafka import beginning_offsets, end_offsets
-from writetime.lake.cli import backfill, maintain, snapshot, view
+from writetime.lake.cli import backfill, maintain, rebuild, snapshot, view
 from writetime.storage.cli import commitlog, sstable
 
 
@@ -109,7 +109,7 @@ def redrive() -> None:
     click.echo(f"{deadletters.redrive(config.load())} redriven")
 
 
-for command in (sstable, commitlog, snapshot, backfill, view, maintain):
+for command in (sstable, commitlog, snapshot, backfill, view, maintain, rebuild):
     main.add_command(command)
 
 
