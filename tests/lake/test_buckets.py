@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from tests.lake.made import SCHEMA, new_table, settings_at
 from writetime.errors import WritetimeError
-from writetime.lake.buckets import buckets_of, check_buckets, token_range
+from writetime.lake.buckets import buckets_of, buckets_of_share, check_buckets, token_range
 from writetime.lake.delta import BUCKETS
 from writetime.lake.table import create_table, open_table
 
@@ -24,6 +24,13 @@ def test_a_bucket_is_a_range(buckets: int) -> None:
         assert first <= token <= last
     assert token_range(0, buckets)[0] == -(1 << 63)
     assert token_range(buckets - 1, buckets)[1] == (1 << 63) - 1
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 16, 64])
+def test_shares(buckets: int) -> None:
+    shares = [buckets_of_share(share, 16, buckets) for share in range(16)]
+    assert [bucket for share in shares for bucket in share] == list(range(buckets))
+    assert {len(share) for share in shares} <= {0, 1, buckets // 16}
 
 
 @pytest.mark.parametrize("buckets", [0, 3, -4, 1 << 17])

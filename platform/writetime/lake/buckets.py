@@ -38,3 +38,8 @@ def token_range(bucket: int, buckets: int) -> tuple[int, int]:
     size = (1 << 64) // buckets
     first = -(1 << 63) + bucket * size
     return first, first + size - 1
+
+
+def buckets_of_share(share: int, shares: int, buckets: int) -> range:
+    """Return the buckets that start in one of equal shares of the token's range."""
+    return range(-(-share * buckets // shares), -(-(share + 1) * buckets // shares))
