@@ -86,10 +86,10 @@ def test_backfill(settings: Settings, spark: SparkSession, tmp_path: Path) -> No
     by_spark = create_table(settings_at(tmp_path / "spark", buckets=4), found.schema)
     assert sum(count for _, count in backfill(by_spark, found, [0, 1], run=in_spark(spark))) == done[0] + done[1]
     spark.dataSource.register(SSTableSource)
-    for number, node in enumerate(nodes):
-        frame = spark.read.format("sstable").option("split_bytes", "4096").load(str(node))
+    frames = [spark.read.format("sstable").option("split_bytes", "16384").load(str(node)) for node in nodes]
+    for number, frame in enumerate(frames):
         assert append_frame(by_spark, frame, "nodes", number)
-        assert not append_frame(by_spark, frame, "nodes", number)
+    assert not append_frame(by_spark, frames[2], "nodes", 2)
     assert state.fold(by_spark, in_spark(spark)) > 0
     assert views.refresh(by_spark, in_spark(spark)) == len(wanted)
     assert view_rows(views.virtual(by_spark)) == wanted

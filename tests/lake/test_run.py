@@ -117,9 +117,9 @@ def test_schema_changes(settings: Settings, tmp_path: Path) -> None:
         own = settings.model_copy(update={"lake": Lake(path=str(tmp_path / f"lake{order[0]}"), buckets=1)})
         for number in order:
             found = find_snapshots([snapshots[number]])
-            lake = create_table(own, found.schema)
-            assert sum(count for _, count in backfill(lake, found)) > 0
-            state.fold(lake)
+            assert sum(count for _, count in backfill(create_table(own, found.schema), found)) > 0
+            state.fold(open_table(own, table))
+        lake = open_table(own, table)
         views.refresh(lake)
         assert view_rows(views.virtual(lake)) == wanted
         names = list(wanted[0])
