@@ -121,6 +121,9 @@ def test_a_type_that_arrow_holds_otherwise_is_refused(tmp_path: Path) -> None:
             table.follow(other)
     same = parse_table("CREATE TABLE shop.items (id int, n int, v ascii, w int, PRIMARY KEY (id, n))")
     assert table.follow(same).regular[0].type == Native("ascii")
+    short, renamed = (with_columns(Column("u", Udt("shop", "u", ((name, INT),)))) for name in "ab")
+    with pytest.raises(SchemaError, match=r"column u: field a of the type u was renamed to b"):
+        join_schemas(short, renamed)
     with pytest.raises(SchemaError, match="differ in their primary keys"):
         table.follow(parse_table("CREATE TABLE shop.items (id int, m int, v text, PRIMARY KEY (id, m))"))
 

@@ -71,12 +71,16 @@ def _last_drop(name: str, schema: TableSchema) -> int:
 def _join_types(one: CqlType, other: CqlType, what: str) -> CqlType:
     match one, other:
         case Udt(), Udt() if one.name == other.name:
-            fields = dict(one.fields)
-            for name, t in other.fields:
-                fields[name] = _join_types(fields[name], t, f"{what}.{name}") if name in fields else t
             longer = other if len(other.fields) > len(one.fields) else one
-            order = [name for name, _ in longer.fields] + [n for n in fields if n not in dict(longer.fields)]
-            return replace(longer, fields=tuple((name, fields[name]) for name in order))
+            fields = list(longer.fields)
+            for i, ((name, t), (other_name, other_t)) in enumerate(zip(one.fields, other.fields, strict=False)):
+                if name != other_name:
+                    raise SchemaError(
+                        f"{what}: field {name} of the type {one.name} was renamed to {other_name}, and Delta's nested "
+                        "fields keep their names: bring the table in under another lake.path"
+                    )
+                fields[i] = (name, _join_types(t, other_t, f"{what}.{name}"))
+            return replace(longer, fields=tuple(fields))
         case Collection(), Collection() if (one.kind, one.frozen) == (other.kind, other.frozen):
             return replace(one, arguments=_join_all(one.arguments, other.arguments, what))
         case Tuple(), Tuple() if len(one.arguments) == len(other.arguments):

@@ -13,8 +13,12 @@ from typing import Any
 import numba
 import numpy as np
 
+from writetime.storage.memory import load8, load32, load64
+
 _njit: Any = numba.njit(cache=True, nogil=True)
 _BLOCK = 16
+_LONG = 8
+_SIGN = -(1 << 63)
 
 
 def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,14 +39,49 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 @_njit
-def compare_bytes(offsets: np.ndarray, data: np.ndarray, i: int, j: int) -> int:
-    """Compare two values as unsigned bytes; a prefix comes first."""
-    a, a_end = offsets[i], offsets[i + 1]
-    b, b_end = offsets[j], offsets[j + 1]
-    for k in range(min(a_end - a, b_end - b)):
-        if data[a + k] != data[b + k]:
-            return -1 if data[a + k] < data[b + k] else 1
-    return (a_end - a) - (b_end - b)
+def _compare_bytes(offsets: np.ndarray, data: int, i: int, j: int) -> int:
+    """Compare two values as unsigned bytes, eight at a time; a prefix comes first."""
+    a, b = offsets[i], offsets[j]
+    a_length, b_length = offsets[i + 1] - a, offsets[j + 1] - b
+    a += data
+    b += data
+    end = a + min(a_length, b_length)
+    while end - a >= 8:
+        x, y = load64(a), load64(b)
+        if x != y:
+            return -1 if (x ^ _SIGN) < (y ^ _SIGN) else 1
+        a += 8
+        b += 8
+    if end - a >= 4:
+        x, y = load32(a), load32(b)
+        if x != y:
+            return -1 if x < y else 1
+        a += 4
+        b += 4
+    while a < end:
+        x, y = load8(a), load8(b)
+        if x != y:
+            return -1 if x < y else 1
+        a += 1
+        b += 1
+    return a_length - b_length
+
+
+@_njit
+def _head(offsets: np.ndarray, data: int, i: int) -> int:
+    """Return a number that compares as the values do, if two differ in it or it says that they are whole.
+
+    It is made of the first seven bytes, zeros after the value's end, and the length: `_LONG` if there are more.
+    """
+    p = data + offsets[i]
+    length = min(offsets[i + 1] - offsets[i], _LONG)
+    if length == _LONG:
+        value = load64(p) & ~0xFF
+    else:
+        value = 0
+        for k in range(7):
+            value = (value | (load8(p + k) if k < length else 0)) << 8
+    return (value | length) ^ _SIGN
 
 
 @_kernel
@@ -54,63 +93,75 @@ def sort_runs(
     b_offsets: np.ndarray,
     b_data: np.ndarray,
 ) -> np.ndarray:
-    """Sort each run of items that are equal in `first` by `a`, then `b`: a merge sort that gains by what is sorted."""
+    """Sort each run of items that are equal in `first` by `a`, then `b`: a merge sort that gains by what is sorted.
+
+    In most runs all are equal in `a`, too. The heads of `b` are held next to the order: the bytes are far.
+    """
     order = order.copy()
     count = len(order)
-    scratch = np.empty(count, np.int64)
+    a_at, b_at = a_data.ctypes.data, b_data.ctypes.data
+    heads = np.empty(count, np.int64)
+    scratch, head_scratch = np.empty(count, np.int64), np.empty(count, np.int64)
     start = 0
     while start < count:
         end = start + 1
+        several = False
         while end < count and first[order[end]] == first[order[start]]:
+            several |= _compare_bytes(a_offsets, a_at, order[start], order[end]) != 0
             end += 1
         if end - start > 1:
-            _sort(order, scratch, start, end, a_offsets, a_data, b_offsets, b_data)
+            for k in range(start, end):
+                heads[k] = _LONG if several else _head(b_offsets, b_at, order[k])
+            keys = a_offsets, a_at, b_offsets, b_at
+            _sort(order, heads, scratch, head_scratch, start, end, keys)
         start = end
     return order
 
 
 @_njit
-def _compare(
-    i: int, j: int, a_offsets: np.ndarray, a_data: np.ndarray, b_offsets: np.ndarray, b_data: np.ndarray
-) -> int:
-    by_first = compare_bytes(a_offsets, a_data, i, j)
-    return by_first if by_first != 0 else compare_bytes(b_offsets, b_data, i, j)
+def _follows(i: int, i_head: int, j: int, j_head: int, keys: tuple) -> bool:
+    """Return whether item `i` comes after item `j`."""
+    if i_head != j_head:
+        return i_head > j_head
+    if i_head & 0xFF < _LONG:
+        return False
+    by_first = _compare_bytes(keys[0], keys[1], i, j)
+    return by_first > 0 if by_first != 0 else _compare_bytes(keys[2], keys[3], i, j) > 0
 
 
 @_njit
 def _sort(
     order: np.ndarray,
+    heads: np.ndarray,
     scratch: np.ndarray,
+    head_scratch: np.ndarray,
     start: int,
     end: int,
-    a_offsets: np.ndarray,
-    a_data: np.ndarray,
-    b_offsets: np.ndarray,
-    b_data: np.ndarray,
+    keys: tuple,
 ) -> None:
     for block in range(start, end, _BLOCK):
         for k in range(block + 1, min(block + _BLOCK, end)):
-            item = order[k]
+            item, head = order[k], heads[k]
             at = k
-            while at > block and _compare(order[at - 1], item, a_offsets, a_data, b_offsets, b_data) > 0:
-                order[at] = order[at - 1]
+            while at > block and _follows(order[at - 1], heads[at - 1], item, head, keys):
+                order[at], heads[at] = order[at - 1], heads[at - 1]
                 at -= 1
-            order[at] = item
+            order[at], heads[at] = item, head
     width = _BLOCK
     while width < end - start:
         for low in range(start, end - width, 2 * width):
             middle, high = low + width, min(low + 2 * width, end)
-            if _compare(order[middle - 1], order[middle], a_offsets, a_data, b_offsets, b_data) <= 0:
+            if not _follows(order[middle - 1], heads[middle - 1], order[middle], heads[middle], keys):
                 continue
             for k in range(low, middle):
-                scratch[k] = order[k]
+                scratch[k], head_scratch[k] = order[k], heads[k]
             i, j, at = low, middle, low
             while i < middle:
-                if j < high and _compare(scratch[i], order[j], a_offsets, a_data, b_offsets, b_data) > 0:
-                    order[at] = order[j]
+                if j < high and _follows(scratch[i], head_scratch[i], order[j], heads[j], keys):
+                    order[at], heads[at] = order[j], heads[j]
                     j += 1
                 else:
-                    order[at] = scratch[i]
+                    order[at], heads[at] = scratch[i], head_scratch[i]
                     i += 1
                 at += 1
         width *= 2
@@ -134,16 +185,17 @@ def number_groups(
     group = np.empty(count, np.int64)
     head = np.empty(count, np.int64)
     outer = np.empty(count, np.int64)
+    a_at, b_at = a_data.ctypes.data, b_data.ctypes.data
     groups = -1
     outers = -1
     for k in range(count):
         item = order[k]
         if k > 0:
             last = order[k - 1]
-            if first[item] != first[last] or compare_bytes(a_offsets, a_data, last, item) != 0:
+            if first[item] != first[last] or _compare_bytes(a_offsets, a_at, last, item) != 0:
                 outers += 1
                 groups += 1
-            elif compare_bytes(b_offsets, b_data, last, item) != 0:
+            elif _compare_bytes(b_offsets, b_at, last, item) != 0:
                 groups += 1
         else:
             outers = groups = 0
@@ -225,7 +277,7 @@ def largest(
     of_group = np.full(len(best), -1, np.int64)
     for k in range(len(items)):
         g = group[items[k]]
-        if of_group[g] < 0 or compare_bytes(offsets, data, k, of_group[g]) > 0:
+        if of_group[g] < 0 or _compare_bytes(offsets, data.ctypes.data, k, of_group[g]) > 0:
             of_group[g] = k
             best[g] = items[k]
     return best

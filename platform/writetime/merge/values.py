@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from writetime.changes import AT, position_encoder
+from writetime.merge.arrow import pc
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import Column
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
@@ -31,7 +31,7 @@ def serialised(array: pa.Array, cql_type: CqlType) -> pa.Array:
         if cql_type.name in _NUMBERS:
             return _numbers(array, cql_type.name, flip=cql_type.name == "date")
     inner = serialiser(cql_type)
-    return pa.array([None if v is None else inner(v) for v in _plain(array).to_pylist()], pa.binary())
+    return pa.array([None if v is None else inner(v) for v in plain(array).to_pylist()], pa.binary())
 
 
 def comparable(array: pa.Array, cql_type: CqlType) -> pa.Array:
@@ -44,7 +44,7 @@ def comparable(array: pa.Array, cql_type: CqlType) -> pa.Array:
         if cql_type.name == "timeuuid":
             return _time_order(array)
     inner, encode = serialiser(cql_type), position_encoder([Column("value", cql_type)])
-    values = _plain(array).to_pylist()
+    values = plain(array).to_pylist()
     return pa.array([None if v is None else encode([inner(v)], AT) for v in values], pa.binary())
 
 
@@ -52,7 +52,7 @@ def serialised_row(arrays: Sequence[pa.Array], types: Sequence[CqlType]) -> pa.A
     """Return bytes that compare as the serialised values of several arrays do, one after the other."""
     blobs = position_encoder([Column("value", Native("blob"))] * len(types))
     inners = [serialiser(t) for t in types]
-    columns = [_plain(array).to_pylist() for array in arrays]
+    columns = [plain(array).to_pylist() for array in arrays]
     rows = zip(*columns, strict=True)
     return pa.array([blobs([s(v) for s, v in zip(inners, row, strict=True)], AT) for row in rows], pa.binary())
 
@@ -75,7 +75,7 @@ def has_forms(cql_type: CqlType) -> bool:
 
 
 def _numbers(array: pa.Array, name: str, *, flip: bool) -> pa.Array:
-    values = _plain(array).fill_null(0).to_numpy()
+    values = plain(array).fill_null(0).to_numpy()
     if name == "timestamp":
         values = values // 1000
     code = np.dtype(">" + _NUMBERS[name])
@@ -110,7 +110,7 @@ def _fixed(data: np.ndarray, array: pa.Array) -> pa.Array:
     return pc.if_else(array.is_valid(), values, pa.scalar(None, pa.binary()))
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def plain(array: pa.Array) -> pa.Array:
     """Turn dates and times into numbers, however deep: Python's own have less range."""
     return array.cast(_plain_type(array.type))
 
