@@ -2,7 +2,7 @@
 
 from dagster import Definitions, in_process_executor
 
-from assets import automation, demo, ingest
+from assets import automation, demo, ingest, lake
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 
 defs = Definitions(
@@ -13,9 +13,19 @@ defs = Definitions(
         ingest.user_events,
         ingest.dead_letter_topic,
         ingest.dead_letters,
+        lake.snapshots,
+        lake.changes,
+        lake.lake_state,
+        lake.lake_view,
     ],
     asset_checks=[ingest.lag_is_far_from_retention],
-    jobs=[automation.ingest_job, automation.dead_letters_job, automation.replay_flights_job],
+    jobs=[
+        automation.ingest_job,
+        automation.dead_letters_job,
+        automation.replay_flights_job,
+        automation.backfill_job,
+        automation.lake_job,
+    ],
     sensors=[automation.user_events_lag],
     schedules=[automation.ingest_schedule, automation.dead_letters_schedule],
     resources={

@@ -13,6 +13,7 @@ from writetime.errors import WritetimeError
 from writetime.ingest import deadletters, ingress, sink
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.kafka import beginning_offsets, end_offsets
+from writetime.lake.cli import backfill, maintain, rebuild, snapshot, view
 from writetime.storage.cli import commitlog, sstable
 
 
@@ -108,8 +109,8 @@ def redrive() -> None:
     click.echo(f"{deadletters.redrive(config.load())} redriven")
 
 
-main.add_command(sstable)
-main.add_command(commitlog)
+for command in (sstable, commitlog, snapshot, backfill, view, maintain, rebuild):
+    main.add_command(command)
 
 
 def _init(settings: config.Settings) -> None:

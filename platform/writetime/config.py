@@ -68,9 +68,18 @@ class Spark(_Section):
 
 
 class Lake(_Section):
-    """Where the lake's Delta tables are: a folder, or an `s3a://`, `gs://` or `abfss://` address."""
+    """Where the lake's Delta tables are: a folder, or an `s3a://`, `gs://` or `abfss://` address.
+
+    `storage_options` are passed as they are to the object store (names of delta-rs: `AWS_REGION`, ...).
+    """
 
     path: str = ".writetime/lake"
+    storage_options: dict[str, SecretStr] = {}
+    buckets: int = Field(default=16, description="Token ranges of a new table, a power of two; fixed from then on.")
+    keep_history_days: float = Field(
+        default=7.0, ge=0, description="How far back a view `as_of` can go; older changes are merged."
+    )
+    vacuum_hours: int = Field(default=168, ge=1, description="Files that no version needs are deleted after this time.")
 
 
 class Ingest(_Section):

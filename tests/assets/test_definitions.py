@@ -27,6 +27,9 @@ def test_graph() -> None:
         ("ingest/user_events", "ingest/dead_letter_topic"),
         ("ingest/user_events", "ingest/dead_letters"),
         ("ingest/dead_letter_topic", "ingest/dead_letters"),
+        ("sources/snapshots", "lake/changes"),
+        ("lake/changes", "lake/state"),
+        ("lake/state", "lake/view"),
     }
     for key in graph.get_all_asset_keys():
         assert graph.get(key).description, key
@@ -35,7 +38,7 @@ def test_graph() -> None:
 
 def test_jobs_schedules_and_sensors() -> None:
     repository = defs.get_repository_def()
-    assert {"ingest", "dead_letters", "replay_flights"} <= set(repository.job_names)
+    assert {"ingest", "dead_letters", "replay_flights", "backfill", "lake"} <= set(repository.job_names)
     assert [s.name for s in repository.sensor_defs] == ["user_events_lag"]
     assert sorted((s.name, s.cron_schedule) for s in repository.schedule_defs) == [
         ("dead_letters_schedule", "5-59/15 * * * *"),

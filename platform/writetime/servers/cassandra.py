@@ -9,7 +9,7 @@ from cassandra.connection import ConnectionException
 from writetime.config import Settings
 from writetime.servers import jars
 from writetime.servers.java import java
-from writetime.servers.process import EmbeddedServer, port_answers
+from writetime.servers.process import EmbeddedServer, free_port, port_answers
 
 # Module access that Cassandra 5.0 needs on Java 17 (its own conf/jvm17-server.options asks for the same packages).
 MODULE_EXPORTS = [
@@ -29,6 +29,13 @@ MODULE_OPENS = [
     "java.base/sun.nio.ch",
     "jdk.management/com.sun.management.internal",
 ]
+
+
+def module_options() -> list[str]:
+    """Return the options of a Java 17 that runs Cassandra's classes."""
+    exports = [f"--add-exports={p}=ALL-UNNAMED" for p in MODULE_EXPORTS]
+    return exports + [f"--add-opens={p}=ALL-UNNAMED" for p in MODULE_OPENS]
+
 
 _LOGBACK = """<configuration>
   <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
@@ -63,8 +70,7 @@ class CassandraServer(EmbeddedServer):
         heap = f"{self._settings.embedded.cassandra_heap_mb}m"
         return [
             str(java()),
-            *(f"--add-exports={p}=ALL-UNNAMED" for p in MODULE_EXPORTS),
-            *(f"--add-opens={p}=ALL-UNNAMED" for p in MODULE_OPENS),
+            *module_options(),
             "-Djdk.attach.allowAttachSelf=true",
             f"-Dcassandra.config={config.as_uri()}",
             f"-Dcassandra.storagedir={self.folder}",
@@ -72,6 +78,9 @@ class CassandraServer(EmbeddedServer):
             "-Dcassandra-foreground=yes",
             "-Dcassandra.ring_delay_ms=1000",
             "-Dcassandra.skip_wait_for_gossip_to_settle=0",
+            # For `writetime snapshot`, which asks the node itself for its port.
+            f"-Dcassandra.jmx.local.port={free_port()}",
+            "-Dcom.sun.management.jmxremote.authenticate=false",
             "-XX:+UseG1GC",
             "-XX:+CrashOnOutOfMemoryError",
             f"-Xms{heap}",

@@ -67,7 +67,9 @@ class KafkaServer(EmbeddedServer):
 
     def _format(self, config: Path) -> None:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-        command = [*self._java("-Xmx128m"), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config)]
+        # One in 64 ids begins with a dash, and would be taken for an option if it were a word of its own.
+        format_options = ["format", f"--cluster-id={cluster_id}", "-c", str(config)]
+        command = [*self._java("-Xmx128m"), "kafka.tools.StorageTool", *format_options]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode:
             raise WritetimeError(f"Kafka's log folder {self.folder / 'data'} cannot be made: {answer.stderr.strip()}")

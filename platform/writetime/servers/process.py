@@ -153,6 +153,13 @@ def port_answers(port: int) -> bool:
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
+def free_port() -> int:
+    """Return a port of the loopback interface that nothing uses at this moment."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 def _require_free(port: int, what: str, setting: str) -> None:
     deadline = time.monotonic() + PORT_RELEASE_SECONDS
     while not _is_free(port):

@@ -1,0 +1,160 @@
+"""Backfill: SSTable snapshots of one or many nodes, appended to the changes of a lake table, bucket by bucket.
+
+A bucket is a range of tokens, so it is read from every SSTable at the place that the index tells, and it is a
+transaction of its own, named by the snapshot: what failed is run again alone, what was done is passed over. Replicas
+need no care: the merge leaves one of each cell.
+"""
+
+import hashlib
+import json
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+from pyarrow.fs import FileType
+
+from writetime.errors import WritetimeError
+from writetime.lake.buckets import token_range
+from writetime.lake.changes import ChangeWriter
+from writetime.lake.delta import BucketedTable
+from writetime.lake.history import raise_history
+from writetime.lake.merging import Runner
+from writetime.lake.table import LakeTable
+from writetime.schema.table import TableSchema
+from writetime.storage.batch import Origin
+from writetime.storage.errors import Missing
+from writetime.storage.files import Location, find_sstables, parse_name, read_file, resolve
+from writetime.storage.infer import infer_schema
+from writetime.storage.sstable import SSTable
+
+
+@dataclass(frozen=True)
+class SnapshotFiles:
+    """The SSTables of snapshots of one table.
+
+    `id` is the same for the same files. `taken_at` (microseconds) is when the last of them was complete.
+    """
+
+    paths: tuple[str, ...]
+    id: str
+    schema: TableSchema
+    taken_at: int
+
+
+@dataclass(frozen=True)
+class BackfillTask:
+    """Read one bucket of all SSTables and append it to the changes, as transaction `app_id`."""
+
+    bucket: int
+    paths: tuple[str, ...]
+    writer: ChangeWriter
+    app_id: str
+
+
+def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None) -> SnapshotFiles:
+    """Find the SSTables below these folders, which are snapshots of one table, by one or many nodes.
+
+    Args:
+        paths: the folders; local, or URIs that pyarrow or fsspec can read.
+        schema: the table; by default what the `schema.cql` of the snapshots says.
+
+    Raises:
+        WritetimeError: there are no SSTables, or no schema, or the snapshots are of different tables.
+    """
+    files: list[tuple[str, int, int]] = []
+    schemas: list[TableSchema] = []
+    taken_at = 0
+    for path in paths:
+        locations = list(find_sstables(path))
+        if not locations:
+            raise WritetimeError(f"{path} holds no SSTables: name the folder of a table's snapshot")
+        files += [_data_file(path, location) for location in locations]
+        taken_at = max(taken_at, _taken_at(locations))
+        if schema is None:
+            schemas.append(_schema(locations))
+    if other := [s for s in schemas if s.full_name != schemas[0].full_name]:
+        raise WritetimeError(f"the snapshots are of {schemas[0].full_name} and of {other[0].full_name}")
+    digest = hashlib.sha256(repr(sorted(files)).encode()).hexdigest()[:16]
+    return SnapshotFiles(tuple(path for path, _, _ in files), digest, schema or schemas[0], taken_at)
+
+
+def backfill(
+    table: LakeTable, snapshot: SnapshotFiles, buckets: Iterable[int] | None = None, run: Runner = map
+) -> Iterator[tuple[int, int]]:
+    """Append snapshots to the changes; yield each bucket that is done, and how many changes it added.
+
+    Args:
+        table: where to; its schema has followed `snapshot.schema`.
+        snapshot: what `find_snapshots` returned.
+        buckets: those to do, all by default. One that was done before adds nothing.
+        run: runs the tasks, one a bucket.
+
+    Raises:
+        CorruptFile, Missing: an SSTable cannot be read. The buckets that were yielded stay done.
+    """
+    schema = table.schema()
+    raise_history(table, snapshot.taken_at)
+    wanted = range(table.buckets) if buckets is None else buckets
+    writer = ChangeWriter.of(table, schema)
+    now = table.changes.load()
+    todo = []
+    for bucket in wanted:
+        if now.transaction(_app_id(snapshot, bucket)) is None:
+            todo.append(BackfillTask(bucket, snapshot.paths, writer, _app_id(snapshot, bucket)))
+        else:
+            yield bucket, 0
+    yield from run(_do, todo)
+
+
+def _do(task: BackfillTask) -> tuple[int, int]:
+    """Write a bucket and commit it: here and not by the driver, so that no other bucket's fault undoes it."""
+    files = task.writer.write(_read(task))
+    new = BucketedTable(task.writer.storage).append(files, task.app_id, 1)
+    return task.bucket, sum(file.rows for file in files) if new else 0
+
+
+def _read(task: BackfillTask) -> Iterator[pa.RecordBatch]:
+    tokens = token_range(task.bucket, task.writer.buckets)
+    read_at = datetime.now(UTC)
+    for path in task.paths:
+        filesystem, inner = resolve(path)
+        named = parse_name(filesystem, inner)
+        assert named is not None
+        sstable = SSTable(named[0], task.writer.schema)
+        for split in sstable.splits(1 << 62, tokens):
+            yield from sstable.scan(split=split, tokens=tokens, origin=Origin("sstable", path, read_at))
+
+
+def _app_id(snapshot: SnapshotFiles, bucket: int) -> str:
+    return f"backfill/{snapshot.id}/{bucket}"
+
+
+def _data_file(path: str, location: Location) -> tuple[str, int, int]:
+    """Return an SSTable's data file as an address, and what tells it from another: its size and checksum."""
+    remote = path.split("://", maxsplit=1)[0] + "://" if "://" in path else ""
+    data = location.path("Data.db")
+    checksum = int(location.read("Digest.crc32")) if location.exists("Digest.crc32") else 0
+    return remote + data, location.filesystem.get_file_info(data).size, checksum
+
+
+def _schema(locations: Sequence[Location]) -> TableSchema:
+    path = posixpath.join(locations[0].folder, "schema.cql")
+    if locations[0].filesystem.get_file_info(path).type != FileType.File:
+        raise WritetimeError(
+            f"{locations[0].folder} has no schema.cql, and SSTables do not know the names of key columns: name a file "
+            "with CREATE TABLE by --schema"
+        )
+    return infer_schema(locations)
+
+
+def _taken_at(locations: Sequence[Location]) -> int:
+    """Return when a snapshot was taken (`manifest.json`), else when its last file was written: no earlier than that."""
+    location = locations[0]
+    try:
+        manifest = json.loads(read_file(location.filesystem, posixpath.join(location.folder, "manifest.json")))
+        return round(datetime.fromisoformat(manifest["created_at"]).timestamp() * 1_000_000)
+    except (Missing, KeyError, ValueError):
+        paths = [each.path("Data.db") for each in locations]
+        return max((info.mtime_ns or 0) // 1000 for info in location.filesystem.get_file_info(paths))

@@ -1,0 +1,45 @@
+"""Buckets: equal ranges of the token, each the unit of one task and of one folder.
+
+The bucket of a token is its top bits, so a bucket is a range of tokens, and SSTables, which are sorted by token, give
+it up without a shuffle. The number of buckets is a power of two and is fixed when a lake table is created.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.errors import WritetimeError
+
+MAX_BUCKETS = 1 << 16
+
+
+def check_buckets(buckets: int) -> int:
+    """Return the number of buckets.
+
+    Raises:
+        WritetimeError: it is not a power of two up to 65,536.
+    """
+    if not 1 <= buckets <= MAX_BUCKETS or buckets & (buckets - 1):
+        raise WritetimeError(f"{buckets} buckets: a power of two from 1 to {MAX_BUCKETS:,} is needed (lake.buckets)")
+    return buckets
+
+
+def buckets_of(tokens: pa.Array | pa.ChunkedArray, buckets: int) -> np.ndarray:
+    """Return the bucket of each token."""
+    bits = buckets.bit_length() - 1
+    # A shift by all 64 bits is undefined.
+    if bits == 0:
+        return np.zeros(len(tokens), np.int32)
+    unsigned = tokens.to_numpy(zero_copy_only=False).view(np.uint64) ^ np.uint64(1 << 63)
+    return (unsigned >> np.uint64(64 - bits)).astype(np.int32)
+
+
+def token_range(bucket: int, buckets: int) -> tuple[int, int]:
+    """Return the first and the last token of a bucket."""
+    size = (1 << 64) // buckets
+    first = -(1 << 63) + bucket * size
+    return first, first + size - 1
+
+
+def buckets_of_share(share: int, shares: int, buckets: int) -> range:
+    """Return the buckets that start in one of equal shares of the token's range."""
+    return range(-(-share * buckets // shares), -(-(share + 1) * buckets // shares))

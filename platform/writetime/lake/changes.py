@@ -1,0 +1,66 @@
+"""Writes changes as files of the lake: in a Spark task, a thread, or wherever they are read.
+
+    files = ChangeWriter.of(table, schema).write(batches)
+    table.changes.append(files, "capture/node-1", batch_number)
+
+Tasks write the files, the driver commits those of a batch at once; `lake.spark.append_frame` does both.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+
+from writetime.changes import change_schema
+from writetime.lake.parquet import WRITTEN_SCHEMA, WrittenFile, conform, sort, split_by_bucket, write_file
+from writetime.lake.storage import Storage
+from writetime.lake.table import LakeTable
+from writetime.schema.table import TableSchema
+
+# Changes that a task keeps in memory before it writes them, in bytes of Arrow; sorting takes as much again.
+BUFFER_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class ChangeWriter:
+    """Writes changes of one table as files of its buckets. A task may take it along, to Spark or to a thread."""
+
+    storage: Storage
+    schema: TableSchema
+    buckets: int
+    buffer_bytes: int = BUFFER_BYTES
+
+    @classmethod
+    def of(cls, table: LakeTable, schema: TableSchema) -> "ChangeWriter":
+        """Return a writer to a table of the lake."""
+        return cls(table.changes.storage, schema, table.buckets)
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
+        """Write changes; no one sees the files until they are committed.
+
+        Each file holds one bucket, sorted by token, key and position.
+        """
+        full = change_schema(self.schema)
+        buffers: dict[int, list[pa.Table]] = {}
+        sizes: dict[int, int] = {}
+        written = []
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            changes = conform(pa.Table.from_batches([batch]), full, f"changes of {self.schema.full_name}")
+            for bucket, part in split_by_bucket(changes, self.buckets):
+                buffers.setdefault(bucket, []).append(part)
+                sizes[bucket] = sizes.get(bucket, 0) + part.nbytes
+            while sum(sizes.values()) > self.buffer_bytes:
+                largest = max(sizes, key=lambda b: sizes[b])
+                written.append(self._flush(largest, buffers.pop(largest)))
+                del sizes[largest]
+        return written + [self._flush(bucket, buffers[bucket]) for bucket in sorted(buffers)]
+
+    def in_arrow(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write changes, and yield what was written: for `DataFrame.mapInArrow`, with `WRITTEN_SCHEMA`."""
+        yield pa.RecordBatch.from_pylist([asdict(file) for file in self.write(batches)], WRITTEN_SCHEMA)
+
+    def _flush(self, bucket: int, parts: Sequence[pa.Table]) -> WrittenFile:
+        changes = sort(parts)
+        return write_file(self.storage, changes, bucket, changes["token"])

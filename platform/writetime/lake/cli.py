@@ -1,0 +1,151 @@
+"""`writetime snapshot | backfill | view | maintain | rebuild KS.TABLE`."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from writetime import config
+from writetime.errors import WritetimeError
+from writetime.lake import retention, state, views
+from writetime.lake.backfill import backfill as run_backfill
+from writetime.lake.backfill import find_snapshots
+from writetime.lake.snapshot import take_snapshot
+from writetime.lake.table import create_table, open_table, view_schema
+from writetime.lake.text import json_line, json_value
+from writetime.schema.cql import parse_table
+
+
+@click.command()
+@click.argument("table", metavar="KS.TABLE")
+@click.option("--tag", help="The snapshot's name; the time by default.")
+def snapshot(*, table: str, tag: str | None) -> None:
+    """Snapshot a table on the Cassandra node of this machine and print the snapshot's folders, for `backfill`."""
+    tag = tag or f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+    for folder in take_snapshot(config.load(), table, tag):
+        click.echo(folder)
+
+
+@click.command()
+@click.argument("table", metavar="KS.TABLE")
+@click.argument("paths", metavar="SNAPSHOT_PATHS...", nargs=-1, required=True)
+@click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="A file with CREATE TABLE.")
+def backfill(*, table: str, paths: tuple[str, ...], schema_file: Path | None) -> None:
+    """Bring snapshots of a table, by one or many nodes, into the lake. Safe to repeat: what is done is passed over."""
+    settings = config.load()
+    found = find_snapshots(paths, parse_table(schema_file.read_text()) if schema_file else None)
+    if found.schema.full_name != table:
+        raise WritetimeError(f"{paths[0]} is a snapshot of {found.schema.full_name}, not of {table}")
+    lake_table = create_table(settings, found.schema)
+    total = 0
+    for bucket, changes in run_backfill(lake_table, found):
+        total += changes
+        click.echo(f"bucket {bucket + 1} of {lake_table.buckets}: {changes} changes", err=True)
+    folded = state.fold(lake_table)
+    click.echo(f"{table}: {total} changes added, {folded} files of changes folded into the state")
+
+
+@click.command()
+@click.argument("table", metavar="KS.TABLE")
+@click.option("--as-of", "as_of", help="An instant, such as 2025-06-01T12:00:00Z, or microseconds since 1970.")
+@click.option("--where", help="A condition in SQL, such as \"amount > 10 AND city = 'Oslo'\".")
+@click.option("--format", "form", type=click.Choice(["table", "jsonl", "parquet"]), default="table")
+def view(*, table: str, as_of: str | None, where: str | None, form: str) -> None:
+    """Print the rows of a table as the database would answer SELECT *, now or as of an instant."""
+    lake_table = open_table(config.load(), table)
+    instant = None if as_of is None else parse_instant(as_of)
+    parts = views.virtual(lake_table, instant)
+    wanted = (filtered(part, where) for part in parts) if where else parts
+    schema = view_schema(lake_table.schema())
+    if form == "jsonl":
+        _print_lines(wanted)
+    else:
+        {"table": _print_table, "parquet": _write_parquet}[form](wanted, schema)
+
+
+@click.command()
+@click.argument("table", metavar="KS.TABLE")
+def maintain(*, table: str) -> None:
+    """Fold new changes into the state, renew the compacted view, merge old history, delete files not needed."""
+    settings = config.load()
+    lake_table = open_table(settings, table)
+    click.echo(f"changes    {state.fold(lake_table)} files folded into the state")
+    click.echo(f"state      levels folded in {state.compact(lake_table)} buckets")
+    click.echo(f"view       {views.refresh(lake_table)} rows")
+    horizon = views.time_now() - round(settings.lake.keep_history_days * 86_400_000_000)
+    click.echo(f"history    {retention.trim_history(lake_table, horizon)} files merged")
+    click.echo(f"vacuum     {len(retention.vacuum(lake_table, settings.lake.vacuum_hours))} files deleted")
+
+
+@click.command()
+@click.argument("table", metavar="KS.TABLE")
+def rebuild(*, table: str) -> None:
+    """Make the state and the compacted view anew from the changes that the lake has, without the database."""
+    lake_table = open_table(config.load(), table)
+    click.echo(f"state      made from {state.rebuild(lake_table)} files of changes")
+    click.echo(f"view       {views.refresh(lake_table)} rows")
+
+
+def parse_instant(text: str) -> int:
+    """Read an instant: ISO 8601 (UTC if it names no zone), or microseconds since 1970.
+
+    Raises:
+        WritetimeError: it is neither.
+    """
+    if text.lstrip("-").isdigit():
+        return int(text)
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        raise WritetimeError(f"--as-of {text!r} is no time such as 2025-06-01T12:00:00Z, nor microseconds") from None
+    return round((read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp() * 1_000_000)
+
+
+def filtered(rows: pa.Table, where: str) -> pa.Table:
+    """Return the rows that meet a condition in DuckDB's SQL, as they were: the values do not go through DuckDB.
+
+    Raises:
+        WritetimeError: DuckDB refuses the condition.
+    """
+    import duckdb
+
+    numbered = rows.append_column("writetime_row", pa.array(range(rows.num_rows), pa.int64()))
+    try:
+        chosen = duckdb.from_arrow(numbered).filter(where).order("writetime_row").project("writetime_row")
+        return rows.take(chosen.fetch_arrow_table()["writetime_row"])
+    except duckdb.Error as e:
+        raise WritetimeError(f"--where {where!r}: {str(e).splitlines()[0]}") from None
+
+
+def _print_table(parts: Iterable[pa.Table], schema: pa.Schema) -> None:
+    shown = Table(*schema.names, box=None, pad_edge=False)
+    for part in parts:
+        columns = [[json_value(value) for value in column] for column in part.columns]
+        for row in zip(*columns, strict=True):
+            shown.add_row(*("" if value is None else str(value) for value in row))
+    Console(file=sys.stdout).print(shown)
+
+
+def _print_lines(parts: Iterable[pa.Table]) -> None:
+    for line in _lines(parts):
+        click.echo(line)
+
+
+def _lines(parts: Iterable[pa.Table]) -> Iterator[bytes]:
+    for part in parts:
+        for i in range(part.num_rows):
+            yield json_line({name: part[name][i] for name in part.column_names})
+
+
+def _write_parquet(parts: Iterable[pa.Table], schema: pa.Schema) -> None:
+    if sys.stdout.isatty():
+        raise WritetimeError("a Parquet file is not for a terminal: send it to a file, as in `> rows.parquet`")
+    with pq.ParquetWriter(pa.PythonFile(sys.stdout.buffer, mode="w"), schema, compression="zstd") as writer:
+        for part in parts:
+            writer.write_table(part)

@@ -1,0 +1,250 @@
+"""One Delta table of the lake: its creation, its files by bucket, and commits that a retry does not repeat.
+
+Delta itself remembers, for each application id, the number of its last transaction. A commit names both; whoever finds
+its own number there has nothing left to do, and of two that commit at once with one id, Delta refuses the second.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Field, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction, Transaction
+
+from writetime.errors import WritetimeError
+from writetime.lake.parquet import PARTITION, WrittenFile
+from writetime.lake.storage import Storage
+
+BUCKETS = "writetime.buckets"
+_ATTEMPTS = 20
+# Every commit that removes files has this application id: Delta itself lets two pass that remove the same files.
+_REWRITE = "writetime-rewrite"
+
+
+class Conflict(WritetimeError):
+    """Another process has rewritten the same files first."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of the table. `size` is in bytes, `added_at` in microseconds."""
+
+    path: str
+    bucket: int
+    rows: int
+    size: int
+    added_at: int
+
+
+class Snapshot:
+    """One version of a table."""
+
+    def __init__(self, table: DeltaTable) -> None:
+        self.table = table
+        self.version = table.version()
+
+    @cached_property
+    def files(self) -> list[DataFile]:
+        """The files, in the order of their paths."""
+        actions = pa.table(self.table.get_add_actions(flatten=True))
+        if not actions.num_rows:
+            return []
+        names = ("path", f"partition.{PARTITION}", "num_records", "size_bytes", "modification_time")
+        rows = zip(*(actions[name].to_pylist() for name in names), strict=True)
+        files = [DataFile(path, bucket, count, size, at * 1000) for path, bucket, count, size, at in rows]
+        return sorted(files, key=lambda f: f.path)
+
+    @cached_property
+    def by_bucket(self) -> dict[int, list[DataFile]]:
+        """The files of each bucket that has any."""
+        found: dict[int, list[DataFile]] = {}
+        for file in self.files:
+            found.setdefault(file.bucket, []).append(file)
+        return found
+
+    @cached_property
+    def properties(self) -> Mapping[str, str]:
+        """The table's own configuration."""
+        return self.table.metadata().configuration
+
+    def transaction(self, app_id: str) -> int | None:
+        """Return the number of the application's last transaction."""
+        return self.table.transaction_version(app_id)
+
+
+class BucketedTable:
+    """A Delta table that is partitioned by the bucket of the token."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def exists(self) -> bool:
+        """Return whether the table has been created."""
+        return DeltaTable.is_deltatable(self.storage.address, dict(self.storage.options))
+
+    def create(self, schema: pa.Schema, buckets: int, properties: Mapping[str, str]) -> None:
+        """Create the table if it does not exist, with `schema` and the partition column.
+
+        Raises:
+            WritetimeError: two columns differ in upper and lower case only, which Delta does not tell apart.
+        """
+        full = pa.schema([(PARTITION, pa.int32()), *schema])
+        try:
+            DeltaTable.create(
+                self.storage.address,
+                schema=Schema.from_arrow(full),
+                mode="ignore",
+                partition_by=[PARTITION],
+                configuration={BUCKETS: str(buckets), **properties},
+                storage_options=dict(self.storage.options),
+                raise_if_key_not_exists=False,
+            )
+        except DeltaError as e:
+            raise WritetimeError(f"{self.storage.address} cannot be created: {e}") from None
+
+    def load(self, version: int | None = None) -> Snapshot:
+        """Return the newest version, or the one asked for.
+
+        Raises:
+            WritetimeError: there is no such table or version.
+        """
+        try:
+            return Snapshot(DeltaTable(self.storage.address, version, dict(self.storage.options)))
+        except DeltaError as e:
+            raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
+
+    def append(self, files: Sequence[WrittenFile], app_id: str, number: int) -> bool:
+        """Add the files of one batch in one commit; return whether it was new.
+
+        Args:
+            files: what the tasks of the batch have written.
+            app_id: who sends batches, such as one stream.
+            number: which of its batches this is; the numbers rise. Nothing happens if this one, or a later one, has
+                been committed.
+        """
+
+        def attempt() -> bool:
+            now = self.load()
+            if (done := now.transaction(app_id)) is not None and done >= number:
+                return False
+            self._commit(now, [_added(f, data_change=True) for f in files], Transaction(app_id, number), {})
+            return True
+
+        return self._retry(attempt)
+
+    def rewrite(
+        self,
+        before: Snapshot,
+        remove: Sequence[DataFile],
+        add: Sequence[WrittenFile],
+        *,
+        data_change: bool,
+        info: Mapping[str, object] | None = None,
+    ) -> None:
+        """Replace files by others in one commit.
+
+        Args:
+            before: the version that the new files were made from.
+            remove: the files of it that go.
+            add: the files that come.
+            data_change: False if the rows mean the same as before, so that a stream of what is new passes them over.
+            info: kept with the commit, for people.
+
+        Raises:
+            Conflict: the table has been rewritten since `before`. What was appended since does no harm.
+        """
+        number = before.transaction(_REWRITE) or 0
+
+        def attempt() -> bool:
+            now = self.load()
+            if (now.transaction(_REWRITE) or 0) != number:
+                raise Conflict(f"{self.storage.address} has been rewritten by another process: run this again")
+            milliseconds = int(time.time() * 1000)
+            actions = [_added(f, data_change) for f in add] + [
+                RemoveAction(f.path, data_change, milliseconds, f.size, {PARTITION: str(f.bucket)}) for f in remove
+            ]
+            self._commit(now, actions, Transaction(_REWRITE, number + 1), info or {})
+            return True
+
+        self._retry(attempt)
+
+    def _commit(
+        self, now: Snapshot, actions: Sequence[AddAction | RemoveAction], done: Transaction, info: Mapping[str, object]
+    ) -> None:
+        now.table.create_write_transaction(
+            list(actions),
+            "append",
+            now.table.schema(),
+            [PARTITION],
+            commit_properties=CommitProperties(dict(info), app_transactions=[done]),
+        )
+
+    def set_property(self, name: str, value: str) -> None:
+        """Set a property of the table."""
+
+        def attempt() -> bool:
+            now = self.load()
+            if now.properties.get(name) != value:
+                now.table.alter.set_table_properties({name: value}, raise_if_not_exists=False)
+            return True
+
+        self._retry(attempt)
+
+    def add_fields(self, schema: pa.Schema) -> None:
+        """Add the fields, also nested ones, that the table does not have; files written before read as null there.
+
+        Raises:
+            WritetimeError: a field of the table has another type.
+        """
+
+        def attempt() -> bool:
+            now = self.load()
+            have = pa.schema(now.table.schema())
+            new = [f for f in schema if f.name not in have.names or not _holds(have.field(f.name).type, f.type)]
+            if new:
+                fields: list[Field] = list(Schema.from_arrow(pa.schema(new)).fields)
+                now.table.alter.add_columns(fields)
+            return True
+
+        self._retry(attempt)
+
+    def _retry(self, attempt: Callable[[], bool]) -> bool:
+        fault: CommitFailedError | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                return attempt()
+            except CommitFailedError as e:
+                fault = e
+                time.sleep(random.uniform(0.01, 0.1))
+            except DeltaError as e:
+                raise WritetimeError(f"{self.storage.address}: {e}") from None
+        raise WritetimeError(f"{self.storage.address}: {_ATTEMPTS} commits failed, the last one by: {fault}")
+
+
+def _added(file: WrittenFile, data_change: bool) -> AddAction:
+    statistics: dict[str, object] = {"numRecords": file.rows}
+    if file.first_token is not None:
+        statistics["minValues"] = {"token": file.first_token}
+        statistics["maxValues"] = {"token": file.last_token}
+        statistics["nullCount"] = {"token": 0}
+    milliseconds = int(time.time() * 1000)
+    return AddAction(
+        file.path, file.size, {PARTITION: str(file.bucket)}, milliseconds, data_change, json.dumps(statistics)
+    )
+
+
+def _holds(have: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether a type has all the fields of another one."""
+    if pa.types.is_struct(wanted) and pa.types.is_struct(have):
+        names = {f.name: f.type for f in have}
+        return all(f.name in names and _holds(names[f.name], f.type) for f in wanted)
+    if pa.types.is_map(wanted) and pa.types.is_map(have):
+        return _holds(have.key_type, wanted.key_type) and _holds(have.item_type, wanted.item_type)
+    if pa.types.is_list(wanted) and pa.types.is_list(have):
+        return _holds(have.value_type, wanted.value_type)
+    return have == wanted

@@ -1,0 +1,111 @@
+"""What a table was at an earlier instant: the changes whose write time is not later.
+
+The changes tell of an instant as long as they are complete from it on. Two things end that: a snapshot, which has cells
+without those that they replaced, and retention, which merges old changes to one. Both raise the table's property
+`writetime.history_from`, and an earlier instant is refused.
+"""
+
+import functools
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as _compute
+
+from writetime.changes import field_name
+from writetime.errors import WritetimeError
+from writetime.lake.delta import Snapshot
+from writetime.lake.table import LakeTable
+from writetime.merge.order import one_chunk
+from writetime.schema.table import TableSchema
+from writetime.schema.types import is_complex
+
+# pyarrow makes these functions as it is loaded, so a type checker does not know them.
+pc: Any = _compute
+
+HISTORY_FROM = "writetime.history_from"
+
+
+def history_from(changes: Snapshot) -> int | None:
+    """Return the first instant that the changes can tell of, in microseconds; None if all."""
+    value = changes.properties.get(HISTORY_FROM)
+    return None if value is None else int(value)
+
+
+def raise_history(table: LakeTable, instant: int) -> None:
+    """Record that the changes tell of no instant before this one (microseconds)."""
+    before = history_from(table.changes.load())
+    if before is None or before < instant:
+        table.changes.set_property(HISTORY_FROM, str(instant))
+
+
+def require_history(table: LakeTable, changes: Snapshot, instant: int) -> None:
+    """Refuse an instant (microseconds) that the changes do not tell of.
+
+    Raises:
+        WritetimeError: see the module.
+    """
+    first = history_from(changes)
+    if first is not None and instant < first:
+        raise WritetimeError(
+            f"{table.name} as of {_text(instant)}: the changes kept tell of {_text(first)} and later (a snapshot was "
+            "taken then, or older changes were merged by lake.keep_history_days)"
+        )
+
+
+def until(changes: pa.Table, schema: TableSchema, instant: int) -> pa.Table:
+    """Return what the changes hold of writes up to an instant (microseconds)."""
+    return _select(changes, schema, lambda times: pc.less_equal(times, instant))
+
+
+def after(changes: pa.Table, schema: TableSchema, instant: int) -> pa.Table:
+    """Return what the changes hold of writes after an instant (microseconds)."""
+    return _select(changes, schema, lambda times: pc.greater(times, instant))
+
+
+Keep = Callable[[pa.Array], pa.Array]
+
+
+def _select(changes: pa.Table, schema: TableSchema, keep: Keep) -> pa.Table:
+    columns: dict[str, pa.Array] = {name: _cells(one_chunk(changes[name]), keep) for name in ("marker", "tombstone")}
+    for column in schema.static + schema.regular:
+        select = _parts if is_complex(column.type) else _cells
+        columns[field_name(column)] = select(one_chunk(changes[field_name(column)]), keep)
+    left = np.logical_or.reduce([array.is_valid().to_numpy(zero_copy_only=False) for array in columns.values()])
+    arrays = [columns.get(name, changes[name]) for name in changes.column_names]
+    return pa.Table.from_arrays(arrays, schema=changes.schema).filter(pa.array(left))
+
+
+def _cells(cells: pa.StructArray, keep: Keep) -> pa.StructArray:
+    kept = pc.and_(cells.is_valid(), keep(cells.field("write_time")).fill_null(False))
+    return pa.StructArray.from_arrays(cells.flatten(), fields=list(cells.type), mask=pc.invert(kept))
+
+
+def _parts(column: pa.StructArray, keep: Keep) -> pa.StructArray:
+    """Cut down a non-frozen collection or UDT; it is null if nothing of it is left."""
+    tombstone, parts = column.flatten()
+    tombstone = _cells(tombstone, keep)
+    left = tombstone.is_valid()
+    if pa.types.is_struct(parts.type):
+        cells = [_cells(field, keep) for field in parts.flatten()]
+        some = functools.reduce(pc.or_, [c.is_valid() for c in cells])
+        kept = pa.StructArray.from_arrays(cells, fields=list(parts.type), mask=pc.invert(some))
+    else:
+        elements = parts.flatten()
+        chosen = keep(elements.field("write_time"))
+        row = pc.list_parent_indices(parts).filter(chosen).to_numpy()
+        lengths = np.bincount(row, minlength=len(parts))
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        some = pa.array(lengths > 0)
+        kept = pa.ListArray.from_arrays(offsets, elements.filter(chosen), parts.type, mask=pc.invert(some))
+    left = pc.or_(left, some)
+    return pa.StructArray.from_arrays([tombstone, kept], fields=list(column.type), mask=pc.invert(left))
+
+
+def _text(instant: int) -> str:
+    try:
+        return datetime.fromtimestamp(instant / 1e6, UTC).isoformat()
+    except (OverflowError, ValueError):
+        return f"{instant} us"

@@ -1,0 +1,78 @@
+"""The unit of work of the lake: merge files of one bucket."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from writetime.changes import change_schema
+from writetime.lake.delta import DataFile
+from writetime.lake.parquet import WrittenFile, read_file, write_file
+from writetime.lake.storage import Storage
+from writetime.merge import merge
+from writetime.schema.table import TableSchema
+
+# Files are merged by portions of this size (bytes of Parquet), so that memory follows the result and not the input.
+PORTION_BYTES = 64 << 20
+
+
+class Runner(Protocol):
+    """Runs tasks and returns their results in any order: the built-in `map`, or `spark.in_spark(session)`."""
+
+    def __call__(self, function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterable[Any]:
+        """Apply the function to each task."""
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of one Delta table."""
+
+    storage: Storage
+    files: tuple[DataFile, ...]
+
+
+@dataclass(frozen=True)
+class MergeTask:
+    """Merge the files of one bucket and write the result to `target`."""
+
+    sources: tuple[Source, ...]
+    schema: TableSchema
+    bucket: int
+    target: Storage
+
+
+def run_merge(task: MergeTask) -> WrittenFile | None:
+    """Run a task; None if nothing is left after the merge."""
+    state = merge_files(task.sources, task.schema)
+    if not state.num_rows:
+        return None
+    return write_file(task.target, state, task.bucket, state["token"])
+
+
+def merge_files(
+    sources: Sequence[Source],
+    schema: TableSchema,
+    select: Callable[[pa.Table], pa.Table] | None = None,
+) -> pa.Table:
+    """Merge all files of these sources, as `select` cuts down each; memory follows the result."""
+    state = merge([], schema)
+    for portion in _portions(sources):
+        tables = [read_file(storage, file.path, change_schema(schema)) for storage, file in portion]
+        state = merge([state, *(map(select, tables) if select else tables)], schema)
+    return state
+
+
+def _portions(sources: Sequence[Source]) -> Iterator[list[tuple[Storage, DataFile]]]:
+    portion: list[tuple[Storage, DataFile]] = []
+    size = 0
+    for source in sources:
+        for file in source.files:
+            if portion and size + file.size > PORTION_BYTES:
+                yield portion
+                portion, size = [], 0
+            portion.append((source.storage, file))
+            size += file.size
+    if portion:
+        yield portion

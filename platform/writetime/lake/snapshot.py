@@ -1,0 +1,102 @@
+"""Takes a snapshot of a table on the Cassandra node of this machine, and finds its files.
+
+CQL has no statement for it, so this is Cassandra's own `nodetool` over JMX, from the jars of the embedded server. The
+node itself tells its JMX port and its data folders, in its virtual tables.
+"""
+
+import ast
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from cassandra import InvalidRequest
+from cassandra.cluster import Session
+
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.servers import jars
+from writetime.servers.cassandra import module_options
+from writetime.servers.java import java
+
+_JMX_PORTS = ("cassandra.jmx.local.port", "cassandra.jmx.remote.port")
+_TIMEOUT_SECONDS = 600.0
+
+
+def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
+    """Flush `keyspace.table` and snapshot it under a tag; return the folders of the snapshot, one a data folder.
+
+    Raises:
+        WritetimeError: there is no such table, the node is not Cassandra or has no JMX port, or nodetool fails.
+    """
+    keyspace, _, name = table.partition(".")
+    with connect(settings) as session:
+        query = "SELECT id FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
+        found = session.execute(query, [keyspace, name]).one()
+        if found is None:
+            raise WritetimeError(f"the database has no table {table}: name it as KEYSPACE.TABLE")
+        properties, port = _node(session)
+    _nodetool(port, "snapshot", "-t", tag, "-kt", table)
+    folders = [
+        Path(folder) / keyspace / f"{name}-{found.id.hex}" / "snapshots" / tag
+        for folder in _list(properties["data_file_directories"])
+    ]
+    present = [folder for folder in folders if folder.is_dir()]
+    if not present:
+        raise WritetimeError(
+            f"the snapshot {tag} of {table} is not at {folders[0]}: `writetime snapshot` has to run on the node's "
+            "own machine, as a user who may read its data folders"
+        )
+    return present
+
+
+def clear_snapshot(settings: Settings, table: str, tag: str) -> None:
+    """Delete a snapshot."""
+    with connect(settings) as session:
+        _, port = _node(session)
+    _nodetool(port, "clearsnapshot", "-t", tag, "--", table.partition(".")[0])
+
+
+def _node(session: Session) -> tuple[Mapping[str, str], int]:
+    try:
+        settings = dict(iter(session.execute("SELECT name, value FROM system_views.settings")))
+        properties = dict(iter(session.execute("SELECT name, value FROM system_views.system_properties")))
+    except InvalidRequest:
+        raise WritetimeError(
+            "the database has no virtual tables of Cassandra 4 or later: take the snapshot with the node's own "
+            "nodetool, and give its folder to `writetime backfill`"
+        ) from None
+    for name in _JMX_PORTS:
+        if properties.get(name):
+            return settings, int(properties[name])
+    raise WritetimeError(f"the node says no JMX port: start it with -D{_JMX_PORTS[0]}=7199 (cassandra-env.sh does)")
+
+
+def _list(text: str) -> list[str]:
+    """Read a list as the virtual table has it: `[a, b]`, without quotes."""
+    try:
+        return [str(item) for item in ast.literal_eval(text)]
+    except (ValueError, SyntaxError):
+        return [item.strip() for item in text.strip("[]").split(",")]
+
+
+def _nodetool(port: int, *arguments: str) -> None:
+    with tempfile.TemporaryDirectory() as home:
+        command = [
+            str(java()),
+            *module_options(),
+            "-Xmx96m",
+            # It keeps a history of its commands there.
+            f"-Duser.home={home}",
+            "-cp",
+            os.pathsep.join(map(str, jars.fetch("cassandra"))),
+            "org.apache.cassandra.tools.NodeTool",
+            *("-h", "127.0.0.1", "-p", str(port)),
+            *arguments,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith(("error:", "nodetool:"))]
+        raise WritetimeError(f"nodetool {' '.join(arguments)} failed: {' '.join(said) or done.stderr or done.stdout}")

@@ -1,0 +1,129 @@
+"""The state of a table, as levels: a batch of changes appends a small merged level to each bucket that it touches.
+
+The state of a bucket is the merge of all its levels. It follows `changes` by the version of that Delta table: the
+application `changes` of `state` has as its last transaction the version up to which changes are folded in. Folding a
+change twice does no harm, as merging is idempotent.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from writetime.errors import WritetimeError
+from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.merging import MergeTask, Runner, Source, run_merge
+from writetime.lake.parquet import WrittenFile
+from writetime.lake.storage import Storage
+from writetime.lake.table import LakeTable
+from writetime.schema.table import TableSchema
+
+FOLDED = "changes"
+# As many levels of about one size make a larger one, four times as large as they were. A level is written anew
+# log4(state / batch) times in all, and a reader meets at most three levels of each size.
+FAN = 4
+_SMALLEST = 1 << 16
+
+# The name of a file of history that was merged: `base-<version>-...`, the version of `changes` that it holds all of.
+BASE = "base-"
+
+
+def folded_version(state: Snapshot) -> int | None:
+    """Return the version of `changes` up to which the state has them; None at first."""
+    return state.transaction(FOLDED)
+
+
+def pending(table: LakeTable, changes: Snapshot, state: Snapshot) -> dict[int, list[DataFile]]:
+    """Return the files of `changes` that the state has not folded in, by bucket."""
+    folded = folded_version(state)
+    if folded is None:
+        return changes.by_bucket
+    if folded >= changes.version:
+        return {}
+    known = _known(table, folded)
+    found: dict[int, list[DataFile]] = {}
+    for file in changes.files:
+        if file.path not in known and not _holds_no_more_than(file, folded):
+            found.setdefault(file.bucket, []).append(file)
+    return found
+
+
+def _known(table: LakeTable, version: int) -> set[str]:
+    try:
+        return {f.path for f in table.changes.load(version).files}
+    except WritetimeError:
+        # Delta forgets old versions (after 30 days by default); to fold a change again does no harm.
+        return set()
+
+
+def _holds_no_more_than(file: DataFile, version: int) -> bool:
+    name = file.path.rsplit("/", 1)[-1]
+    return name.startswith(BASE) and int(name.split("-")[1]) <= version
+
+
+def fold(table: LakeTable, run: Runner = map) -> int:
+    """Fold the changes that are not in the state yet into it, one new level a bucket; return how many files they were.
+
+    A fold that is repeated, or of which two run at once, counts once.
+    """
+    changes = table.changes.load()
+    state = table.state.load()
+    files = pending(table, changes, state)
+    schema = table.schema(changes)
+    levels = _merged(table, table.changes.storage, files, schema, run)
+    new = table.state.append(levels, FOLDED, changes.version)
+    return sum(map(len, files.values())) if new else 0
+
+
+def compact(table: LakeTable, run: Runner = map) -> int:
+    """Fold levels where there are too many of one size; return in how many buckets."""
+    state = table.state.load()
+    schema = table.schema()
+    chosen = {bucket: levels for bucket, files in state.by_bucket.items() if (levels := levels_to_fold(files))}
+    if not chosen:
+        return 0
+    merged = _merged(table, table.state.storage, chosen, schema, run)
+    table.state.rewrite(state, [f for levels in chosen.values() for f in levels], merged, data_change=False)
+    return len(chosen)
+
+
+def rebuild(table: LakeTable, run: Runner = map) -> int:
+    """Make the state anew from all changes that the lake has; return how many files of changes they are.
+
+    The changes are complete: retention merges old ones and drops nothing that the state has.
+    """
+    state = table.state.load()
+    changes = table.changes.load()
+    levels = _merged(table, table.changes.storage, changes.by_bucket, table.schema(changes), run)
+    table.state.rewrite(state, state.files, levels, data_change=False)
+    return len(changes.files)
+
+
+def _merged(
+    table: LakeTable, storage: Storage, files: Mapping[int, Sequence[DataFile]], schema: TableSchema, run: Runner
+) -> list[WrittenFile]:
+    """Merge the files of each bucket to one level."""
+    tasks = [
+        MergeTask((Source(storage, tuple(found)),), schema, bucket, table.state.storage)
+        for bucket, found in files.items()
+    ]
+    return [level for level in run(run_merge, tasks) if level is not None]
+
+
+def levels_to_fold(levels: Sequence[DataFile]) -> list[DataFile]:
+    """Return the levels of a bucket to fold into one: those of a size of which there are `FAN`, and all smaller ones.
+
+    Sizes are in classes, each `FAN` times the one before. What the fold would make counts in its own class at once.
+    """
+    by_size = sorted(levels, key=lambda f: f.size)
+    chosen = 0
+    for size_class, group in groupby(by_size, key=lambda f: _class(f.size)):
+        count = len(list(group))
+        start = sum(_class(f.size) < size_class for f in by_size)
+        folded = sum(f.size for f in by_size[:chosen])
+        if count + (chosen > 0 and _class(folded) == size_class) >= FAN:
+            chosen = start + count
+    return by_size[:chosen]
+
+
+def _class(size: int) -> int:
+    return max(0, math.ceil(math.log(max(size, 1) / _SMALLEST, FAN)))

@@ -1,0 +1,63 @@
+"""Folders of the lake: on the local disk, or in S3, Google Cloud Storage or Azure by the options of the settings.
+
+Parquet files and commits go through the same client (delta-rs's object store), so that there is one set of options.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs
+
+from writetime.config import Settings
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A folder by its address, and the options that reach it (secrets among them). A task may take it along."""
+
+    address: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def folder(self, name: str) -> "Storage":
+        """Return a folder below this one."""
+        return Storage(f"{self.address}/{name}", self.options)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the folder is on this machine's disks."""
+        return "://" not in self.address
+
+    def filesystem(self) -> fs.FileSystem:
+        """Return a file system whose paths are relative to this folder."""
+        if self.is_local:
+            return fs.SubTreeFileSystem(self.address, fs.LocalFileSystem())
+        return fs.PyFileSystem(_ObjectStore(self.address, dict(self.options)))
+
+
+def lake_storage(settings: Settings) -> Storage:
+    """Return the lake's folder; a relative path means the working folder."""
+    path = settings.lake.path.rstrip("/")
+    options = {name: secret.get_secret_value() for name, secret in settings.lake.storage_options.items()}
+    return Storage(path if "://" in path else str(Path(path).resolve()), options)
+
+
+class _ObjectStore(DeltaStorageHandler):
+    """deltalake 1.6 takes only `bytes` to write, and pyarrow hands over buffers of its own."""
+
+    def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
+        return pa.PythonFile(_Bytes(self._handler.open_output_stream(path, metadata)), mode="w")
+
+
+class _Bytes:
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        return self._stream.write(bytes(data))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,138 @@
+"""A captured table in the lake: the three Delta tables below `<lake>/<keyspace>.<table>/`, and the schema they follow.
+
+- `changes`: what was read, appended; each commit is one batch
+- `state`: the changes merged, in levels: each file of a bucket is one, and all of them together are the state
+- `view`: the rows that live, one row for each row of CQL
+
+The table's schema is kept as CQL in the properties of `changes`.
+"""
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+import pyarrow as pa
+
+from writetime.changes import change_schema
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.lake.buckets import check_buckets
+from writetime.lake.delta import BUCKETS, BucketedTable, Snapshot
+from writetime.lake.evolution import join_schemas
+from writetime.lake.parquet import PARTITION
+from writetime.lake.storage import Storage, lake_storage
+from writetime.schema.cql import parse_table
+from writetime.schema.describe import to_cql
+from writetime.schema.mapping import arrow_type
+from writetime.schema.table import SchemaError, TableSchema
+
+SCHEMA = "writetime.schema"
+
+
+def view_schema(schema: TableSchema) -> pa.Schema:
+    """Return the Arrow schema of a table's view: the CQL columns by their names."""
+    return pa.schema([(c.name, arrow_type(c.type)) for c in schema.columns])
+
+
+class LakeTable:
+    """A captured table that exists in the lake; see the module. `open_table` and `create_table` make it."""
+
+    def __init__(self, storage: Storage, buckets: int) -> None:
+        self.name = PurePosixPath(storage.address).name
+        self.buckets = buckets
+        self.changes = BucketedTable(storage.folder("changes"))
+        self.state = BucketedTable(storage.folder("state"))
+        self.view = BucketedTable(storage.folder("view"))
+
+    @property
+    def parts(self) -> tuple[BucketedTable, ...]:
+        """The three Delta tables."""
+        return self.changes, self.state, self.view
+
+    def schema(self, changes: Snapshot | None = None) -> TableSchema:
+        """Return the table's schema at a version of its changes, the newest by default."""
+        return parse_table((changes or self.changes.load()).properties[SCHEMA])
+
+    def follow(self, schema: TableSchema) -> TableSchema:
+        """Take up a schema seen at the source, newer or older than the present one; return the schema that results.
+
+        Columns and fields of types are added to the Delta tables, never taken away, so files written before stay as
+        they are.
+
+        Raises:
+            SchemaError: it is not a schema of the same table, a column came back with a type that Arrow holds
+                differently, or Delta would not tell two names apart.
+        """
+        current = self.schema()
+        joined = join_schemas(current, schema)
+        _check_names(joined)
+        if to_cql(joined) != to_cql(current):
+            for part in (self.changes, self.state):
+                part.add_fields(change_schema(joined))
+            self.view.add_fields(view_schema(joined))
+            # Last, so that whoever sees the schema finds its fields.
+            self.changes.set_property(SCHEMA, to_cql(joined))
+        return joined
+
+
+def table_storage(settings: Settings, name: str) -> Storage:
+    """Return the folder of the table `keyspace.table`."""
+    return lake_storage(settings).folder(name)
+
+
+def open_table(settings: Settings, name: str) -> LakeTable:
+    """Open the table `keyspace.table` of the lake.
+
+    Raises:
+        WritetimeError: the lake does not have it, or its number of buckets is not the same in all of its parts.
+    """
+    storage = table_storage(settings, name)
+    table = LakeTable(storage, 0)
+    if not table.changes.exists():
+        raise WritetimeError(f"{storage.address} has no changes: bring the table {name} in by `writetime backfill`")
+    found = {part.storage.address: part.load().properties.get(BUCKETS) for part in table.parts}
+    first = found[table.changes.storage.address]
+    for address, buckets in found.items():
+        if buckets is None or buckets != first:
+            raise WritetimeError(
+                f"{address} says {BUCKETS} = {buckets}, and its changes say {first}: the number of buckets never "
+                "changes; restore the property"
+            )
+    return LakeTable(storage, check_buckets(int(first or 0)))
+
+
+def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
+    """Open a table of the lake and let it follow this schema; a new one is created, with `lake.buckets` buckets.
+
+    Raises:
+        WritetimeError: as `open_table` and `follow` raise it, or `lake.buckets` is no power of two.
+    """
+    storage = table_storage(settings, schema.full_name)
+    buckets = check_buckets(settings.lake.buckets)
+    _check_names(schema)
+    table = LakeTable(storage, buckets)
+    # `changes` last: a table exists once all of it does.
+    table.view.create(view_schema(schema), buckets, {})
+    table.state.create(change_schema(schema), buckets, {})
+    table.changes.create(change_schema(schema), buckets, {SCHEMA: to_cql(schema)})
+    table = open_table(settings, schema.full_name)
+    table.follow(schema)
+    return table
+
+
+def _check_names(schema: TableSchema) -> None:
+    """Refuse names that differ in upper and lower case only, as Delta and Spark take them for one."""
+    for names in _names(pa.struct([pa.field(PARTITION, pa.int32()), *view_schema(schema), *change_schema(schema)])):
+        seen: dict[str, str] = {}
+        for name in names:
+            if seen.setdefault(name.lower(), name) != name:
+                raise SchemaError(
+                    f"{schema.full_name} has {seen[name.lower()]} and {name}, which Delta takes for one name"
+                )
+
+
+def _names(arrow: pa.DataType) -> Iterator[list[str]]:
+    """Yield the names of the fields of each struct in a type."""
+    if pa.types.is_struct(arrow):
+        yield [field.name for field in arrow]
+    for i in range(arrow.num_fields):
+        yield from _names(arrow.field(i).type)

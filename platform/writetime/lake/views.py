@@ -1,0 +1,105 @@
+"""Views: the rows that live at an instant, computed when asked for (virtual) or kept as files (compacted).
+
+Both come from one function over one bucket: the levels of the state and the changes that are not folded in yet, merged,
+at an instant. So they differ in when they are computed and in nothing else.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.history import require_history, until
+from writetime.lake.merging import Runner, Source, merge_files
+from writetime.lake.parquet import WrittenFile, write_file
+from writetime.lake.state import pending
+from writetime.lake.storage import Storage
+from writetime.lake.table import LakeTable
+from writetime.merge import live_rows
+from writetime.schema.table import TableSchema
+
+AS_OF = "writetime.as_of"
+"""The instant of a compacted view (microseconds), with its commit."""
+
+
+@dataclass(frozen=True)
+class BucketView:
+    """The rows of one bucket at an instant (microseconds), and where its files are; a task may take it along.
+
+    `only_until` says to leave out what was written after the instant.
+    """
+
+    bucket: int
+    sources: tuple[Source, ...]
+    schema: TableSchema
+    as_of: int
+    only_until: bool
+    target: Storage
+
+    def rows(self) -> pa.Table:
+        """Compute the rows."""
+        select: Callable[[pa.Table], pa.Table] | None = None
+        if self.only_until:
+            select = partial(until, schema=self.schema, instant=self.as_of)
+        state = merge_files(self.sources, self.schema, select)
+        return live_rows(state, self.schema, self.as_of // 1_000_000)
+
+
+def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]:
+    """Return what there is to compute for the rows of a table, one entry a bucket.
+
+    Args:
+        table: the table.
+        as_of: the instant, in microseconds: the answer is that of all writes up to it, by their write times. If None,
+            all writes count, also those with a write time yet to come, and what expires does so now.
+
+    Raises:
+        WritetimeError: the changes kept do not tell of this instant.
+    """
+    # The state first: changes that are folded and then merged away in between are in files that name their version.
+    state = table.state.load()
+    changes = table.changes.load()
+    schema = table.schema(changes)
+    if as_of is not None:
+        require_history(table, changes, as_of)
+        found = {b: (Source(table.changes.storage, tuple(files)),) for b, files in changes.by_bucket.items()}
+        return [BucketView(b, s, schema, as_of, True, table.view.storage) for b, s in sorted(found.items())]
+    new = pending(table, changes, state)
+    return [
+        BucketView(bucket, _sources(table, state, new, bucket), schema, time_now(), False, table.view.storage)
+        for bucket in sorted(state.by_bucket.keys() | new.keys())
+    ]
+
+
+def virtual(table: LakeTable, as_of: int | None = None) -> Iterator[pa.Table]:
+    """Compute the rows of a table, one bucket at a time; see `bucket_views`."""
+    for bucket in bucket_views(table, as_of):
+        yield bucket.rows()
+
+
+def refresh(table: LakeTable, run: Runner = map) -> int:
+    """Replace the compacted view by the rows of now, in one commit; return how many they are."""
+    view = table.view.load()
+    tasks = bucket_views(table)
+    written = [file for file in run(_write, tasks) if file is not None]
+    instant = max((task.as_of for task in tasks), default=time_now())
+    table.view.rewrite(view, view.files, written, data_change=True, info={AS_OF: str(instant)})
+    return sum(file.rows for file in written)
+
+
+def time_now() -> int:
+    """Return the time, in microseconds."""
+    return time.time_ns() // 1000
+
+
+def _write(task: BucketView) -> WrittenFile | None:
+    rows = task.rows()
+    return write_file(task.target, rows, task.bucket, None) if rows.num_rows else None
+
+
+def _sources(table: LakeTable, state: Snapshot, new: dict[int, list[DataFile]], bucket: int) -> tuple[Source, ...]:
+    levels = Source(table.state.storage, tuple(state.by_bucket.get(bucket, ())))
+    return levels, Source(table.changes.storage, tuple(new.get(bucket, ())))

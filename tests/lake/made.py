@@ -1,0 +1,62 @@
+"""Changes made by hand, where no database is needed."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from writetime import config
+from writetime.changes import AT, change_schema, position_encoder
+from writetime.config import Settings
+from writetime.lake.changes import ChangeWriter
+from writetime.lake.table import LakeTable, create_table
+from writetime.schema.cql import parse_table
+from writetime.schema.serialise import serialiser
+from writetime.schema.table import TableSchema
+from writetime.schema.types import Native
+from writetime.storage.primitives import token
+
+SCHEMA = parse_table("CREATE TABLE shop.items (id int, n int, v text, w int, PRIMARY KEY (id, n))")
+
+
+def settings_at(folder: Path, **lake: Any) -> Settings:
+    """Settings of a lake in a folder."""
+    return config.load(lake={"path": str(folder), "buckets": 4, **lake})
+
+
+def new_table(folder: Path, schema: TableSchema = SCHEMA, **lake: Any) -> LakeTable:
+    """Create a lake with one table."""
+    return create_table(settings_at(folder, **lake), schema)
+
+
+def cell(value: Any, write_time: int) -> dict[str, Any]:
+    """A live cell."""
+    return {"value": value, "write_time": write_time, "tombstone": False}
+
+
+def write(id_: int, n: int, write_time: int, **values: Any) -> dict[str, Any]:
+    """One INSERT into `SCHEMA`, or a table like it."""
+    key = serialiser(Native("int"))(id_)
+    clustering = [serialiser(Native("int"))(n)]
+    return {
+        "kind": "row",
+        "id": id_,
+        "key": key,
+        "token": token(key),
+        "n": n,
+        "position": position_encoder(SCHEMA.clustering)(clustering, AT),
+        "marker": {"write_time": write_time},
+        **{name: cell(value, write_time) for name, value in values.items()},
+    }
+
+
+def batch(rows: Iterable[dict[str, Any]], schema: TableSchema = SCHEMA) -> pa.RecordBatch:
+    """Changes as a reader yields them."""
+    return pa.RecordBatch.from_pylist(list(rows), change_schema(schema))
+
+
+def add(table: LakeTable, rows: Iterable[dict[str, Any]], number: int, schema: TableSchema = SCHEMA) -> bool:
+    """Append a batch of changes."""
+    files = ChangeWriter.of(table, schema).write([batch(rows, schema)])
+    return table.changes.append(files, "test", number)

@@ -1,0 +1,138 @@
+"""Schemas come in any order, and no file is written anew for one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.lake.answers import view_rows
+from tests.lake.made import SCHEMA, add, new_table, settings_at, write
+from writetime.lake import state, views
+from writetime.lake.evolution import join_schemas
+from writetime.lake.table import create_table
+from writetime.schema.cql import parse_table
+from writetime.schema.describe import to_cql
+from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
+from writetime.schema.types import Native, Udt
+
+TEXT, INT = Native("text"), Native("int")
+
+
+def with_columns(*columns: Column, dropped: tuple[DroppedColumn, ...] = ()) -> TableSchema:
+    return replace(SCHEMA, regular=(*SCHEMA.regular, *columns), dropped=dropped)
+
+
+def without(name: str, at: int) -> TableSchema:
+    gone = next(c for c in SCHEMA.regular if c.name == name)
+    left = tuple(c for c in SCHEMA.regular if c.name != name)
+    return replace(SCHEMA, regular=left, dropped=(DroppedColumn(name, gone.type, False, at),))
+
+
+def test_schemas_as_cql() -> None:
+    inner = Udt("shop", "in ner", (("a b", INT),))
+    outer = Udt("shop", "outer", (("x", replace(inner, frozen=True)), ("y", TEXT)))
+    schema = TableSchema(
+        "shop",
+        "Items",
+        (Column("id", INT), Column("Key", TEXT)),
+        (Column("n", INT, True),),
+        (Column("s", outer),),
+        (Column("v", replace(outer, frozen=True)), Column("back", INT)),
+        (
+            DroppedColumn("gone", INT, False, 7),
+            DroppedColumn("back", INT, False, -8),
+            DroppedColumn("st", TEXT, True, 9),
+        ),
+    )
+    again = parse_table(to_cql(schema))
+    assert replace(again, dropped=()) == replace(schema, dropped=())
+    assert set(again.dropped) == set(schema.dropped)
+    assert to_cql(again) == to_cql(parse_table(to_cql(again)))
+
+
+def test_joining_is_a_join() -> None:
+    short = Udt("shop", "u", (("a", INT),))
+    long = Udt("shop", "u", (("a", INT), ("b", TEXT)))
+    schemas = [
+        SCHEMA,
+        with_columns(Column("new", TEXT)),
+        without("w", 10),
+        replace(SCHEMA, dropped=(DroppedColumn("w", INT, False, 10),)),
+        without("w", 20),
+        with_columns(Column("u", short)),
+        with_columns(Column("u", long)),
+    ]
+    for a in schemas:
+        assert join_schemas(a, a) == a
+        for b in schemas:
+            assert join_schemas(a, b) == join_schemas(b, a)
+            for c in schemas:
+                assert join_schemas(join_schemas(a, b), c) == join_schemas(a, join_schemas(b, c))
+    assert join_schemas(SCHEMA, without("w", 10)) == without("w", 10)
+    back = replace(SCHEMA, dropped=(DroppedColumn("w", INT, False, 10),))
+    assert join_schemas(without("w", 10), back) == back
+    assert join_schemas(with_columns(Column("u", long)), with_columns(Column("u", short))).regular[0].type == long
+
+
+def test_columns_come_and_go(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    add(table, [write(1, 1, 5, v="a", w=10)], 1)
+    state.fold(table)
+    files = [f.path for part in table.parts for f in part.load().files]
+    udt = Udt("shop", "u", (("a", INT),))
+    added = with_columns(Column("u", replace(udt, frozen=True)), Column("new", TEXT))
+    table.follow(added)
+    add(table, [write(2, 1, 6, v="b", w=11, u={"a": 1}, new="n")], 2, added)
+    assert view_rows(views.virtual(table)) == [
+        {"id": 1, "n": 1, "new": None, "u": None, "v": "a", "w": 10},
+        {"id": 2, "n": 1, "new": "n", "u": [1], "v": "b", "w": 11},
+    ]
+    wider = replace(udt, fields=(("a", INT), ("b", TEXT)), frozen=True)
+    widened = with_columns(Column("u", wider), Column("new", TEXT))
+    table.follow(widened)
+    add(table, [write(3, 1, 7, u={"a": 2, "b": "x"})], 3, widened)
+    state.fold(table)
+    views.refresh(table)
+    assert [row["u"] for row in view_rows(views.virtual(table))] == [None, [1, None], [2, "x"]]
+    # An older schema, as of a snapshot that comes late, takes nothing away; a drop does.
+    assert table.follow(SCHEMA) == table.schema()
+    gone = replace(widened, regular=tuple(c for c in widened.regular if c.name != "w"))
+    gone = replace(gone, dropped=(DroppedColumn("w", INT, False, 100),))
+    table.follow(gone)
+    assert "w" not in view_rows(views.virtual(table))[0]
+    assert "w" in table.state.load().table.schema().to_arrow().names
+    add(table, [write(1, 2, 50, v="c")], 4, gone)
+    # It comes back, without what it had before the drop.
+    back = replace(gone, regular=widened.regular)
+    table.follow(back)
+    add(table, [write(1, 3, 150, w=7)], 5, back)
+    state.fold(table)
+    views.refresh(table)
+    assert [row["w"] for row in view_rows(views.virtual(table))] == [None, None, 7, None, None]
+    assert view_rows([table.view.load().table.to_pyarrow_table()])[0].keys() >= {"w", "u", "new"}
+    assert set(files) <= {f.path for part in table.parts for f in part.load().files}
+
+
+def test_a_type_that_arrow_holds_otherwise_is_refused(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    for cql_type in ("varint", "blob", "frozen<list<int>>"):
+        other = parse_table(f"CREATE TABLE shop.items (id int, n int, v text, w {cql_type}, PRIMARY KEY (id, n))")
+        with pytest.raises(SchemaError, match="column w was int and is"):
+            table.follow(other)
+    same = parse_table("CREATE TABLE shop.items (id int, n int, v ascii, w int, PRIMARY KEY (id, n))")
+    assert table.follow(same).regular[0].type == Native("ascii")
+    short, renamed = (with_columns(Column("u", Udt("shop", "u", ((name, INT),)))) for name in "ab")
+    with pytest.raises(SchemaError, match=r"column u: field a of the type u was renamed to b"):
+        join_schemas(short, renamed)
+    with pytest.raises(SchemaError, match="differ in their primary keys"):
+        table.follow(parse_table("CREATE TABLE shop.items (id int, m int, v text, PRIMARY KEY (id, m))"))
+
+
+@pytest.mark.parametrize(
+    "columns", ['"V" text, v text', 'token_bucket text, "Token_Bucket" int', '"TOKEN" int', "u frozen<pair>"]
+)
+def test_names_that_delta_does_not_tell_apart(tmp_path: Path, columns: str) -> None:
+    udt = 'CREATE TYPE shop.pair (a int, "A" int); '
+    schema = parse_table(f"{udt} CREATE TABLE shop.items (id int, {columns}, PRIMARY KEY (id))")
+    with pytest.raises(SchemaError, match="which Delta takes for one name"):
+        create_table(settings_at(tmp_path), schema)

@@ -1,0 +1,160 @@
+"""Views as of an instant, where the changes kept tell of it, and what retention leaves."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.lake.answers import view_rows
+from tests.lake.made import add, batch, new_table, write
+from writetime.changes import change_schema
+from writetime.errors import WritetimeError
+from writetime.lake import retention, state, views
+from writetime.lake.cli import parse_instant
+from writetime.lake.history import after, history_from, raise_history, until
+from writetime.lake.state import BASE
+from writetime.lake.table import LakeTable
+from writetime.merge import merge
+from writetime.schema.cql import parse_table
+
+SECOND = 1_000_000
+HOUR = 3600 * SECOND
+
+
+def as_of(table: LakeTable, instant: int | None) -> list[tuple[int, int, str]]:
+    return sorted((r["id"], r["n"], r["v"]) for r in view_rows(views.virtual(table, instant)))
+
+
+def expected(writes: list[tuple[int, int, int]], instant: int) -> list[tuple[int, int, str]]:
+    """What plain Python makes of writes to (id, n) at a time."""
+    latest: dict[tuple[int, int], int] = {}
+    for id_, n, at in writes:
+        if at <= instant:
+            latest[id_, n] = max(at, latest.get((id_, n), at))
+    return sorted((*key, str(at)) for key, at in latest.items())
+
+
+def many_writes(start: int) -> list[tuple[int, int, int]]:
+    """Writes to ten rows in the 24 hours from `start` on, not in the order of their times."""
+    return [(i % 5, i % 2, start + HOUR * (1 + (7 * i) % 24)) for i in range(24)]
+
+
+def filled(folder: Path, writes: list[tuple[int, int, int]], *, folds: int) -> LakeTable:
+    """A table with these writes in twelve batches, folded into the state after every few of them."""
+    table = new_table(folder, buckets=1)
+    for number in range(12):
+        two = writes[2 * number : 2 * number + 2]
+        add(table, [write(id_, n, at, v=str(at)) for id_, n, at in two], number)
+        if number % folds == folds - 1:
+            state.fold(table)
+    return table
+
+
+def test_as_of(tmp_path: Path) -> None:
+    writes = many_writes(0)
+    table = filled(tmp_path, writes, folds=5)
+    for instant in range(0, 26 * HOUR, HOUR // 2):
+        assert as_of(table, instant) == expected(writes, instant)
+    assert as_of(table, None) == expected(writes, 26 * HOUR)
+
+
+def test_trimmed_history(tmp_path: Path) -> None:
+    # Files that are in the lake already, with writes of which some are yet to come.
+    start = views.time_now()
+    writes = many_writes(start)
+    horizon = start + 12 * HOUR
+    table = filled(tmp_path, writes, folds=9)
+    # What the state does not have stays; nine files are merged, two stay as they are in part.
+    assert retention.trim_history(table, start - HOUR) == 0
+    assert retention.trim_history(table, horizon) == 9
+    names = [file.path.rsplit("/", 1)[-1] for file in table.changes.load().files]
+    assert len(names) == 3 + 2
+    assert sum(name.startswith(BASE) for name in names) == 2
+    for instant in range(horizon, start + 26 * HOUR, HOUR):
+        assert as_of(table, instant) == expected(writes, instant)
+    with pytest.raises(WritetimeError, match=r"shop.items as of .*: the changes kept tell of"):
+        as_of(table, horizon - 1)
+    # Merged files are not folded in once more, but those that were not are.
+    assert state.fold(table) == 3
+    assert state.fold(table) == 0
+    # A write that comes late counts.
+    late = (9, 0, start + HOUR)
+    add(table, [write(*late, v=str(late[2]))], 100)
+    for _ in range(2):
+        assert as_of(table, None) == as_of(table, start + 26 * HOUR) == expected([*writes, late], start + 26 * HOUR)
+        state.fold(table)
+
+
+def test_history_only_shrinks(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    assert history_from(table.changes.load()) is None
+    for instant, first in ((5, 5), (9, 9), (7, 9)):
+        raise_history(table, instant)
+        assert history_from(table.changes.load()) == first
+
+
+COMPLEX = parse_table(
+    "CREATE TYPE ks.u (a int, b int); CREATE TABLE ks.t (id int PRIMARY KEY, m map<int, int>, st set<int>, u u, v int)"
+)
+
+
+def test_the_parts_of_a_change() -> None:
+    def element(path: int, at: int) -> dict[str, Any]:
+        return {"path": path, "value": path, "write_time": at, "tombstone": False}
+
+    def tombstone(at: int) -> dict[str, int]:
+        return {"write_time": at, "deletion_time": at}
+
+    rows = [
+        {
+            "kind": "row",
+            "id": 1,
+            "key": b"\0\0\0\1",
+            "token": 1,
+            "position": b"\x38",
+            "marker": {"write_time": 3},
+            "tombstone": tombstone(1),
+            "m": {"tombstone": tombstone(2), "elements": [element(1, 4), element(2, 6), element(3, 5)]},
+            "st": {"tombstone": None, "elements": [element(1, 6)]},
+            "u": {
+                "tombstone": None,
+                "fields": {"a": {"value": 1, "write_time": 6, "tombstone": False}, "b": None},
+            },
+            "v": {"value": 1, "write_time": 5, "tombstone": False},
+        },
+        {
+            "kind": "partition_tombstone",
+            "id": 2,
+            "key": b"\0\0\0\2",
+            "token": 2,
+            "position": b"",
+            "tombstone": tombstone(6),
+        },
+    ]
+    changes = pa.Table.from_batches([batch(rows, COMPLEX)])
+    kept = until(changes, COMPLEX, 5)
+    kept.validate(full=True)
+    (row,) = kept.to_pylist()
+    assert (row["marker"]["write_time"], row["v"]["value"]) == (3, 1)
+    assert [e["path"] for e in row["m"]["elements"]] == [1, 3]
+    assert (row["st"], row["u"]) == (None, None)
+    assert until(changes, COMPLEX, 0).num_rows == 0
+    assert until(changes, COMPLEX, 6).equals(changes)
+    later = after(changes, COMPLEX, 5)
+    assert [r["kind"] for r in later.to_pylist()] == ["row", "partition_tombstone"]
+    assert later.to_pylist()[0]["u"]["fields"]["a"]["value"] == 1
+    # Cut at any instant, the two parts merge to what the whole does.
+    whole = merge([changes], COMPLEX)
+    for instant in range(8):
+        parts = [until(changes, COMPLEX, instant), after(changes, COMPLEX, instant)]
+        assert merge(parts, COMPLEX).equals(whole)
+    assert until(change_schema(COMPLEX).empty_table(), COMPLEX, 5).num_rows == 0
+
+
+def test_instants() -> None:
+    assert parse_instant("1970-01-01T00:00:01Z") == parse_instant("1970-01-01 00:00:01") == SECOND
+    assert parse_instant("1970-01-01T02:00:00+02:00") == 0
+    assert parse_instant("-5") == -5
+    with pytest.raises(WritetimeError, match="--as-of"):
+        parse_instant("yesterday")

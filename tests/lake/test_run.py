@@ -1,0 +1,126 @@
+"""From a real table to the lake and back: what the views say is what the database answers."""
+
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+from cassandra.cluster import Session
+from click.testing import CliRunner
+
+from tests.lake.answers import cql_rows, view_rows
+from writetime.cli import main
+from writetime.config import Lake, Settings
+from writetime.database import connect
+from writetime.lake import state, views
+from writetime.lake.backfill import backfill, find_snapshots
+from writetime.lake.parquet import PARTITION
+from writetime.lake.snapshot import take_snapshot
+from writetime.lake.table import LakeTable, create_table, open_table
+from writetime.schema.table import TableSchema, read_schemas
+
+
+def run(*arguments: str) -> str:
+    """Run a command; return what it printed."""
+    answer = CliRunner(catch_exceptions=False).invoke(main, list(arguments))
+    assert answer.exit_code == 0, answer.output
+    return answer.stdout
+
+
+def schema_of(session: Session, table: str) -> TableSchema:
+    return next(s for s in read_schemas(session, [table.split(".", maxsplit=1)[0]]) if s.full_name == table)
+
+
+def compacted(table: LakeTable) -> list[pa.Table]:
+    """The compacted view, in the order of its buckets."""
+    rows = table.view.load().table.to_pyarrow_table()
+    return [rows.sort_by(PARTITION).drop_columns([PARTITION])]
+
+
+def test_snapshot_to_view(settings: Settings) -> None:
+    table = f"{settings.cassandra.keyspace}.orders"
+    with connect(settings) as session:
+        session.execute(
+            f"CREATE TABLE {table} (shop int, day date, id uuid, total decimal, tags set<text>, "
+            "notes map<text, int>, owner text STATIC, PRIMARY KEY ((shop, day), id)) "
+            "WITH CLUSTERING ORDER BY (id DESC)"
+        )
+        for shop in range(20):
+            for n in range(5):
+                session.execute(
+                    f"INSERT INTO {table} (shop, day, id, total, tags, notes) VALUES (%s, '2024-02-29', uuid(), %s, "
+                    "{'a', 'b'}, {'n': %s})",
+                    [shop, n, n],
+                )
+            session.execute(f"UPDATE {table} SET owner = 'o{shop}' WHERE shop = {shop} AND day = '2024-02-29'")
+        schema = schema_of(session, table)
+        first = run("snapshot", table).split()
+        run("backfill", table, *first)
+        lake = open_table(settings, table)
+        assert view_rows(views.virtual(lake)) == cql_rows(session, schema)
+        # Writes of every kind after the first snapshot; the second snapshot overlaps it.
+        session.execute(f"DELETE FROM {table} WHERE shop = 3 AND day = '2024-02-29'")
+        session.execute(f"UPDATE {table} SET owner = 'new' WHERE shop = 4 AND day = '2024-02-29'")
+        ids = [r.id for r in session.execute(f"SELECT id FROM {table} WHERE shop = 5 AND day = '2024-02-29'")]
+        for order in ids[:2]:
+            where = f"WHERE shop = 5 AND day = '2024-02-29' AND id = {order}"
+            session.execute(f"UPDATE {table} SET tags = tags - {{'a'}}, notes['x'] = 9 {where}")
+            session.execute(f"DELETE total FROM {table} {where}")
+        second = run("snapshot", table).split()
+        run("backfill", table, *second, *first)
+        wanted = cql_rows(session, schema)
+        assert view_rows(views.virtual(lake)) == wanted
+        assert "0 changes added" in run("backfill", table, *second, *first)
+        run("maintain", table)
+        assert view_rows(compacted(lake)) == wanted
+        assert view_rows(views.virtual(lake)) == wanted
+        assert state.fold(lake) == 0
+        printed = run("view", table, "--format", "jsonl", "--where", "shop = 5").splitlines()
+        assert [orjson.loads(line)["id"] for line in printed] == [row["id"] for row in wanted if row["shop"] == 5]
+
+
+def test_schema_changes(settings: Settings, tmp_path: Path) -> None:
+    keyspace = settings.cassandra.keyspace
+    table = f"{keyspace}.changing"
+    snapshots = []
+    with connect(settings) as session:
+        for number, statements in enumerate(
+            [
+                [
+                    f"CREATE TYPE {keyspace}.pair (a int)",
+                    f"CREATE TABLE {table} (id int, n int, v text, gone int, p pair, f frozen<pair>, st int STATIC, "
+                    "PRIMARY KEY (id, n))",
+                    f"INSERT INTO {table} (id, n, v, gone, p, f, st) VALUES (1, 1, 'a', 1, {{a: 1}}, {{a: 1}}, 1)",
+                    f"INSERT INTO {table} (id, n, v, gone) VALUES (2, 1, 'b', 2)",
+                ],
+                [
+                    f"ALTER TYPE {keyspace}.pair ADD b text",
+                    f"ALTER TABLE {table} ADD extra set<int>",
+                    f"ALTER TABLE {table} DROP gone",
+                    f"ALTER TABLE {table} DROP st",
+                    f"UPDATE {table} SET p.b = 'x', extra = {{7}} WHERE id = 1 AND n = 1",
+                    f"INSERT INTO {table} (id, n, f) VALUES (3, 1, {{a: 3, b: 'y'}})",
+                ],
+                [
+                    f"ALTER TABLE {table} ADD gone int",
+                    f"ALTER TABLE {table} ADD st int STATIC",
+                    f"INSERT INTO {table} (id, n, gone, st) VALUES (3, 2, 5, 6)",
+                ],
+            ]
+        ):
+            for statement in statements:
+                session.execute(f"USE {keyspace}")
+                session.execute(statement)
+            snapshots += [str(folder) for folder in take_snapshot(settings, table, f"at{number}")]
+        wanted = cql_rows(session, schema_of(session, table))
+    assert {row["gone"] for row in wanted} == {None, 5}
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
+        own = settings.model_copy(update={"lake": Lake(path=str(tmp_path / f"lake{order[0]}"), buckets=1)})
+        for number in order:
+            found = find_snapshots([snapshots[number]])
+            assert sum(count for _, count in backfill(create_table(own, found.schema), found)) > 0
+            state.fold(open_table(own, table))
+        lake = open_table(own, table)
+        views.refresh(lake)
+        assert view_rows(views.virtual(lake)) == wanted
+        names = list(wanted[0])
+        assert view_rows(part.select(names) for part in compacted(lake)) == wanted
