@@ -37,6 +37,7 @@ class LakeTable:
     """A captured table that exists in the lake; see the module. `open_table` and `create_table` make it."""
 
     def __init__(self, storage: Storage, buckets: int) -> None:
+        self.storage = storage
         self.name = PurePosixPath(storage.address).name
         self.buckets = buckets
         self.changes = BucketedTable(storage.folder("changes"))
