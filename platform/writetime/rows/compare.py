@@ -4,13 +4,17 @@ Numbers are compared by their bits, so a not-a-number equals itself and -0.0 dif
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute as _compute
 
 from writetime.merge.cells import take
 from writetime.merge.order import bytes_of, group_by, numbers, one_chunk
+
+# pyarrow makes these functions as it is loaded, so a type checker does not know them.
+pc: Any = _compute
 
 
 @dataclass(frozen=True)

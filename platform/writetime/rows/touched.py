@@ -5,10 +5,11 @@ looked for in the row groups whose statistics say that something may, and there 
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute as _compute
 import pyarrow.parquet as pq
 
 from writetime.changes import change_schema, field_name, udt_fields
@@ -17,6 +18,9 @@ from writetime.lake.parquet import conform
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex
+
+# pyarrow makes these functions as it is loaded, so a type checker does not know them.
+pc: Any = _compute
 
 
 def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray | None) -> pa.Table:
