@@ -1,11 +1,10 @@
 """The lake for assets: Delta tables below one path."""
 
-from pathlib import Path
-
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from resources.base import WritetimeResource
+from writetime.lake.storage import lake_storage
 
 
 class LakeResource(WritetimeResource):
@@ -13,8 +12,7 @@ class LakeResource(WritetimeResource):
 
     def path(self, table: str) -> str:
         """Return the address of a table; a relative lake path means the working folder."""
-        root = self.settings.lake.path
-        return f"{root if '://' in root else Path(root).resolve()}/{table}"
+        return lake_storage(self.settings).folder(table).address
 
     def exists(self, spark: SparkSession, table: str) -> bool:
         """Return whether the table has been written."""

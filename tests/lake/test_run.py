@@ -1,5 +1,7 @@
 """From a real table to the lake and back: what the views say is what the database answers."""
 
+from pathlib import Path
+
 import orjson
 import pyarrow as pa
 from cassandra.cluster import Session
@@ -7,11 +9,13 @@ from click.testing import CliRunner
 
 from tests.lake.answers import cql_rows, view_rows
 from writetime.cli import main
-from writetime.config import Settings
+from writetime.config import Lake, Settings
 from writetime.database import connect
 from writetime.lake import state, views
+from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.parquet import PARTITION
-from writetime.lake.table import LakeTable, open_table
+from writetime.lake.snapshot import take_snapshot
+from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.schema.table import TableSchema, read_schemas
 
 
@@ -72,3 +76,51 @@ def test_snapshot_to_view(settings: Settings) -> None:
         assert state.fold(lake) == 0
         printed = run("view", table, "--format", "jsonl", "--where", "shop = 5").splitlines()
         assert [orjson.loads(line)["id"] for line in printed] == [row["id"] for row in wanted if row["shop"] == 5]
+
+
+def test_schema_changes(settings: Settings, tmp_path: Path) -> None:
+    keyspace = settings.cassandra.keyspace
+    table = f"{keyspace}.changing"
+    snapshots = []
+    with connect(settings) as session:
+        for number, statements in enumerate(
+            [
+                [
+                    f"CREATE TYPE {keyspace}.pair (a int)",
+                    f"CREATE TABLE {table} (id int, n int, v text, gone int, p pair, f frozen<pair>, st int STATIC, "
+                    "PRIMARY KEY (id, n))",
+                    f"INSERT INTO {table} (id, n, v, gone, p, f, st) VALUES (1, 1, 'a', 1, {{a: 1}}, {{a: 1}}, 1)",
+                    f"INSERT INTO {table} (id, n, v, gone) VALUES (2, 1, 'b', 2)",
+                ],
+                [
+                    f"ALTER TYPE {keyspace}.pair ADD b text",
+                    f"ALTER TABLE {table} ADD extra set<int>",
+                    f"ALTER TABLE {table} DROP gone",
+                    f"ALTER TABLE {table} DROP st",
+                    f"UPDATE {table} SET p.b = 'x', extra = {{7}} WHERE id = 1 AND n = 1",
+                    f"INSERT INTO {table} (id, n, f) VALUES (3, 1, {{a: 3, b: 'y'}})",
+                ],
+                [
+                    f"ALTER TABLE {table} ADD gone int",
+                    f"ALTER TABLE {table} ADD st int STATIC",
+                    f"INSERT INTO {table} (id, n, gone, st) VALUES (3, 2, 5, 6)",
+                ],
+            ]
+        ):
+            for statement in statements:
+                session.execute(f"USE {keyspace}")
+                session.execute(statement)
+            snapshots += [str(folder) for folder in take_snapshot(settings, table, f"at{number}")]
+        wanted = cql_rows(session, schema_of(session, table))
+    assert {row["gone"] for row in wanted} == {None, 5}
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
+        own = settings.model_copy(update={"lake": Lake(path=str(tmp_path / f"lake{order[0]}"), buckets=1)})
+        for number in order:
+            found = find_snapshots([snapshots[number]])
+            lake = create_table(own, found.schema)
+            assert sum(count for _, count in backfill(lake, found)) > 0
+            state.fold(lake)
+        views.refresh(lake)
+        assert view_rows(views.virtual(lake)) == wanted
+        names = list(wanted[0])
+        assert view_rows(part.select(names) for part in compacted(lake)) == wanted

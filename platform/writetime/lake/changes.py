@@ -1,8 +1,9 @@
-"""Appends changes to the lake: tasks write the files, the driver commits all of a batch at once.
+"""Writes changes as files of the lake: in a Spark task, a thread, or wherever they are read.
 
-writer = ChangeWriter.of(table, schema)
-files = writer.write(batches)      # in Spark: written(frame.mapInArrow(writer.in_arrow, WRITTEN_SPARK).collect())
-table.changes.append(files, "capture/node-1", batch_number)
+    files = ChangeWriter.of(table, schema).write(batches)
+    table.changes.append(files, "capture/node-1", batch_number)
+
+Tasks write the files, the driver commits those of a batch at once; `lake.spark.append_frame` does both.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

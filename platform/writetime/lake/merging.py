@@ -1,5 +1,4 @@
-"""The unit of work of the lake: merge some files of one bucket into one file. It is the same for folding changes into
-the state, for folding levels of the state, and for folding the history of the changes."""
+"""The unit of work of the lake: merge files of one bucket."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ PORTION_BYTES = 64 << 20
 
 
 class Runner(Protocol):
-    """Runs tasks and returns their results in any order: the built-in `map`, or `tasks.in_spark(session)`."""
+    """Runs tasks and returns their results in any order: the built-in `map`, or `spark.in_spark(session)`."""
 
     def __call__(self, function: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterable[Any]:
         """Apply the function to each task."""
@@ -36,13 +35,12 @@ class Source:
 
 @dataclass(frozen=True)
 class MergeTask:
-    """Merge the files of one bucket and write the result to `target`, with `prefix` before its name."""
+    """Merge the files of one bucket and write the result to `target`."""
 
     sources: tuple[Source, ...]
     schema: TableSchema
     bucket: int
     target: Storage
-    prefix: str = ""
 
 
 def run_merge(task: MergeTask) -> WrittenFile | None:
@@ -50,7 +48,7 @@ def run_merge(task: MergeTask) -> WrittenFile | None:
     state = merge_files(task.sources, task.schema)
     if not state.num_rows:
         return None
-    return write_file(task.target, state, task.bucket, state["token"], task.prefix)
+    return write_file(task.target, state, task.bucket, state["token"])
 
 
 def merge_files(

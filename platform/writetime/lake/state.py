@@ -6,13 +6,16 @@ change twice does no harm, as merging is idempotent.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from writetime.errors import WritetimeError
 from writetime.lake.delta import DataFile, Snapshot
 from writetime.lake.merging import MergeTask, Runner, Source, run_merge
+from writetime.lake.parquet import WrittenFile
+from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
+from writetime.schema.table import TableSchema
 
 FOLDED = "changes"
 # As many levels of about one size make a larger one, four times as large as they were. A level is written anew
@@ -70,11 +73,7 @@ def fold(table: LakeTable, run: Runner = map) -> int:
     state = table.state.load()
     files = pending(table, changes, state)
     schema = table.schema(changes)
-    tasks = [
-        MergeTask((Source(table.changes.storage, tuple(found)),), schema, bucket, table.state.storage)
-        for bucket, found in files.items()
-    ]
-    levels = [level for level in run(run_merge, tasks) if level is not None]
+    levels = _merged(table, table.changes.storage, files, schema, run)
     new = table.state.append(levels, FOLDED, changes.version)
     return sum(map(len, files.values())) if new else 0
 
@@ -84,15 +83,34 @@ def compact(table: LakeTable, run: Runner = map) -> int:
     state = table.state.load()
     schema = table.schema()
     chosen = {bucket: levels for bucket, files in state.by_bucket.items() if (levels := levels_to_fold(files))}
-    tasks = [
-        MergeTask((Source(table.state.storage, tuple(levels)),), schema, bucket, table.state.storage)
-        for bucket, levels in chosen.items()
-    ]
-    if not tasks:
+    if not chosen:
         return 0
-    merged = [level for level in run(run_merge, tasks) if level is not None]
+    merged = _merged(table, table.state.storage, chosen, schema, run)
     table.state.rewrite(state, [f for levels in chosen.values() for f in levels], merged, data_change=False)
     return len(chosen)
+
+
+def rebuild(table: LakeTable, run: Runner = map) -> int:
+    """Make the state anew from all changes that the lake has; return how many files of changes they are.
+
+    The changes are complete: retention merges old ones and drops nothing that the state has.
+    """
+    state = table.state.load()
+    changes = table.changes.load()
+    levels = _merged(table, table.changes.storage, changes.by_bucket, table.schema(changes), run)
+    table.state.rewrite(state, state.files, levels, data_change=False, also={FOLDED: changes.version})
+    return len(changes.files)
+
+
+def _merged(
+    table: LakeTable, storage: Storage, files: Mapping[int, Sequence[DataFile]], schema: TableSchema, run: Runner
+) -> list[WrittenFile]:
+    """Merge the files of each bucket to one level."""
+    tasks = [
+        MergeTask((Source(storage, tuple(found)),), schema, bucket, table.state.storage)
+        for bucket, found in files.items()
+    ]
+    return [level for level in run(run_merge, tasks) if level is not None]
 
 
 def levels_to_fold(levels: Sequence[DataFile]) -> list[DataFile]:

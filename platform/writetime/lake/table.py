@@ -102,10 +102,10 @@ def open_table(settings: Settings, name: str) -> LakeTable:
 
 
 def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
-    """Open a table of the lake, creating it with `lake.buckets` buckets if it is new, and let it follow this schema.
+    """Open a table of the lake and let it follow this schema; a new one is created, with `lake.buckets` buckets.
 
     Raises:
-        WritetimeError: it exists with another number of buckets, or `follow` refuses the schema.
+        WritetimeError: as `open_table` and `follow` raise it, or `lake.buckets` is no power of two.
     """
     storage = table_storage(settings, schema.full_name)
     buckets = check_buckets(settings.lake.buckets)
@@ -116,11 +116,6 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     table.state.create(change_schema(schema), buckets, {})
     table.changes.create(change_schema(schema), buckets, {SCHEMA: to_cql(schema)})
     table = open_table(settings, schema.full_name)
-    if table.buckets != buckets:
-        raise WritetimeError(
-            f"{schema.full_name} has {table.buckets} buckets in the lake and lake.buckets is {buckets}: the number is "
-            f"fixed when a table is created; set lake.buckets = {table.buckets}"
-        )
     table.follow(schema)
     return table
 

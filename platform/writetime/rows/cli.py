@@ -11,15 +11,22 @@ from rich.table import Table
 
 from writetime import config
 from writetime.errors import WritetimeError
+from writetime.lake import state, views
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, open_table
 from writetime.lake.text import json_line, json_value
-from writetime.rows import rebuild as rebuilding
 from writetime.rows.avro import event_avro
 from writetime.rows.events import event_schema
 from writetime.rows.publish import publish as publish_events
 from writetime.rows.publish import topic_of
+from writetime.rows.rebuild import rebuild_rows
 from writetime.rows.stream import batch_files, extend, rows_table
+
+_REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
+    "state": (state.rebuild, "files of changes merged"),
+    "view": (views.refresh, "rows"),
+    "rows": (rebuild_rows, "events"),
+}
 
 
 @click.command()
@@ -53,17 +60,14 @@ def publish(*, table: str, lake_only: bool) -> None:
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
-@click.argument("part", type=click.Choice(["view", "rows", "state"]))
-def rebuild(*, table: str, part: str) -> None:
-    """Make the view or the row events anew from the state, or the state from the changes. The database is not asked."""
+@click.argument("parts", metavar="[state|view|rows]...", type=click.Choice(list(_REBUILD)), nargs=-1)
+def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
+    """Make the state anew from the changes, the compacted view or the row events from the state; by default the state
+    and the view. The database is not asked."""
     lake_table = open_table(config.load(), table)
-    parts: dict[str, tuple[Callable[[LakeTable], int], str]] = {
-        "view": (rebuilding.rebuild_view, "rows"),
-        "rows": (rebuilding.rebuild_rows, "events"),
-        "state": (rebuilding.rebuild_state, "files of changes merged"),
-    }
-    make, what = parts[part]
-    click.echo(f"{part:<10} {make(lake_table)} {what}")
+    for part in parts or ("state", "view"):
+        make, what = _REBUILD[part]
+        click.echo(f"{part:<10} {make(lake_table)} {what}")
 
 
 def _events(table: LakeTable, first: int) -> Iterator[pa.Table]:

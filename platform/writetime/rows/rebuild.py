@@ -1,37 +1,10 @@
-"""Makes parts of a lake table anew from others, without the database: the view and the row events from the state, the
-state from the changes (and the snapshots that are among them)."""
+"""Makes the stream of row events anew from the state, without the database."""
 
-from dataclasses import replace
-
-from writetime.lake import views
-from writetime.lake.merging import MergeTask, Runner, Source, run_merge
-from writetime.lake.state import FOLDED
+from writetime.lake.merging import Runner
 from writetime.lake.table import LakeTable
+from writetime.lake.views import time_now
 from writetime.rows.events import Batch
 from writetime.rows.stream import SEQUENCE, Position, RowTask, create_rows, first_tasks, position_of
-
-
-def rebuild_view(table: LakeTable, run: Runner = map) -> int:
-    """Make the compacted view anew; return how many rows it has."""
-    return views.refresh(table, run)
-
-
-def rebuild_state(table: LakeTable, run: Runner = map) -> int:
-    """Make the state anew, one level a bucket, from all changes; return how many files of changes they were.
-
-    Raises:
-        Conflict: changes were folded in, or levels folded, while this ran: run it again.
-    """
-    state = table.state.load()
-    changes = table.changes.load()
-    schema = table.schema(changes)
-    tasks = [
-        MergeTask((Source(table.changes.storage, tuple(files)),), schema, bucket, table.state.storage)
-        for bucket, files in changes.by_bucket.items()
-    ]
-    levels = [level for level in run(run_merge, tasks) if level is not None]
-    table.state.rewrite(state, state.files, levels, data_change=False, also={FOLDED: changes.version})
-    return len(changes.files)
 
 
 def rebuild_rows(table: LakeTable, run: Runner = map) -> int:
@@ -47,10 +20,9 @@ def rebuild_rows(table: LakeTable, run: Runner = map) -> int:
     last = position_of(before)
     state = table.state.load()
     changes = table.changes.load()
-    batch = Batch(0, 1, views.time_now())
+    batch = Batch(0, 1, time_now())
     if last is not None:
-        batch = replace(last.batch, generation=last.batch.generation + 1, sequence=last.batch.sequence + 1)
-        batch = replace(batch, as_of=max(views.time_now(), last.batch.as_of))
+        batch = Batch(last.batch.generation + 1, last.batch.sequence + 1, max(batch.as_of, last.batch.as_of))
     written = [file for file in run(RowTask.run, first_tasks(table, state, changes, batch)) if file is not None]
     numbers = Position(batch, changes.version, state.version).numbers() | {SEQUENCE: batch.sequence}
     rows.rewrite(before, before.files, written, data_change=True, also=numbers)

@@ -1,0 +1,33 @@
+"""The lake's work in Spark: only descriptions of tasks and of files go through Spark; rows go from file to file."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from writetime.lake.changes import ChangeWriter
+from writetime.lake.parquet import WRITTEN_SCHEMA, WrittenFile
+from writetime.lake.table import LakeTable
+
+
+def in_spark(session: SparkSession) -> Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]:
+    """Return what runs the lake's tasks like the built-in `map`, but each as a task of Spark."""
+
+    def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
+        described = list(tasks)
+        if not described:
+            return []
+        return session.sparkContext.parallelize(described, len(described)).map(function).collect()
+
+    return run
+
+
+def append_frame(table: LakeTable, frame: DataFrame, app_id: str, number: int) -> bool:
+    """Append a DataFrame of changes, such as of the data sources, in one commit; return whether the batch was new.
+
+    Its tasks write the files; see `BucketedTable.append` for `app_id` and `number`.
+    """
+    writer = ChangeWriter.of(table, table.schema())
+    written = frame.mapInArrow(writer.in_arrow, from_arrow_schema(WRITTEN_SCHEMA)).collect()
+    return table.changes.append([WrittenFile(**row.asDict()) for row in written], app_id, number)

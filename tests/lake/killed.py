@@ -1,0 +1,96 @@
+"""A program that works on a lake and is killed at one commit after another, each time to be run again.
+
+    python -m tests.lake.killed FOLDER
+
+It prints a JSON object a line: where the kill was, and what the lake holds after the second run. The process itself
+never works on a lake: what it forks would take over threads that are not there.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.lake.answers import view_rows
+from tests.lake.made import SCHEMA, add, settings_at, write
+from writetime.changes import change_schema
+from writetime.lake import retention, state, views
+from writetime.lake.delta import BucketedTable
+from writetime.lake.parquet import read_file
+from writetime.lake.table import LakeTable, create_table
+from writetime.merge import merge
+
+_commit = BucketedTable._commit
+
+
+def work(folder: Path) -> LakeTable:
+    """Do some of everything that commits."""
+    table = create_table(settings_at(folder, buckets=1), SCHEMA)
+    for number in range(4):
+        add(table, [write(i % 3, i, number, v=f"{number}-{i}") for i in range(number, 12, number + 1)], number)
+        state.fold(table)
+    state.compact(table)
+    retention.trim_history(table, views.time_now())
+    views.refresh(table)
+    return table
+
+
+def held(table: LakeTable) -> dict[str, Any]:
+    """What the lake answers, and a digest of its state."""
+    snapshot = table.state.load()
+    schema = table.schema()
+    levels = [read_file(table.state.storage, f.path, change_schema(schema)) for f in snapshot.files]
+    merged = merge(levels, schema)
+    return {
+        "virtual": view_rows(views.virtual(table)),
+        "compacted": sorted(
+            map(str, view_rows([table.view.load().table.to_pyarrow_table().drop_columns("token_bucket")]))
+        ),
+        "state": str(merged.to_pylist()),
+        "as_of": view_rows(views.virtual(table, views.time_now())),
+    }
+
+
+def child(folder: Path, kill_at: int | None, *, after: bool) -> int:
+    """Work in a process of its own, killed at a commit; return how it ended."""
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1]
+    commits = 0
+
+    def commit(self: BucketedTable, *arguments: Any) -> None:
+        nonlocal commits
+        commits += 1
+        if commits == kill_at and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        _commit(self, *arguments)
+        if commits == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    BucketedTable._commit = commit
+    table = work(folder)
+    if kill_at is None:
+        (folder / "held.json").write_text(json.dumps(held(table)))
+    os._exit(0)
+
+
+def main(root: Path) -> None:
+    """Kill at each commit, before and after it, and run again."""
+    pa.set_cpu_count(1)
+    for after in (False, True):
+        for kill_at in range(1, 100):
+            folder = root / f"{kill_at}-{after}"
+            killed = child(folder, kill_at, after=after) == signal.SIGKILL
+            assert child(folder, None, after=after) == 0
+            line = {"kill_at": kill_at, "after": after, "killed": killed}
+            print(json.dumps(line | json.loads((folder / "held.json").read_text())), flush=True)
+            if not killed:
+                break
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

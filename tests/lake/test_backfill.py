@@ -1,0 +1,108 @@
+"""Snapshots of several nodes, bucket by bucket: what failed is run again alone, what overlaps counts once."""
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from tests.lake.answers import cql_rows, view_rows
+from tests.lake.made import settings_at
+from tests.lake.test_run import run, schema_of
+from writetime.cli import main
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.lake import state, views
+from writetime.lake.backfill import backfill, find_snapshots
+from writetime.lake.snapshot import clear_snapshot, take_snapshot
+from writetime.lake.spark import append_frame, in_spark
+from writetime.lake.table import create_table
+from writetime.sources.sstable import SSTableSource
+from writetime.storage.errors import CorruptFile
+
+
+def corrupt(folder: Path) -> tuple[Path, bytes]:
+    """Damage the last chunk of the largest SSTable; return its file and what it held."""
+    path = max(folder.glob("*-Data.db"), key=lambda p: p.stat().st_size)
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-12] + bytes(8) + sound[-4:])
+    return path, sound
+
+
+def test_backfill(settings: Settings, spark: SparkSession, tmp_path: Path) -> None:
+    table = f"{settings.cassandra.keyspace}.items"
+    with connect(settings) as session:
+        session.execute(
+            f"CREATE TABLE {table} (id int, n int, s text STATIC, v blob, PRIMARY KEY (id, n)) "
+            "WITH compression = {'class': 'LZ4Compressor', 'chunk_length_in_kb': 4}"
+        )
+        insert = session.prepare(f"INSERT INTO {table} (id, n, v) VALUES (?, ?, ?)")
+        for i in range(300):
+            session.execute(insert, [i % 100, i // 100, (b"%d" % i) * 50])
+        (first,) = take_snapshot(settings, table, "first")
+        for i in range(0, 100, 3):
+            session.execute(f"UPDATE {table} SET s = 's{i}' WHERE id = {i}")
+            session.execute(f"DELETE FROM {table} WHERE id = {i} AND n = 1")
+        (second,) = take_snapshot(settings, table, "second")
+        wanted = cql_rows(session, schema_of(session, table))
+        with pytest.raises(WritetimeError, match=r"nodetool snapshot .* failed: .*second"):
+            take_snapshot(settings, table, "second")
+    nodes = [shutil.copytree(folder, tmp_path / name) for name, folder in (("a", first), ("b", second), ("c", second))]
+    clear_snapshot(settings, table, "first")
+    assert not first.exists()
+    assert second.exists()
+
+    # One bucket cannot be read: the others are done, and it is run again alone.
+    found = find_snapshots([str(node) for node in nodes])
+    lake = create_table(settings_at(tmp_path / "direct", buckets=4), found.schema)
+    path, sound = corrupt(nodes[0])
+    done = {}
+    for bucket in range(4):
+        with contextlib.suppress(CorruptFile):
+            done |= dict(backfill(lake, find_snapshots([str(node) for node in nodes]), [bucket]))
+    assert list(done) == [0, 1, 2]
+    with pytest.raises(CorruptFile, match=path.name):
+        list(backfill(lake, found))
+    assert min(done.values()) > 0
+    path.write_bytes(sound)
+    again = dict(backfill(lake, found))
+    assert again == {0: 0, 1: 0, 2: 0, 3: again[3]}
+    assert again[3] > 0
+    state.fold(lake)
+    assert view_rows(views.virtual(lake)) == wanted
+    # Three copies of most cells were added, and the state has one of each.
+    rows = sum(file.rows for file in lake.state.load().files)
+    assert rows < sum(file.rows for file in lake.changes.load().files) / 2
+    # A snapshot tells nothing of what was before it.
+    with pytest.raises(WritetimeError, match="the changes kept tell of"):
+        list(views.virtual(lake, found.taken_at - 1))
+    assert view_rows(views.virtual(lake, views.time_now())) == wanted
+
+    # All of it in Spark: the tasks of the lake, and changes that come as a DataFrame.
+    by_spark = create_table(settings_at(tmp_path / "spark", buckets=4), found.schema)
+    assert sum(count for _, count in backfill(by_spark, found, [0, 1], run=in_spark(spark))) == done[0] + done[1]
+    spark.dataSource.register(SSTableSource)
+    for number, node in enumerate(nodes):
+        frame = spark.read.format("sstable").option("split_bytes", "4096").load(str(node))
+        assert append_frame(by_spark, frame, "nodes", number)
+        assert not append_frame(by_spark, frame, "nodes", number)
+    assert state.fold(by_spark, in_spark(spark)) > 0
+    assert views.refresh(by_spark, in_spark(spark)) == len(wanted)
+    assert view_rows(views.virtual(by_spark)) == wanted
+
+    # The same in the shell.
+    assert run("backfill", table, *map(str, nodes)).endswith("folded into the state\n")
+    output = tmp_path / "rows.parquet"
+    output.write_bytes(CliRunner().invoke(main, ["view", table, "--format", "parquet"]).stdout_bytes)
+    assert pq.read_table(output).num_rows == len(wanted)
+
+
+def test_paths_that_are_no_snapshots(tmp_path: Path) -> None:
+    with pytest.raises(WritetimeError, match="does not exist"):
+        find_snapshots([str(tmp_path / "none")])
+    with pytest.raises(WritetimeError, match="holds no SSTables"):
+        find_snapshots([str(tmp_path)])

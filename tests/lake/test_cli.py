@@ -1,0 +1,87 @@
+"""`writetime view`, `maintain` and `rebuild`, and how values are printed."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.conftest import write_settings
+from tests.lake.made import add, new_table, settings_at, write
+from writetime.cli import main
+from writetime.lake.cli import filtered
+from writetime.lake.table import LakeTable
+from writetime.lake.text import json_line
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakeTable:
+    write_settings(settings_at(tmp_path), tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    table = new_table(tmp_path)
+    for number in range(6):
+        add(table, [write(i, number % 3, 5_000_000 * number, v=f"v{number}") for i in range(4)], number)
+    return table
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner(catch_exceptions=False).invoke(main, list(arguments))
+
+
+def test_view(table: LakeTable) -> None:
+    lines = run("view", "shop.items", "--format", "jsonl", "--where", "id = 2 AND v LIKE 'v%'").stdout.splitlines()
+    assert [orjson.loads(line) for line in lines] == [{"id": 2, "n": n, "v": f"v{n + 3}", "w": None} for n in range(3)]
+    before = run("view", "shop.items", "--format", "jsonl", "--as-of", "1970-01-01T00:00:11Z").stdout.splitlines()
+    assert sorted({orjson.loads(line)["v"] for line in before}) == ["v0", "v1", "v2"]
+    head, *rows = run("view", "shop.items").stdout.splitlines()
+    assert head.split() == ["id", "n", "v", "w"]
+    assert len(rows) == 12
+    wrong = run("view", "shop.items", "--where", "nothing = 1")
+    assert wrong.exit_code == 1
+    assert "--where 'nothing = 1'" in wrong.output
+    assert "has no changes" in run("view", "shop.none").output
+
+
+def test_maintain_and_rebuild(table: LakeTable) -> None:
+    wanted = run("view", "shop.items", "--format", "jsonl").stdout
+    assert f" {len(table.changes.load().files)} files folded" in run("maintain", "shop.items").stdout
+    assert " 0 files folded" in run("maintain", "shop.items").stdout
+    assert run("view", "shop.items", "--format", "jsonl").stdout == wanted
+    levels = {file.path for file in table.state.load().files}
+    assert "12 rows" in run("rebuild", "shop.items").stdout
+    assert not levels & {file.path for file in table.state.load().files}
+    assert run("view", "shop.items", "--format", "jsonl").stdout == wanted
+    assert table.view.load().table.to_pyarrow_table().num_rows == 12
+
+
+def test_values_as_json() -> None:
+    rows = pa.table(
+        {
+            "day": pa.array([-(1 << 31)], pa.int32()).cast(pa.date32()),
+            "at": pa.array([9_223_372_036_854_775_000], pa.int64()).cast(pa.timestamp("us", "UTC")),
+            "blob": [b"\x00\xff"],
+            "texts": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int32())),
+            "days": pa.array([[(0, [1])]], pa.map_(pa.date32(), pa.list_(pa.int8()))),
+            "udt": [{"a": None, "b": 1.5}],
+            "nothing": pa.nulls(1, pa.int32()),
+        }
+    )
+    found: dict[str, Any] = orjson.loads(json_line({name: rows[name][0] for name in rows.column_names}))
+    assert found == {
+        "day": "-5877641-06-23",
+        "at": "294247-01-10T04:00:54.775000Z",
+        "blob": "0x00ff",
+        "texts": {"a": 1},
+        "days": [["1970-01-01", [1]]],
+        "udt": {"a": None, "b": 1.5},
+        "nothing": None,
+    }
+
+
+def test_a_condition_leaves_values_as_they_are() -> None:
+    days = pa.array([-(1 << 31), (1 << 31) - 1, None], pa.int32()).cast(pa.date32())
+    rows = pa.table({"id": [1, 2, 3], "day": days, "small": pa.array([1, 2, 3], pa.int8())})
+    assert filtered(rows, "id >= 2").equals(rows.slice(1))
+    assert filtered(rows.slice(0, 0), "id >= 2").num_rows == 0

@@ -1,0 +1,47 @@
+"""The lake behind an address, as object stores have: the same client writes the files and the commits."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.lake.answers import view_rows
+from tests.lake.made import SCHEMA, add, settings_at, write
+from writetime import config
+from writetime.errors import WritetimeError
+from writetime.lake import retention, state, views
+from writetime.lake.storage import Storage, lake_storage
+from writetime.lake.table import create_table, open_table
+
+
+def test_behind_an_address(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path).model_copy(update={"lake": config.Lake(path=f"file://{tmp_path}/lake", buckets=2)})
+    table = create_table(settings, SCHEMA)
+    for number in range(5):
+        add(table, [write(i, number, 5 + number, v="x" * number) for i in range(20)], number)
+        state.fold(table)
+    rows = view_rows(views.virtual(table))
+    assert len(rows) == 100
+    state.compact(table)
+    views.refresh(table)
+    retention.vacuum(table, 0)
+    assert view_rows(views.virtual(open_table(settings, "shop.items"))) == rows
+    # The same tables by a path of the local disk.
+    assert view_rows(views.virtual(open_table(settings_at(tmp_path / "lake"), "shop.items"))) == rows
+
+
+def test_options_are_secret_and_reach_the_store() -> None:
+    lake = config.Lake.model_validate(
+        {"path": "s3a://bucket/lake/", "storage_options": {"AWS_SECRET_ACCESS_KEY": "x17"}}
+    )
+    storage = lake_storage(config.load().model_copy(update={"lake": lake}))
+    assert storage == Storage("s3a://bucket/lake", {"AWS_SECRET_ACCESS_KEY": "x17"})
+    assert "x17" not in f"{lake!r} {storage!r}"
+    assert storage.folder("a.b").folder("view").address == "s3a://bucket/lake/a.b/view"
+
+
+def test_a_store_that_cannot_be_reached(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path).model_copy(
+        update={"lake": config.Lake.model_validate({"path": "unheard://bucket/lake"})}
+    )
+    with pytest.raises(WritetimeError, match=r"unheard://bucket/lake/shop\.items"):
+        open_table(settings, "shop.items")
