@@ -1,6 +1,7 @@
 """What a real database answers, without the driver's decoding: dates beyond Python's, not-a-number, empty values."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ from cassandra.cluster import Cluster, Session
 from cassandra.protocol import ResultMessage, _ProtocolHandler  # type: ignore[attr-defined]
 
 from writetime.schema.mapping import arrow_type
-from writetime.schema.table import Column, TableSchema
+from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex, quote_name
 from writetime.schema.values import decoder
 
@@ -22,8 +23,8 @@ class _Raw:
 
 
 class _RawResult(ResultMessage):
-    def recv_results_metadata(self, *arguments: Any) -> None:
-        super().recv_results_metadata(*arguments)
+    def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
+        super().recv_results_metadata(f, user_type_map)
         self.column_metadata = [(*described[:3], _Raw) for described in self.column_metadata]
 
 
@@ -31,17 +32,33 @@ class _RawHandler(_ProtocolHandler):
     message_types_by_opcode = _ProtocolHandler.message_types_by_opcode | {_RawResult.opcode: _RawResult}
 
 
-def raw_session(port: int) -> Session:
-    """Return a session whose rows hold bytes; shut down its cluster in the end."""
-    session = Cluster(["127.0.0.1"], port=port).connect()
-    session.client_protocol_handler = _RawHandler
-    session.default_timeout = 60
-    return session
+@contextmanager
+def raw_session(port: int) -> Iterator[Session]:
+    """Open a session whose rows hold bytes."""
+    cluster = Cluster(["127.0.0.1"], port=port)
+    try:
+        session = cluster.connect()
+        session.client_protocol_handler = _RawHandler
+        session.default_timeout = 60
+        yield session
+    finally:
+        cluster.shutdown()
 
 
-def rows(session: Session, schema: TableSchema) -> pa.Table:
-    """Return what `SELECT *` answers."""
-    return _table(session.execute(f"SELECT {_names(schema.columns)} FROM {schema.keyspace}.{schema.name}"), schema)
+def rows(session: Session, schema: TableSchema) -> list[list[bytes | None]]:
+    """Return what `SELECT *` answers, the columns in the schema's order."""
+    names = ", ".join(quote_name(c.name) for c in schema.columns)
+    return [list(row) for row in session.execute(f"SELECT {names} FROM {schema.keyspace}.{schema.name}")]
+
+
+def decoded(answer: list[list[bytes | None]], schema: TableSchema) -> pa.Table:
+    """Return rows as a table."""
+    columns: dict[str, pa.Array] = {}
+    for i, column in enumerate(schema.columns):
+        decode = decoder(column.type)
+        values = [None if (data := row[i]) is None else decode(data) for row in answer]
+        columns[column.name] = pa.array(values, arrow_type(column.type))
+    return pa.table(columns)
 
 
 def write_times(session: Session, schema: TableSchema) -> list[dict[str, int | None]]:
@@ -56,17 +73,3 @@ def write_times(session: Session, schema: TableSchema) -> list[dict[str, int | N
         {n: None if v is None else int.from_bytes(v, "big", signed=True) for n, v in zip(names, row, strict=True)}
         for row in answer
     ]
-
-
-def _names(columns: Iterable[Column]) -> str:
-    return ", ".join(quote_name(c.name) for c in columns)
-
-
-def _table(answer: Iterable[Any], schema: TableSchema) -> pa.Table:
-    decoders = [decoder(c.type) for c in schema.columns]
-    found = list(answer)
-    arrays = [
-        pa.array([None if row[i] is None else decoders[i](row[i]) for row in found], arrow_type(c.type))
-        for i, c in enumerate(schema.columns)
-    ]
-    return pa.Table.from_arrays(arrays, names=[c.name for c in schema.columns])

@@ -10,15 +10,18 @@ from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
 from tests.merge import answers
+from tests.merge.tables import ALTERED, every_type, ties
 from tests.storage.conftest import create_udts
 from tests.storage.databases import FormatServer
 from tests.storage.generate import KEYSPACE, Generator
+from writetime.changes import change_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader
+from writetime.storage.files import Location
 from writetime.storage.segment import find_segments
 from writetime.storage.sstable import SSTable
 
-TABLES = 14
+TABLES = 12
 ROUNDS = 4
 WRITES = 30
 COMPACTION = "{'class': 'SizeTieredCompactionStrategy', 'enabled': 'false'}"
@@ -31,9 +34,14 @@ class History:
     schema: TableSchema
     sstables: list[pa.Table]
     log: pa.Table
-    rows: pa.Table
+    raw: list[list[bytes | None]]
     write_times: list[dict[str, int | None]]
     as_of: int
+
+    @property
+    def rows(self) -> pa.Table:
+        """What `SELECT *` answered."""
+        return answers.decoded(self.raw, self.schema)
 
 
 @pytest.fixture(scope="session")
@@ -51,34 +59,40 @@ def _histories(server: FormatServer) -> list[History]:
     # One second is over before the database is asked.
     generator._ttls = [1, 100_000, 200_000]
     names = [f"t{i}" for i in range(TABLES)]
-    made = [generator.schema(name) for name in names]
+    made = [generator.schema(name) for name in names] + [every_type()]
     server.write(create_udts())
     for schema in made:
         # Tables are flushed while they are written to, so that there are several SSTables.
         joiner = " AND " if " WITH " in schema.create_statement() else " WITH "
         options = "cdc = true AND memtable_flush_period_in_ms = 2000 AND compaction = " + COMPACTION
-        server.write([schema.create_statement() + joiner + options])
+        server.write_one(schema.create_statement() + joiner + options)
     writes = {schema.name: generator.writes(schema, ROUNDS * WRITES) for schema in made}
+    writes["ties"] = ties(generator, made[-1])
     for number in range(ROUNDS):
         for schema in made:
-            _write(server, writes[schema.name][number * WRITES : (number + 1) * WRITES])
+            _write(server, writes[schema.name][number::ROUNDS])
+        for statement in ALTERED[number]:
+            server.write_one(statement)
     time.sleep(2)
     known = server.schemas()
     schemas = [s for s in known if s.keyspace == KEYSPACE]
-    session = answers.raw_session(server.port)
-    asked = {s.name: _answers(session, s) for s in schemas}
-    session.cluster.shutdown()
+    with answers.raw_session(server.port) as session:
+        asked = {s.name: _answers(session, s) for s in schemas}
     server.stop()
     log = _log(server, known, [s.full_name for s in schemas])
     return [
         History(
             schema,
-            [pa.Table.from_batches(SSTable(at, schema).scan()) for at in server.sstables(KEYSPACE, schema.name)],
+            [_scan(at, schema) for at in server.sstables(KEYSPACE, schema.name)],
             log[schema.name],
             *asked[schema.name],
         )
         for schema in schemas
     ]
+
+
+def _scan(location: Location, schema: TableSchema) -> pa.Table:
+    return pa.Table.from_batches(SSTable(location, schema).scan(), schema=change_schema(schema))
 
 
 def _write(server: FormatServer, statements: list[str]) -> None:
@@ -91,7 +105,9 @@ def _write(server: FormatServer, statements: list[str]) -> None:
                 raise
 
 
-def _answers(session: Session, schema: TableSchema) -> tuple[pa.Table, list[dict[str, int | None]], int]:
+def _answers(
+    session: Session, schema: TableSchema
+) -> tuple[list[list[bytes | None]], list[dict[str, int | None]], int]:
     return answers.rows(session, schema), answers.write_times(session, schema), int(time.time())
 
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from writetime.merge import kernels
-from writetime.merge.order import bytes_of, numbers
+from writetime.merge.arrow import bytes_of, mask_of, numbers, pc, present_in, valid
 
 NEVER = -(1 << 63)
 """The write time of no deletion: less than any the database allows."""
@@ -61,52 +60,27 @@ class Times:
 def cell_times(cells: pa.StructArray, after: int = NEVER) -> Times:
     """Return the times of cells; those written at or before `after` count as absent."""
     write_time = numbers(cells.field("write_time"))
-    present = _present(cells) & (write_time > after)
+    present = present_in(cells) & (write_time > after)
     expiring = cells.field("ttl")
     rank = np.full(len(cells), _LIVE, np.int8)
     if expiring.null_count < len(cells):
-        rank[_valid(expiring)] = _EXPIRING
+        rank[valid(expiring)] = _EXPIRING
     tombstone = cells.field("tombstone")
     if pc.any(tombstone).as_py():
-        rank[tombstone.fill_null(False).to_numpy(zero_copy_only=False)] = _TOMBSTONE
+        rank[mask_of(tombstone.fill_null(False))] = _TOMBSTONE
     return Times(present, write_time, rank, numbers(cells.field("deletion_time")), numbers(expiring))
 
 
 def marker_times(markers: pa.StructArray) -> Times:
     """Return the times of row markers."""
     ttl = numbers(markers.field("ttl"))
-    rank = np.where(ttl == EXPIRED_TTL, _TOMBSTONE, np.where(_valid(markers.field("ttl")), _EXPIRING, _LIVE))
+    rank = np.where(ttl == EXPIRED_TTL, _TOMBSTONE, np.where(valid(markers.field("ttl")), _EXPIRING, _LIVE))
     write_time = numbers(markers.field("write_time"))
-    return Times(_present(markers), write_time, rank.astype(np.int8), numbers(markers.field("expiry")), ttl)
+    return Times(present_in(markers), write_time, rank.astype(np.int8), numbers(markers.field("expiry")), ttl)
 
 
 def deletion_times(tombstones: pa.StructArray) -> Times:
     """Return the times of the deletions of rows, ranges, partitions or columns."""
     write_time, deletion_time = (numbers(tombstones.field(name)) for name in ("write_time", "deletion_time"))
     rank, ttl = np.full(len(tombstones), _TOMBSTONE, np.int8), np.zeros(len(tombstones), np.int32)
-    return Times(_present(tombstones), write_time, rank, deletion_time, ttl)
-
-
-def take(array: pa.Array, indices: np.ndarray) -> pa.Array:
-    """Take entries of an array, null where the index is -1."""
-    missing = indices < 0
-    return _take(array, pa.array(indices, mask=missing if missing.any() else None))
-
-
-def _take(array: pa.Array, indices: pa.Array) -> pa.Array:
-    if array.null_count == len(array):
-        return pa.nulls(len(indices), array.type)
-    if not pa.types.is_struct(array.type):
-        return array.take(indices)
-    # Much of most structs is null, which taking them whole would copy entry by entry.
-    taken = [_take(array.field(i), indices) for i in range(array.type.num_fields)]
-    absent = indices.is_null() if not array.null_count else array.is_null().take(indices).fill_null(True)
-    return pa.StructArray.from_arrays(taken, fields=list(array.type), mask=absent)
-
-
-def _present(array: pa.Array) -> np.ndarray:
-    return _valid(array) if array.null_count else np.ones(len(array), bool)
-
-
-def _valid(array: pa.Array) -> np.ndarray:
-    return array.is_valid().to_numpy(zero_copy_only=False)
+    return Times(present_in(tombstones), write_time, rank, deletion_time, ttl)

@@ -6,11 +6,11 @@ one a field; both have a column tombstone besides, which deletes the cells befor
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from writetime.changes import udt_fields
-from writetime.merge.cells import NEVER, cell_times, deletion_times, take
-from writetime.merge.order import bytes_of, group_by, numbers
+from writetime.merge.arrow import Bytes, bytes_of, numbers, pc, take
+from writetime.merge.cells import NEVER, cell_times, deletion_times
+from writetime.merge.order import group_by
 from writetime.merge.tombstones import Deletion, chosen
 from writetime.merge.values import comparable, has_forms, serialised, serialised_row
 from writetime.schema.table import TableSchema
@@ -115,5 +115,5 @@ def _elements(
     return pa.ListArray.from_arrays(pa.array(offsets), elements.take(pa.array(best[live])), type=lists.type), some
 
 
-def _nothing(count: int) -> tuple[np.ndarray, np.ndarray]:
+def _nothing(count: int) -> Bytes:
     return np.zeros(count + 1, np.int32), np.empty(0, np.uint8)

@@ -2,7 +2,7 @@
 
 What a schema may do to the changes of before: add a column (null in them); drop one (left out); drop and add it again
 (its older cells are void by `DroppedColumn.dropped_at`); add fields to a user-defined type at its end (null); rename
-them (fields keep their places); make `text` or `ascii` a `blob`. The database allows nothing else (CASSANDRA-12443).
+them (fields keep their places). Old databases made `text` or `ascii` a `blob`; types change no more (CASSANDRA-12443).
 """
 
 import pyarrow as pa

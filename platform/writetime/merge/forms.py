@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from writetime.changes import field_name
+from writetime.merge.arrow import numbers, one_chunk, pc
 from writetime.merge.cells import NEVER, Times, cell_times, deletion_times, marker_times
 from writetime.merge.columns import dropped_times
-from writetime.merge.order import Order, numbers, one_chunk
+from writetime.merge.order import Order
 from writetime.merge.values import has_forms, serialised_row
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from writetime.changes import field_name, udt_fields
-from writetime.merge.cells import EXPIRED_TTL, take
-from writetime.merge.order import one_chunk
+from writetime.merge.arrow import mask_of, numbers, one_chunk, pc, take
+from writetime.merge.cells import EXPIRED_TTL
 from writetime.schema.mapping import arrow_type
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex
@@ -55,7 +54,7 @@ def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[
     """Return the value of a column in each row of a state, and whether any of its cells lives."""
     if not is_complex(cql_type):
         lives = _cells_live(column, as_of)
-        return pc.if_else(lives, column.field("value"), pa.scalar(None, arrow_type(cql_type))), _mask(lives)
+        return pc.if_else(lives, column.field("value"), pa.scalar(None, arrow_type(cql_type))), mask_of(lives)
     parts = column.flatten()[1]
     if not isinstance(cql_type, Collection):
         fields = [
@@ -71,8 +70,8 @@ def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[
         )
     elements = parts.flatten()
     lives = _cells_live(elements, as_of)
-    row = np.repeat(np.arange(len(parts)), pc.list_value_length(parts).fill_null(0).to_numpy())
-    counts = np.bincount(row[_mask(lives)], minlength=len(parts))
+    row = np.repeat(np.arange(len(parts)), numbers(pc.list_value_length(parts)))
+    counts = np.bincount(row[mask_of(lives)], minlength=len(parts))
     some = counts > 0
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
     elements = elements.filter(lives)
@@ -99,15 +98,11 @@ def _marker_lives(markers: pa.StructArray, as_of: int) -> np.ndarray:
         pc.less_equal(markers.field("expiry"), as_of).fill_null(False),
         pc.equal(markers.field("ttl"), EXPIRED_TTL).fill_null(False),
     )
-    return _mask(pc.and_(markers.is_valid(), pc.invert(expired)))
+    return mask_of(pc.and_(markers.is_valid(), pc.invert(expired)))
 
 
 def _partitions(keys: pa.Array) -> np.ndarray:
     """Number the partitions of changes that are in order."""
     if not len(keys):
         return np.empty(0, np.int64)
-    return np.concatenate([[0], np.cumsum(_mask(pc.not_equal(keys[1:], keys[:-1])))])
-
-
-def _mask(array: pa.Array) -> np.ndarray:
-    return array.to_numpy(zero_copy_only=False)
+    return np.concatenate([[0], np.cumsum(mask_of(pc.not_equal(keys[1:], keys[:-1])))])

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from writetime.changes import KINDS, RANGE_TOMBSTONE
 from writetime.merge import kernels
+from writetime.merge.arrow import Bytes, bytes_of, numbers, one_chunk, pc
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,6 @@ def order_changes(changes: pa.Table) -> Order:
     return Order(kinds, ranges, group, head, partition, positions)
 
 
-Bytes = tuple[np.ndarray, np.ndarray]
-
-
 def group_by(first: np.ndarray, second: Bytes, third: Bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sort items by three keys and number the groups of equal ones, as `kernels.number_groups`."""
     order = kernels.sort_runs(np.argsort(first, kind="stable"), first, *second, *third)
@@ -70,24 +67,3 @@ def group_by(first: np.ndarray, second: Bytes, third: Bytes) -> tuple[np.ndarray
 def kind_codes(kinds: pa.Array) -> np.ndarray:
     """Return the kinds as numbers: `changes.ROW`, `changes.STATIC`, ..."""
     return pc.index_in(kinds, pa.array(KINDS)).to_numpy(zero_copy_only=False).astype(np.int8)
-
-
-def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array."""
-    return column.combine_chunks()
-
-
-def numbers(array: pa.Array, missing: int = 0) -> np.ndarray:
-    """Return the numbers of an integer array, `missing` where it is null."""
-    return (array.fill_null(missing) if array.null_count else array).to_numpy()
-
-
-def bytes_of(array: pa.Array) -> Bytes:
-    """Return offsets and data of an array of bytes or text; null is empty."""
-    if array.null_count:
-        array = array.fill_null(b"" if pa.types.is_binary(array.type) else "")
-    if not len(array):
-        return np.zeros(1, np.int32), np.empty(0, np.uint8)
-    _, offsets, data = array.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
-    return bounds, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)

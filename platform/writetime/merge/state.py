@@ -5,14 +5,16 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import KINDS, RANGE_TOMBSTONE, change_schema, field_name
-from writetime.merge.cells import NEVER, marker_times, take
+from writetime.changes import KINDS, RANGE_TOMBSTONE, ROW, change_schema, field_name
+from writetime.merge.arrow import one_chunk, take
+from writetime.merge.cells import NEVER, marker_times
 from writetime.merge.columns import dropped_times, merge_column
 from writetime.merge.conform import conform
 from writetime.merge.forms import with_newest_forms
-from writetime.merge.order import Order, one_chunk, order_changes
+from writetime.merge.order import Order, order_changes
 from writetime.merge.tombstones import Tombstones, find_tombstones
-from writetime.schema.table import TableSchema
+from writetime.schema.table import SchemaError, TableSchema
+from writetime.schema.types import Native
 
 
 def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> pa.Table:
@@ -23,8 +25,11 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
     was not overwritten or deleted; `origin` is null. Nothing has expired: a state is of no instant.
 
     Raises:
-        SchemaError: a table is not of changes of this schema, nor of what it was before, see `conform`.
+        SchemaError: a table is not of changes of this schema, nor of what it was before, see `conform`; or the table
+            has counters: a change holds the sum of a counter's shards, and two sums cannot be merged.
     """
+    if counters := [c.name for c in schema.columns if c.type == Native("counter")]:
+        raise SchemaError(f"{schema.full_name}: the counter {counters[0]} cannot be merged; leave the table out")
     full = change_schema(schema)
     parts = [conform(t if isinstance(t, pa.Table) else pa.Table.from_batches([t]), schema) for t in tables]
     changes = pa.concat_tables(parts) if parts else full.empty_table()
@@ -47,7 +52,7 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
     groups = np.flatnonzero(some)
     if len(groups) < len(some):
         fields = {name: array.take(pa.array(groups)) for name, array in fields.items()}
-    fields |= _keys(changes, order, tombstones, groups)
+    fields |= _keys(changes, schema, order, tombstones, groups)
     arrays = [fields[f.name] if f.name in fields else pa.nulls(len(groups), f.type) for f in full]
     return pa.Table.from_arrays(arrays, schema=full)
 
@@ -61,17 +66,20 @@ def _markers(markers: pa.StructArray, group: np.ndarray, tombstones: Tombstones)
     return take(markers, np.where(live, best, -1)), live
 
 
-def _keys(changes: pa.Table, order: Order, tombstones: Tombstones, groups: np.ndarray) -> dict[str, pa.Array]:
+def _keys(
+    changes: pa.Table, schema: TableSchema, order: Order, tombstones: Tombstones, groups: np.ndarray
+) -> dict[str, pa.Array]:
     """Return the fields that say where these groups are; each takes them from its head."""
     items = order.head[groups]
     heads = order.change(items)
     kinds = order.kinds[heads]
     ends = np.where(kinds == RANGE_TOMBSTONE, order.head[tombstones.end[groups]], -1)
-    names = changes.schema.names
-    keys = names[1 : names.index("position")]
+    rows = np.where(kinds == ROW, heads, -1)
+    of_partition = ["token", "key", *(field_name(c) for c in schema.partition_key)]
     return {
         "kind": pa.DictionaryArray.from_arrays(pa.array(kinds), list(KINDS)).dictionary_decode(),
-        **{name: take(one_chunk(changes[name]), heads) for name in keys},
+        **{name: take(one_chunk(changes[name]), heads) for name in of_partition},
+        **{field_name(c): take(one_chunk(changes[field_name(c)]), rows) for c in schema.clustering},
         "position": order.positions.take(pa.array(items)),
         "end": take(order.positions, ends),
     }

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from writetime.changes import AT, position_encoder
+from writetime.merge.arrow import pc
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import Column
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector

@@ -11,16 +11,13 @@ A message's key is the partition key as serialised. Its value is in Avro's singl
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as _compute
 
 from writetime.errors import WritetimeError
+from writetime.merge.arrow import pc
 from writetime.rows.events import KINDS
 from writetime.schema.avro import encode, encode_bytes, encode_long, joined, nullable, single_object_header
 from writetime.schema.mapping import avro_name, avro_type
 from writetime.schema.table import Column, TableSchema
-
-# pyarrow makes these functions as it is loaded, so a type checker does not know them.
-pc: Any = _compute
 
 
 def event_avro(schema: TableSchema) -> dict[str, Any]:

@@ -4,17 +4,12 @@ Numbers are compared by their bits, so a not-a-number equals itself and -0.0 dif
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as _compute
 
-from writetime.merge.cells import take
-from writetime.merge.order import bytes_of, group_by, numbers, one_chunk
-
-# pyarrow makes these functions as it is loaded, so a type checker does not know them.
-pc: Any = _compute
+from writetime.merge.arrow import bytes_of, mask_of, numbers, one_chunk, pc, take
+from writetime.merge.order import group_by
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ def changed(before: Rows, after: Rows) -> Matched:
 def different(one: pa.Array, other: pa.Array) -> np.ndarray:
     """Return where two arrays of the same type and length differ."""
     arrow = one.type
-    one_valid, other_valid = _valid(one), _valid(other)
+    one_valid, other_valid = mask_of(one.is_valid()), mask_of(other.is_valid())
     if pa.types.is_struct(arrow):
         found = np.zeros(len(one), bool)
         for a, b in zip(one.flatten(), other.flatten(), strict=True):
@@ -73,7 +68,7 @@ def different(one: pa.Array, other: pa.Array) -> np.ndarray:
     elif pa.types.is_null(arrow):
         found = np.zeros(len(one), bool)
     else:
-        found = pc.not_equal(_bits(one), _bits(other)).fill_null(False).to_numpy(zero_copy_only=False)
+        found = mask_of(pc.not_equal(_bits(one), _bits(other)).fill_null(False))
     return np.where(one_valid & other_valid, found, one_valid != other_valid)
 
 
@@ -91,10 +86,6 @@ def _bits(array: pa.Array) -> pa.Array:
     if pa.types.is_floating(array.type):
         return array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
     return array
-
-
-def _valid(array: pa.Array) -> np.ndarray:
-    return array.is_valid().to_numpy(zero_copy_only=False)
 
 
 def _places(group: np.ndarray, groups: int) -> np.ndarray:

@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from writetime.lake.parquet import conform
 from writetime.lake.table import view_schema
-from writetime.merge.cells import take
+from writetime.merge.arrow import one_chunk, take
 from writetime.merge.live import live
-from writetime.merge.order import one_chunk
 from writetime.rows.compare import Rows, changed
 from writetime.rows.ids import event_ids
 from writetime.schema.table import TableSchema

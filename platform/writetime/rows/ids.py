@@ -13,7 +13,7 @@ import numba
 import numpy as np
 import pyarrow as pa
 
-from writetime.merge.order import bytes_of
+from writetime.merge.arrow import bytes_of
 from writetime.schema.table import TableSchema
 
 _njit: Any = numba.njit(cache=True, nogil=True)

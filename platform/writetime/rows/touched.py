@@ -5,22 +5,18 @@ looked for in the row groups whose statistics say that something may, and there 
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as _compute
 import pyarrow.parquet as pq
 
 from writetime.changes import change_schema, field_name, udt_fields
 from writetime.lake.merging import PORTION_BYTES, Source
 from writetime.lake.parquet import conform
 from writetime.merge import merge
+from writetime.merge.arrow import mask_of, pc
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex
-
-# pyarrow makes these functions as it is loaded, so a type checker does not know them.
-pc: Any = _compute
 
 
 def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray | None) -> pa.Table:
@@ -122,4 +118,4 @@ def _any_between(array: pa.Array, after: int, until: int) -> np.ndarray:
         found[pc.list_parent_indices(array).to_numpy()[_any_between(array.flatten(), after, until)]] = True
         return found
     hit = pc.and_(pc.greater(array, after), pc.less_equal(array, until))
-    return hit.fill_null(False).to_numpy(zero_copy_only=False)
+    return mask_of(hit.fill_null(False))

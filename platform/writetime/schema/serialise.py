@@ -25,25 +25,11 @@ def serialiser(cql_type: CqlType) -> Serialiser:
         case Native(name):
             inner = _NATIVES[name]
         case Collection("map", (key, value)):
-            one_key, one_value = serialiser(key), serialiser(value)
-
-            def inner(entries: Any) -> bytes:
-                pairs = [(e["key"], e["value"]) if isinstance(e, dict) else e for e in entries]
-                return struct.pack(">i", len(pairs)) + b"".join(
-                    _part(one_key, k) + _part(one_value, v) for k, v in pairs
-                )
-
+            inner = _map(serialiser(key), serialiser(value))
         case Collection(_, (element,)):
-            one = serialiser(element)
-            inner = lambda values: struct.pack(">i", len(values)) + b"".join(_part(one, v) for v in values)  # noqa: E731
+            inner = _list(serialiser(element))
         case Vector(element, _):
-            one = serialiser(element)
-            fixed = element.fixed_length is not None
-
-            def inner(values: Any) -> bytes:
-                parts = [one(v) for v in values]
-                return b"".join(part if fixed else _vint(len(part)) + part for part in parts)
-
+            inner = _vector(serialiser(element), fixed=element.fixed_length is not None)
         case Tuple(arguments):
             inner = _struct([(f"_{i}", t) for i, t in enumerate(arguments, 1)])
         case Udt(_, _, fields):
@@ -51,6 +37,26 @@ def serialiser(cql_type: CqlType) -> Serialiser:
         case _:
             raise AssertionError(cql_type)
     return lambda value: b"" if value is None else inner(value)
+
+
+def _map(key: Serialiser, value: Serialiser) -> Serialiser:
+    def serialise(entries: Any) -> bytes:
+        pairs = [(e["key"], e["value"]) if isinstance(e, dict) else e for e in entries]
+        return struct.pack(">i", len(pairs)) + b"".join(_part(key, k) + _part(value, v) for k, v in pairs)
+
+    return serialise
+
+
+def _list(element: Serialiser) -> Serialiser:
+    return lambda values: struct.pack(">i", len(values)) + b"".join(_part(element, v) for v in values)
+
+
+def _vector(element: Serialiser, *, fixed: bool) -> Serialiser:
+    def serialise(values: Any) -> bytes:
+        parts = map(element, values)
+        return b"".join(part if fixed else _vint(len(part)) + part for part in parts)
+
+    return serialise
 
 
 def _part(inner: Serialiser, value: Any) -> bytes:

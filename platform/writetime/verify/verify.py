@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as _compute
 import pyarrow.parquet as pq
 
 from writetime.config import Settings
@@ -23,8 +22,7 @@ from writetime.lake.delta import BucketedTable
 from writetime.lake.table import LakeTable
 from writetime.lake.text import json_value
 from writetime.lake.views import BucketView, bucket_views, time_now
-from writetime.merge.cells import take
-from writetime.merge.order import bytes_of, one_chunk
+from writetime.merge.arrow import bytes_of, one_chunk, take
 from writetime.rows.compare import Matched, Rows, changed
 from writetime.rows.events import placed_rows
 from writetime.rows.ids import siphash
@@ -32,9 +30,6 @@ from writetime.rows.touched import merge_touched
 from writetime.schema.avro import encode, joined, nullable
 from writetime.schema.table import TableSchema
 from writetime.verify.database import DatabaseTable
-
-# pyarrow makes these functions as it is loaded, so a type checker does not know them.
-pc: Any = _compute
 
 # Rows of the database in memory at once, about.
 RANGE_ROWS = 200_000

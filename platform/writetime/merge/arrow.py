@@ -1,0 +1,68 @@
+"""Between Arrow and numpy: numbers, bytes and masks of arrays, and taking entries by index."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+# pyarrow makes the functions of this module as it is imported, where type checkers do not see them.
+pc: Any = pyarrow.compute
+
+Bytes = tuple[np.ndarray, np.ndarray]
+"""Offsets, and the data between them."""
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, as it is if it is one already."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def numbers(array: pa.Array) -> np.ndarray:
+    """Return the numbers of an integer array, 0 where it is null."""
+    if array.null_count == len(array):
+        return np.zeros(len(array), array.type.to_pandas_dtype())
+    return (array.fill_null(0) if array.null_count else array).to_numpy()
+
+
+def bytes_of(array: pa.Array) -> Bytes:
+    """Return offsets and data of an array of bytes or text; null is empty."""
+    if array.null_count:
+        array = array.fill_null(b"" if pa.types.is_binary(array.type) else "")
+    if not len(array):
+        return np.zeros(1, np.int32), np.empty(0, np.uint8)
+    _, offsets, data = array.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    return bounds, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+
+
+def mask_of(array: pa.Array) -> np.ndarray:
+    """Return the truth values of an array without nulls."""
+    return array.to_numpy(zero_copy_only=False)
+
+
+def take(array: pa.Array, indices: np.ndarray) -> pa.Array:
+    """Take entries of an array, null where the index is -1."""
+    missing = indices < 0
+    return _take(array, pa.array(indices, mask=missing if missing.any() else None))
+
+
+def _take(array: pa.Array, indices: pa.Array) -> pa.Array:
+    if array.null_count == len(array):
+        return pa.nulls(len(indices), array.type)
+    if not pa.types.is_struct(array.type):
+        return array.take(indices)
+    # Much of most structs is null, which taking them whole would copy entry by entry.
+    taken = [_take(array.field(i), indices) for i in range(array.type.num_fields)]
+    absent = indices.is_null() if not array.null_count else array.is_null().take(indices).fill_null(True)
+    return pa.StructArray.from_arrays(taken, fields=list(array.type), mask=absent)
+
+
+def present_in(array: pa.Array) -> np.ndarray:
+    """Return which entries are not null, fast where none is."""
+    return valid(array) if array.null_count else np.ones(len(array), bool)
+
+
+def valid(array: pa.Array) -> np.ndarray:
+    """Return which entries are not null."""
+    return mask_of(array.is_valid())
