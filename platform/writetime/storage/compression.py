@@ -116,13 +116,16 @@ class CompressedFile:
         self._stored_from = info.take("i") if location.features.max_compressed_length else 0x7FFFFFFF
         self.length = info.take("q")
         count = info.take("i")
-        if self.chunk_length <= 0 or count != -(-self.length // self.chunk_length) or count <= 0:
+        needed = -(-self.length // self.chunk_length) if self.chunk_length > 0 else 0
+        # What compaction wrote ends with a chunk of nothing: `SSTableWriter.openFinalEarly` flushes the last chunk, and
+        # `SequentialWriter` flushes again when it ends.
+        if not 0 < needed <= count:
             raise CorruptFile(info_path, info.offset, f"{count} chunks of {self.chunk_length} bytes hold {self.length}")
         if len(info.data) - info.offset != 8 * count:
             raise CorruptFile(info_path, info.offset, f"{count} chunk offsets expected until the end of the file")
         self._file = open_file(location.filesystem, self.path)
         offsets = np.frombuffer(info.data, ">i8", count, info.offset).astype(np.int64)
-        self._offsets = np.append(offsets, self._file.size())
+        self._offsets = np.append(offsets, self._file.size())[: needed + 1]
         if offsets[0] != 0 or (np.diff(self._offsets) <= 4).any():
             raise CorruptFile(info_path, info.offset, "chunk offsets that start at 0 and grow up to the file's size")
 
@@ -162,7 +165,8 @@ class PlainFile:
             crc = _Cursor(location.read("CRC.db"), location.path("CRC.db"))
             self.chunk_length = crc.take("i")
             count = -(-self.length // self.chunk_length) if self.chunk_length > 0 else -1
-            if len(crc.data) - 4 != 4 * count:
+            # There may be one more, of nothing, as in a compressed file.
+            if count < 0 or len(crc.data) % 4 or len(crc.data) - 4 < 4 * count:
                 raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {self.chunk_length} bytes expected")
             self._checksums = np.frombuffer(crc.data, ">u4", count, 4)
         elif location.exists("Digest.crc32"):
