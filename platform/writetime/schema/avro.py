@@ -44,11 +44,10 @@ def encode(values: pa.Array, cql_type: CqlType) -> pa.Array:
         case Collection(_, (element,)) | Vector(element, _):
             return _array(values, nullable(encode(values.flatten(), element)))
         case Tuple(arguments):
-            types = arguments
+            return _record(values, arguments)
         case Udt(_, _, fields):
-            types = tuple(t for _, t in fields)
-    parts = [nullable(encode(part, t)) for part, t in zip(values.flatten(), types, strict=True)]
-    return _where(values, joined(parts))
+            return _record(values, [t for _, t in fields])
+    raise AssertionError(cql_type)
 
 
 def nullable(encoded: pa.Array) -> pa.Array:
@@ -146,6 +145,11 @@ def _varints(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         end += 1
         offsets[i + 1] = end
     return offsets, data[:end]
+
+
+def _record(values: pa.Array, types: Sequence[CqlType]) -> pa.Array:
+    parts = [nullable(encode(part, t)) for part, t in zip(values.flatten(), types, strict=True)]
+    return _where(values, joined(parts))
 
 
 def _fixed(values: pa.Array) -> pa.Array:

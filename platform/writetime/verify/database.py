@@ -34,8 +34,8 @@ class _Bytes:
 
 
 class _BytesResult(ResultMessage):
-    def recv_results_metadata(self, *arguments: Any) -> None:
-        super().recv_results_metadata(*arguments)
+    def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
+        super().recv_results_metadata(f, user_type_map)
         self.column_metadata = [(*described[:3], _Bytes) for described in self.column_metadata or ()]
 
 
