@@ -1,6 +1,5 @@
 """What is made anew is what was there: the state, the view, the stream of row events."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from writetime.rows.rebuild import rebuild_rows
 
 
 @pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LakeTable]:
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakeTable:
     """A table with a history: folded and new changes, a view and a stream that are behind."""
     made = new_table(tmp_path / "lake", replace(SCHEMA))
     write_settings(settings_at(tmp_path / "lake"), tmp_path / "writetime.toml")
@@ -32,7 +31,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LakeTable
         if number in (1, 3):
             state.fold(made)
             stream.extend(made)
-    yield made
+    return made
 
 
 def test_all_parts(table: LakeTable) -> None:
