@@ -100,10 +100,10 @@ def new_table(folder: Path, rows: int) -> tuple[LakeTable, np.ndarray, np.ndarra
     return table, ids, tokens
 
 
-def cpu(function: Callable[[], int]) -> tuple[float, float, int]:
+def cpu(function: Callable[..., int], *arguments: object) -> tuple[float, float, int]:
     """CPU seconds, wall seconds and the answer of a call."""
     wall, used = time.perf_counter(), time.process_time()
-    answer = function()
+    answer = function(*arguments)
     return time.process_time() - used, time.perf_counter() - wall, answer
 
 
@@ -122,20 +122,19 @@ def main() -> None:
         events = 0
         for number in range(2, options.batches + 2):
             add(table, updates(ids, tokens, options.batch, number << 32), number)
-            used, wall, count = cpu(lambda: stream.extend(table))
+            used, wall, count = cpu(stream.extend, table)
             total += used
             events += count
             print(f"batch of {options.batch:,} updates: {count:,} events, {used:.1f} CPU s, {wall:.1f} s", flush=True)
             state.fold(table)
             state.compact(table)
         done = options.batch * options.batches
-        print(
-            f"{done:,} updates on {options.rows:,} rows: {done / total:,.0f} updates, {events / total:,.0f} events per CPU s"
-        )
-        rows = stream.rows_table(table)
+        print(f"{done:,} updates on {options.rows:,} rows, per CPU s:", end=" ")
+        print(f"{done / total:,.0f} updates, {events / total:,.0f} events")
+        rows = table.rows
         for _, file in stream.batch_files(rows.load())[-4:]:
             for batch in read_file(rows.storage, file.path, event_schema(SCHEMA)).to_batches():
-                used, _, count = cpu(lambda batch=batch: len(encode_events(batch, SCHEMA)))
+                used, _, count = cpu(lambda part: len(encode_events(part, SCHEMA)), batch)
                 encoding += used / count / 4
         print(f"Avro: {1 / encoding:,.0f} events per CPU s")
         for rows in options.curve:
@@ -143,7 +142,7 @@ def main() -> None:
             table, ids, tokens = new_table(folder / "curve", rows)
             for size in (1_000, 10_000):
                 add(table, updates(ids, tokens, size, size << 32), size)
-                used, wall, count = cpu(lambda: stream.extend(table))
+                used, wall, count = cpu(stream.extend, table)
                 print(f"{rows:,} rows, batch of {size:,}: {count:,} events, {used:.2f} CPU s, {wall:.2f} s", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -57,7 +57,7 @@ def test_the_stream_goes_on_after_its_state_was_made_anew(table: LakeTable) -> N
 
 def test_the_stream_goes_on_after_it_was_made_anew(table: LakeTable) -> None:
     before = {e["event_id"] for part in events(table) for e in part.to_pylist()}
-    last = max(number for number, _ in stream.batch_files(stream.rows_table(table).load()))
+    last = max(number for number, _ in stream.batch_files(table.rows.load()))
     rebuild_rows(table)
     first = list(events(table))
     assert {e["sequence"] for part in first for e in part.to_pylist()} == {last + 1}

@@ -30,7 +30,7 @@ SECOND = 1_000_000
 
 def events(table: LakeTable) -> Iterator[pa.Table]:
     """The events of the stream, batch by batch."""
-    rows = stream.rows_table(table)
+    rows = table.rows
     for _, file in stream.batch_files(rows.load()):
         yield read_file(rows.storage, file.path, event_schema(table.schema()))
 

@@ -37,12 +37,13 @@ class LakeTable:
     """A captured table that exists in the lake; see the module. `open_table` and `create_table` make it."""
 
     def __init__(self, storage: Storage, buckets: int) -> None:
-        self.storage = storage
         self.name = PurePosixPath(storage.address).name
         self.buckets = buckets
         self.changes = BucketedTable(storage.folder("changes"))
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
+        # Of the row events, once someone asked for them: `writetime.rows.stream`.
+        self.rows = BucketedTable(storage.folder("rows"))
 
     @property
     def parts(self) -> tuple[BucketedTable, ...]:

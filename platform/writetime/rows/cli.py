@@ -20,7 +20,7 @@ from writetime.rows.events import event_schema
 from writetime.rows.publish import publish as publish_events
 from writetime.rows.publish import topic_of
 from writetime.rows.rebuild import rebuild_rows
-from writetime.rows.stream import batch_files, extend, rows_table
+from writetime.rows.stream import batch_files, extend
 
 _REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
     "state": (state.rebuild, "files of changes merged"),
@@ -71,7 +71,7 @@ def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
 
 
 def _events(table: LakeTable, first: int) -> Iterator[pa.Table]:
-    stream = rows_table(table)
+    stream = table.rows
     if not stream.exists():
         raise WritetimeError(f"{table.name} has no row events yet: make them by `writetime publish {table.name}`")
     schema = event_schema(table.schema())

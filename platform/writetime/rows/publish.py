@@ -27,7 +27,7 @@ from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.rows.avro import encode_events, event_avro
 from writetime.rows.events import event_schema
-from writetime.rows.stream import batch_files, rows_table
+from writetime.rows.stream import batch_files
 from writetime.schema.avro import fingerprint
 from writetime.schema.table import TableSchema
 
@@ -57,7 +57,7 @@ def publish(settings: Settings, table: LakeTable) -> int:
     Raises:
         WritetimeError: the broker refuses something, or another publisher of the table has started since.
     """
-    rows = rows_table(table)
+    rows = table.rows
     schema = table.schema()
     topic = topic_of(table.name)
     ensure_topics(settings, {topic: {}}, settings.rows.partitions)

@@ -91,14 +91,9 @@ class RowTask:
         return np.union1d(added["token"].to_numpy(), expiring_tokens(self.old, self.schema, *seconds))
 
 
-def rows_table(table: LakeTable) -> BucketedTable:
-    """Return the Delta table of a table's row events; it may not exist yet."""
-    return BucketedTable(table.storage.folder("rows"))
-
-
 def create_rows(table: LakeTable) -> BucketedTable:
     """Return the Delta table of the row events, created if it is new, with the fields of the table's present schema."""
-    rows = rows_table(table)
+    rows = table.rows
     schema = event_schema(table.schema())
     rows.create(schema, table.buckets, {})
     rows.add_fields(schema)
@@ -154,7 +149,7 @@ def first_tasks(table: LakeTable, state: Snapshot, changes: Snapshot, batch: Bat
     """Return the tasks of a batch that begins with no rows."""
     new = files_since(table, changes, folded_version(state))
     schema = table.schema(changes)
-    target = rows_table(table).storage
+    target = table.rows.storage
     return [
         RowTask(bucket, (), _sources(table, state, new, bucket), schema, schema, 0, batch, True, target)
         for bucket in sorted(state.by_bucket.keys() | new.keys())
@@ -188,7 +183,7 @@ def _next_tasks(table: LakeTable, last: Position, state: Snapshot, changes: Snap
             last.batch.as_of,
             batch,
             everything,
-            rows_table(table).storage,
+            table.rows.storage,
         )
         for bucket in sorted(state.by_bucket.keys() | old.keys() | new.keys())
     ]
