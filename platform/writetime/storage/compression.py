@@ -119,15 +119,17 @@ class CompressedFile:
         needed = -(-self.length // self.chunk_length) if self.chunk_length > 0 else 0
         # What compaction wrote ends with a chunk of nothing: `SSTableWriter.openFinalEarly` flushes the last chunk, and
         # `SequentialWriter` flushes again when it ends.
-        if not 0 < needed <= count:
+        if needed <= 0 or count not in (needed, needed + 1):
             raise CorruptFile(info_path, info.offset, f"{count} chunks of {self.chunk_length} bytes hold {self.length}")
         if len(info.data) - info.offset != 8 * count:
             raise CorruptFile(info_path, info.offset, f"{count} chunk offsets expected until the end of the file")
         self._file = open_file(location.filesystem, self.path)
         offsets = np.frombuffer(info.data, ">i8", count, info.offset).astype(np.int64)
-        self._offsets = np.append(offsets, self._file.size())[: needed + 1]
-        if offsets[0] != 0 or (np.diff(self._offsets) <= 4).any():
+        self._offsets = np.append(offsets, self._file.size())
+        if offsets[0] != 0 or (np.diff(self._offsets[: needed + 1]) <= 4).any():
             raise CorruptFile(info_path, info.offset, "chunk offsets that start at 0 and grow up to the file's size")
+        if count > needed:
+            self.read(needed, 1, np.empty(0, np.uint8))
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:
         """Read chunks, see `DataFile`."""
@@ -141,7 +143,7 @@ class CompressedFile:
             body = data[begin:stop]
             if zlib.crc32(body) != int.from_bytes(data[stop : stop + 4], "big"):
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not have its CRC32")
-            size = min(self.chunk_length, self.length - chunk * self.chunk_length)
+            size = max(0, min(self.chunk_length, self.length - chunk * self.chunk_length))
             target = out[filled : filled + size]
             try:
                 # A chunk that compression does not make small enough is stored as it is.
@@ -166,7 +168,8 @@ class PlainFile:
             self.chunk_length = crc.take("i")
             count = -(-self.length // self.chunk_length) if self.chunk_length > 0 else -1
             # There may be one more, of nothing, as in a compressed file.
-            if count < 0 or len(crc.data) % 4 or len(crc.data) - 4 < 4 * count:
+            checksums = crc.data[4:].removesuffix(bytes(4)) if len(crc.data) == 8 + 4 * count else crc.data[4:]
+            if len(checksums) != 4 * count:
                 raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {self.chunk_length} bytes expected")
             self._checksums = np.frombuffer(crc.data, ">u4", count, 4)
         elif location.exists("Digest.crc32"):
