@@ -13,8 +13,10 @@ from writetime.errors import WritetimeError
 from writetime.ingest import deadletters, ingress, sink
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.kafka import beginning_offsets, end_offsets
-from writetime.lake.cli import backfill, maintain, rebuild, snapshot, view
+from writetime.lake.cli import backfill, maintain, snapshot, view
+from writetime.rows.cli import publish, rebuild, rows
 from writetime.storage.cli import commitlog, sstable
+from writetime.verify.cli import verify
 
 
 class _Group(click.Group):
@@ -109,7 +111,7 @@ def redrive() -> None:
     click.echo(f"{deadletters.redrive(config.load())} redriven")
 
 
-for command in (sstable, commitlog, snapshot, backfill, view, maintain, rebuild):
+for command in (sstable, commitlog, snapshot, backfill, view, maintain, rows, publish, rebuild, verify):
     main.add_command(command)
 
 

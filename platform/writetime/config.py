@@ -82,6 +82,12 @@ class Lake(_Section):
     vacuum_hours: int = Field(default=168, ge=1, description="Files that no version needs are deleted after this time.")
 
 
+class Rows(_Section):
+    """Row events in Kafka, one topic `rows.<keyspace>.<table>` a table."""
+
+    partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
+
+
 class Ingest(_Section):
     """HTTP events -> Kafka -> the table `user_events`."""
 
@@ -151,6 +157,7 @@ class Settings(BaseSettings):
     zookeeper: ZooKeeper = ZooKeeper()
     spark: Spark = Spark()
     lake: Lake = Lake()
+    rows: Rows = Rows()
     ingest: Ingest = Ingest()
     embedded: Embedded = Embedded()
 

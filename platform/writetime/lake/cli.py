@@ -1,4 +1,4 @@
-"""`writetime snapshot | backfill | view | maintain | rebuild KS.TABLE`."""
+"""`writetime snapshot | backfill | view | maintain KS.TABLE`."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -81,15 +81,6 @@ def maintain(*, table: str) -> None:
     horizon = views.time_now() - round(settings.lake.keep_history_days * 86_400_000_000)
     click.echo(f"history    {retention.trim_history(lake_table, horizon)} files merged")
     click.echo(f"vacuum     {len(retention.vacuum(lake_table, settings.lake.vacuum_hours))} files deleted")
-
-
-@click.command()
-@click.argument("table", metavar="KS.TABLE")
-def rebuild(*, table: str) -> None:
-    """Make the state and the compacted view anew from the changes that the lake has, without the database."""
-    lake_table = open_table(config.load(), table)
-    click.echo(f"state      made from {state.rebuild(lake_table)} files of changes")
-    click.echo(f"view       {views.refresh(lake_table)} rows")
 
 
 def parse_instant(text: str) -> int:

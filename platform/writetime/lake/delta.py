@@ -118,7 +118,9 @@ class BucketedTable:
         except DeltaError as e:
             raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
 
-    def append(self, files: Sequence[WrittenFile], app_id: str, number: int) -> bool:
+    def append(
+        self, files: Sequence[WrittenFile], app_id: str, number: int, also: Mapping[str, int] | None = None
+    ) -> bool:
         """Add the files of one batch in one commit; return whether it was new.
 
         Args:
@@ -126,13 +128,15 @@ class BucketedTable:
             app_id: who sends batches, such as one stream.
             number: which of its batches this is; the numbers rise. Nothing happens if this one, or a later one, has
                 been committed.
+            also: other numbers to keep with the commit, by names like `app_id`.
         """
 
         def attempt() -> bool:
             now = self.load()
             if (done := now.transaction(app_id)) is not None and done >= number:
                 return False
-            self._commit(now, [_added(f, data_change=True) for f in files], Transaction(app_id, number), {})
+            done_now = _transactions({app_id: number, **(also or {})})
+            self._commit(now, [_added(f, data_change=True) for f in files], done_now, {})
             return True
 
         return self._retry(attempt)
@@ -145,6 +149,7 @@ class BucketedTable:
         *,
         data_change: bool,
         info: Mapping[str, object] | None = None,
+        also: Mapping[str, int] | None = None,
     ) -> None:
         """Replace files by others in one commit.
 
@@ -154,6 +159,7 @@ class BucketedTable:
             add: the files that come.
             data_change: False if the rows mean the same as before, so that a stream of what is new passes them over.
             info: kept with the commit, for people.
+            also: numbers to keep with the commit, by application id.
 
         Raises:
             Conflict: the table has been rewritten since `before`. What was appended since does no harm.
@@ -162,26 +168,30 @@ class BucketedTable:
 
         def attempt() -> bool:
             now = self.load()
-            if (now.transaction(_REWRITE) or 0) != number:
+            if any(now.transaction(app_id) != before.transaction(app_id) for app_id in (_REWRITE, *(also or ()))):
                 raise Conflict(f"{self.storage.address} has been rewritten by another process: run this again")
             milliseconds = int(time.time() * 1000)
             actions = [_added(f, data_change) for f in add] + [
                 RemoveAction(f.path, data_change, milliseconds, f.size, {PARTITION: str(f.bucket)}) for f in remove
             ]
-            self._commit(now, actions, Transaction(_REWRITE, number + 1), info or {})
+            self._commit(now, actions, _transactions({_REWRITE: number + 1, **(also or {})}), info or {})
             return True
 
         self._retry(attempt)
 
     def _commit(
-        self, now: Snapshot, actions: Sequence[AddAction | RemoveAction], done: Transaction, info: Mapping[str, object]
+        self,
+        now: Snapshot,
+        actions: Sequence[AddAction | RemoveAction],
+        done: list[Transaction],
+        info: Mapping[str, object],
     ) -> None:
         now.table.create_write_transaction(
             list(actions),
             "append",
             now.table.schema(),
             [PARTITION],
-            commit_properties=CommitProperties(dict(info), app_transactions=[done]),
+            commit_properties=CommitProperties(dict(info), app_transactions=done),
         )
 
     def set_property(self, name: str, value: str) -> None:
@@ -224,6 +234,10 @@ class BucketedTable:
             except DeltaError as e:
                 raise WritetimeError(f"{self.storage.address}: {e}") from None
         raise WritetimeError(f"{self.storage.address}: {_ATTEMPTS} commits failed, the last one by: {fault}")
+
+
+def _transactions(numbers: Mapping[str, int]) -> list[Transaction]:
+    return [Transaction(app_id, number) for app_id, number in numbers.items()]
 
 
 def _added(file: WrittenFile, data_change: bool) -> AddAction:

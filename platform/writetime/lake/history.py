@@ -18,7 +18,7 @@ from writetime.changes import field_name
 from writetime.errors import WritetimeError
 from writetime.lake.delta import Snapshot
 from writetime.lake.table import LakeTable
-from writetime.merge.order import one_chunk
+from writetime.merge.arrow import one_chunk
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 

@@ -34,15 +34,19 @@ def folded_version(state: Snapshot) -> int | None:
 
 def pending(table: LakeTable, changes: Snapshot, state: Snapshot) -> dict[int, list[DataFile]]:
     """Return the files of `changes` that the state has not folded in, by bucket."""
-    folded = folded_version(state)
-    if folded is None:
+    return files_since(table, changes, folded_version(state))
+
+
+def files_since(table: LakeTable, changes: Snapshot, version: int | None) -> dict[int, list[DataFile]]:
+    """Return the files of `changes` that hold more than a version of it does, by bucket; all if that is None."""
+    if version is None:
         return changes.by_bucket
-    if folded >= changes.version:
+    if version >= changes.version:
         return {}
-    known = _known(table, folded)
+    known = _known(table, version)
     found: dict[int, list[DataFile]] = {}
     for file in changes.files:
-        if file.path not in known and not _holds_no_more_than(file, folded):
+        if file.path not in known and not _holds_no_more_than(file, version):
             found.setdefault(file.bucket, []).append(file)
     return found
 
@@ -94,7 +98,7 @@ def rebuild(table: LakeTable, run: Runner = map) -> int:
     state = table.state.load()
     changes = table.changes.load()
     levels = _merged(table, table.changes.storage, changes.by_bucket, table.schema(changes), run)
-    table.state.rewrite(state, state.files, levels, data_change=False)
+    table.state.rewrite(state, state.files, levels, data_change=False, also={FOLDED: changes.version})
     return len(changes.files)
 
 

@@ -42,6 +42,8 @@ class LakeTable:
         self.changes = BucketedTable(storage.folder("changes"))
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
+        # Of the row events, once someone asked for them: `writetime.rows.stream`.
+        self.rows = BucketedTable(storage.folder("rows"))
 
     @property
     def parts(self) -> tuple[BucketedTable, ...]:

@@ -23,6 +23,11 @@ def live_rows(state: pa.Table, schema: TableSchema, as_of: int) -> pa.Table:
         schema: the table.
         as_of: the instant, in seconds.
     """
+    return live(state, schema, as_of)[0]
+
+
+def live(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[pa.Table, np.ndarray]:
+    """Return what `live_rows` does, and where in the state each row is (of static cells alone: its static row)."""
     lives = _marker_lives(one_chunk(state["marker"]), as_of)
     has_static = np.zeros(len(state), bool)
     values: dict[str, pa.Array] = {}
@@ -42,7 +47,7 @@ def live_rows(state: pa.Table, schema: TableSchema, as_of: int) -> pa.Table:
     arrays += [take(values[c.name], statics) for c in schema.static]
     arrays += [take(values[c.name], taken) for c in schema.regular]
     fields = [pa.field(c.name, arrow_type(c.type)) for c in schema.columns]
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields)), taken
 
 
 def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[pa.Array, np.ndarray]:

@@ -1,0 +1,190 @@
+"""Publishes the stream of row events to the Kafka topic `rows.<keyspace>.<table>`, from the lake table that keeps it.
+
+The lake comes first: what is published was committed there, so it never changes. Events go out in Kafka transactions,
+each with the place in the stream that it reaches, as the offset of a consumer group. A publisher that was killed leaves
+a transaction that nobody sees, and the next one goes on from the last that counts; of two at once, the broker lets the
+later one. So a consumer with `isolation.level=read_committed` gets each event once, in order of each row. If the broker
+forgets the group (an idle week, by its defaults), the lake's own record is at most one run behind, and an event that
+comes again has the id that it had.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.kafka import TIMEOUT_SECONDS, client_config, ensure_topics, partitions_of
+from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.parquet import conform
+from writetime.lake.storage import Storage
+from writetime.lake.table import LakeTable
+from writetime.rows.avro import encode_events, event_avro
+from writetime.rows.events import event_schema
+from writetime.rows.stream import batch_files
+from writetime.schema.avro import fingerprint
+from writetime.schema.table import TableSchema
+
+SCHEMAS_TOPIC = "writetime.schemas"
+PUBLISHED = "rows/published"
+# Events of one transaction, about: it ends at the end of a part of this size at most.
+TRANSACTION_EVENTS = 50_000
+_PART_EVENTS = 10_000
+
+
+@dataclass(frozen=True, order=True)
+class Reached:
+    """A place in the stream: a batch, and how many of its events are before the place."""
+
+    sequence: int
+    events: int
+
+
+def topic_of(table: str) -> str:
+    """Return the topic of the row events of `keyspace.table`."""
+    return f"rows.{table}"
+
+
+def publish(settings: Settings, table: LakeTable) -> int:
+    """Publish the events of the stream that are not in Kafka yet; return how many they were.
+
+    Raises:
+        WritetimeError: the broker refuses something, or another publisher of the table has started since.
+    """
+    rows = table.rows
+    schema = table.schema()
+    topic = topic_of(table.name)
+    ensure_topics(settings, {topic: {}}, settings.rows.partitions)
+    ensure_topics(settings, {SCHEMAS_TOPIC: {"cleanup.policy": "compact"}}, 1)
+    with _Publisher(settings, topic, schema) as publisher:
+        stream = rows.load()
+        recorded = Reached((stream.transaction(PUBLISHED) or 0) + 1, 0)
+        place, count = max(publisher.reached() or recorded, recorded), 0
+        for place, file, part in _parts(stream, rows.storage, schema, place):  # noqa: B020 (it is where to start from)
+            publisher.send(part, file.bucket, table.buckets, place)
+            count += part.num_rows
+        publisher.commit()
+    if count:
+        rows.append([], PUBLISHED, place.sequence)
+    return count
+
+
+class _Publisher:
+    """A transactional producer of one topic; a transaction is open while there is something to commit."""
+
+    def __init__(self, settings: Settings, topic: str, schema: TableSchema) -> None:
+        self._schema = schema
+        self._topic = topic
+        self._partitions = len(partitions_of(settings, topic))
+        self._group = f"writetime-{topic}"
+        own = {"group.id": self._group, "enable.auto.commit": False, "isolation.level": "read_committed"}
+        self._consumer = Consumer(client_config(settings, **own))
+        self._producer = Producer(
+            client_config(
+                settings,
+                **{"transactional.id": self._group, "compression.type": "zstd", "linger.ms": 20, "acks": "all"},
+            )
+        )
+        self._fault: KafkaError | None = None
+        self._open = 0
+        self._reached: Reached | None = None
+
+    def __enter__(self) -> "_Publisher":
+        # It ends what an earlier publisher left open, and shuts that one out.
+        self._do(self._producer.init_transactions, TIMEOUT_SECONDS)
+        return self
+
+    def __exit__(self, fault: type[BaseException] | None, *_: object) -> None:
+        if fault is not None and self._open:
+            # Else the broker would end the transaction after its timeout, and readers would wait for that.
+            with suppress(KafkaException):
+                self._producer.abort_transaction(TIMEOUT_SECONDS)
+        self._consumer.close()
+
+    def reached(self) -> Reached | None:
+        """Return the place that the last committed transaction reached, if the broker knows it."""
+        (found,) = self._do(self._consumer.committed, [TopicPartition(self._topic, 0)], TIMEOUT_SECONDS)
+        if found.error is not None or found.offset < 0:
+            return None
+        return Reached(found.offset, int(found.metadata))
+
+    def send(self, events: pa.RecordBatch, bucket: int, buckets: int, reached: Reached) -> None:
+        """Send events of one bucket, after which the place in the stream is `reached`."""
+        if not self._open:
+            self._do(self._producer.begin_transaction)
+            self._register()
+        partition = bucket * self._partitions // buckets
+        values = encode_events(events, self._schema).to_pylist()
+        for key, value in zip(events["key"].to_pylist(), values, strict=True):
+            self._produce(self._topic, value, key, partition)
+        self._open += events.num_rows
+        self._reached = reached
+        if self._open >= TRANSACTION_EVENTS:
+            self.commit()
+
+    def commit(self) -> None:
+        """End the open transaction, if there is one."""
+        if not self._open or self._reached is None:
+            return
+        place = TopicPartition(self._topic, 0, self._reached.sequence, str(self._reached.events))
+        group = self._consumer.consumer_group_metadata()
+        self._do(self._producer.send_offsets_to_transaction, [place], group, TIMEOUT_SECONDS)
+        self._do(self._producer.commit_transaction)
+        self._open = 0
+
+    def _register(self) -> None:
+        """Send the schema with the transaction that needs it; the topic keeps one of each."""
+        avro = event_avro(self._schema)
+        self._produce(SCHEMAS_TOPIC, json.dumps(avro).encode(), f"{fingerprint(avro):016x}".encode(), 0)
+
+    def _produce(self, topic: str, value: bytes, key: bytes, partition: int) -> None:
+        while True:
+            try:
+                self._producer.produce(topic, value, key, partition, on_delivery=self._delivered)
+                break
+            except BufferError:
+                # The client's queue is full: wait until some of it is delivered.
+                self._producer.poll(1)
+            except KafkaException as e:
+                raise self._refused(e.args[0]) from None
+        if self._fault is not None:
+            raise self._refused(self._fault)
+
+    def _delivered(self, error: KafkaError | None, _: Any) -> None:
+        self._fault = self._fault or error
+
+    def _do(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except KafkaException as e:
+            raise self._refused(e.args[0]) from None
+
+    def _refused(self, error: KafkaError) -> WritetimeError:
+        return WritetimeError(f"row events cannot be published to {self._topic}: {error.name()} {error.str()}")
+
+
+def _parts(
+    rows: Snapshot, storage: Storage, schema: TableSchema, start: Reached
+) -> Iterator[tuple[Reached, DataFile, pa.RecordBatch]]:
+    """Yield the events of the stream from a place on, each part with the place after it."""
+    filesystem = storage.filesystem()
+    wanted = event_schema(schema)
+    sequence = done = 0
+    for number, file in batch_files(rows):
+        sequence, done = number, done if number == sequence else 0
+        if Reached(sequence, done + file.rows) <= start:
+            done += file.rows
+            continue
+        with pq.ParquetFile(file.path, filesystem=filesystem) as opened:
+            for batch in opened.iter_batches(_PART_EVENTS):
+                skipped = min(max(start.events - done, 0), batch.num_rows) if sequence == start.sequence else 0
+                done += batch.num_rows
+                if skipped < batch.num_rows:
+                    part = conform(pa.Table.from_batches([batch.slice(skipped)]), wanted, file.path)
+                    yield Reached(sequence, done), file, part.combine_chunks().to_batches()[0]

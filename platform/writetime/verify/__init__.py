@@ -1,0 +1,1 @@
+"""Proof on demand: whether the lake says of a table what the database answers."""

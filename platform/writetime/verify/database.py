@@ -1,0 +1,114 @@
+"""Reads a table from the database by ranges of tokens, value by value as the lake has them.
+
+The driver's own types do not hold all that CQL does (dates beyond the year 9999, empty values), so rows come as bytes
+and are decoded as those of files are.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from cassandra import DriverException
+from cassandra.cluster import NoHostAvailable, Session
+from cassandra.protocol import ResultMessage, _ProtocolHandler  # type: ignore[attr-defined]
+
+from writetime.changes import AT, STATIC_POSITION, position_encoder
+from writetime.errors import WritetimeError
+from writetime.rows.compare import Rows
+from writetime.schema.mapping import arrow_type
+from writetime.schema.table import Column, TableSchema
+from writetime.schema.types import Native, is_complex, quote_name
+from writetime.schema.values import decoder
+from writetime.storage.primitives import token
+
+_PAGE_ROWS = 2000
+
+
+class _Bytes:
+    """Stands for every type and leaves values as they come."""
+
+    @staticmethod
+    def from_binary(data: bytes | None, _: int) -> bytes | None:
+        return data
+
+
+class _BytesResult(ResultMessage):
+    def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
+        super().recv_results_metadata(f, user_type_map)
+        self.column_metadata = [(*described[:3], _Bytes) for described in self.column_metadata or ()]
+
+
+class RawProtocol(_ProtocolHandler):
+    """A protocol handler for a session whose rows hold bytes."""
+
+    message_types_by_opcode = _ProtocolHandler.message_types_by_opcode | {_BytesResult.opcode: _BytesResult}
+
+
+class DatabaseTable:
+    """A table of the database, read through a session that belongs to this alone."""
+
+    def __init__(self, session: Session, schema: TableSchema) -> None:
+        session.client_protocol_handler = RawProtocol
+        session.default_fetch_size = _PAGE_ROWS
+        self._session = session
+        self._schema = schema
+        self._timed = [c for c in schema.static + schema.regular if not is_complex(c.type)]
+        self._position = position_encoder(schema.clustering)
+
+    def rows(self, first: int, last: int) -> Rows:
+        """Return the rows whose tokens are in a range, both ends included, with their places."""
+        return self._rows(self._select([], first, last))
+
+    def timed_rows(self, tokens: Sequence[int]) -> tuple[Rows, np.ndarray]:
+        """Return the rows of some tokens, and for each the newest write time that the database tells of its cells (0 if
+        of none: of keys, collections and UDTs it tells none)."""
+        times = [f"writetime({quote_name(c.name)})" for c in self._timed]
+        found = [row for t in tokens for row in self._select(times, t, t)]
+        skip = len(self._schema.columns)
+        newest = [max((int.from_bytes(v, "big", signed=True) for v in row[skip:] if v), default=0) for row in found]
+        return self._rows(found), np.array(newest, np.int64)
+
+    def _select(self, more: Sequence[str], first: int, last: int) -> list[Sequence[bytes | None]]:
+        schema = self._schema
+        names = ", ".join([*(quote_name(c.name) for c in schema.columns), *more])
+        of = f"token({', '.join(quote_name(c.name) for c in schema.partition_key)})"
+        table = f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}"
+        query = f"SELECT {names} FROM {table} WHERE {of} >= {first} AND {of} <= {last}"
+        try:
+            return list(self._session.execute(query))
+        except (DriverException, NoHostAvailable) as e:
+            raise WritetimeError(
+                f"{schema.full_name} cannot be read from the database as the lake has it: {e}"
+            ) from None
+
+    def _rows(self, found: Sequence[Sequence[bytes | None]]) -> Rows:
+        schema = self._schema
+        arrays = [_decoded([row[i] for row in found], column) for i, column in enumerate(schema.columns)]
+        partition, clustering = len(schema.partition_key), len(schema.clustering)
+        keys = [_key(row[:partition]) for row in found]
+        positions = [self._place(row[partition : partition + clustering]) for row in found]
+        return Rows(
+            pa.Table.from_arrays(arrays, [c.name for c in schema.columns]),
+            pa.array([token(key) for key in keys], pa.int64()),
+            pa.array(keys, pa.binary()),
+            pa.array(positions, pa.binary()),
+        )
+
+    def _place(self, clustering: Sequence[bytes | None]) -> bytes:
+        if clustering and all(value is None for value in clustering) and self._schema.static:
+            return STATIC_POSITION
+        return self._position(clustering, AT)
+
+
+def _decoded(values: Sequence[bytes | None], column: Column) -> pa.Array:
+    # CQL answers the sum of a counter's shards.
+    decode = decoder(Native("bigint") if column.type == Native("counter") else column.type)
+    return pa.array([None if value is None else decode(value) for value in values], arrow_type(column.type))
+
+
+def _key(parts: Sequence[bytes | None]) -> bytes:
+    """Return a partition key as serialised (`CompositeType` if it has several columns)."""
+    if len(parts) == 1:
+        return parts[0] or b""
+    return b"".join(len(part or b"").to_bytes(2, "big") + (part or b"") + b"\0" for part in parts)

@@ -1,0 +1,227 @@
+"""Compares a table's view with the database, range by range of tokens: first by digests, then row by row.
+
+The two are never read at one instant, so what differs is asked again, in both places, until it is the same or the time
+to wait is over. What then is left is lag if the database tells that it was written later than anything that the lake
+knows of; else it is a difference. (Of a deletion CQL tells no time: one that the lake has not seen within the time to
+wait counts as a difference.)
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.lake.buckets import token_range
+from writetime.lake.delta import BucketedTable
+from writetime.lake.table import LakeTable
+from writetime.lake.text import json_value
+from writetime.lake.views import BucketView, bucket_views, time_now
+from writetime.merge.arrow import bytes_of, one_chunk, take
+from writetime.rows.compare import Matched, Rows, changed
+from writetime.rows.events import placed_rows
+from writetime.rows.ids import siphash
+from writetime.rows.touched import merge_touched
+from writetime.schema.avro import encode, joined, nullable
+from writetime.schema.table import TableSchema
+from writetime.verify.database import DatabaseTable
+
+# Rows of the database in memory at once, about.
+RANGE_ROWS = 200_000
+# Partitions that are asked again, at most; with more there is no point in telling them apart.
+SUSPECTS = 1_000
+_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range of tokens, both ends included: how many rows each side has, and their digests at the first look."""
+
+    first: int
+    last: int
+    database_rows: int
+    lake_rows: int
+    database_digest: str
+    lake_digest: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row that is not the same on both sides; None where it is not there. `written_at` (microseconds) is its newest
+    write time that the database tells, 0 if none."""
+
+    token: int
+    database: dict[str, Any] | None
+    lake: dict[str, Any] | None
+    written_at: int
+    lagging: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was compared, what is left that differs, and the newest write (microseconds) that the lake knows of.
+
+    `unsettled` is the number of partitions that differ beyond the first `SUSPECTS`, which were not asked again.
+    """
+
+    ranges: list[Range]
+    differences: list[Difference]
+    newest: int
+    unsettled: int = 0
+
+    @property
+    def proven(self) -> bool:
+        """Whether the two sides are the same, but for lag."""
+        return not self.real and not self.unsettled
+
+    @property
+    def real(self) -> list[Difference]:
+        """The differences that are no lag."""
+        return [d for d in self.differences if not d.lagging]
+
+
+def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> Report:
+    """Compare a table's view with the database.
+
+    Args:
+        settings: where the database is.
+        table: the table in the lake.
+        wait_seconds: how long to ask again for rows that differ.
+
+    Raises:
+        WritetimeError: the database cannot be read, or has not the columns that the lake has.
+    """
+    schema = table.schema()
+    with connect(settings) as session:
+        database = DatabaseTable(session, schema)
+        ranges: list[Range] = []
+        suspects: set[int] = set()
+        for found, tokens in _compare(table, schema, database):
+            ranges.append(found)
+            suspects |= tokens
+        chosen = set(sorted(suspects)[:SUSPECTS])
+        left, newest = _settle(table, schema, database, chosen, time.monotonic() + wait_seconds)
+    return Report(ranges, left, newest, len(suspects) - len(chosen))
+
+
+def digest(rows: Rows, schema: TableSchema) -> str:
+    """Return a digest of rows, whatever their order: the sum of the SipHash of each one's place and other columns.
+
+    The key columns count by their places, as equal decimals (1.0 and 1.00) have one place and may be told in any form.
+    """
+    content = [nullable(encode(one_chunk(rows.values[c.name]), c.type)) for c in schema.static + schema.regular] or [
+        pa.array([b""] * len(rows.tokens), pa.large_binary())
+    ]
+    places = joined([p.cast(pa.large_binary()) for p in (rows.keys, rows.positions)])
+    zero = np.uint64(0)
+    hashes = siphash(zero, zero, *bytes_of(places.cast(pa.binary())), *bytes_of(joined(content).cast(pa.binary())))
+    return "".join(f"{int(word):016x}" for word in hashes.sum(axis=0, dtype=np.uint64))
+
+
+def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> Iterator[tuple[Range, set[int]]]:
+    """Yield the ranges, and of each the tokens of rows that differ at the first look."""
+    views = {view.bucket: view for view in bucket_views(table)}
+    for bucket in range(table.buckets):
+        view = views.get(bucket)
+        held = sum(f.rows for source in view.sources for f in source.files) if view else 0
+        first, last = token_range(bucket, table.buckets)
+        step = -(-(last - first + 1) // (1 + held // RANGE_ROWS))
+        lake = _lake_rows([view] if view else [], schema, None)
+        for start in range(first, last + 1, step):
+            end = min(start + step - 1, last)
+            theirs = database.rows(start, end)
+            ours = _between(lake, start, end)
+            digests = digest(theirs, schema), digest(ours, schema)
+            tokens = set() if digests[0] == digests[1] else _tokens(ours, theirs, _changed(ours, theirs, schema))
+            yield Range(start, end, len(theirs.tokens), len(ours.tokens), *digests), tokens
+
+
+def _settle(
+    table: LakeTable,
+    schema: TableSchema,
+    database: DatabaseTable,
+    suspects: set[int],
+    deadline: float,
+) -> tuple[list[Difference], int]:
+    """Ask again for the tokens that differ, until none does or the time is over; return what is left, and the newest
+    write that the lake knows of."""
+    while suspects:
+        theirs, written = database.timed_rows(sorted(suspects))
+        ours = _lake_rows(bucket_views(table), schema, np.array(sorted(suspects), np.int64))
+        found = _changed(ours, theirs, schema)
+        suspects = _tokens(ours, theirs, found)
+        if suspects and time.monotonic() > deadline:
+            newest = newest_write(table)
+            return _differences(ours, theirs, found, written, newest), newest
+        if suspects:
+            time.sleep(_PAUSE_SECONDS)
+    return [], newest_write(table)
+
+
+def newest_write(table: LakeTable) -> int:
+    """Return the newest write time (microseconds) that the lake knows of, by the statistics of its files.
+
+    Write times that are yet to come, as clients may give them, do not count.
+    """
+    now = time_now()
+    newest = 0
+    for part in (table.changes, table.state):
+        for statistics in _write_times(part):
+            if statistics is not None and statistics.has_min_max and newest < statistics.max <= now:
+                newest = statistics.max
+    return newest
+
+
+def _write_times(part: BucketedTable) -> Iterator[pq.Statistics | None]:
+    filesystem = part.storage.filesystem()
+    for file in part.load().files:
+        with pq.ParquetFile(file.path, filesystem=filesystem) as opened:
+            columns = [c for c in range(len(opened.schema)) if opened.schema.column(c).path.endswith(".write_time")]
+            for group in range(opened.num_row_groups):
+                for column in columns:
+                    yield opened.metadata.row_group(group).column(column).statistics
+
+
+def _lake_rows(views: Sequence[BucketView], schema: TableSchema, tokens: np.ndarray | None) -> Rows:
+    sources = [source for view in views for source in view.sources]
+    state = merge_touched(sources, schema, tokens)
+    return placed_rows(state, schema, views[0].as_of if views else time_now())
+
+
+def _between(rows: Rows, first: int, last: int) -> Rows:
+    tokens = rows.tokens.to_numpy()
+    start, end = np.searchsorted(tokens, first), np.searchsorted(tokens, last, "right")
+    parts = (rows.tokens, rows.keys, rows.positions)
+    return Rows(rows.values.slice(start, end - start), *(part.slice(start, end - start) for part in parts))
+
+
+def _changed(ours: Rows, theirs: Rows, schema: TableSchema) -> Matched:
+    """Return the places that differ, but for the forms of key columns; the lake is `before`."""
+    names = [c.name for c in schema.static + schema.regular]
+    one, other = (Rows(r.values.select(names), r.tokens, r.keys, r.positions) for r in (ours, theirs))
+    return changed(one, other)
+
+
+def _tokens(ours: Rows, theirs: Rows, found: Matched) -> set[int]:
+    tokens = set(take(ours.tokens, found.before).to_pylist()) | set(take(theirs.tokens, found.after).to_pylist())
+    return tokens - {None}
+
+
+def _differences(ours: Rows, theirs: Rows, found: Matched, written: np.ndarray, newest: int) -> list[Difference]:
+    differences = []
+    for i, j in zip(found.before.tolist(), found.after.tolist(), strict=True):
+        at = int(written[j]) if j >= 0 else 0
+        token = ours.tokens[i] if i >= 0 else theirs.tokens[j]
+        differences.append(Difference(token.as_py(), _row(theirs, j), _row(ours, i), at, at > newest))
+    return differences
+
+
+def _row(rows: Rows, index: int) -> dict[str, Any] | None:
+    if index < 0:
+        return None
+    return {name: json_value(rows.values[name][index]) for name in rows.values.column_names}

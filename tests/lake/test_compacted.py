@@ -1,0 +1,25 @@
+"""SSTables that the database itself has compacted: their files end with a chunk of nothing."""
+
+import pytest
+
+from tests.lake.answers import cql_rows, view_rows
+from tests.lake.test_run import run, schema_of
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.lake import snapshot, views
+from writetime.lake.table import open_table
+
+
+@pytest.mark.parametrize("compression", ["{'class': 'LZ4Compressor'}", "{'enabled': 'false'}"])
+def test_what_the_database_compacted(settings: Settings, compression: str) -> None:
+    table = f"{settings.cassandra.keyspace}.compacted"
+    with connect(settings) as session:
+        session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text) WITH compression = {compression}")
+        _, port = snapshot._node(session)
+        for part in range(2):
+            for i in range(100):
+                session.execute(f"INSERT INTO {table} (id, v) VALUES ({i}, '{part}')")
+            snapshot._nodetool(port, "flush", "--", *table.split("."))
+        snapshot._nodetool(port, "compact", "--", *table.split("."))
+        run("backfill", table, *run("snapshot", table).split())
+        assert view_rows(views.virtual(open_table(settings, table))) == cql_rows(session, schema_of(session, table))

@@ -1,0 +1,150 @@
+"""Avro as another library reads it: every type, the schema of a table's events and what becomes of it."""
+
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+from fastavro.schema import fingerprint as other_fingerprint
+from fastavro.schema import to_parsing_canonical_form
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.merge import generated
+from tests.storage.generate import Generator
+from writetime.merge import merge
+from writetime.rows.avro import encode_events, event_avro
+from writetime.rows.events import Batch, placed_rows, row_events
+from writetime.schema.avro import canonical, encode, fingerprint, nullable
+from writetime.schema.mapping import arrow_type, avro_name, avro_type
+from writetime.schema.table import Column
+from writetime.schema.types import CqlType, Native, parse_cql
+
+EXAMPLES = settings(max_examples=150, deadline=None)
+
+
+def plain(schema: Any) -> Any:
+    """A schema without logical types: their values in Python do not have the range of CQL's."""
+    if isinstance(schema, dict):
+        if "logicalType" in schema:
+            return schema["type"]
+        return {name: plain(part) for name, part in schema.items()}
+    return [plain(part) for part in schema] if isinstance(schema, list) else schema
+
+
+def values(arrow: pa.DataType) -> st.SearchStrategy[Any]:
+    """Values as Arrow takes them: dates and times are numbers."""
+    if pa.types.is_struct(arrow):
+        optional = not {"months", "days", "nanoseconds"} <= {f.name for f in arrow}
+        return st.fixed_dictionaries(
+            {f.name: st.none() | values(f.type) if optional else values(f.type) for f in arrow}
+        )
+    if pa.types.is_map(arrow):
+        return st.lists(st.tuples(values(arrow.key_type), st.none() | values(arrow.item_type)), max_size=3)
+    if pa.types.is_list(arrow):
+        return st.lists(st.none() | values(arrow.value_type), max_size=3)
+    if pa.types.is_boolean(arrow):
+        return st.booleans()
+    if pa.types.is_floating(arrow):
+        return st.floats(allow_nan=False, width=32 if arrow.bit_width == 32 else 64)
+    if pa.types.is_string(arrow):
+        return st.text(st.characters(codec="utf-8"), max_size=70)
+    if pa.types.is_binary(arrow):
+        return st.binary(max_size=70)
+    return st.integers(-(1 << arrow.bit_width - 1), (1 << arrow.bit_width - 1) - 1)
+
+
+def as_avro(value: Any, arrow: pa.DataType) -> Any:
+    """A value as an Avro library gives it."""
+    if value is None:
+        return None
+    if pa.types.is_struct(arrow):
+        return {avro_name(f.name): as_avro(value[f.name], f.type) for f in arrow}
+    if pa.types.is_map(arrow):
+        types = arrow.key_type, arrow.item_type
+        return [dict(zip(("key", "value"), map(as_avro, pair, types), strict=True)) for pair in value]
+    if pa.types.is_list(arrow):
+        return [as_avro(v, arrow.value_type) for v in value]
+    return value
+
+
+def numbers(arrow: pa.DataType) -> pa.DataType:
+    """The type with numbers for dates and times."""
+    if pa.types.is_temporal(arrow):
+        return pa.int32() if arrow.bit_width == 32 else pa.int64()
+    if pa.types.is_struct(arrow):
+        return pa.struct([(f.name, numbers(f.type)) for f in arrow])
+    if pa.types.is_map(arrow):
+        return pa.map_(numbers(arrow.key_type), numbers(arrow.item_type))
+    if pa.types.is_list(arrow):
+        return pa.list_(pa.field("element", numbers(arrow.value_type)))
+    return arrow
+
+
+def assert_read_as_written(cql_type: CqlType, wanted: list[Any]) -> None:
+    arrow = arrow_type(cql_type)
+    array = pa.array([None, *wanted], numbers(arrow)).cast(arrow).slice(1)
+    schema = fastavro.parse_schema(json.loads(json.dumps(plain(["null", avro_type(cql_type, "f", "n")]))))
+    for value, data in zip(wanted, nullable(encode(array, cql_type)).to_pylist(), strict=True):
+        stream = io.BytesIO(data)
+        assert fastavro.schemaless_reader(stream, schema, None) == as_avro(value, arrow)
+        assert not stream.read()
+
+
+@given(st.integers(0, 2**32), st.data())
+@EXAMPLES
+def test_values_of_every_type(seed: int, data: st.DataObject) -> None:
+    cql_type = Generator(seed).cql_type(3)
+    assert_read_as_written(cql_type, data.draw(st.lists(st.none() | values(arrow_type(cql_type)), max_size=5)))
+
+
+def test_the_edges_of_numbers() -> None:
+    for bits, name in ((8, "tinyint"), (16, "smallint"), (32, "int"), (64, "bigint")):
+        edge = 1 << bits - 1
+        assert_read_as_written(Native(name), [-edge, -edge + 1, -64, -65, -1, 0, 63, 64, edge - 1])
+    assert_read_as_written(parse_cql("list<int>"), [[], [1] * 200, None, []])
+
+
+@given(st.integers(0, 2**32))
+@EXAMPLES
+def test_fingerprints(seed: int) -> None:
+    schema = event_avro(Generator(seed).schema("t"))
+    parsed = to_parsing_canonical_form(json.loads(json.dumps(plain(schema))))
+    assert canonical(schema) == parsed
+    digest = fingerprint(schema).to_bytes(8, "little").hex()
+    assert digest == other_fingerprint(parsed, "CRC-64-AVRO")
+
+
+@given(st.lists(generated.change(), min_size=1, max_size=8), st.lists(generated.change(), max_size=5))
+@EXAMPLES
+def test_events_read_back(first: list[generated.Change], second: list[generated.Change]) -> None:
+    schema = generated.SCHEMA
+    old = merge([generated.table(first)], schema)
+    new = merge([old, generated.table(second)], schema)
+    before, after = (placed_rows(state, schema, 100_000_000) for state in (old, new))
+    events = row_events(before, after, schema, Batch(2, 7, 100_000_000))
+    avro = fastavro.parse_schema(json.loads(json.dumps(plain(event_avro(schema)))))
+    for batch in events.to_batches():
+        for wanted, data in zip(events.to_pylist(), encode_events(batch, schema).to_pylist(), strict=True):
+            assert data[:2] == b"\xc3\x01"
+            found = fastavro.schemaless_reader(io.BytesIO(data[10:]), avro, None)
+            rows = {n: as_avro(wanted[n], events.schema.field(n).type) for n in ("before", "after")}
+            assert found == wanted | {"as_of": 100_000_000} | rows
+
+
+def test_a_newer_schema_reads_older_messages() -> None:
+    schema = replace(generated.SCHEMA, static=())
+    keys = [f["type"] for f in event_avro(schema)["fields"][-2]["type"][1]["fields"][:3]]
+    assert keys == ["int", "string", "int"]
+    newer = replace(schema, static=(Column("s", Native("int")),), regular=(Column("new", Native("text")),))
+    state = merge([], schema)
+    row = {"p": 1, "c": "1", "d": 0, "kind": "row", "key": b"\0\0\0\1", "token": 5, "position": b"@"}
+    row |= {"marker": {"write_time": 1}, "i": {"value": 4, "write_time": 1, "tombstone": False}}
+    full = merge([pa.Table.from_pylist([row], merge([], schema).schema)], schema)
+    events = row_events(placed_rows(state, schema, 1), placed_rows(full, schema, 1), schema, Batch(0, 1, 1))
+    data = encode_events(events.to_batches()[0], schema).to_pylist()[0]
+    written, reads = (fastavro.parse_schema(json.loads(json.dumps(plain(event_avro(s))))) for s in (schema, newer))
+    found = fastavro.schemaless_reader(io.BytesIO(data[10:]), written, reads)
+    assert found["after"] == {"p": 1, "c": "1", "d": 0, "s": None, "new": None}  # type: ignore[index]

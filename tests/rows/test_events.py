@@ -1,0 +1,77 @@
+"""The events of generated histories: they rebuild the rows, each begins where the last one ended, and none is idle."""
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lake.answers import view_rows
+from tests.merge.generated import SCHEMA, Change, change, table
+from tests.rows.replay import apply, in_order
+from writetime.merge import live_rows, merge
+from writetime.rows.compare import different
+from writetime.rows.events import Batch, placed_rows, row_events
+from writetime.rows.ids import siphash
+
+EXAMPLES = settings(max_examples=100, deadline=None)
+BATCHES = st.lists(st.tuples(st.lists(change(), max_size=5), st.integers(0, 2)), max_size=4)
+
+
+@given(BATCHES)
+@EXAMPLES
+def test_replayed_events_are_the_rows(batches: list[tuple[list[Change], int]]) -> None:
+    state = merge([], SCHEMA)
+    before = placed_rows(state, SCHEMA, 99_000_000)
+    rows, seen, second = {}, set(), 99
+    for sequence, (changes, seconds) in enumerate(batches, 1):
+        second += seconds
+        state = merge([state, table(changes)], SCHEMA)
+        after = placed_rows(state, SCHEMA, second * 1_000_000)
+        events = row_events(before, after, SCHEMA, Batch(0, sequence, second * 1_000_000))
+        events.validate(full=True)
+        apply([events], rows)
+        assert in_order(rows) == view_rows([live_rows(state, SCHEMA, second)])
+        ids = set(events["event_id"].to_pylist())
+        assert len(ids) == events.num_rows
+        assert not ids & seen
+        seen |= ids
+        again = row_events(before, after, SCHEMA, Batch(0, sequence, second * 1_000_000))
+        assert again.equals(events)
+        assert row_events(after, after, SCHEMA, Batch(0, sequence, 0)).num_rows == 0
+        before = after
+
+
+@given(st.lists(change(), min_size=1, max_size=5), st.lists(change(), min_size=1, max_size=5))
+@EXAMPLES
+def test_what_differs_is_what_python_tells_apart(ones: list[Change], others: list[Change]) -> None:
+    size = min(len(ones), len(others))
+    one, other = table(ones[:size]), table(others[:size])
+    for name in one.column_names:
+        a, b = one[name].combine_chunks(), other[name].combine_chunks()
+        wanted = [x != y for x, y in zip(a.to_pylist(), b.to_pylist(), strict=True)]
+        assert different(a, b).tolist() == wanted
+
+
+def test_numbers_are_compared_by_their_bits() -> None:
+    nan = float("nan")
+    for arrow in (pa.float32(), pa.float64()):
+        one = pa.array([nan, 0.0, 1.5, None, None], arrow)
+        other = pa.array([nan, -0.0, 1.5, None, nan], arrow)
+        assert different(one, other).tolist() == [False, True, False, False, True]
+        lists = pa.array([[nan], [1.0, None], None, []], pa.list_(arrow))
+        assert not different(lists, lists).any()
+        assert different(lists.slice(1), lists.slice(0, 3)).tolist() == [True, True, True]
+
+
+def test_ids_are_siphash() -> None:
+    # What `openssl mac -macopt hexkey:000102...0f -macopt size:16 SIPHASH` says of the length and the two values.
+    wanted = {
+        (b"", b""): "c293ab68efe6f296bd92a49d6257801d",
+        (b"abc", b""): "d171c5e3d1662a52c2783281abdc47ca",
+        (b"abcdefgh", b"xyz"): "19dd319bcaf5946bb936f89af050d675",
+        (b"a" * 300, b"q" * 17): "b356a079a42d9ecec9b5080fb8368b08",
+    }
+    k0, k1 = np.frombuffer(bytes(range(16)), "<u8")
+    for pair, digest in wanted.items():
+        parts = [(np.array([0, len(x)], np.int32), np.frombuffer(x, np.uint8)) for x in pair]
+        assert siphash(k0, k1, *parts[0], *parts[1]).tobytes().hex() == digest

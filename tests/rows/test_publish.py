@@ -1,0 +1,153 @@
+"""Row events in Kafka: each once, in order, however often the publisher is killed; read by another library."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import orjson
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.lake.answers import cql_rows, view_rows
+from tests.lake.made import SCHEMA, add, write
+from tests.lake.test_run import run, schema_of
+from tests.rows.test_stream import events as stream_of
+from tests.rows.test_stream import replayed
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.kafka import client_config, end_offsets
+from writetime.lake import views
+from writetime.lake.table import create_table, open_table
+from writetime.rows import publish, stream
+
+KILLED = """
+import os, sys
+from writetime import config
+from writetime.lake.table import open_table
+from writetime.rows import publish
+
+publish.TRANSACTION_EVENTS, publish._PART_EVENTS = 20, 7
+calls = 0
+
+def count_and_die(function):
+    def call(*arguments):
+        global calls
+        calls += 1
+        if calls == int(sys.argv[2]):
+            os.kill(os.getpid(), 9)
+        return function(*arguments)
+    return call
+
+publish._Publisher._do = count_and_die(publish._Publisher._do)
+publish._Publisher._produce = count_and_die(publish._Publisher._produce)
+settings = config.load()
+print(publish.publish(settings, open_table(settings, sys.argv[1])))
+"""
+
+
+def messages(settings: Settings, topic: str) -> list[tuple[int, bytes, bytes]]:
+    """Partition, key and value of all messages that a reader of committed ones gets, in order of each partition."""
+    own = {"group.id": "test", "isolation.level": "read_committed", "enable.partition.eof": True}
+    consumer = Consumer(client_config(settings, **own))
+    open_partitions = set(end_offsets(settings, topic))
+    consumer.assign([TopicPartition(topic, p, 0) for p in open_partitions])
+    found = []
+    while open_partitions:
+        message = consumer.poll(30)
+        assert message is not None
+        if message.error() is not None:
+            open_partitions.discard(message.partition())
+        else:
+            found.append((message.partition(), message.key(), message.value()))
+    consumer.close()
+    return found
+
+
+def plain(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return schema["type"] if "logicalType" in schema else {n: plain(v) for n, v in schema.items()}
+    return [plain(v) for v in schema] if isinstance(schema, list) else schema
+
+
+def decoded(settings: Settings, topic: str) -> list[dict[str, Any]]:
+    """The events, by the schemas that the schema topic has."""
+    known = {
+        key: fastavro.parse_schema(plain(json.loads(value)))
+        for _, key, value in messages(settings, publish.SCHEMAS_TOPIC)
+    }
+    found = []
+    for partition, key, value in messages(settings, topic):
+        assert value[:2] == b"\xc3\x01"
+        schema = known[value[2:10][::-1].hex().encode()]
+        event: Any = fastavro.schemaless_reader(io.BytesIO(value[10:]), schema, None)
+        assert event["key"] == key
+        found.append(event | {"partition": partition})
+    return found
+
+
+def test_each_event_once_though_the_publisher_is_killed(settings: Settings, tmp_path: Path) -> None:
+    table = create_table(settings, SCHEMA)
+    for number in range(3):
+        add(table, [write(i, 1, number, v=str(number)) for i in range(number, 40)], number)
+        stream.extend(table)
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    topic = publish.topic_of(table.name)
+    for calls in (3, 15, 26, 27, 28, 60):
+        done = subprocess.run([sys.executable, str(script), table.name, str(calls)], check=False, capture_output=True)
+        assert done.returncode == -9, done.stderr.decode()
+    assert 0 < publish.publish(settings, table) < 40 + 39 + 38
+    assert publish.publish(settings, table) == 0
+    events = decoded(settings, topic)
+    wanted = [row for part in stream_of(table) for row in part.to_pylist()]
+    assert sorted(e["event_id"] for e in events) == sorted(e["event_id"] for e in wanted)
+    assert len({e["event_id"] for e in events}) == 40 + 39 + 38
+    last: dict[bytes, int] = {}
+    for event in events:
+        assert last.get(event["key"], 0) < event["sequence"]
+        last[event["key"]] = event["sequence"]
+    # A key's events are all in one partition, and the partitions are ranges of tokens.
+    ranges = sorted((e["partition"], e["token"]) for e in events)
+    assert ranges == sorted(ranges, key=lambda r: r[1])
+
+
+def test_from_the_database_to_kafka(settings: Settings) -> None:
+    table = f"{settings.cassandra.keyspace}.prices"
+    with connect(settings) as session:
+        session.execute(
+            f"CREATE TABLE {table} (shop int, id int, price decimal, tags set<text>, owner text STATIC, "
+            "PRIMARY KEY (shop, id))"
+        )
+        for shop in range(5):
+            for n in range(3):
+                session.execute(f"INSERT INTO {table} (shop, id, price, tags) VALUES ({shop}, {n}, 1.50, {{'a'}})")
+        run("backfill", table, *run("snapshot", table).split())
+        assert "15 events added" in run("publish", table)
+        session.execute(f"UPDATE {table} SET owner = 'x' WHERE shop = 1")
+        session.execute(f"DELETE FROM {table} WHERE shop = 2")
+        session.execute(f"DELETE FROM {table} WHERE shop = 3 AND id >= 1")
+        session.execute(f"UPDATE {table} SET owner = 'alone' WHERE shop = 9")
+        session.execute(f"INSERT INTO {table} (shop, id, price, tags) VALUES (4, 0, 1.50, {{'a'}})")
+        session.execute(f"INSERT INTO {table} (shop, id, price) VALUES (4, 1, 1.5)")
+        run("backfill", table, *run("snapshot", table).split())
+        printed = run("publish", table)
+        # Three of a static column, three of a partition, two of a range, a static row of its own, and the form of 1.5.
+        assert "10 events added" in printed
+        assert "10 events published" in printed
+        wanted = cql_rows(session, schema_of(session, table))
+    lake = open_table(settings, table)
+    assert replayed(lake) == wanted == view_rows(views.virtual(lake))
+    events = decoded(settings, publish.topic_of(table))
+    assert len(events) == 25
+    lines = [orjson.loads(line) for line in run("rows", table).splitlines()]
+    assert sorted(e["event_id"] for e in events) == sorted(line["event_id"] for line in lines)
+    assert len(run("rows", table, "--from", "2").splitlines()) == 10
+    (alone,) = [line for line in lines if line["after"] and line["after"]["shop"] == 9]
+    assert (alone["kind"], alone["after"]["id"], alone["after"]["owner"]) == ("CREATE", None, "alone")
+    (price,) = [line for line in lines if line["sequence"] == 2 and line["after"] and line["after"]["shop"] == 4]
+    assert (price["before"]["price"], price["after"]["price"]) == ("1.50", "1.5")
+    assert "UPDATE" in run("rows", table, "--format", "table")
+    assert json.loads(run("rows", table, "--format", "avsc"))["name"] == "event"

@@ -1,0 +1,78 @@
+"""What is made anew is what was there: the state, the view, the stream of row events."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.conftest import write_settings
+from tests.lake.answers import view_rows
+from tests.lake.made import SCHEMA, add, new_table, settings_at, write
+from tests.lake.test_run import compacted, run
+from tests.rows.replay import apply, in_order
+from tests.rows.test_stream import events, replayed
+from writetime.cli import main
+from writetime.lake import state, views
+from writetime.lake.delta import Conflict
+from writetime.lake.table import LakeTable
+from writetime.rows import stream
+from writetime.rows.rebuild import rebuild_rows
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakeTable:
+    """A table with a history: folded and new changes, a view and a stream that are behind."""
+    made = new_table(tmp_path / "lake", replace(SCHEMA))
+    write_settings(settings_at(tmp_path / "lake"), tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    for number in range(6):
+        add(made, [write(i, number % 2, number, v=str(number)) for i in range(0, 30, number + 1)], number)
+        if number in (1, 3):
+            state.fold(made)
+            stream.extend(made)
+    return made
+
+
+def test_all_parts(table: LakeTable) -> None:
+    wanted = view_rows(views.virtual(table))
+    for file in table.state.load().files:
+        Path(table.state.storage.address, file.path).unlink()
+    assert "6 files" not in run("rebuild", table.name, "state")
+    assert view_rows(views.virtual(table)) == wanted
+    assert state.fold(table) == 0
+    assert f"{len(wanted)} rows" in run("rebuild", table.name, "view")
+    assert view_rows(compacted(table)) == wanted
+    assert f"{len(wanted)} events" in run("rebuild", table.name, "rows")
+    assert replayed(table) == wanted
+    assert {e["generation"] for part in events(table) for e in part.to_pylist()} == {1}
+    assert CliRunner().invoke(main, ["rebuild", table.name, "changes"]).exit_code == 2
+
+
+def test_the_stream_goes_on_after_its_state_was_made_anew(table: LakeTable) -> None:
+    state.rebuild(table)
+    assert stream.extend(table) > 0
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_the_stream_goes_on_after_it_was_made_anew(table: LakeTable) -> None:
+    before = {e["event_id"] for part in events(table) for e in part.to_pylist()}
+    last = max(number for number, _ in stream.batch_files(table.rows.load()))
+    rebuild_rows(table)
+    first = list(events(table))
+    assert {e["sequence"] for part in first for e in part.to_pylist()} == {last + 1}
+    assert not before & {e["event_id"] for part in first for e in part.to_pylist()}
+    add(table, [write(0, 0, 9, v="after")], 9)
+    assert stream.extend(table) == 1
+    parts = list(events(table))
+    assert in_order(apply(parts)) == view_rows(views.virtual(table))
+    assert {e["generation"] for part in parts for e in part.to_pylist()} == {1}
+
+
+def test_a_batch_that_comes_in_between(table: LakeTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def extended(tasks: object) -> None:
+        assert stream.extend(table) > 0
+
+    with pytest.raises(Conflict, match="run this again"):
+        rebuild_rows(table, lambda function, tasks: [extended(tasks), *map(function, tasks)][1:])
+    assert replayed(table) == view_rows(views.virtual(table))

@@ -1,0 +1,179 @@
+"""The stream of row events in the lake: whatever is folded, compacted, killed or run twice, it rebuilds the view."""
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lake.answers import view_rows
+from tests.lake.made import SCHEMA, add, new_table, write
+from tests.merge import generated
+from tests.rows.replay import apply, in_order
+from writetime.errors import WritetimeError
+from writetime.lake import retention, state, views
+from writetime.lake.parquet import WrittenFile, read_file
+from writetime.lake.table import LakeTable
+from writetime.rows import stream
+from writetime.rows.events import event_schema
+from writetime.schema.table import Column, DroppedColumn
+from writetime.schema.types import Native
+
+SECOND = 1_000_000
+
+
+def events(table: LakeTable) -> Iterator[pa.Table]:
+    """The events of the stream, batch by batch."""
+    rows = table.rows
+    for _, file in stream.batch_files(rows.load()):
+        yield read_file(rows.storage, file.path, event_schema(table.schema()))
+
+
+def replayed(table: LakeTable) -> list[dict[str, Any]]:
+    return in_order(apply(events(table)))
+
+
+def kinds(table: LakeTable, sequence: int) -> dict[tuple[int, int], str]:
+    """The kind of the event of each row in a batch."""
+    found = {}
+    for part in events(table):
+        for row in part.to_pylist():
+            if row["sequence"] == sequence:
+                image = row["after"] or row["before"]
+                found[image["id"], image["n"]] = row["kind"]
+    return found
+
+
+@given(st.lists(st.lists(generated.change(), max_size=4), max_size=4), st.randoms(use_true_random=False))
+@settings(max_examples=12, deadline=None)
+def test_the_stream_is_the_view(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[generated.Change]], chooser: random.Random
+) -> None:
+    table = new_table(tmp_path_factory.mktemp("lake"), generated.SCHEMA, buckets=2)
+    second = 99
+    for number, changes in enumerate(batches):
+        add(table, changes, number, generated.SCHEMA)
+        second += chooser.randint(0, 2)
+        for step in chooser.sample([state.fold, state.compact, views.refresh], chooser.randint(0, 2)):
+            step(table)
+        if chooser.random() < 0.7:
+            stream.extend(table, second * SECOND)
+    stream.extend(table, 110 * SECOND)
+    # By then all that expires has.
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_a_batch_reads_and_tells_what_it_changes(tmp_path: Path) -> None:
+    table = new_table(tmp_path, buckets=1)
+    add(table, [write(i, n, 5, v="a") for i in range(100) for n in range(2)], 1)
+    assert stream.extend(table) == 200
+    assert stream.extend(table) == 0
+    state.fold(table)
+    add(table, [write(7, 1, 6, v="b"), write(8, 0, 4, v="old"), write(200, 1, 6, v="c")], 2)
+    # The same values written again change nothing that is visible.
+    add(table, [write(9, 1, 6, v="a")], 3)
+    assert stream.extend(table) == 2
+    assert kinds(table, 2) == {(7, 1): "UPDATE", (200, 1): "CREATE"}
+    assert replayed(table) == view_rows(views.virtual(table))
+    partition = {**write(7, 0, 9), "kind": "partition_tombstone", "n": None, "position": b"", "marker": None}
+    add(table, [{**partition, "tombstone": {"write_time": 9, "deletion_time": 1}}], 4)
+    assert stream.extend(table) == 2
+    assert kinds(table, 3) == {(7, 0): "DELETE", (7, 1): "DELETE"}
+
+
+def expiring(id_: int, n: int, expiry: int, **values: Any) -> dict[str, Any]:
+    row = write(id_, n, 5, **values)
+    cells = {name: {**row[name], "ttl": 10, "deletion_time": expiry} for name in values}
+    return {**row, "marker": {"write_time": 5, "ttl": 10, "expiry": expiry}, **cells}
+
+
+def test_expiry_is_an_event(tmp_path: Path) -> None:
+    table = new_table(tmp_path, buckets=2)
+    plain = write(2, 1, 5, v="x", w=1)
+    plain["w"] |= {"ttl": 10, "deletion_time": 2000}
+    add(table, [expiring(1, 1, 2000, v="a"), plain, expiring(3, 1, 3000, v="a"), write(4, 1, 5, v="a")], 1)
+    assert stream.extend(table, 1999 * SECOND) == 4
+    state.fold(table)
+    assert stream.extend(table, 1999 * SECOND) == 0
+    assert stream.extend(table, 2000 * SECOND) == 2
+    assert kinds(table, 2) == {(1, 1): "DELETE", (2, 1): "UPDATE"}
+    assert stream.extend(table, 2999 * SECOND) == 0
+    # An instant that is earlier than the last one does not bring rows back.
+    assert stream.extend(table, 1000 * SECOND) == 0
+    assert stream.extend(table, 3000 * SECOND) == 1
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_a_killed_batch_was_never_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path)
+    add(table, [write(i, 1, 5, v="a") for i in range(20)], 1)
+    stream.extend(table, SECOND)
+    state.fold(table)
+    add(table, [write(i, 1, 6, v="b") for i in range(10)], 2)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> bool:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stream.BucketedTable, "append", killed)
+        with pytest.raises(Killed):
+            stream.extend(table, SECOND)
+    add(table, [write(i, 1, 7, v="c") for i in range(5, 15)], 3)
+    state.fold(table)
+    state.compact(table)
+    assert stream.extend(table, SECOND) == 15
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_of_two_that_add_the_same_batch_one_counts(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    add(table, [write(1, 1, 5, v="a")], 1)
+
+    def twice(function: Any, tasks: Any) -> list[WrittenFile]:
+        assert stream.extend(table, SECOND) == 1
+        return [function(task) for task in tasks]
+
+    assert stream.extend(table, SECOND, twice) == 0
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_columns_come_and_go(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    only_w = {**write(2, 1, 5, w=1), "marker": None}
+    add(table, [write(1, 1, 5, v="a", w=1), only_w], 1)
+    stream.extend(table)
+    state.fold(table)
+    grown = replace(SCHEMA, regular=(*SCHEMA.regular, Column("x", Native("text"))))
+    table.follow(grown)
+    add(table, [write(3, 1, 5, x="new")], 2, grown)
+    assert stream.extend(table) == 1
+    assert replayed(table) == view_rows(views.virtual(table))
+    dropped = DroppedColumn("w", Native("int"), False, 9)
+    table.follow(replace(grown, regular=tuple(c for c in grown.regular if c.name != "w"), dropped=(dropped,)))
+    # A row of which only the dropped column was ever written goes with it.
+    assert stream.extend(table) == 1
+    assert kinds(table, 3) == {(2, 1): "DELETE"}
+    add(table, [write(1, 1, 6, v="b")], 3)
+    assert stream.extend(table) == 1
+
+
+def test_a_stream_that_is_too_late_says_what_to_do(tmp_path: Path) -> None:
+    table = new_table(tmp_path, buckets=1)
+    for number in range(8):
+        add(table, [write(1, 1, number, v=str(number))], number)
+        state.fold(table)
+        if number == 0:
+            stream.extend(table)
+    state.compact(table)
+    retention.vacuum(table, 0)
+    with pytest.raises(WritetimeError, match=re.escape("writetime rebuild shop.items rows")):
+        stream.extend(table)

@@ -1,0 +1,151 @@
+"""Verification against a real database: it finds what differs, and nothing else, also while the table is written to."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+from cassandra.cluster import Session
+from click.testing import CliRunner
+
+from tests.lake.made import add, write
+from tests.lake.test_run import run, schema_of
+from writetime.cli import main
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.lake import views
+from writetime.lake.table import LakeTable, open_table
+from writetime.verify import verify as verifying
+from writetime.verify.verify import verify
+
+
+@pytest.fixture
+def session(settings: Settings) -> Iterator[Session]:
+    with connect(settings) as opened:
+        yield opened
+
+
+def snapshot(table: str) -> None:
+    run("backfill", table, *run("snapshot", table).split())
+
+
+def make_items(settings: Settings, session: Session) -> str:
+    """A table like `tests.lake.made.SCHEMA`, so that changes to it can be made by hand."""
+    table = f"{settings.cassandra.keyspace}.items"
+    session.execute(f"CREATE TABLE {table} (id int, n int, v text, w int, PRIMARY KEY (id, n))")
+    for i in range(200):
+        session.execute(f"INSERT INTO {table} (id, n, v, w) VALUES ({i % 50}, {i}, 'v{i}', {i})")
+    snapshot(table)
+    return table
+
+
+def add_by_hand(table: LakeTable, number: int, *rows: dict[str, object]) -> None:
+    assert add(table, rows, number, table.schema())
+
+
+def test_what_differs_and_what_lags(settings: Settings, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = make_items(settings, session)
+    lake = open_table(settings, table)
+    report = verify(settings, lake, 0)
+    assert report.proven
+    assert sum(r.database_rows for r in report.ranges) == sum(r.lake_rows for r in report.ranges) == 200
+    assert all(r.database_digest == r.lake_digest for r in report.ranges)
+    # The ranges are all tokens, each once.
+    assert [r.first for r in report.ranges] == [-(1 << 63)] + [r.last + 1 for r in report.ranges[:-1]]
+    assert report.ranges[-1].last == (1 << 63) - 1
+    monkeypatch.setattr(verifying, "RANGE_ROWS", 3)
+    assert len(verify(settings, lake, 0).ranges) > len(report.ranges)
+
+    # Written after the snapshot: lag.
+    session.execute(f"UPDATE {table} SET v = 'later' WHERE id = 1 AND n = 1")
+    session.execute(f"INSERT INTO {table} (id, n, v) VALUES (1000, 1, 'new')")
+    report = verify(settings, lake, 0)
+    assert report.proven
+    assert sorted((d.database or {})["v"] for d in report.differences) == ["later", "new"]
+    assert all(d.lagging for d in report.differences)
+    answer = CliRunner().invoke(main, ["verify", table, "--wait", "0"])
+    assert answer.exit_code == 0
+    assert {orjson.loads(line)["lagging"] for line in answer.stdout.splitlines()} == {True}
+    assert "0 differ, 2 more lag behind" in answer.stderr
+    snapshot(table)
+    assert verify(settings, lake, 0).differences == []
+
+    # The lake says what the database never said.
+    wrong = write(7, 7, views.time_now() - 1, v="wrong", w=7)
+    add_by_hand(lake, 1, wrong, write(2000, 1, 5, v="never"))
+    report = verify(settings, lake, 0)
+    assert not report.proven
+    found = {(d.lake or {})["id"]: d for d in report.real}
+    assert found.keys() == {7, 2000}
+    assert (found[7].database or {})["v"] == "v7"
+    assert found[2000].database is None
+    answer = CliRunner().invoke(main, ["verify", table, "--wait", "0"])
+    assert answer.exit_code == 1
+    assert len(answer.stdout.splitlines()) == 2
+    monkeypatch.setattr(verifying, "SUSPECTS", 1)
+    assert verify(settings, lake, 0).unsettled == 1
+
+
+def test_a_table_that_is_written_to(settings: Settings, session: Session) -> None:
+    table = make_items(settings, session)
+    lake = open_table(settings, table)
+    stop = threading.Event()
+
+    def writes() -> None:
+        count = 0
+        while not stop.is_set():
+            count += 1
+            session.execute(f"UPDATE {table} SET v = 'w{count}' WHERE id = {count % 50} AND n = {count % 50}")
+            session.execute(f"DELETE w FROM {table} WHERE id = {count % 50} AND n = {count % 50}")
+            stop.wait(0.01)
+
+    def captures() -> None:
+        while not stop.wait(0.5):
+            snapshot(table)
+
+    threads = [threading.Thread(target=target) for target in (writes, captures)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert verify(settings, lake, 60).real == []
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    snapshot(table)
+    assert verify(settings, lake, 0).differences == []
+
+
+def test_values_of_every_kind(settings: Settings, session: Session) -> None:
+    table = f"{settings.cassandra.keyspace}.every"
+    session.execute(f"CREATE TYPE {settings.cassandra.keyspace}.pair (a int, b text)")
+    session.execute(
+        f"CREATE TABLE {table} (p decimal, q text, c decimal, s int STATIC, d date, f float, i inet, l list<int>, "
+        "m map<text, int>, u pair, fu frozen<pair>, t tuple<int, text>, v vector<float, 2>, x int, du duration, "
+        "PRIMARY KEY ((p, q), c)) WITH CLUSTERING ORDER BY (c DESC)"
+    )
+    key = "p = 1.0 AND q = 'k'"
+    session.execute(f"UPDATE {table} SET s = 1 WHERE p = 9 AND q = ''")
+    session.execute(
+        f"INSERT INTO {table} (p, q, c, d, f, i, l, m, u, fu, t, v, x, du) VALUES (1.0, 'k', 1.00, '-5877641-06-23', "
+        "NaN, '::1', [1, 2], {'a': 1}, {a: 1}, {a: 1, b: ''}, (1, null), [1.5, -0.0], blobAsInt(0x), 1mo2d3ns)"
+    )
+    session.execute(f"UPDATE {table} SET x = 5 WHERE {key} AND c = 1.0")
+    session.execute(f"UPDATE {table} USING TTL 1 SET f = 1 WHERE {key} AND c = 2")
+    snapshot(table)
+    lake = open_table(settings, table)
+    report = verify(settings, lake, 10)
+    assert report.differences == []
+    session.execute(f"DELETE m['a'] FROM {table} WHERE {key} AND c = 1.0")
+    (difference,) = verify(settings, lake, 0).differences
+    assert ((difference.lake or {})["m"], (difference.database or {})["m"]) == ({"a": 1}, None)
+
+
+def test_columns_that_the_database_lacks(settings: Settings, session: Session, tmp_path: Path) -> None:
+    table = make_items(settings, session)
+    session.execute(f"ALTER TABLE {table} DROP w")
+    with pytest.raises(WritetimeError, match="cannot be read from the database as the lake has it"):
+        verify(settings, open_table(settings, table), 0)
+    assert schema_of(session, table).regular
