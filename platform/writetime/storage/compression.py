@@ -119,7 +119,8 @@ class CompressedFile:
         self.length = info.take("q")
         count = info.take("i")
         needed = -(-self.length // self.chunk_length) if self.chunk_length > 0 else -1
-        # Compaction may end a file with one more chunk, of nothing (`CompressedSequentialWriter`).
+        # What compaction wrote ends with one more chunk, of nothing: `SSTableWriter.openFinalEarly` flushes the last
+        # one, and `SequentialWriter` flushes again when it ends. It is read with the last, so a wrong length is seen.
         if needed <= 0 or count not in (needed, needed + 1):
             raise CorruptFile(info_path, info.offset, f"{count} chunks of {self.chunk_length} bytes hold {self.length}")
         if len(info.data) - info.offset != 8 * count:
@@ -148,14 +149,12 @@ class CompressedFile:
             if crc != int.from_bytes(data[stop : stop + 4], "big"):
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not have its CRC32")
             self.digest.add(chunk, zlib.crc32(data[stop : stop + 4], crc), len(body) + 4)
-            size = min(self.chunk_length, self.length - chunk * self.chunk_length)
-            if size <= 0:
-                continue
+            size = max(0, min(self.chunk_length, self.length - chunk * self.chunk_length))
             target = out[filled : filled + size]
             try:
                 if len(body) >= self._stored_from:
                     # A chunk that compression does not make small enough is stored as it is, the last one filled up.
-                    done = _none(body[:size] if chunk == self._needed - 1 else body, target)
+                    done = len(body) if any(body[size:]) else _none(body[:size], target)
                 else:
                     done = self._decompress(body, target)
             except (ValueError, zlib.error, cramjam.DecompressionError) as e:
