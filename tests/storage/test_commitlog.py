@@ -37,7 +37,8 @@ Read = dict[str, list[pa.RecordBatch]]
 def segment_of(written: Written, folder: Path | None = None) -> Segment:
     """The segment that holds the writes; copied, without its `_cdc.idx`, if a folder is given."""
     segments = find_segments(str(written.server.cdc_raw))
-    largest = max(segments, key=lambda s: (s.cdc_index() is not None and s.cdc_index().offset) or 0)  # type: ignore[union-attr]
+    reader = CommitLogReader(written.all_schemas, [s.full_name for s in generated(written)])
+    largest = max(segments, key=lambda s: sum(batch.num_rows for _, batch in reader.read(s)))
     if folder is None:
         return largest
     shutil.copy(largest.path, folder)
