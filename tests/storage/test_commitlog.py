@@ -302,7 +302,7 @@ def stream(folder: Path, schemas: list[TableSchema], **options: str) -> CommitLo
 def append(folder: Path, segment: Segment, number: int, index: str) -> Path:
     """Make a segment of a folder, with another's mutations and an id of its own, and its `_cdc.idx`."""
     path = folder / f"CommitLog-{segment.version}-{number}.log"
-    path.write_bytes(one_section(replace(segment, id=number), mutations_of(segment)[-200:]))
+    path.write_bytes(one_section(replace(segment, id=number), mutations_of(segment)))
     path.with_name(path.stem + "_cdc.idx").write_text(index.format(path.stat().st_size))
     return path
 
