@@ -37,7 +37,8 @@ Read = dict[str, list[pa.RecordBatch]]
 def segment_of(written: Written, folder: Path | None = None) -> Segment:
     """The segment that holds the writes; copied, without its `_cdc.idx`, if a folder is given."""
     segments = find_segments(str(written.server.cdc_raw))
-    largest = max(segments, key=lambda s: (s.cdc_index() is not None and s.cdc_index().offset) or 0)  # type: ignore[union-attr]
+    reader = CommitLogReader(written.all_schemas, [s.full_name for s in generated(written)])
+    largest = max(segments, key=lambda s: sum(batch.num_rows for _, batch in reader.read(s)))
     if folder is None:
         return largest
     shutil.copy(largest.path, folder)
@@ -81,7 +82,8 @@ def cut(segment: Segment, folder: Path, *, size: int, zeros: int = 0) -> Segment
     """Copy the first bytes of a segment, and some zeros after them, as a file system may leave them."""
     folder.mkdir()
     path = folder / segment.name
-    path.write_bytes(Path(segment.path).read_bytes()[:size] + bytes(zeros))
+    with Path(segment.path).open("rb") as file:
+        path.write_bytes(file.read(size) + bytes(zeros))
     (found,) = find_segments(str(path))
     return found
 
@@ -89,8 +91,8 @@ def cut(segment: Segment, folder: Path, *, size: int, zeros: int = 0) -> Segment
 def test_a_tail_cut_off_at_every_byte(written: Written, tmp_path: Path) -> None:
     """Our reader takes as many mutations as Cassandra does when it starts, whichever byte is the last one."""
     segment = segment_of(written)
-    cuts = [cut(segment, tmp_path / f"{n}", size=n) for n in range(1000)]
-    cuts += [cut(segment, tmp_path / f"{n}-zeros", size=n, zeros=4096) for n in range(1000)]
+    cuts = [cut(segment, tmp_path / f"{n}", size=n) for n in range(700)]
+    cuts += [cut(segment, tmp_path / f"{n}-zeros", size=n, zeros=4096) for n in range(700)]
     wanted = oracle.accepted([s.path for s in cuts])
     # Without a table to read, mutations are only checked and counted.
     tolerant = CommitLogReader(written.all_schemas, [], torn_tail="stop")
@@ -122,7 +124,7 @@ def test_a_tail_cut_off_at_every_byte(written: Written, tmp_path: Path) -> None:
                 part = without_origin(found.get(schema.name, []), schema)
                 assert_same(part, without_origin(whole.get(schema.name, []), schema).slice(0, part.num_rows))
     print(outcomes, seen)
-    assert seen > 3
+    assert seen > 2
     # Only between two sections does a cut look like an end.
     assert outcomes["an end"] + outcomes["corrupt"] < 200
 
@@ -131,10 +133,10 @@ def test_a_complete_segment_that_is_cut_off(written: Written, tmp_path: Path) ->
     """What `_cdc.idx` promises is there, or the reader raises: also between two sections."""
     segment = segment_of(written)
     index = Path(segment.path.replace(".log", "_cdc.idx"))
-    reader = CommitLogReader(generated(written), on_unknown_table="skip", torn_tail="stop")
+    reader = CommitLogReader(written.all_schemas, [], torn_tail="stop")
     ends = [s.offset + len(s.data) for s in segment.sections()]
     end = len(Path(segment.path).read_bytes().rstrip(b"\0"))
-    for i, size in enumerate([0, 100, *random.Random(5).sample(range(end), 20), *ends[:20]]):
+    for i, size in enumerate([0, 100, *random.Random(5).sample(range(end), 8), *ends[:-1:150]]):
         short = cut(segment, tmp_path / str(i), size=min(size, end - 1))
         shutil.copy(index, Path(short.path).parent)
         with pytest.raises(StorageError):
@@ -235,7 +237,7 @@ def test_broken_mutations_with_right_checksums(written: Written, tmp_path: Path)
     """In a process of its own, as what goes wrong in the kernel may end it."""
     cql = cql_with_ids(generated(written))
     paths = [str(Path(__file__).parents[2]), *[p for p in sys.path if p]]
-    script = FUZZ.format(paths=paths, segment=segment_of(written).path, cql=cql, folder=str(tmp_path), count=3000)
+    script = FUZZ.format(paths=paths, segment=segment_of(written).path, cql=cql, folder=str(tmp_path), count=1500)
     command = [sys.executable, "-c", script]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert answer.returncode == 0, answer.stderr[-2000:]
@@ -280,13 +282,13 @@ class Recording(fs.FSSpecHandler):
 def test_memory_follows_the_section_on_a_remote_file_system(
     written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_module, "_BLOCK", 4096)
+    monkeypatch.setattr(segment_module, "_BLOCK", 32768)
     sound = segment_of(written)
     remote = replace(sound, filesystem=fs.PyFileSystem(Recording(fsspec.filesystem("file"))))
-    reader = CommitLogReader(written.all_schemas)
+    reader = CommitLogReader(written.all_schemas, [s.full_name for s in generated(written)])
     found = read(reader, remote)
     largest = max(len(section.data) for section in sound.sections())
-    assert 0 < Recorder.largest <= max(4096, largest + 64) < Path(sound.path).stat().st_size / 4
+    assert 0 < Recorder.largest <= max(32768, largest + 64) < Path(sound.path).stat().st_size / 4
     same(written, found, read(reader, sound))
 
 
@@ -300,7 +302,7 @@ def stream(folder: Path, schemas: list[TableSchema], **options: str) -> CommitLo
 def append(folder: Path, segment: Segment, number: int, index: str) -> Path:
     """Make a segment of a folder, with another's mutations and an id of its own, and its `_cdc.idx`."""
     path = folder / f"CommitLog-{segment.version}-{number}.log"
-    path.write_bytes(one_section(replace(segment, id=number), mutations_of(segment)[-200:]))
+    path.write_bytes(one_section(replace(segment, id=number), mutations_of(segment)))
     path.with_name(path.stem + "_cdc.idx").write_text(index.format(path.stat().st_size))
     return path
 
