@@ -97,9 +97,18 @@ def offsets_at(settings: Settings, topic: str, at: float) -> dict[int, int]:
 def committed_offsets(settings: Settings, topic: str, group: str) -> dict[int, int | None]:
     """Return the offset that the group has committed for each partition; None where it has committed nothing."""
     partitions = [TopicPartition(topic, p) for p in partitions_of(settings, topic)]
-    request = [ConsumerGroupTopicPartitions(group, partitions)]
-    answer = _ask(settings, f"group {group}", lambda admin: _first(admin.list_consumer_group_offsets(request)))
-    return {tp.partition: tp.offset if tp.offset >= 0 else None for tp in answer.topic_partitions}
+    # Not by an admin client: librdkafka's kills the process where the group's coordinator is not available just then.
+    consumer = Consumer(client_config(settings, **{"group.id": group, "enable.auto.commit": False}))
+    try:
+        answer = consumer.committed(partitions, TIMEOUT_SECONDS)
+    except KafkaException as e:
+        raise _unreachable(settings, f"group {group}", e) from None
+    finally:
+        consumer.close()
+    for tp in answer:
+        if tp.error is not None:
+            raise WritetimeError(f"{topic}/{tp.partition}: the offset of group {group} is not known: {tp.error.str()}")
+    return {tp.partition: tp.offset if tp.offset >= 0 else None for tp in answer}
 
 
 def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[int, int]) -> None:
