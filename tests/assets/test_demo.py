@@ -31,7 +31,7 @@ def run_demo(home: Path) -> dict[str, int]:
     log = home / "demo.log"
     assert answer.returncode == 0, answer.stdout + answer.stderr + (log.read_text()[-5000:] if log.exists() else "")
     assert "nothing lost, nothing twice" in answer.stdout
-    assert "checks between the stages: 4 of 4 passed" in answer.stdout
+    assert "checks between the stages: 5 of 5 passed" in answer.stdout
     verdict = re.search(r"([\d,]+) taken = ([\d,]+) stored \+ ([\d,]+) duplicates \+ ([\d,]+) dead", answer.stdout)
     assert verdict
     return dict(
