@@ -1,7 +1,6 @@
 """Real servers that write the files of these tests, one for each storage format."""
 
 import signal
-import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,12 +8,12 @@ from typing import Any
 
 from cassandra.cluster import Cluster
 
-from tests import oracle
 from tests.conftest import free_port
 from writetime.config import load
 from writetime.schema.table import TableSchema, read_schemas
 from writetime.schema.types import quote_name
 from writetime.servers.cassandra import CassandraServer
+from writetime.servers.nodetool import nodetool
 from writetime.storage.files import Location, find_sstables
 
 
@@ -46,21 +45,14 @@ class FormatServer(CassandraServer):
                 }
             )
         )
-        self._jmx_port = free_port()
         self._version = version
         self._extra = configuration
         self._cluster: Cluster | None = None
         self._session: Any = None
 
-    def command(self) -> list[str]:
-        program, *arguments = super().command()
-        return [program, f"-Dcassandra.jmx.local.port={self._jmx_port}", *arguments]
-
     def nodetool(self, *arguments: str) -> None:
         """Run a command of Cassandra's `nodetool`."""
-        command = oracle.java_command("org.apache.cassandra.tools.NodeTool", "-p", str(self._jmx_port), *arguments)
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert answer.returncode == 0, answer.stdout[-2000:] + answer.stderr[-2000:]
+        nodetool(self.jmx_port, *arguments)
 
     @staticmethod
     def now() -> int:

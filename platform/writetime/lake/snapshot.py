@@ -1,13 +1,10 @@
 """Takes a snapshot of a table on the Cassandra node of this machine, and finds its files.
 
-CQL has no statement for it, so this is Cassandra's own `nodetool` over JMX, from the jars of the embedded server. The
-node itself tells its JMX port and its data folders, in its virtual tables.
+CQL has no statement for it, so this is Cassandra's own `nodetool` over JMX. The node itself tells its JMX port and its
+data folders, in its virtual tables.
 """
 
 import ast
-import os
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,12 +14,9 @@ from cassandra.cluster import Session
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
-from writetime.servers import jars
-from writetime.servers.cassandra import module_options
-from writetime.servers.java import java
+from writetime.servers.nodetool import nodetool
 
 _JMX_PORTS = ("cassandra.jmx.local.port", "cassandra.jmx.remote.port")
-_TIMEOUT_SECONDS = 600.0
 
 
 def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
@@ -38,7 +32,7 @@ def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
         if found is None:
             raise WritetimeError(f"the database has no table {table}: name it as KEYSPACE.TABLE")
         properties, port = _node(session)
-    _nodetool(port, "snapshot", "-t", tag, "-kt", table)
+    nodetool(port, "snapshot", "-t", tag, "-kt", table)
     folders = [
         Path(folder) / keyspace / f"{name}-{found.id.hex}" / "snapshots" / tag
         for folder in _list(properties["data_file_directories"])
@@ -56,7 +50,7 @@ def clear_snapshot(settings: Settings, table: str, tag: str) -> None:
     """Delete a snapshot."""
     with connect(settings) as session:
         _, port = _node(session)
-    _nodetool(port, "clearsnapshot", "-t", tag, "--", table.partition(".")[0])
+    nodetool(port, "clearsnapshot", "-t", tag, "--", table.partition(".")[0])
 
 
 def _node(session: Session) -> tuple[Mapping[str, str], int]:
@@ -80,23 +74,3 @@ def _list(text: str) -> list[str]:
         return [str(item) for item in ast.literal_eval(text)]
     except (ValueError, SyntaxError):
         return [item.strip() for item in text.strip("[]").split(",")]
-
-
-def _nodetool(port: int, *arguments: str) -> None:
-    with tempfile.TemporaryDirectory() as home:
-        command = [
-            str(java()),
-            *module_options(),
-            "-Xmx96m",
-            # It keeps a history of its commands there.
-            f"-Duser.home={home}",
-            "-cp",
-            os.pathsep.join(map(str, jars.fetch("cassandra"))),
-            "org.apache.cassandra.tools.NodeTool",
-            *("-h", "127.0.0.1", "-p", str(port)),
-            *arguments,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith(("error:", "nodetool:"))]
-        raise WritetimeError(f"nodetool {' '.join(arguments)} failed: {' '.join(said) or done.stderr or done.stdout}")

@@ -59,6 +59,8 @@ class CassandraServer(EmbeddedServer):
         }
         super().__init__(embedded.home, ports, embedded.start_timeout_seconds)
         self._settings = settings
+        # Another one for each start; `writetime snapshot` asks the node itself for it.
+        self.jmx_port = 0
 
     def command(self) -> list[str]:
         """Write `cassandra.yaml` and return the command line of `CassandraDaemon`."""
@@ -68,6 +70,7 @@ class CassandraServer(EmbeddedServer):
         logback = self.folder / "logback.xml"
         logback.write_text(_LOGBACK)
         heap = f"{self._settings.embedded.cassandra_heap_mb}m"
+        self.jmx_port = free_port()
         return [
             str(java()),
             *module_options(),
@@ -78,8 +81,7 @@ class CassandraServer(EmbeddedServer):
             "-Dcassandra-foreground=yes",
             "-Dcassandra.ring_delay_ms=1000",
             "-Dcassandra.skip_wait_for_gossip_to_settle=0",
-            # For `writetime snapshot`, which asks the node itself for its port.
-            f"-Dcassandra.jmx.local.port={free_port()}",
+            f"-Dcassandra.jmx.local.port={self.jmx_port}",
             "-Dcom.sun.management.jmxremote.authenticate=false",
             "-XX:+UseG1GC",
             "-XX:+CrashOnOutOfMemoryError",
