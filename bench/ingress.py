@@ -39,6 +39,7 @@ from writetime.config import Ingest, Settings, load
 from writetime.ingest.ingress import serve
 from writetime.kafka import client_config, end_offsets
 from writetime.servers.kafka import KafkaServer
+from writetime.servers.process import free_port
 
 WARM_UP_SECONDS = 2.0
 _spawn = multiprocessing.get_context("spawn")
@@ -203,7 +204,7 @@ def measure(settings: Settings, server: Callable[[Settings], None], connections:
         RuntimeError: the topic does not hold exactly what was acknowledged.
     """
     with _topic(settings) as topic:
-        ingest = settings.ingest.model_copy(update={"topic": topic, "port": _free_port()})
+        ingest = settings.ingest.model_copy(update={"topic": topic, "port": free_port()})
         settings = settings.model_copy(update={"ingest": ingest})
         serving = _spawn.Process(target=server, args=(settings,), daemon=True)
         serving.start()
@@ -234,11 +235,6 @@ def _topic(settings: Settings) -> Iterator[str]:
     finally:
         for future in admin.delete_topics([name]).values():
             future.result()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return s.getsockname()[1]
 
 
 def _wait_for(ingest: Ingest) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +12,8 @@ from pyspark.sql import SparkSession
 from writetime import config, database, servers
 from writetime.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
+from writetime.servers.process import free_port
 from writetime.spark import spark_conf
-
-
-def free_port() -> int:
-    """Return a port that nothing uses at this moment."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

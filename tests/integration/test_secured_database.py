@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
 from pydantic import SecretStr
 
-from tests.conftest import free_port
 from writetime import config, database
 from writetime.config import Cassandra, Settings
 from writetime.errors import WritetimeError
 from writetime.servers.cassandra import CassandraServer
+from writetime.servers.process import free_port
 
 STORE_PASSWORD = "keystore"
 

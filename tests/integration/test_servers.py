@@ -9,11 +9,12 @@ import pytest
 from click.testing import CliRunner
 from kazoo.client import KazooClient
 
-from tests.conftest import free_port, write_settings
+from tests.conftest import write_settings
 from writetime import config, servers
 from writetime.cli import main
 from writetime.config import Settings
 from writetime.errors import WritetimeError
+from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
 
 

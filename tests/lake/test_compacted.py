@@ -8,6 +8,7 @@ from writetime.config import Settings
 from writetime.database import connect
 from writetime.lake import snapshot, views
 from writetime.lake.table import open_table
+from writetime.servers.nodetool import nodetool
 
 
 @pytest.mark.parametrize("compression", ["{'class': 'LZ4Compressor'}", "{'enabled': 'false'}"])
@@ -19,7 +20,7 @@ def test_what_the_database_compacted(settings: Settings, compression: str) -> No
         for part in range(2):
             for i in range(100):
                 session.execute(f"INSERT INTO {table} (id, v) VALUES ({i}, '{part}')")
-            snapshot._nodetool(port, "flush", "--", *table.split("."))
-        snapshot._nodetool(port, "compact", "--", *table.split("."))
+            nodetool(port, "flush", "--", *table.split("."))
+        nodetool(port, "compact", "--", *table.split("."))
         run("backfill", table, *run("snapshot", table).split())
         assert view_rows(views.virtual(open_table(settings, table))) == cql_rows(session, schema_of(session, table))
