@@ -100,9 +100,7 @@ def committed_offsets(settings: Settings, topic: str, group: str) -> dict[int, i
     # Not by an admin client: librdkafka's kills the process where the group's coordinator is not available just then.
     consumer = Consumer(client_config(settings, **{"group.id": group, "enable.auto.commit": False}))
     try:
-        answer = consumer.committed(partitions, TIMEOUT_SECONDS)
-    except KafkaException as e:
-        raise _unreachable(settings, f"group {group}", e) from None
+        answer = _ask(settings, f"group {group}", lambda _: consumer.committed(partitions, TIMEOUT_SECONDS))
     finally:
         consumer.close()
     for tp in answer:
