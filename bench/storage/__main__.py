@@ -32,7 +32,7 @@ def show(comparison: Comparison) -> None:
 
 
 @click.command()
-@click.option("--rows", default=2_000_000, show_default=True, help="Rows of the SSTable.")
+@click.option("--rows", default=2_000_000, show_default=True, help="Rows of the SSTable; Spark reads one of four times as many.")
 @click.option("--writes", default=200_000, show_default=True, help="Mutations in the commit log.")
 @click.option("--passes", default=5, show_default=True, help="Passes of each reader; the first and the best one count.")
 def main(rows: int, writes: int, passes: int) -> None:
@@ -40,6 +40,7 @@ def main(rows: int, writes: int, passes: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         location = sstables.write(scratch / "data" / "bench" / "events", rows)
+        large = sstables.write(scratch / "large" / "bench" / "events", 4 * rows)
         print(HEAD)
         for comparison in sstables.compare(scratch, location, rows, passes):
             show(comparison)
@@ -50,13 +51,13 @@ def main(rows: int, writes: int, passes: int) -> None:
             found = segments.write(server, writes)
             for comparison in segments.compare(scratch, server, found, passes):
                 show(comparison)
-            scans.serve(server, location)
-            for comparison in scans.compare(server, location, passes):
+            scans.serve(server, large)
+            for comparison in scans.compare(server, large, passes):
                 show(comparison)
         finally:
             server.stop()
         print("memory: rows, MiB of data, peak MiB before and after reading")
-        for count, data, before, after in sstables.memory(scratch, rows):
+        for count, data, before, after in sstables.memory(location, large):
             print(f"{count:>12,}{data >> 20:>8}{before >> 20:>8}{after >> 20:>8}")
 
 

@@ -106,7 +106,8 @@ def _session() -> SparkSession:
 def _spark(spark: SparkSession, location: Location, answers: list[Answer]) -> Cost:
     gateway: Any = spark.sparkContext._gateway
     with with_others(gateway.proc.pid) as spent:
-        changes = spark.read.format("sstable").option("fields", "column_kind,amount").load(location.path("Data.db"))
+        reader = spark.read.format("sstable").option("fields", "column_kind.value,amount.value,amount.write_time")
+        changes = reader.load(location.path("Data.db"))
         groups = changes.groupBy(F.col("column_kind.value").alias("kind")).agg(
             F.count("*"), F.sum("amount.value"), F.max("amount.write_time")
         )

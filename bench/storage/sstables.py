@@ -50,12 +50,11 @@ def _scan(data: str) -> int:
     return sum(batch.num_rows for batch in SSTable(location).scan())
 
 
-def memory(scratch: Path, rows: int) -> list[tuple[int, int, int, int]]:
-    """Return rows, size of the file, and peak memory before and after reading (all in bytes), of two files."""
+def memory(*locations: Location) -> list[tuple[int, int, int, int]]:
+    """Return rows, size of the file, and peak memory before and after reading (all in bytes), of some files."""
     results = []
-    for i, count in enumerate((rows, 4 * rows)):
-        data = write(scratch / str(i) / "bench" / "events", count).path("Data.db")
-        answer = subprocess.run(python("bench.storage.memory", data), check=True, capture_output=True, text=True)
-        found = json.loads(answer.stdout)
+    for location in locations:
+        command = python("bench.storage.memory", location.path("Data.db"))
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         results.append((found["rows"], found["data"], found["before"], found["after"]))
     return results

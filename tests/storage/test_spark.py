@@ -106,9 +106,18 @@ def test_a_schema_given_to_spark(spark: SparkSession, written: Written) -> None:
     reader = spark.read.format("sstable")
     frame = reader.schema("v struct<value string, write_time bigint, ttl int, deletion_time bigint, tombstone boolean>")
     assert frame.load(location.folder).where("length(v.value) > 150").count() == MANY
+    parts = reader.schema("token bigint, v struct<value string, write_time bigint>").load(location.folder)
+    whole = spark.read.format("sstable").option("fields", "token,v").load(location.folder)
+    by_option = spark.read.format("sstable").option("fields", "token,v.value,v.write_time").load(location.folder)
+    wanted = whole.selectExpr("token", "v.value", "v.write_time").collect()
+    assert parts.selectExpr("token", "v.value", "v.write_time").collect() == wanted
+    assert by_option.schema == parts.schema
+    assert by_option.selectExpr("token", "v.value", "v.write_time").collect() == wanted
     for wrong, message in (
         ("token int", "have the field token as bigint; the schema given to Spark has it as int"),
         ("token bigint, other int", "have no field other"),
+        ("v struct<value string, other int>", "have no field v.other"),
+        ("v struct<value int>", "have the field v as struct<value:string>; the schema given to Spark has it as"),
     ):
         with pytest.raises(Exception, match=message):
             spark.read.format("sstable").schema(wrong).load(location.folder).count()

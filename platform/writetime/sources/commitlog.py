@@ -5,8 +5,9 @@
     stream.load("/var/lib/cassandra/cdc_raw")
 
 Options: `schema` (CQL text, or a file with it, of all tables that the node writes, each `WITH ID = ...`), `table` (the
-one to read, as keyspace.table), `fields`, `node`, `on_unknown_table` (`fail`, `skip`), `torn_tail` (`fail`, `stop`),
-`segments_per_batch` (of a stream; all that there is by default). What was skipped is logged.
+one to read, as keyspace.table), `fields` (those to read, separated by commas, or parts of them, as `amount.value`),
+`node`, `on_unknown_table` (`fail`, `skip`), `torn_tail` (`fail`, `stop`), `segments_per_batch` (of a stream; all that
+there is by default). What was skipped is logged.
 
 A stream follows the segments that have a `_cdc.idx`, as those in a node's `cdc_raw` do from their first synced change
 on; a batch reads the others too. Segments are never deleted here. One that is gone before it was read as a whole is an
@@ -25,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from writetime.errors import WritetimeError
 from writetime.schema.table import TableSchema
-from writetime.sources.schemas import option_fields, option_schemas, spark_schema
+from writetime.sources.schemas import Selection, option_fields, option_schemas
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.errors import Missing
 from writetime.storage.segment import END, Segment, find_segments, trusted
@@ -57,15 +58,15 @@ class CommitLogSource(DataSource):
     def schema(self) -> StructType:
         """The fields of the table's changes."""
         schemas = option_schemas(_required(self.options, "schema"))
-        return spark_schema(_table(schemas, self.options), option_fields(self.options))
+        return Selection.of(_table(schemas, self.options), option_fields(self.options)).spark()
 
     def reader(self, schema: StructType) -> "CommitLogBatchReader":
         """Return a reader of all that the segments hold now."""
-        return CommitLogBatchReader(_Settings(dict(self.options), schema.names))
+        return CommitLogBatchReader(_Settings(dict(self.options), schema))
 
     def streamReader(self, schema: StructType) -> "CommitLogStreamReader":
         """Return a reader that follows the segments."""
-        return CommitLogStreamReader(_Settings(dict(self.options), schema.names))
+        return CommitLogStreamReader(_Settings(dict(self.options), schema))
 
 
 def _required(options: Any, *names: str) -> Any:
@@ -86,10 +87,10 @@ def _table(schemas: Sequence[TableSchema], options: Any) -> TableSchema:
 class _Settings:
     """What a reader was asked for, and how it reads one part."""
 
-    def __init__(self, options: dict[str, str], fields: list[str]) -> None:
+    def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self.options = {key.lower(): value for key, value in options.items()}
         _required(self.options, "schema", "path")
-        self._fields = fields
+        self._selection = Selection.given(_table(option_schemas(self.options), self.options), schema)
 
     def segments(self) -> list[Segment]:
         return find_segments(self.options["path"])
@@ -99,14 +100,14 @@ class _Settings:
         reader = CommitLogReader(
             schemas,
             [_table(schemas, self.options).full_name],
-            fields=self._fields,
+            fields=self._selection.schema.names,
             on_unknown_table=cast(Any, self.options.get("on_unknown_table", "fail")),
             torn_tail=cast(Any, self.options.get("torn_tail", "fail")),
         )
         report = SegmentReport()
         node = self.options.get("node")
         for _, batch in reader.read(part.segment, start=part.start, until=part.until, report=report, node=node):
-            yield batch
+            yield self._selection.cut(batch)
         path = part.segment.path
         for table, count in report.unknown_tables.items():
             log.warning("%s: %d mutations not read from the write to unknown table %s on", path, count, table)

@@ -1,8 +1,9 @@
-"""What the data sources share: schemas and tokens from options, and Spark types."""
+"""What the data sources share: schemas, tokens and fields to read, from options or a schema given to Spark."""
 
 import json
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -27,39 +28,92 @@ def option_schemas(options: Mapping[str, str]) -> list[TableSchema]:
     return parse_schemas(text)
 
 
-def spark_schema(schema: TableSchema, fields: Sequence[str] | None) -> StructType:
-    """Return the Spark schema of a table's changes, of these fields only.
+@dataclass(frozen=True)
+class Selection:
+    """What of a table's changes is read: some fields, and of some of these only parts (`amount.value`)."""
 
-    Raises:
-        WritetimeError: a field that changes of this table do not have.
-    """
-    from pyspark.sql.pandas.types import from_arrow_schema
+    schema: pa.Schema
 
-    full = change_schema(schema)
-    if unknown := [f for f in fields or () if f not in full.names]:
-        raise WritetimeError(
-            f"changes of {schema.full_name} have no field {unknown[0]}; they have {', '.join(full.names)}"
+    @classmethod
+    def of(cls, table: TableSchema, fields: Sequence[str] | None) -> "Selection":
+        """Select fields and parts of fields by name; all fields by default.
+
+        Raises:
+            WritetimeError: a field that changes of this table do not have.
+        """
+        full = change_schema(table)
+        parts: dict[str, list[str] | None] = {}
+        for name in full.names if fields is None else fields:
+            if name in full.names:
+                parts[name] = None
+                continue
+            field, _, part = name.rpartition(".")
+            if field not in full.names or part not in _children(full.field(field).type):
+                known = ", ".join(full.names)
+                raise WritetimeError(f"changes of {table.full_name} have no field {name}; they have {known}")
+            # The whole field is wanted already, if it has no list of parts.
+            if (chosen := parts.setdefault(field, [])) is not None:
+                chosen.append(part)
+        return cls(pa.schema([_part(full.field(name), chosen) for name, chosen in parts.items()]))
+
+    @classmethod
+    def given(cls, table: TableSchema, given: StructType) -> "Selection":
+        """Select what a schema given to Spark has.
+
+        Raises:
+            WritetimeError: changes of this table do not have such a field, or have it with another type.
+        """
+        full = cls.of(table, None).spark()
+        names: list[str] = []
+        for field in given.fields:
+            ours = full[field.name].dataType if field.name in full.names else None
+            whole = ours is None or ours.simpleString() == field.dataType.simpleString()
+            if isinstance(ours, StructType) and isinstance(field.dataType, StructType) and not whole:
+                names += [f"{field.name}.{part}" for part in field.dataType.names]
+            else:
+                names.append(field.name)
+        selection = cls.of(table, names)
+        for ours, theirs in zip(selection.spark().fields, given.fields, strict=True):
+            if ours.dataType.simpleString() != theirs.dataType.simpleString():
+                raise WritetimeError(
+                    f"changes of {table.full_name} have the field {ours.name} as {ours.dataType.simpleString()}; "
+                    f"the schema given to Spark has it as {theirs.dataType.simpleString()}"
+                )
+        return selection
+
+    def spark(self) -> StructType:
+        """Return the selection as a Spark schema."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(self.schema)
+
+    def cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return these parts of a batch that has the whole fields."""
+        if batch.schema.types == self.schema.types:
+            return batch
+        return pa.RecordBatch.from_arrays(
+            [_cut(column, field.type) for column, field in zip(batch.columns, self.schema, strict=True)],
+            schema=self.schema,
         )
-    return from_arrow_schema(full if fields is None else pa.schema([full.field(f) for f in fields]))
 
 
-def given_fields(schema: TableSchema, given: StructType) -> list[str]:
-    """Return the fields that a schema given to Spark asks for.
+def _children(arrow: pa.DataType) -> list[str]:
+    return [field.name for field in arrow] if pa.types.is_struct(arrow) else []
 
-    Raises:
-        WritetimeError: changes of this table do not have such a field, or have it with another type.
-    """
-    for ours, theirs in zip(spark_schema(schema, given.names).fields, given.fields, strict=True):
-        if ours.dataType.simpleString() != theirs.dataType.simpleString():
-            raise WritetimeError(
-                f"changes of {schema.full_name} have the field {ours.name} as {ours.dataType.simpleString()}; "
-                f"the schema given to Spark has it as {theirs.dataType.simpleString()}"
-            )
-    return given.names
+
+def _part(field: pa.Field, names: list[str] | None) -> pa.Field:
+    return field if names is None else field.with_type(pa.struct([f for f in field.type if f.name in names]))
+
+
+def _cut(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if column.type == wanted:
+        return column
+    mask = column.is_null() if column.null_count else None
+    return pa.StructArray.from_arrays([column.field(f.name) for f in wanted], fields=list(wanted), mask=mask)
 
 
 def option_fields(options: Mapping[str, str]) -> list[str] | None:
-    """Return the fields of the option `fields`, separated by commas; None if it is not set."""
+    """Return the names in the option `fields`, separated by commas; None if it is not set."""
     text = options.get("fields")
     return None if text is None else [name.strip() for name in text.split(",")]
 

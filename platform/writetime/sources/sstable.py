@@ -4,10 +4,10 @@
     spark.read.format("sstable").load("/backups/shop/orders-5a1c.../snapshots/nightly")
 
 Options: `schema` (CQL text or a file with it; else the snapshot's `schema.cql`, else what the files' headers know),
-`fields` (those to read, separated by commas; all by default), `on_corrupt` (`fail`, `skip-partition`, `skip-file`),
-`split_bytes` (uncompressed bytes a task, 64 MiB by default), `node` (what `origin.node` is to say), `first_token` and
-`last_token` (both included), or `partition_key` (a JSON object, `{"user_id": 7}`): only the parts of the files that can
-hold them are read.
+`fields` (those to read, separated by commas, or parts of them, as `amount.value`; all by default), `on_corrupt`
+(`fail`, `skip-partition`, `skip-file`), `split_bytes` (uncompressed bytes a task, 64 MiB by default), `node` (what
+`origin.node` is to say), `first_token` and `last_token` (both included), or `partition_key` (a JSON object,
+`{"user_id": 7}`): only the parts of the files that can hold them are read.
 """
 
 import logging
@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from writetime.errors import WritetimeError
 from writetime.schema.table import TableSchema
-from writetime.sources.schemas import given_fields, option_fields, option_schemas, option_tokens, spark_schema
+from writetime.sources.schemas import Selection, option_fields, option_schemas, option_tokens
 from writetime.storage.batch import Origin
 from writetime.storage.files import Location, find_sstables
 from writetime.storage.infer import infer_schema
@@ -53,12 +53,12 @@ class SSTableSource(DataSource):
 
     def schema(self) -> StructType:
         """The fields of the table's changes."""
-        return spark_schema(self._table(), option_fields(self.options))
+        return Selection.of(self._table(), option_fields(self.options)).spark()
 
     def reader(self, schema: StructType) -> "SSTableReader":
         """Return a reader of the fields of this schema, which may be one that was given to Spark."""
         table = self._table()
-        return SSTableReader(dict(self.options), table, given_fields(table, schema))
+        return SSTableReader(dict(self.options), table, Selection.given(table, schema))
 
     def _table(self) -> TableSchema:
         if "schema" in self.options:
@@ -78,10 +78,10 @@ def _path(options: Any) -> str:
 class SSTableReader(DataSourceReader):
     """Reads splits of SSTables, by batches."""
 
-    def __init__(self, options: dict[str, str], table: TableSchema, fields: list[str]) -> None:
+    def __init__(self, options: dict[str, str], table: TableSchema, selection: Selection) -> None:
         self._options = {key.lower(): value for key, value in options.items()}
         self._table = table
-        self._fields = fields
+        self._selection = selection
         self._tokens = option_tokens(self._options, table)
         self._captured_at = datetime.now(UTC)
 
@@ -100,13 +100,14 @@ class SSTableReader(DataSourceReader):
         """Read one split."""
         piece = cast(Piece, partition)
         report = Report()
-        yield from SSTable(piece.location, self._table).scan(
-            self._fields,
+        batches = SSTable(piece.location, self._table).scan(
+            self._selection.schema.names,
             split=piece.split,
             tokens=self._tokens,
             on_corrupt=cast(OnCorrupt, self._options.get("on_corrupt", "fail")),
             report=report,
             origin=Origin("sstable", piece.file, self._captured_at, self._options.get("node")),
         )
+        yield from map(self._selection.cut, batches)
         for skipped in report.skipped:
             log.warning("left out: %s", skipped)
