@@ -6,6 +6,7 @@ single-object encoding begins with that fingerprint, so a consumer reads it by t
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,20 +50,39 @@ class Sender:
                 raise self._refused(e.args[0]) from None
         self.check()
 
+    def produce_all(self, topic: str, values: list[bytes], keys: list[bytes], partitions: list[int]) -> int:
+        """Hand over many messages, for which the client's queue has to have room; return how many it took.
+
+        Raises:
+            WritetimeError: one is refused, or one before was.
+        """
+        messages: list[dict[str, Any]] = [
+            {"value": value, "key": key, "partition": partition}
+            for value, key, partition in zip(values, keys, partitions, strict=True)
+        ]
+        taken = self._producer.produce_batch(topic, messages, on_delivery=self._delivered)
+        if taken < len(messages):
+            raise self._refused(next(m["_error"] for m in messages if "_error" in m))
+        self.check()
+        return taken
+
     def register(self, avro: Any) -> None:
         """Hand over a schema; the topic, which has to be there, keeps one of each fingerprint."""
         self.produce(SCHEMAS_TOPIC, json.dumps(avro).encode(), f"{fingerprint(avro):016x}".encode(), 0)
 
     def flush(self, stop: threading.Event | None = None) -> bool:
-        """Wait until the broker has all that was handed over; return whether it has, False only if it is to stop.
+        """Wait until the broker has all that was handed over; False if it is to stop and the broker is late.
 
         Raises:
             WritetimeError: a message was refused.
         """
-        while self._producer.flush(1):
+        deadline = None
+        while self._producer.flush(0.5):
             self.check()
             if stop is not None and stop.is_set():
-                return False
+                deadline = deadline or time.monotonic() + TIMEOUT_SECONDS
+                if time.monotonic() > deadline:
+                    return False
         self.check()
         return True
 
