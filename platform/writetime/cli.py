@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from writetime import config, database, servers
+from writetime.capture.cli import agent, status_lines
 from writetime.errors import WritetimeError
 from writetime.ingest import deadletters, ingress, sink
 from writetime.ingest.topics import ensure_ingest_topics
@@ -57,14 +58,17 @@ def down() -> None:
 
 @main.command()
 def status() -> None:
-    """Show which embedded servers run and answer; the exit status is 1 unless all do."""
+    """Show which embedded servers run and answer, and how far the agent is; the exit status is 1 unless all run."""
     all_ready = True
-    for server in servers.servers(config.load()):
+    settings = config.load()
+    for server in servers.servers(settings):
         pid = server.pid()
         ready = pid is not None and server.ready()
         all_ready &= ready
         state = "ready" if ready else "not running" if pid is None else "not ready"
         click.echo(f"{server.name:<10} {state:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}")
+    for line in status_lines(settings):
+        click.echo(line)
     sys.exit(0 if all_ready else 1)
 
 
@@ -111,7 +115,7 @@ def redrive() -> None:
     click.echo(f"{deadletters.redrive(config.load())} redriven")
 
 
-for command in (sstable, commitlog, snapshot, backfill, view, maintain, rows, publish, rebuild, verify):
+for command in (agent, sstable, commitlog, snapshot, backfill, view, maintain, rows, publish, rebuild, verify):
     main.add_command(command)
 
 

@@ -88,6 +88,24 @@ class Rows(_Section):
     partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
 
 
+class Capture(_Section):
+    """`writetime agent`: the changes of one Cassandra node, from its `cdc_raw` to Kafka."""
+
+    node: str | None = Field(default=None, description="The node's address; needed where the cluster has others.")
+    cdc_raw: Path | None = Field(default=None, description="The node's cdc_raw_directory; by default it is asked.")
+    state: Path = Field(default=Path(".writetime/capture"), description="Where the agent keeps how far it is.")
+    finished: Literal["delete", "archive", "keep"] = "delete"
+    archive: str | None = Field(default=None, description="A folder or URL for published segments.")
+    aside: Path | None = Field(default=None, description="Where faulty segments go; by default in the state's folder.")
+    partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
+    poll_seconds: float = Field(default=0.02, gt=0, description="How often the node's segments are looked at.")
+    backlog_warning: float = Field(
+        default=0.5, gt=0, le=1, description="Share of the node's cdc_total_space at which to warn: at 1 writes fail."
+    )
+    metrics_port: int | None = Field(default=None, description="Where the agent serves Prometheus metrics.")
+    metrics_host: str = "127.0.0.1"
+
+
 class Ingest(_Section):
     """HTTP events -> Kafka -> the table `user_events`."""
 
@@ -158,6 +176,7 @@ class Settings(BaseSettings):
     spark: Spark = Spark()
     lake: Lake = Lake()
     rows: Rows = Rows()
+    capture: Capture = Capture()
     ingest: Ingest = Ingest()
     embedded: Embedded = Embedded()
 

@@ -21,6 +21,7 @@ from writetime.database import connect
 from writetime.kafka import client_config, end_offsets
 from writetime.lake import views
 from writetime.lake.table import create_table, open_table
+from writetime.publishing import SCHEMAS_TOPIC
 from writetime.rows import publish, stream
 
 KILLED = """
@@ -41,8 +42,8 @@ def count_and_die(function):
         return function(*arguments)
     return call
 
-publish._Publisher._do = count_and_die(publish._Publisher._do)
-publish._Publisher._produce = count_and_die(publish._Publisher._produce)
+publish._Publisher.do = count_and_die(publish._Publisher.do)
+publish._Publisher.produce = count_and_die(publish._Publisher.produce)
 settings = config.load()
 print(publish.publish(settings, open_table(settings, sys.argv[1])))
 """
@@ -75,8 +76,7 @@ def plain(schema: Any) -> Any:
 def decoded(settings: Settings, topic: str) -> list[dict[str, Any]]:
     """The events, by the schemas that the schema topic has."""
     known = {
-        key: fastavro.parse_schema(plain(json.loads(value)))
-        for _, key, value in messages(settings, publish.SCHEMAS_TOPIC)
+        key: fastavro.parse_schema(plain(json.loads(value))) for _, key, value in messages(settings, SCHEMAS_TOPIC)
     }
     found = []
     for partition, key, value in messages(settings, topic):

@@ -4,11 +4,14 @@ The bucket of a token is its top bits, so a bucket is a range of tokens, and SST
 it up without a shuffle. The number of buckets is a power of two and is fixed when a lake table is created.
 """
 
+from typing import TypeVar
+
 import numpy as np
 import pyarrow as pa
 
 from writetime.errors import WritetimeError
 
+Number = TypeVar("Number", int, np.ndarray)
 MAX_BUCKETS = 1 << 16
 
 
@@ -43,3 +46,8 @@ def token_range(bucket: int, buckets: int) -> tuple[int, int]:
 def buckets_of_share(share: int, shares: int, buckets: int) -> range:
     """Return the buckets that start in one of equal shares of the token's range."""
     return range(-(-share * buckets // shares), -(-(share + 1) * buckets // shares))
+
+
+def partition_of_bucket(bucket: Number, buckets: int, partitions: int) -> Number:
+    """Return the Kafka partition of a bucket (or of many): each has a range of buckets, and so of tokens."""
+    return bucket * partitions // buckets

@@ -8,30 +8,27 @@ forgets the group (an idle week, by its defaults), the lake's own record is at m
 comes again has the id that it had.
 """
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from writetime.config import Settings
-from writetime.errors import WritetimeError
 from writetime.kafka import TIMEOUT_SECONDS, client_config, ensure_topics, partitions_of
+from writetime.lake.buckets import partition_of_bucket
 from writetime.lake.delta import DataFile, Snapshot
 from writetime.lake.parquet import conform
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
+from writetime.publishing import Sender, ensure_schemas_topic
 from writetime.rows.avro import encode_events, event_avro
 from writetime.rows.events import event_schema
 from writetime.rows.stream import batch_files
-from writetime.schema.avro import fingerprint
 from writetime.schema.table import TableSchema
 
-SCHEMAS_TOPIC = "writetime.schemas"
 PUBLISHED = "rows/published"
 # Events of one transaction, about: it ends at the end of a part of this size at most.
 TRANSACTION_EVENTS = 50_000
@@ -61,7 +58,7 @@ def publish(settings: Settings, table: LakeTable) -> int:
     schema = table.schema()
     topic = topic_of(table.name)
     ensure_topics(settings, {topic: {}}, settings.rows.partitions)
-    ensure_topics(settings, {SCHEMAS_TOPIC: {"cleanup.policy": "compact"}}, 1)
+    ensure_schemas_topic(settings)
     with _Publisher(settings, topic, schema) as publisher:
         stream = rows.load()
         recorded = Reached((stream.transaction(PUBLISHED) or 0) + 1, 0)
@@ -75,7 +72,7 @@ def publish(settings: Settings, table: LakeTable) -> int:
     return count
 
 
-class _Publisher:
+class _Publisher(Sender):
     """A transactional producer of one topic; a transaction is open while there is something to commit."""
 
     def __init__(self, settings: Settings, topic: str, schema: TableSchema) -> None:
@@ -85,19 +82,14 @@ class _Publisher:
         self._group = f"writetime-{topic}"
         own = {"group.id": self._group, "enable.auto.commit": False, "isolation.level": "read_committed"}
         self._consumer = Consumer(client_config(settings, **own))
-        self._producer = Producer(
-            client_config(
-                settings,
-                **{"transactional.id": self._group, "compression.type": "zstd", "linger.ms": 20, "acks": "all"},
-            )
-        )
-        self._fault: KafkaError | None = None
+        what = f"row events cannot be published to {topic}"
+        super().__init__(settings, what, **{"transactional.id": self._group})
         self._open = 0
         self._reached: Reached | None = None
 
     def __enter__(self) -> "_Publisher":
         # It ends what an earlier publisher left open, and shuts that one out.
-        self._do(self._producer.init_transactions, TIMEOUT_SECONDS)
+        self.do(self._producer.init_transactions, TIMEOUT_SECONDS)
         return self
 
     def __exit__(self, fault: type[BaseException] | None, *_: object) -> None:
@@ -109,7 +101,7 @@ class _Publisher:
 
     def reached(self) -> Reached | None:
         """Return the place that the last committed transaction reached, if the broker knows it."""
-        (found,) = self._do(self._consumer.committed, [TopicPartition(self._topic, 0)], TIMEOUT_SECONDS)
+        (found,) = self.do(self._consumer.committed, [TopicPartition(self._topic, 0)], TIMEOUT_SECONDS)
         if found.error is not None or found.offset < 0:
             return None
         return Reached(found.offset, int(found.metadata))
@@ -117,12 +109,12 @@ class _Publisher:
     def send(self, events: pa.RecordBatch, bucket: int, buckets: int, reached: Reached) -> None:
         """Send events of one bucket, after which the place in the stream is `reached`."""
         if not self._open:
-            self._do(self._producer.begin_transaction)
-            self._register()
-        partition = bucket * self._partitions // buckets
+            self.do(self._producer.begin_transaction)
+            self.register(event_avro(self._schema))
+        partition = partition_of_bucket(bucket, buckets, self._partitions)
         values = encode_events(events, self._schema).to_pylist()
         for key, value in zip(events["key"].to_pylist(), values, strict=True):
-            self._produce(self._topic, value, key, partition)
+            self.produce(self._topic, value, key, partition)
         self._open += events.num_rows
         self._reached = reached
         if self._open >= TRANSACTION_EVENTS:
@@ -134,39 +126,9 @@ class _Publisher:
             return
         place = TopicPartition(self._topic, 0, self._reached.sequence, str(self._reached.events))
         group = self._consumer.consumer_group_metadata()
-        self._do(self._producer.send_offsets_to_transaction, [place], group, TIMEOUT_SECONDS)
-        self._do(self._producer.commit_transaction)
+        self.do(self._producer.send_offsets_to_transaction, [place], group, TIMEOUT_SECONDS)
+        self.do(self._producer.commit_transaction)
         self._open = 0
-
-    def _register(self) -> None:
-        """Send the schema with the transaction that needs it; the topic keeps one of each."""
-        avro = event_avro(self._schema)
-        self._produce(SCHEMAS_TOPIC, json.dumps(avro).encode(), f"{fingerprint(avro):016x}".encode(), 0)
-
-    def _produce(self, topic: str, value: bytes, key: bytes, partition: int) -> None:
-        while True:
-            try:
-                self._producer.produce(topic, value, key, partition, on_delivery=self._delivered)
-                break
-            except BufferError:
-                # The client's queue is full: wait until some of it is delivered.
-                self._producer.poll(1)
-            except KafkaException as e:
-                raise self._refused(e.args[0]) from None
-        if self._fault is not None:
-            raise self._refused(self._fault)
-
-    def _delivered(self, error: KafkaError | None, _: Any) -> None:
-        self._fault = self._fault or error
-
-    def _do(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return call(*arguments)
-        except KafkaException as e:
-            raise self._refused(e.args[0]) from None
-
-    def _refused(self, error: KafkaError) -> WritetimeError:
-        return WritetimeError(f"row events cannot be published to {self._topic}: {error.name()} {error.str()}")
 
 
 def _parts(

@@ -40,9 +40,9 @@ def encode(values: pa.Array, cql_type: CqlType) -> pa.Array:
             entries = values.cast(pa.list_(_entry(values.type))) if pa.types.is_map(values.type) else values
             flat = entries.flatten()
             pairs = zip(flat.flatten(), (key, value), strict=True)
-            return _array(entries, joined([nullable(encode(part, t)) for part, t in pairs]))
+            return array_of(entries, joined([nullable(encode(part, t)) for part, t in pairs]))
         case Collection(_, (element,)) | Vector(element, _):
-            return _array(values, nullable(encode(values.flatten(), element)))
+            return array_of(values, nullable(encode(values.flatten(), element)))
         case Tuple(arguments):
             return _record(values, arguments)
         case Udt(_, _, fields):
@@ -162,8 +162,9 @@ def _binary(offsets: np.ndarray, data: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(_BINARY, len(offsets) - 1, buffers)
 
 
-def _array(lists: pa.Array, elements: pa.Array) -> pa.Array:
-    """Return the bytes of arrays: the number of elements, their bytes, and 0; an empty one is only the 0."""
+def array_of(lists: pa.Array, elements: pa.Array) -> pa.Array:
+    """Return the bytes of arrays, from those of their elements one after the other; null where a list is."""
+    # The number of elements, their bytes, and 0; an empty one is only the 0.
     lengths = pc.list_value_length(lists).fill_null(0)
     counts = lengths.to_numpy()
     _, offsets, data = elements.buffers()

@@ -16,7 +16,7 @@ from writetime.storage import layout as L
 from writetime.storage.batch import BatchMaker, Origin
 from writetime.storage.errors import CorruptFile, TornTail
 from writetime.storage.plan import Buffers, Plan
-from writetime.storage.segment import END, Segment, Stretch, stretches
+from writetime.storage.segment import END, Place, Segment, Stretch, stretches
 from writetime.storage.walk_mutations import walk_mutations
 
 # Bytes of mutations that are turned into one batch a table, at least; a larger mutation makes a larger batch.
@@ -26,9 +26,13 @@ _MUTATIONS = 1 << 16
 
 @dataclass
 class SegmentReport:
-    """How far a segment was read, and what could not be: mutations cut short, by the unknown table that did it."""
+    """How far a segment was read, and what could not be: mutations cut short, by the unknown table that did it.
+
+    `place` is the last marker up to which all was read; reading on from there passes over nothing.
+    """
 
     position: int = 0
+    place: Place | None = None
     mutations: int = 0
     unknown_tables: Counter[UUID] = field(default_factory=Counter)
     torn_at: int | None = None
@@ -111,14 +115,30 @@ class CommitLogReader:
         """Read the changes of the mutations that end after offset `start` and not after `until`, by batch and table.
 
         `until` is by default what `_cdc.idx` trusts, and all of a segment without one; see `segment.trusted` for the
-        segments of a folder. After a batch was taken, `report.position` is where to go on.
+        segments of a folder. At the end, `report.position` is where to go on.
 
         Raises:
             Missing: the segment is not there (any more).
             CorruptFile, Unsupported: it cannot be read; nothing of the mutation at fault, or after it, is given.
             SchemaError: see `on_unknown_table`.
         """
-        report = report if report is not None else SegmentReport()
+        for window in self.windows(segment, start=start, until=until, report=report or SegmentReport(), node=node):
+            yield from window
+
+    def windows(
+        self,
+        segment: Segment,
+        *,
+        report: SegmentReport,
+        start: int = 0,
+        until: int | None = None,
+        node: str | None = None,
+    ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
+        """Read as `read` does, by windows, of which each is all that some mutations hold, maybe nothing.
+
+        `report` tells of what was read up to the end of the window that came last. If it has the `place` of an earlier
+        report, reading begins there.
+        """
         report.position = max(report.position, start)
         index = segment.cdc_index()
         complete = index is not None and index.completed
@@ -126,7 +146,7 @@ class CommitLogReader:
             until = END if index is None or complete else index.offset
         origin = Origin("commitlog", segment.path, datetime.now(UTC), node)
         try:
-            for stretch in stretches(segment.sections(start, until)):
+            for stretch in stretches(segment.sections(start, until, report.place)):
                 yield from self._stretch(segment, stretch, (start, until), origin, report)
         except TornTail as e:
             if self._torn_tail == "fail" or complete or until < END:
@@ -141,7 +161,7 @@ class CommitLogReader:
 
     def _stretch(
         self, segment: Segment, stretch: Stretch, bounds: tuple[int, int], origin: Origin, report: SegmentReport
-    ) -> Iterator[tuple[TableSchema, pa.RecordBatch]]:
+    ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
         address = stretch.data.ctypes.data
         count = 0
         for begin, end in stretch.sections:
@@ -158,7 +178,10 @@ class CommitLogReader:
                 fault = TornTail if stretch.is_last and end == len(stretch.data) else CorruptFile
                 raise fault(segment.path, stretch.offset + at, f"found {frames.MESSAGES[reason]}")
         yield from self._walk(segment, stretch, self._between(stretch, count, bounds), origin, report)
-        report.position = max(report.position, min(stretch.offset + len(stretch.data), bounds[1]))
+        end = stretch.offset + len(stretch.data)
+        report.position = max(report.position, min(end, bounds[1]))
+        if end <= bounds[1]:
+            report.place = stretch.next
 
     def _between(self, stretch: Stretch, count: int, bounds: tuple[int, int]) -> np.ndarray:
         start, until = bounds
@@ -168,7 +191,7 @@ class CommitLogReader:
 
     def _walk(
         self, segment: Segment, stretch: Stretch, mutations: np.ndarray, origin: Origin, report: SegmentReport
-    ) -> Iterator[tuple[TableSchema, pa.RecordBatch]]:
+    ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
         first = 0
         while first < len(mutations):
             last = int(np.searchsorted(mutations[:, 1], mutations[first, 0] + self._buffers.capacity, "right"))
@@ -176,11 +199,14 @@ class CommitLogReader:
                 self._buffers = self._allocate(int(mutations[first, 1] - mutations[first, 0]))
                 continue
             self._run(segment, stretch, mutations[first:last], report)
-            for i, maker in self._makers.items():
-                if self._buffers.tables[i, L.ROWS]:
-                    yield self._plans[i].schema, maker.batch(self._buffers, i, origin)
+            window = [
+                (self._plans[i].schema, maker.batch(self._buffers, i, origin))
+                for i, maker in self._makers.items()
+                if self._buffers.tables[i, L.ROWS]
+            ]
             report.position = max(report.position, stretch.offset + int(mutations[last - 1, 1]) + 4)
             report.mutations += last - first
+            yield window
             first = last
 
     def _run(self, segment: Segment, stretch: Stretch, mutations: np.ndarray, report: SegmentReport) -> None:
@@ -206,3 +232,25 @@ class CommitLogReader:
                     f"{segment.path}, offset {stretch.offset + at}: the schema of table {table} is not known"
                 )
             report.unknown_tables[table] += 1
+
+
+def count_mutations(segment: Segment, until: int) -> int:
+    """Count the mutations that end not after an offset, by their frames alone.
+
+    Raises:
+        Missing, CorruptFile, Unsupported: as `CommitLogReader.read`, but a tail that was not finished only ends it.
+    """
+    mutations = np.empty((_MUTATIONS, 2), np.int64)
+    total = 0
+    try:
+        for section in segment.sections(0, until):
+            at, reason, found = 0, frames.END, len(mutations)
+            while found == len(mutations):
+                found, at, reason = frames.read_frames(section.data.ctypes.data, at, len(section.data), mutations)
+                total += int((mutations[:found, 1] + 4 + section.offset <= until).sum())
+            if reason != frames.END and section.offset + at < until:
+                fault = TornTail if section.is_last else CorruptFile
+                raise fault(segment.path, section.offset + at, f"found {frames.MESSAGES[reason]}")
+    except TornTail:
+        pass
+    return total

@@ -37,25 +37,36 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a sync marker is: the offset in the file, and the logical one. Reading may begin there."""
+
+    position: int
+    offset: int
+
+
+@dataclass(frozen=True)
 class Section:
-    """The bytes between two sync markers; `offset` is the logical one of the first byte."""
+    """The bytes between two sync markers; `offset` is the logical one of the first byte, `next` the marker after."""
 
     data: np.ndarray
     offset: int
     is_last: bool
+    next: Place
 
 
 @dataclass(frozen=True)
 class Stretch:
     """Sections that follow each other, as one array with gaps for their markers; `sections` are starts and ends in it.
 
-    `offset` is the logical one of the first byte; `is_last` tells whether the segment's last section is among them.
+    `offset` is the logical one of the first byte; `is_last` tells whether the segment's last section is among them;
+    `next` is the marker after them.
     """
 
     data: np.ndarray
     offset: int
     sections: list[tuple[int, int]]
     is_last: bool
+    next: Place
 
 
 @dataclass(frozen=True)
@@ -120,8 +131,10 @@ class Segment:
             raise CorruptFile(path, 0, "an offset, and maybe COMPLETED in a second line, was expected")
         return CdcIndex(int(lines[0]), completed=len(lines) == 2)
 
-    def sections(self, start: int = 0, until: int = END) -> Iterator[Section]:
+    def sections(self, start: int = 0, until: int = END, place: Place | None = None) -> Iterator[Section]:
         """Read the sections, in order, those only that end after `start` and begin before `until`, both logical.
+
+        With a `place`, only those after it: what is before is not even passed over.
 
         A section is in memory as a whole, but no two of a mebibyte or more are.
 
@@ -143,6 +156,8 @@ class Segment:
             position, compression = self._header(file)
             decompress = decompressor(compression, self.path) if compression else None
             logical = position
+            if place is not None:
+                position, logical = place.position, place.offset
             while logical < until and (end := self._next(file, position, logical)) is not None:
                 logical += _MARKER
                 begin = position + _MARKER
@@ -159,7 +174,7 @@ class Segment:
                     body = np.frombuffer(data, np.uint8)
                     if decompress is not None:
                         body = self._decompressed(decompress, data, length, logical, is_last=is_last)
-                    yield Section(body, logical, is_last)
+                    yield Section(body, logical, is_last, Place(end, logical + length))
                 logical += length
                 position = end
 
@@ -280,4 +295,4 @@ def _join(sections: list[Section]) -> Stretch:
         data = np.empty(ranges[-1][1], np.uint8)
         for section, (start, end) in zip(sections, ranges, strict=True):
             data[start:end] = section.data
-    return Stretch(data, first.offset, ranges, last.is_last)
+    return Stretch(data, first.offset, ranges, last.is_last, last.next)

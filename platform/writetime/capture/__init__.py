@@ -1,0 +1,1 @@
+"""Capture: live changes of a Cassandra node, from its commit log to Kafka."""

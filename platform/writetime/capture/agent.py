@@ -1,0 +1,242 @@
+"""The agent of one node: reads its commit log segments as they grow, and publishes the changes of the tables with CDC.
+
+Each round looks at the segments and at how far each may be read, asks for the node's schema version, and then publishes
+what is new: changes are decoded and encoded while those before are on their way, and how far the agent is
+is saved after the broker has acknowledged it. So a crash at any point repeats some of it and loses nothing.
+
+A segment is done with when it is read to its end and its accounting closes: the mutations that were read in it are as
+many as a count of its frames finds, and every change that was decoded was acknowledged. Whatever cannot be decoded is
+set aside with its segment, and stops nothing else.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+
+from writetime.capture.decoding import Decoder
+from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
+from writetime.capture.progress import Progress, SegmentProgress
+from writetime.capture.publisher import ChangePublisher
+from writetime.capture.schemas import Node, SchemaWatch, Unreachable
+from writetime.capture.segments import SegmentFolder, space_of
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.storage.commitlog import count_mutations
+from writetime.storage.errors import Missing, StorageError
+from writetime.storage.segment import END, Segment, find_segments, trusted
+
+log = logging.getLogger(__name__)
+
+# Changes of a portion, about; it ends at the end of a window.
+_PORTION = 50_000
+# How often progress is saved at least: a sync of the disk that the node's commit log may be on.
+_SAVE_SECONDS = 0.5
+_STATUS_SECONDS = 1.0
+_PAUSE_SECONDS = 1.0
+_WARNING_SECONDS = 60.0
+
+
+def run(settings: Settings, stop: threading.Event) -> Counter[str]:
+    """Publish changes until `stop` is set; return how many of each table were acknowledged.
+
+    Raises:
+        WritetimeError: no database or broker at the start; another agent has the state folder, or it is of another
+            node.
+    """
+    with closing(Progress(settings.capture.state)) as progress, connect(settings) as session:
+        agent = Agent(settings, Node(session, settings.capture.node), progress)
+        agent.follow(stop)
+        return agent.published
+
+
+class Agent:
+    """See the module."""
+
+    def __init__(self, settings: Settings, node: Node, progress: Progress) -> None:
+        capture = settings.capture
+        node_id = node.id()
+        progress.of_node(node_id)
+        self._settings = settings
+        self._progress = progress
+        self._folder = SegmentFolder(settings, node.setting("cdc_raw_directory"))
+        self._limit = space_of(node.setting("cdc_total_space") or "0B")
+        self._metrics = AgentMetrics(settings)
+        self._decoder = Decoder(node, node_id, SchemaWatch(capture.state))
+        self._publisher = ChangePublisher(settings)
+        # What was handed over and is not acknowledged yet: how far each segment is with it, and its changes.
+        self._reached: dict[int, SegmentProgress] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._behind_since: float | None = None
+        self._next_save = self._next_status = self._next_warning = 0.0
+        self.published: Counter[str] = Counter()
+
+    def follow(self, stop: threading.Event) -> None:
+        """Run rounds until told to stop."""
+        while not stop.is_set():
+            pause = self._settings.capture.poll_seconds
+            try:
+                self.round(stop)
+            except WritetimeError as e:
+                self._metrics.error("node" if isinstance(e, Unreachable) else "publishing")
+                log.error("%s; trying again", e)
+                pause = _PAUSE_SECONDS
+                # What is not acknowledged is read and sent again.
+                self._reached, self._counts = {}, Counter()
+                with suppress(WritetimeError):
+                    self._publisher = ChangePublisher(self._settings)
+            stop.wait(pause)
+        self._progress.save()
+
+    def round(self, stop: threading.Event) -> None:
+        """Publish what there is, and let go of the segments that are done with.
+
+        Raises:
+            WritetimeError: the node or the broker does not do its part: go on from what was acknowledged.
+        """
+        listed = find_segments(str(self._folder.path))
+        found = [(segment, until) for segment, until in trusted(listed) if until is not None]
+        new = [(segment, until) for segment, until in found if self._unread(segment, until)]
+        self._measure(found)
+        if new:
+            # Now that the offsets are read: of what was written below them the node knows the schema.
+            self._decoder.refresh()
+        for segment, until in new:
+            self._publish(segment, until, stop)
+            if stop.is_set():
+                break
+        if not self._settle(stop):
+            return
+        for segment, _ in found:
+            progress = self._progress.segments.get(segment.id)
+            if progress is not None and progress.finished and not progress.kept:
+                self._let_go(segment, progress)
+        self._note_gone({segment.id for segment in listed})
+        self._measure(found)
+
+    def _unread(self, segment: Segment, until: int) -> int:
+        """Return how many bytes of a segment may be read and were not."""
+        progress = self._progress.segments.get(segment.id) or SegmentProgress(segment.name)
+        if progress.finished:
+            return 0
+        if until == END:
+            # At least once, even if nothing was added.
+            return max(segment.size() - progress.position, 1)
+        return 0 if progress.broken else max(until - progress.position, 0)
+
+    def _publish(self, segment: Segment, until: int, stop: threading.Event) -> None:
+        progress = self._progress.segments.get(segment.id) or SegmentProgress(segment.name)
+        published = progress.published
+        try:
+            for reached, window in self._decoder.read(segment, until, progress):
+                for schema, changes in window:
+                    published += self._publisher.send(schema, changes)
+                    self._counts.update(counts_of(schema.full_name, changes))
+                self._reached[segment.id] = replace(reached, published=published)
+                if self._counts.total() >= _PORTION:
+                    self._settle(stop)
+                if stop.is_set():
+                    return
+        except Missing as e:
+            # Noted with what was read of it at the end of the round.
+            log.warning("%s", e)
+
+    def _settle(self, stop: threading.Event) -> bool:
+        """Wait for what was handed over, and take it for published; return False if it is to stop before."""
+        if not self._publisher.flush(stop):
+            return False
+        self._progress.segments.update(self._reached)
+        self._metrics.published(self._counts)
+        for (table, _), count in self._counts.items():
+            self.published[table] += count
+        saved = not self._reached
+        self._reached, self._counts = {}, Counter()
+        if not saved and time.monotonic() >= self._next_save:
+            self._progress.save()
+            self._next_save = time.monotonic() + _SAVE_SECONDS
+        return True
+
+    # --- segments that are done with ----------------------------------------------------------------------------------
+
+    def _let_go(self, segment: Segment, progress: SegmentProgress) -> None:
+        """Release a segment whose accounting closes, set any other aside."""
+        reason = progress.reason or _unbalanced(segment, progress)
+        progress = replace(progress, reason=reason)
+        self._progress.segments[segment.id] = progress
+        self._progress.save()
+        if reason is not None:
+            target = self._folder.set_aside(segment, progress)
+            self._metrics.set_aside()
+            log.error("%s was set aside as %s: %s", segment.name, target, reason)
+        elif not self._folder.release(segment):
+            self._progress.segments[segment.id] = replace(progress, kept=True)
+            return
+        log.info(
+            "%s: %d mutations read, %d changes published",
+            *(segment.name, progress.mutations, progress.published),
+        )
+        self._progress.forget(segment.id)
+        self._progress.save()
+
+    def _note_gone(self, there: set[int]) -> None:
+        """Forget segments that are not there any more; what was not read of one is lost, and is told."""
+        gone = [i for i in self._progress.segments if i not in there]
+        for segment_id in gone:
+            progress = self._progress.segments[segment_id]
+            if not progress.finished:
+                self._metrics.vanished()
+                log.error(
+                    "%s vanished before all of it was read (up to offset %d): its changes from there on are missing; "
+                    "put it back, or bring a snapshot of the tables into the lake by `writetime backfill`",
+                    *(progress.name, progress.position),
+                )
+            self._folder.tidy(progress.name)
+            self._progress.forget(segment_id)
+        if gone:
+            self._progress.save()
+
+    # --- what it says of itself ---------------------------------------------------------------------------------------
+
+    def _measure(self, found: list[tuple[Segment, int]]) -> None:
+        unread = [self._unread(segment, until) for segment, until in found]
+        now = time.monotonic()
+        if not any(unread):
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = now
+        lag = Lag(
+            bytes=sum(unread),
+            segments=sum(1 for size in unread if size),
+            seconds=0.0 if self._behind_since is None else now - self._behind_since,
+            backlog_bytes=self._folder.backlog(),
+            backlog_limit_bytes=self._limit,
+        )
+        self._metrics.lag(lag)
+        if now >= self._next_status:
+            self._next_status = now + _STATUS_SECONDS
+            totals = asdict(self._progress.totals)
+            write_status(self._progress.folder, self._metrics.status(lag) | {"totals": totals})
+        share = lag.backlog_bytes / self._limit if self._limit else 0.0
+        if share >= self._settings.capture.backlog_warning and now >= self._next_warning:
+            self._next_warning = now + _WARNING_SECONDS
+            log.warning(
+                "cdc_raw holds %d MiB, %.0f %% of the node's cdc_total_space: at 100 %% it refuses writes to tables "
+                "with cdc = true; %d bytes are not published yet",
+                *(lag.backlog_bytes >> 20, share * 100, lag.bytes),
+            )
+
+
+def _unbalanced(segment: Segment, progress: SegmentProgress) -> str | None:
+    """Return what is wrong with a segment's accounting, if anything."""
+    try:
+        counted = count_mutations(segment, END)
+    except StorageError as e:
+        return str(e)
+    if counted != progress.mutations:
+        return f"it has {counted} mutations, but {progress.mutations} were read"
+    if progress.decoded != progress.published:
+        return f"{progress.decoded} changes were decoded, but {progress.published} published"
+    return None

@@ -1,0 +1,316 @@
+"""Changes as Avro: the schema that follows from a table's, and the messages, encoded and decoded by columns.
+
+A record has the fields of `writetime.changes.change_schema`, by name. All that a table may gain or lose (its columns,
+the fields of its types) is nullable with the default null, so a reader with any schema of the table reads what was
+written under any other. The schema also carries the table's CQL, as the property `cql`: so a consumer learns of new
+tables and columns, and of what was dropped and when, from `writetime.schemas` alone.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.changes import KINDS, change_schema, field_name, udt_fields
+from writetime.errors import WritetimeError
+from writetime.merge.arrow import pc
+from writetime.schema.avro import (
+    array_of,
+    encode,
+    encode_bytes,
+    encode_long,
+    joined,
+    nullable,
+    single_object_header,
+)
+from writetime.schema.avro_decode import AvroReader
+from writetime.schema.describe import to_cql
+from writetime.schema.mapping import avro_name, avro_type
+from writetime.schema.table import Column, TableSchema
+from writetime.schema.types import Collection, CqlType, Native, is_complex
+
+HEADER_BYTES = 10
+_BINARY = pa.large_binary()
+_ZERO, _VALUE = (pa.scalar(branch, _BINARY) for branch in (b"\x00", b"\x02"))
+_LIST_PATH = Native("timeuuid")
+
+# A part of a message for each change of a batch: its bytes, null where there is nothing, or the same bytes for all.
+Part: TypeAlias = pa.Array | pa.Scalar
+
+
+# --- the schema -------------------------------------------------------------------------------------------------------
+
+
+def change_avro(schema: TableSchema) -> dict[str, Any]:
+    """Return the Avro schema of a table's changes."""
+    namespace = f"changes.{avro_name(schema.keyspace)}.{avro_name(schema.name)}"
+    marker = [_long("write_time"), _optional("ttl", "int"), _optional("expiry", "long")]
+    fields: list[dict[str, Any]] = [
+        {"name": "kind", "type": {"type": "enum", "name": "kind", "symbols": list(KINDS)}},
+        *(_key_field(c, namespace) for c in schema.partition_key),
+        {"name": "key", "type": "bytes"},
+        {"name": "token", "type": "long"},
+        *(_key_field(c, namespace) for c in schema.clustering),
+        {"name": "position", "type": "bytes"},
+        _optional("end", "bytes"),
+        _optional("marker", _record("marker", marker)),
+        _optional("tombstone", _tombstone(namespace)),
+        *(_column_field(c, namespace) for c in schema.static + schema.regular),
+        _optional("origin", _record("origin", [
+            {"name": "source", "type": "string"},
+            _optional("node", "string"),
+            _optional("file", "string"),
+            _optional("offset", "long"),
+            _optional("captured_at", {"type": "long", "logicalType": "timestamp-micros"}),
+        ])),
+    ]  # fmt: skip
+    return {"type": "record", "name": "change", "namespace": namespace, "fields": fields, "cql": to_cql(schema)}
+
+
+def _record(name: str, fields: list[dict[str, Any]], namespace: str | None = None) -> dict[str, Any]:
+    return {"type": "record", "name": f"{namespace}.{name}" if namespace else name, "fields": fields}
+
+
+def _optional(name: str, avro: Any) -> dict[str, Any]:
+    return {"name": name, "type": ["null", avro], "default": None}
+
+
+def _long(name: str) -> dict[str, Any]:
+    return {"name": name, "type": "long"}
+
+
+def _tombstone(namespace: str) -> dict[str, Any]:
+    return _record("tombstone", [_long("write_time"), _long("deletion_time")], namespace)
+
+
+def _key_field(column: Column, namespace: str) -> dict[str, Any]:
+    name = avro_name(field_name(column))
+    return _optional(name, avro_type(column.type, "value", f"{namespace}.{name}"))
+
+
+def _column_field(column: Column, namespace: str) -> dict[str, Any]:
+    name = avro_name(field_name(column))
+    # A namespace of its own, so that the records of two columns never share a name.
+    namespace = f"{namespace}.{name}"
+    cql_type = column.type
+    if not is_complex(cql_type):
+        return _optional(name, _cell("cell", cql_type, None, namespace))
+    tombstone = _optional("tombstone", _tombstone(namespace))
+    if isinstance(cql_type, Collection):
+        path, content = _element_types(cql_type)
+        elements = {"type": "array", "items": _cell("element", content, path, namespace)}
+        return _optional(name, _record("column", [tombstone, {"name": "elements", "type": elements}], namespace))
+    cells = []
+    for field, field_type in udt_fields(cql_type):
+        inner = avro_name(field)
+        cells.append(_optional(inner, _cell("cell", field_type, None, f"{namespace}.{inner}")))
+    fields = {"name": "fields", "type": _record("fields", cells, namespace)}
+    return _optional(name, _record("column", [tombstone, fields], namespace))
+
+
+def _cell(name: str, content: CqlType | None, path: CqlType | None, namespace: str) -> dict[str, Any]:
+    parts = [("path", path), ("value", content)]
+    fields = [_optional(n, avro_type(t, n, namespace)) for n, t in parts if t is not None]
+    fields += [_long("write_time"), _optional("ttl", "int"), _optional("deletion_time", "long")]
+    return _record(name, [*fields, {"name": "tombstone", "type": "boolean"}], namespace)
+
+
+def _element_types(collection: Collection) -> tuple[CqlType, CqlType | None]:
+    """Return the types of an element's path and value."""
+    match collection:
+        case Collection("list", (element,)):
+            return _LIST_PATH, element
+        case Collection("set", (element,)):
+            return element, None
+        case Collection(_, (key, value)):
+            return key, value
+    raise AssertionError(collection)
+
+
+# --- encoding ---------------------------------------------------------------------------------------------------------
+
+
+class ChangeEncoder:
+    """Makes the messages of one table's changes."""
+
+    def __init__(self, schema: TableSchema) -> None:
+        self.avro = change_avro(schema)
+        self._schema = schema
+        self._header = pa.scalar(single_object_header(self.avro), _BINARY)
+
+    def encode(self, changes: pa.RecordBatch) -> pa.Array:
+        """Return the value of the message of each change.
+
+        Raises:
+            WritetimeError: something that every change has is null.
+        """
+        schema = self._schema
+        kinds = pc.index_in(changes["kind"], pa.array(KINDS))
+        parts: list[Part] = [self._header, encode_long(kinds)]
+        parts += [p for c in schema.partition_key for p in _value(changes[field_name(c)], c.type)]
+        parts += [encode_bytes(changes["key"]), encode_long(changes["token"])]
+        parts += [p for c in schema.clustering for p in _value(changes[field_name(c)], c.type)]
+        parts += [encode_bytes(changes["position"]), *_nullable(changes["end"], encode_bytes)]
+        parts += _struct(changes["marker"], _marker) + _struct(changes["tombstone"], _times)
+        for column in schema.static + schema.regular:
+            parts += _struct(changes[field_name(column)], _column_parts(column.type))
+        parts += _struct(changes["origin"], _origin)
+        messages = joined(parts)
+        if messages.null_count:
+            raise WritetimeError(f"{schema.full_name}: a change lacks a field that every change has")
+        return messages
+
+
+def _nullable(values: pa.Array, encoder: Callable[[pa.Array], pa.Array]) -> list[Part]:
+    if values.null_count == len(values):
+        return [_ZERO]
+    encoded = encoder(values)
+    return [nullable(encoded)] if values.null_count else [_VALUE, encoded]
+
+
+def _value(values: pa.Array, cql_type: CqlType) -> list[Part]:
+    return _nullable(values, lambda some: encode(some, cql_type))
+
+
+def _struct(values: pa.StructArray, parts_of: Callable[[list[pa.Array]], list[Part]]) -> list[Part]:
+    """Return the parts of a union of null and a record, by a function from the record's fields to their parts."""
+    if values.null_count == len(values):
+        return [_ZERO]
+    parts = parts_of(values.flatten())
+    if not values.null_count:
+        return [_VALUE, *parts]
+    encoded = joined(parts)
+    if encoded.null_count > values.null_count:
+        raise WritetimeError("a cell, marker or deletion lacks its write time")
+    return [nullable(encoded)]
+
+
+def _times(fields: list[pa.Array]) -> list[Part]:
+    return [encode_long(field) for field in fields]
+
+
+def _marker(fields: list[pa.Array]) -> list[Part]:
+    write_time, ttl, expiry = fields
+    return [encode_long(write_time), *_nullable(ttl, encode_long), *_nullable(expiry, encode_long)]
+
+
+def _origin(fields: list[pa.Array]) -> list[Part]:
+    source, node, file, offset, captured_at = fields
+    parts = [_repeated(source)]
+    for text in (node, file):
+        parts += _nullable(text, _repeated)
+    return [*parts, *_nullable(offset, encode_long), *_nullable(captured_at, encode_long)]
+
+
+def _repeated(text: pa.Array) -> pa.Array:
+    """Encode text that hardly changes from one change to the next."""
+    found = text.dictionary_encode()
+    return encode_bytes(found.dictionary).take(found.indices)
+
+
+def _column_parts(cql_type: CqlType) -> Callable[[list[pa.Array]], list[Part]]:
+    if not is_complex(cql_type):
+        return lambda fields: _cell_parts(fields, (cql_type,))
+    if isinstance(cql_type, Collection):
+        path, content = _element_types(cql_type)
+        types = (path,) if content is None else (path, content)
+        return lambda fields: [*_struct(fields[0], _times), _elements(fields[1], types)]
+    types = tuple(t for _, t in udt_fields(cql_type))
+
+    def parts(fields: list[pa.Array]) -> list[Part]:
+        tombstone, cells = fields
+        found = _struct(tombstone, _times)
+        for cell, cell_type in zip(cells.flatten(), types, strict=True):
+            found += _struct(cell, _column_parts(cell_type))
+        # No bytes, but null where the column is: of cells alone that could not be told.
+        return [*found, _constant(cells, b"")]
+
+    return parts
+
+
+def _constant(values: pa.Array, content: bytes) -> pa.Array:
+    """Return the same bytes for each value, null where the value is."""
+    return pc.if_else(values.is_valid(), pa.scalar(content, _BINARY), pa.scalar(None, _BINARY))
+
+
+def _elements(lists: pa.ListArray, types: tuple[CqlType, ...]) -> pa.Array:
+    """Encode the elements of collections: paths and values are of `types`."""
+    elements = lists.flatten()
+    if not len(elements):
+        return _constant(lists, b"\x00")
+    encoded = joined(_cell_parts(elements.flatten(), types))
+    if encoded.null_count:
+        raise WritetimeError("an element of a collection lacks its write time")
+    return array_of(lists, encoded)
+
+
+def _cell_parts(fields: list[pa.Array], types: tuple[CqlType, ...]) -> list[Part]:
+    *values, write_time, ttl, deletion_time, tombstone = fields
+    parts = [p for value, t in zip(values, types, strict=True) for p in _value(value, t)]
+    parts += [encode_long(write_time), *_nullable(ttl, encode_long), *_nullable(deletion_time, encode_long)]
+    flags = encode(tombstone, Native("boolean")) if pc.any(tombstone).as_py() else _ZERO
+    return [*parts, flags]
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+class ChangeDecoder:
+    """Reads messages of one table's changes, written under any schema of the table.
+
+    `schema` is the one that the changes are to have: columns that it has and a message's has not are null, others are
+    left out. `avro_of` returns a message's Avro schema by its fingerprint, None if it knows none (see
+    `publishing.SchemaTopic`).
+    """
+
+    def __init__(self, schema: TableSchema, avro_of: Callable[[int], Any] | Mapping[int, Any]) -> None:
+        self.schema = change_schema(schema)
+        self._name = schema.full_name
+        self._avro_of = avro_of.get if isinstance(avro_of, Mapping) else avro_of
+        self._readers: dict[int, AvroReader] = {}
+
+    def decode(self, messages: Any) -> pa.Table:
+        """Return the changes of messages (bytes, or an array of large_binary), in their order.
+
+        Raises:
+            WritetimeError: a message is not in the single-object encoding, its schema is not known or does not fit the
+                table's, or it is not what its schema says.
+        """
+        array = messages if isinstance(messages, pa.Array) else pa.array(messages, _BINARY)
+        if array.null_count:
+            raise WritetimeError(f"{self._name}: message {int(pc.index(array.is_null(), True).as_py())} has no value")
+        if not len(array):
+            return self.schema.empty_table()
+        prints = self._fingerprints(array)
+        found, first = np.unique(prints, return_index=True)
+        if len(found) == 1:
+            return self._reader(int(found[0])).decode(array, HEADER_BYTES)
+        parts, places = [], []
+        for value in found[np.argsort(first)]:
+            at = np.flatnonzero(prints == value)
+            parts.append(self._reader(int(value)).decode(array.take(pa.array(at)), HEADER_BYTES))
+            places.append(at)
+        return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(places))))
+
+    def _fingerprints(self, messages: pa.Array) -> np.ndarray:
+        _, offsets, content = messages.buffers()
+        bounds = np.frombuffer(offsets, np.int64)[messages.offset : messages.offset + len(messages) + 1]
+        data = np.frombuffer(content or b"", np.uint8)
+        short = np.diff(bounds) < HEADER_BYTES
+        if not short.any():
+            heads = data[bounds[:-1, None] + np.arange(HEADER_BYTES)]
+            short = (heads[:, 0] != 0xC3) | (heads[:, 1] != 1)
+            if not short.any():
+                return np.ascontiguousarray(heads[:, 2:]).view("<u8").ravel()
+        raise WritetimeError(
+            f"{self._name}: message {int(np.argmax(short))} is not in Avro's single-object encoding (C3 01 first)"
+        )
+
+    def _reader(self, fingerprint: int) -> AvroReader:
+        if fingerprint not in self._readers:
+            avro = self._avro_of(fingerprint)
+            if avro is None:
+                raise WritetimeError(f"{self._name}: no schema has the fingerprint {fingerprint:016x}")
+            self._readers[fingerprint] = AvroReader(avro, pa.struct(list(self.schema)))
+        return self._readers[fingerprint]

@@ -1,0 +1,42 @@
+"""Small files that survive a crash: written whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from writetime.errors import WritetimeError
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file in one step: after a crash it holds either what it did before or all of the new content."""
+    beside = path.with_name(path.name + ".new")
+    with beside.open("w") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_folder(path.parent)
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds; None if there is none.
+
+    Raises:
+        WritetimeError: it is no JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as e:
+        raise WritetimeError(f"{path} is damaged ({e}): restore it, or begin anew with another state folder") from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was renamed or deleted in a folder last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

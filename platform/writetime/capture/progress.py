@@ -1,0 +1,101 @@
+"""How far each segment was published, and what became of its mutations: kept in one file, `progress.json`.
+
+It is written after the broker has acknowledged what it says, positions and counts in one step; so after a crash an
+agent goes on where it had been, repeats at most what was not saved, and its counts stay those of each mutation once.
+"""
+
+import fcntl
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from writetime.capture.durable import read_json, write_json
+from writetime.errors import WritetimeError
+
+_FILE = "progress.json"
+
+
+@dataclass(frozen=True)
+class SegmentProgress:
+    """Of one segment: the offset up to which it is published, and the marker to read on from.
+
+    `mutations` were read, of which those in `set_aside` (by the table that is not known) not to their ends; `decoded`
+    changes came out of them, and `published` are acknowledged. `reason` says why the segment is to be set aside; a
+    `broken` one cannot be read further. It is `finished` when nothing more is to be read of it, `kept` if it stays.
+    """
+
+    name: str
+    position: int = 0
+    place: tuple[int, int] | None = None
+    mutations: int = 0
+    decoded: int = 0
+    published: int = 0
+    set_aside: dict[str, int] = field(default_factory=dict)
+    reason: str | None = None
+    broken: bool = False
+    finished: bool = False
+    kept: bool = False
+
+
+@dataclass
+class Totals:
+    """What became of the segments that are done with."""
+
+    segments: int = 0
+    segments_set_aside: int = 0
+    segments_vanished: int = 0
+    mutations: int = 0
+    mutations_set_aside: int = 0
+    changes: int = 0
+
+
+class Progress:
+    """The progress of one node's agent. Only one agent at a time may have it.
+
+    Raises:
+        WritetimeError: another agent has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise WritetimeError(f"another agent uses the state folder {folder}") from None
+        stored: dict[str, Any] = read_json(folder / _FILE) or {}
+        self.node: str | None = stored.get("node")
+        self.totals = Totals(**stored.get("totals", {}))
+        self.segments = {int(key): SegmentProgress(**value) for key, value in stored.get("segments", {}).items()}
+
+    def of_node(self, node: str) -> None:
+        """Bind the folder to a node.
+
+        Raises:
+            WritetimeError: it is another one's.
+        """
+        if self.node not in (None, node):
+            raise WritetimeError(f"the state folder {self.folder} is that of node {self.node}, not of {node}")
+        self.node = node
+
+    def save(self) -> None:
+        """Keep what is known now."""
+        segments = {str(key): asdict(value) for key, value in sorted(self.segments.items())}
+        write_json(self.folder / _FILE, {"node": self.node, "totals": asdict(self.totals), "segments": segments})
+
+    def forget(self, segment_id: int) -> None:
+        """Move the counts of a segment that is gone to the totals."""
+        gone = self.segments.pop(segment_id)
+        self.totals.segments += 1
+        self.totals.segments_set_aside += gone.reason is not None
+        self.totals.segments_vanished += not gone.finished
+        self.totals.mutations += gone.mutations
+        self.totals.mutations_set_aside += sum(gone.set_aside.values())
+        self.totals.changes += gone.published
+
+    def close(self) -> None:
+        """Let another agent have the folder."""
+        os.close(self._lock)

@@ -1,0 +1,188 @@
+"""The schemas that a node has and had, by table id.
+
+A commit log names tables by their ids and columns by their names, without types. What `system_schema` says is read
+again whenever the node's schema version has changed; this is asked after a segment's trusted offset was read and before
+what is below it is decoded, so no write is decoded under a schema older than its own. Older ones are kept in the
+state folder (`schemas/<table id>.json`): tables and columns that were dropped are read by them.
+"""
+
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from cassandra import DriverException
+from cassandra.cluster import NoHostAvailable, Session
+
+from writetime.capture.durable import read_json, write_json
+from writetime.errors import WritetimeError
+from writetime.schema.cql import parse_table
+from writetime.schema.describe import to_cql
+from writetime.schema.table import SchemaHistory, TableSchema, from_rows
+
+log = logging.getLogger(__name__)
+
+_ROWS = {
+    "tables": "*",
+    "columns": "*",
+    "types": "*",
+    # The driver cannot make a datetime of every time that a column was dropped at; milliseconds are what is stored.
+    "dropped_columns": "keyspace_name, table_name, column_name, type, kind, "
+    "toUnixTimestamp(dropped_time) AS dropped_time",
+    "views": "id",
+}
+
+
+class Unreachable(WritetimeError):
+    """The node does not answer just now."""
+
+
+class Node:
+    """The node whose segments are read, by CQL: what it says of itself and not what another one does."""
+
+    def __init__(self, session: Session, address: str | None) -> None:
+        hosts: list[Any] = list(session.hosts or ())
+        found = hosts if address is None and len(hosts) == 1 else [h for h in hosts if h.address == address]
+        if not found:
+            known = ", ".join(sorted(str(h.address) for h in hosts))
+            raise WritetimeError(f"capture.node has to name the node of this agent, one of {known}")
+        self._session = session
+        self._host = found[0]
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        """Return the rows of a query.
+
+        Raises:
+            Unreachable: the node does not answer.
+        """
+        try:
+            return [row._asdict() for row in self._session.execute(query, host=self._host)]
+        except (NoHostAvailable, DriverException) as e:
+            raise Unreachable(f"node {self._host.address} does not answer: {e}") from None
+
+    def id(self) -> str:
+        """Return the node's host id."""
+        return str(self.rows("SELECT host_id FROM system.local")[0]["host_id"])
+
+    def setting(self, name: str) -> str | None:
+        """Return a setting of `cassandra.yaml` that is in force."""
+        rows = self.rows(f"SELECT value FROM system_views.settings WHERE name = '{name}'")
+        return rows[0]["value"] if rows else None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that the node has or had; `schema` is None if it cannot be read, because of a `fault`."""
+
+    id: UUID
+    keyspace: str
+    name: str
+    captured: bool
+    schema: TableSchema | None
+    fault: str = ""
+
+
+class SchemaWatch:
+    """The tables of a node, as of its schema version."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "schemas"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._version: UUID | None = None
+        self._history = SchemaHistory()
+        self._stored: dict[UUID, list[dict[str, str]]] = {}
+        self._live: set[UUID] = set()
+        self._views: set[UUID] = set()
+        self._tables: dict[UUID, Table] = {}
+        for path in sorted(self._folder.glob("*.json")):
+            self._restore(UUID(path.stem), read_json(path))
+
+    def refresh(self, node: Node, *, always: bool = False) -> bool:
+        """Read the schemas if the node's schema version has changed; return whether anything is new.
+
+        Raises:
+            Unreachable: the node does not answer.
+        """
+        version = node.rows("SELECT schema_version FROM system.local")[0]["schema_version"]
+        if version == self._version and not always:
+            return False
+        rows = {name: node.rows(f"SELECT {what} FROM system_schema.{name}") for name, what in _ROWS.items()}
+        before = dict(self._tables), self._live
+        self._views = {row["id"] for row in rows["views"]}
+        self._live = {row["id"] for row in rows["tables"]}
+        for row in rows["tables"]:
+            self._take(row, rows)
+        self._version = version
+        return (self._tables, self._live) != before
+
+    @property
+    def captured(self) -> list[TableSchema]:
+        """The schemas of the tables whose changes are published: also of dropped ones, unless another has the name."""
+        names = {(t.keyspace, t.name) for t in self._tables.values() if t.id in self._live}
+        return [
+            t.schema
+            for t in self._tables.values()
+            if t.captured and t.schema is not None and (t.id in self._live or (t.keyspace, t.name) not in names)
+        ]
+
+    @property
+    def known(self) -> list[TableSchema]:
+        """The schemas of all tables that can be read."""
+        return [t.schema for t in self._tables.values() if t.schema is not None]
+
+    def unreadable(self, table_id: UUID) -> str | None:
+        """Return why a mutation that writes to a table without schema may hide changes; None if it cannot.
+
+        All writes of a mutation are to one keyspace, so those behind it are of no captured table if that keyspace has
+        none.
+        """
+        if table_id in self._views:
+            return None
+        table = self._tables.get(table_id)
+        if table is None:
+            return f"the schema of table {table_id} is not known: it was dropped before this agent saw it"
+        if not any(t.captured and t.keyspace == table.keyspace for t in self._tables.values()):
+            return None
+        return f"table {table.keyspace}.{table.name} cannot be read: {table.fault}"
+
+    def _take(self, row: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> None:
+        table_id, captured = row["id"], bool(row.get("cdc"))
+        old = self._tables.get(table_id)
+        schema, fault = None, ""
+        try:
+            self._history.add(from_rows(row, rows["columns"], rows["types"], rows["dropped_columns"]))
+            schema = self._history.get(table_id)
+        except WritetimeError as e:
+            fault = str(e)
+        table = Table(table_id, row["keyspace_name"], row["table_name"], captured, schema, fault)
+        if table == old:
+            return
+        self._tables[table_id] = table
+        if captured and fault:
+            log.error("a table cannot be captured: %s", fault)
+        elif captured:
+            log.info("table %s.%s is captured", table.keyspace, table.name)
+        elif old is not None and old.captured:
+            log.warning(
+                "table %s.%s has cdc = false now: what is written to it from here on is not captured",
+                *(table.keyspace, table.name),
+            )
+        # The database's own tables are never dropped, and so never needed from here.
+        if schema is not None and not table.keyspace.startswith("system"):
+            self._store(table_id, to_cql(schema), captured=captured)
+
+    def _store(self, table_id: UUID, cql: str, *, captured: bool) -> None:
+        versions = self._stored.setdefault(table_id, [])
+        if not versions or versions[-1]["cql"] != cql:
+            versions.append({"seen_at": datetime.now(UTC).isoformat(), "cql": cql})
+        write_json(self._folder / f"{table_id}.json", {"captured": captured, "versions": versions})
+
+    def _restore(self, table_id: UUID, stored: dict[str, Any]) -> None:
+        for version in stored["versions"]:
+            self._history.add(parse_table(version["cql"]))
+        schema = self._history.get(table_id)
+        assert schema is not None
+        self._stored[table_id] = stored["versions"]
+        self._tables[table_id] = Table(table_id, schema.keyspace, schema.name, stored["captured"], schema)

@@ -1,0 +1,128 @@
+"""The segments in a node's `cdc_raw`: how many bytes they are, and what becomes of one that is done with."""
+
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pyarrow import fs
+
+from writetime.capture.durable import sync_folder, write_json
+from writetime.capture.progress import SegmentProgress
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.storage.files import resolve
+from writetime.storage.segment import Segment
+
+log = logging.getLogger(__name__)
+
+_UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
+
+
+class SegmentFolder:
+    """A node's `cdc_raw`, and what the settings say becomes of its segments.
+
+    Raises:
+        WritetimeError: there is no such folder, or nowhere to archive to.
+    """
+
+    def __init__(self, settings: Settings, told_by_node: str | None) -> None:
+        capture = settings.capture
+        path = capture.cdc_raw or Path(told_by_node or "")
+        if not path.is_dir() or not (capture.cdc_raw or told_by_node):
+            raise WritetimeError(
+                f"the node's folder of segments ({path}) is not on this machine: run the agent where the node runs, "
+                "with cdc_enabled: true in its cassandra.yaml, or set capture.cdc_raw"
+            )
+        self.path = path
+        self._aside = capture.aside or capture.state / "aside"
+        self._keep = capture.finished == "keep"
+        self._archive: Callable[[Path], None] | None = None
+        if capture.finished == "archive":
+            if capture.archive is None:
+                raise WritetimeError('capture.finished = "archive" needs capture.archive, a folder or URL')
+            filesystem, folder = resolve(capture.archive)
+            filesystem.create_dir(folder, recursive=True)
+            self._archive = lambda file: _copy(file, filesystem, f"{folder}/{file.name}")
+
+    def backlog(self) -> int:
+        """Return the bytes that the node counts against `cdc_total_space`."""
+        total = 0
+        for file in self.path.iterdir():
+            try:
+                total += file.stat().st_size
+            except FileNotFoundError:
+                continue
+        return total
+
+    def release(self, segment: Segment) -> bool:
+        """Delete or archive a segment whose changes are all published, or keep it; return whether it is gone."""
+        if self._keep:
+            return False
+        log_file, index = _files(segment)
+        if self._archive is not None:
+            for file in (log_file, index):
+                if file.exists():
+                    self._archive(file)
+        # The index last: a segment without one is not looked at, and would stay for good.
+        log_file.unlink(missing_ok=True)
+        index.unlink(missing_ok=True)
+        sync_folder(self.path)
+        return True
+
+    def set_aside(self, segment: Segment, progress: SegmentProgress) -> Path:
+        """Move a segment with a fault to where it is kept, with the reason beside it; return where it is then."""
+        self._aside.mkdir(parents=True, exist_ok=True)
+        target = self._aside / segment.name
+        reason = {
+            "segment": segment.name,
+            "reason": progress.reason,
+            "published_up_to": progress.position,
+            "mutations_read": progress.mutations,
+            "mutations_set_aside_by_table": progress.set_aside,
+            "set_aside_at": datetime.now(UTC).isoformat(),
+        }
+        write_json(target.with_suffix(".reason.json"), reason)
+        log_file, index = _files(segment)
+        for file in (log_file, index):
+            if file.exists():
+                # A copy is whole before it has its name, and what it is of goes after that.
+                partial = self._aside / f"{file.name}.part"
+                shutil.copyfile(file, partial)
+                partial.replace(self._aside / file.name)
+        sync_folder(self._aside)
+        log_file.unlink(missing_ok=True)
+        index.unlink(missing_ok=True)
+        return target
+
+    def tidy(self, name: str) -> None:
+        """Delete what is left of a segment that is gone: its index."""
+        (self.path / name.replace(".log", "_cdc.idx")).unlink(missing_ok=True)
+
+
+def _files(segment: Segment) -> tuple[Path, Path]:
+    log_file = Path(segment.path)
+    return log_file, log_file.with_name(f"{log_file.stem}_cdc.idx")
+
+
+def _copy(file: Path, filesystem: fs.FileSystem, target: str) -> None:
+    with file.open("rb") as source, filesystem.open_output_stream(f"{target}.part") as copy:
+        while block := source.read(1 << 20):
+            copy.write(block)
+    filesystem.move(f"{target}.part", target)
+    if filesystem.get_file_info(target).size != file.stat().st_size:
+        raise WritetimeError(f"{target} is not as large as {file}, which it is to be a copy of")
+
+
+def space_of(text: str) -> int:
+    """Return the bytes of a size as Cassandra's settings have it, such as `4096MiB`.
+
+    Raises:
+        WritetimeError: it is none.
+    """
+    match = re.fullmatch(r"(\d+)\s*(\w*)", text)
+    if match is None or match[2] not in _UNITS:
+        raise WritetimeError(f"{text!r} is not a size such as 4096MiB")
+    return int(match[1]) << _UNITS[match[2]]

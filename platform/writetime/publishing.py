@@ -1,0 +1,154 @@
+"""What publishers share: sending messages until the broker has them, and the topic of the Avro schemas that they need.
+
+The compacted topic `writetime.schemas` has each schema by its fingerprint (16 hexadecimal digits). A message in Avro's
+single-object encoding begins with that fingerprint, so a consumer reads it by this topic alone.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.kafka import TIMEOUT_SECONDS, client_config, end_offsets, ensure_topics
+from writetime.schema.avro import fingerprint
+
+SCHEMAS_TOPIC = "writetime.schemas"
+
+
+class Sender:
+    """A producer whose first message that is refused is the error of whatever comes after it.
+
+    `what` is sent, as its errors call it; `own` are settings of the client.
+    """
+
+    def __init__(self, settings: Settings, what: str, **own: Any) -> None:
+        self._what = what
+        # Without a report for each message that arrives: a flush tells that all did.
+        shared = {"compression.type": "zstd", "linger.ms": 20, "acks": "all", "delivery.report.only.error": True}
+        self._producer = Producer(client_config(settings, **shared | own))
+        self._fault: KafkaError | None = None
+
+    def produce(self, topic: str, value: bytes, key: bytes, partition: int) -> None:
+        """Hand over a message.
+
+        Raises:
+            WritetimeError: it is refused, or one before it was.
+        """
+        while True:
+            try:
+                self._producer.produce(topic, value, key, partition, on_delivery=self._delivered)
+                break
+            except BufferError:
+                # The client's queue is full: wait until some of it is delivered.
+                self._producer.poll(1)
+            except KafkaException as e:
+                raise self._refused(e.args[0]) from None
+        self.check()
+
+    def produce_all(self, topic: str, values: list[bytes], keys: list[bytes], partitions: list[int]) -> int:
+        """Hand over many messages, for which the client's queue has to have room; return how many it took.
+
+        Raises:
+            WritetimeError: one is refused, or one before was.
+        """
+        messages: list[dict[str, Any]] = [
+            {"value": value, "key": key, "partition": partition}
+            for value, key, partition in zip(values, keys, partitions, strict=True)
+        ]
+        taken = self._producer.produce_batch(topic, messages, on_delivery=self._delivered)
+        if taken < len(messages):
+            raise self._refused(next(m["_error"] for m in messages if "_error" in m))
+        self.check()
+        return taken
+
+    def register(self, avro: Any) -> None:
+        """Hand over a schema; the topic, which has to be there, keeps one of each fingerprint."""
+        self.produce(SCHEMAS_TOPIC, json.dumps(avro).encode(), f"{fingerprint(avro):016x}".encode(), 0)
+
+    def flush(self, stop: threading.Event | None = None) -> bool:
+        """Wait until the broker has all that was handed over; False if it is to stop and the broker is late.
+
+        Raises:
+            WritetimeError: a message was refused.
+        """
+        deadline = None
+        while self._producer.flush(0.5):
+            self.check()
+            if stop is not None and stop.is_set():
+                deadline = deadline or time.monotonic() + TIMEOUT_SECONDS
+                if time.monotonic() > deadline:
+                    return False
+        self.check()
+        return True
+
+    def check(self) -> None:
+        """Raise the error of a message that was refused, if there is one."""
+        if self._fault is not None:
+            raise self._refused(self._fault)
+
+    def do(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a client's method, with its errors as those of this sender."""
+        try:
+            return call(*arguments)
+        except KafkaException as e:
+            raise self._refused(e.args[0]) from None
+
+    def _delivered(self, error: KafkaError | None, _: Any) -> None:
+        self._fault = self._fault or error
+
+    def _refused(self, error: KafkaError) -> WritetimeError:
+        return WritetimeError(f"{self._what}: {error.name()} {error.str()}")
+
+
+def ensure_schemas_topic(settings: Settings) -> None:
+    """Create the topic of the schemas if it does not exist."""
+    ensure_topics(settings, {SCHEMAS_TOPIC: {"cleanup.policy": "compact"}}, 1)
+
+
+class SchemaTopic:
+    """The schemas of `writetime.schemas`, by fingerprint; read on when one is asked for that is not known yet."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._known: dict[int, Any] = {}
+        self._next = 0
+
+    def get(self, fingerprint: int) -> Any | None:
+        """Return the Avro schema with a fingerprint; None if the topic has none."""
+        if fingerprint not in self._known:
+            for key, avro in self.read_on():
+                self._known[key] = avro
+        return self._known.get(fingerprint)
+
+    def read_on(self) -> Iterator[tuple[int, Any]]:
+        """Yield the schemas that were registered since the last call, with their fingerprints, in order.
+
+        A schema comes again with the same fingerprint if something else of its table changed, such as what was dropped.
+        """
+        end = end_offsets(self._settings, SCHEMAS_TOPIC).get(0, 0)
+        if self._next >= end:
+            return
+        own = {"group.id": "writetime-schemas", "enable.auto.commit": False, "isolation.level": "read_committed"}
+        consumer = Consumer(client_config(self._settings, **own, **{"enable.partition.eof": True}))
+        try:
+            consumer.assign([TopicPartition(SCHEMAS_TOPIC, 0, self._next)])
+            # Compaction leaves gaps, so that the last offset may never come.
+            while self._next < end:
+                message = consumer.poll(TIMEOUT_SECONDS)
+                if message is None:
+                    raise WritetimeError(f"topic {SCHEMAS_TOPIC} cannot be read: no answer in {TIMEOUT_SECONDS:g} s")
+                error = message.error()
+                if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    self._next = end
+                elif error is not None:
+                    raise WritetimeError(f"topic {SCHEMAS_TOPIC} cannot be read: {error.str()}")
+                else:
+                    self._next = (message.offset() or 0) + 1
+                    yield int(message.key() or b"", 16), json.loads(message.value() or b"")
+        finally:
+            consumer.close()

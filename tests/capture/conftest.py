@@ -1,0 +1,41 @@
+"""One node for all tests of capture; each has a keyspace, an agent's state and the node's segments for itself."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.capture.harness import Captured
+from tests.storage.databases import FormatServer
+from writetime.config import Capture, Settings
+
+
+@pytest.fixture(scope="package")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
+    """A node with segments of one mebibyte, which it syncs every 20 ms."""
+    server = FormatServer(
+        tmp_path_factory.mktemp("capture"),
+        "oa",
+        commitlog_segment_size="1MiB",
+        commitlog_sync="periodic",
+        commitlog_sync_period="20ms",
+        materialized_views_enabled=True,
+    )
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def captured(node: FormatServer, server_settings: Settings, tmp_path: Path) -> Iterator[Captured]:
+    """A keyspace that is captured."""
+    cassandra = server_settings.cassandra.model_copy(update={"port": node.port})
+    settings = server_settings.model_copy(update={"cassandra": cassandra, "capture": Capture(state=tmp_path / "state")})
+    yield Captured(node, settings, f"c{uuid.uuid4().hex[:10]}", tmp_path)
+    # A table that is there for later agents would cost each a reader of it.
+    for row in node.session().execute("SELECT keyspace_name FROM system_schema.keyspaces").all():
+        if row.keyspace_name.startswith("c"):
+            node.write_one(f"DROP KEYSPACE {row.keyspace_name}")

@@ -1,0 +1,123 @@
+"""A node of its own with tiny segments, agents as threads or programs, and what they published, merged."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.conftest import write_settings
+from tests.lake.answers import cql_rows, view_rows
+from tests.rows.test_publish import messages
+from tests.storage.databases import FormatServer
+from writetime.capture.agent import run
+from writetime.capture.avro import ChangeDecoder
+from writetime.capture.publisher import topic_of
+from writetime.changes import change_schema
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.merge import live_rows, merge
+from writetime.publishing import SchemaTopic
+from writetime.schema.table import TableSchema, read_schemas
+
+REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
+
+
+class Captured:
+    """A keyspace of a node, an agent's settings, and what the agent published of the keyspace."""
+
+    def __init__(self, node: FormatServer, settings: Settings, keyspace: str, home: Path) -> None:
+        self.node = node
+        self.settings = settings
+        self.keyspace = keyspace
+        self._home = home
+        self._schemas = SchemaTopic(settings)
+        self._marks = 0
+        self.write(f"CREATE KEYSPACE {keyspace} WITH replication = {REPLICATION}")
+        self.write("CREATE TABLE {ks}.marks (id int PRIMARY KEY, filling blob) WITH cdc = true")
+
+    def write(self, *statements: str) -> None:
+        """Execute statements, with the keyspace for `{ks}`."""
+        for statement in statements:
+            self.node.write_one(statement.replace("{ks}", self.keyspace))
+
+    def fill(self, mebibytes: int) -> None:
+        """Write so much that the node goes on to other segments."""
+        insert = self.node.session().prepare(f"INSERT INTO {self.keyspace}.marks (id, filling) VALUES (-1, ?)")
+        for _ in range(mebibytes * 10):
+            self.node.session().execute(insert, (os.urandom(105_000),))
+
+    def schema(self, table: str) -> TableSchema:
+        """The schema of a table now."""
+        found = read_schemas(self.node.session(), [self.keyspace])
+        return next(s for s in found if s.name == table)
+
+    def changes(self, table: str, schema: TableSchema | None = None) -> pa.Table:
+        """All changes of a table that were published."""
+        schema = schema or self.schema(table)
+        try:
+            found = messages(self.settings, topic_of(schema.full_name))
+        except WritetimeError:
+            return change_schema(schema).empty_table()
+        changes = ChangeDecoder(schema, self._schemas.get).decode([value for _, _, value in found])
+        assert changes["key"].to_pylist() == [key for _, key, _ in found]
+        return changes
+
+    def settle(self, seconds: float = 60) -> None:
+        """Wait until all that was written before is published."""
+        self._marks += 1
+        self.write(f"INSERT INTO {{ks}}.marks (id) VALUES ({self._marks})")
+        deadline = time.monotonic() + seconds
+        while self._marks not in self.changes("marks")["id"].to_pylist():
+            assert time.monotonic() < deadline, "the agent is late"
+            time.sleep(0.05)
+
+    def assert_same(self, *tables: str) -> None:
+        """Compare the merged changes of tables with the database's answers."""
+        for table in tables:
+            schema = self.schema(table)
+            rows = live_rows(merge([self.changes(table)], schema), schema, as_of=int(time.time()))
+            assert view_rows([rows]) == cql_rows(self.node.session(), schema), table
+
+    def count(self, what: str) -> int:
+        """Answer a query for a number."""
+        return next(iter(self.node.session().execute(what.replace("{ks}", self.keyspace))))[0]
+
+    @contextmanager
+    def agent(self, **capture: Any) -> Iterator[None]:
+        """An agent in a thread."""
+        stop = threading.Event()
+        faults: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                run(self.with_options(**capture), stop)
+            except BaseException as e:
+                faults.append(e)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+        assert not faults, faults
+
+    def with_options(self, **capture: Any) -> Settings:
+        """The settings with others for capture."""
+        return self.settings.model_copy(update={"capture": self.settings.capture.model_copy(update=capture)})
+
+    def program(self) -> subprocess.Popen[bytes]:
+        """An agent as a program, which may be killed."""
+        file = self._home / "agent.toml"
+        write_settings(self.settings, file)
+        log = (self._home / "agent.log").open("ab")
+        environment = {**os.environ, "WRITETIME_CONFIG": str(file)}
+        return subprocess.Popen([sys.executable, "-m", "writetime", "agent"], stderr=log, env=environment)

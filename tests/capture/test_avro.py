@@ -1,0 +1,239 @@
+"""Changes as Avro, against another library in both directions: every type, schemas that change, broken messages."""
+
+import io
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.merge import generated
+from tests.rows.test_avro import as_avro, numbers, plain
+from tests.storage.generate import UDTS, Generator
+from writetime.capture.avro import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
+from writetime.changes import KINDS, RESERVED, change_schema
+from writetime.errors import WritetimeError
+from writetime.schema.avro import fingerprint, single_object_header
+from writetime.schema.avro_decode import AvroReader
+from writetime.schema.cql import parse_schemas, parse_table
+from writetime.schema.table import Column, TableSchema
+from writetime.schema.types import Native
+
+EXAMPLES = settings(max_examples=100, deadline=None)
+# What a struct of a change always has.
+ALWAYS = {"write_time", "tombstone", "source", "elements", "fields"}
+
+
+def made(r: random.Random, arrow: pa.DataType, *, name: str = "") -> Any:
+    """A value of an Arrow type, of a change's field: dates and times are numbers."""
+    if pa.types.is_struct(arrow):
+        names = {f.name for f in arrow}
+        always = ALWAYS & names if names & {"write_time", "elements", "fields", "source"} else set()
+        if name in ("tombstone", "") and names == {"write_time", "deletion_time"}:
+            always |= names
+        if {"months", "days", "nanoseconds"} <= names:
+            always |= names
+        # In a column, `tombstone` is a deletion and may be null; in a cell it is a flag.
+        return {
+            f.name: made(r, f.type, name=f.name)
+            if (f.name in always and not (f.name == "tombstone" and pa.types.is_struct(f.type))) or r.random() < 0.6
+            else None
+            for f in arrow
+        }
+    if pa.types.is_map(arrow):
+        pairs = range(r.randrange(3))
+        return [(made(r, arrow.key_type), None if r.random() < 0.2 else made(r, arrow.item_type)) for _ in pairs]
+    if pa.types.is_list(arrow):
+        # Neither the elements of a non-frozen collection are null, nor the entries of a map that Spark has as a list.
+        entries = pa.types.is_struct(arrow.value_type) and arrow.value_type.names == ["key", "value"]
+        optional = name != "elements" and not entries
+        return [
+            None if optional and r.random() < 0.2 else made(r, arrow.value_type)
+            for _ in range(r.choice([0, 1, 2, 2, 70]) if r.random() < 0.1 else r.randrange(3))
+        ]
+    if pa.types.is_boolean(arrow):
+        return r.random() < 0.5
+    if pa.types.is_floating(arrow):
+        return r.choice([0.0, -0.0, 1.5, -2.25, float("inf"), 2.0**-126])
+    if pa.types.is_string(arrow):
+        return "".join(r.choice(["a", "\0", "\u00e9", "\u4e2d"]) for _ in range(r.choice([0, 1, 5, 70])))
+    if pa.types.is_binary(arrow):
+        return r.randbytes(r.choice([0, 1, 5, 70]))
+    edge = 1 << arrow.bit_width - 1
+    return r.choice([-edge, edge - 1, 0, -1, 63, 64, -64, -65, r.randrange(-edge, edge)])
+
+
+def changes_of(r: random.Random, schema: TableSchema, count: int) -> pa.RecordBatch:
+    """Changes with any values in any field, as far as Avro can tell."""
+    full = change_schema(schema)
+    columns = []
+    for field in full:
+        if field.name == "kind":
+            columns.append(pa.array([r.choice(KINDS) for _ in range(count)]))
+            continue
+        required = field.name in ("key", "token", "position")
+        never = r.random() < 0.1 and not required
+        values = [
+            None if never or (not required and r.random() < 0.2) else made(r, field.type, name=field.name)
+            for _ in range(count)
+        ]
+        columns.append(pa.array(values, numbers(field.type)).cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=full)
+
+
+def parsed(schema: TableSchema) -> Any:
+    return fastavro.parse_schema(plain(json.loads(json.dumps(change_avro(schema)))))
+
+
+def decoder(schema: TableSchema, *writers: TableSchema) -> ChangeDecoder:
+    known = [json.loads(json.dumps(change_avro(s))) for s in writers or [schema]]
+    return ChangeDecoder(schema, {fingerprint(avro): avro for avro in known})
+
+
+def same(found: pa.Table, wanted: pa.RecordBatch) -> None:
+    assert found.schema.equals(wanted.schema)
+    for name in wanted.schema.names:
+        ours, theirs = found[name].combine_chunks(), wanted[name]
+        assert ours.equals(theirs), (name, ours, theirs)
+
+
+def assert_round_trip(changes: pa.RecordBatch, schema: TableSchema) -> None:
+    messages = ChangeEncoder(schema).encode(changes)
+    same(decoder(schema).decode(messages), changes)
+    same(decoder(schema).decode(messages.slice(1)), changes.slice(1))
+    # The other library reads what is written here, and its messages are read here.
+    avro = parsed(schema)
+    header = single_object_header(change_avro(schema))
+    rows = changes.cast(pa.schema([(f.name, numbers(f.type)) for f in changes.schema])).to_pylist()
+    theirs = []
+    for row, message in zip(rows, messages.to_pylist(), strict=True):
+        wanted = as_avro(row, pa.struct(list(changes.schema)))
+        stream = io.BytesIO(message)
+        assert stream.read(HEADER_BYTES) == header
+        assert fastavro.schemaless_reader(stream, avro, None) == wanted
+        assert not stream.read()
+        written = io.BytesIO()
+        fastavro.schemaless_writer(written, avro, wanted)
+        theirs.append(header + written.getvalue())
+    same(decoder(schema).decode(theirs), changes)
+
+
+@given(st.integers(0, 2**32))
+@EXAMPLES
+def test_changes_of_any_table(seed: int) -> None:
+    schema = Generator(seed).schema("t")
+    assert_round_trip(changes_of(random.Random(seed), schema, 6), schema)
+
+
+def test_many_columns_of_every_type() -> None:
+    for seed in range(3):
+        schema = Generator(seed).schema("t", regulars=40, statics=3, clusterings=3)
+        schema = replace(
+            schema, regular=tuple(Column(f"r{i}", Generator(40 * seed + i).cql_type(3)) for i in range(40))
+        )
+        assert_round_trip(changes_of(random.Random(seed), schema, 50), schema)
+
+
+@given(st.lists(generated.change(), min_size=1, max_size=8))
+@EXAMPLES
+def test_changes_as_they_are_made(changes: list[generated.Change]) -> None:
+    (batch,) = generated.table(changes).to_batches()
+    assert_round_trip(batch, generated.SCHEMA)
+
+
+def test_names_that_avro_does_not_know() -> None:
+    names = ", ".join(f'"{n}" int' for n in [*RESERVED, "with space", "1st", "Mixed", "a_x20_b"])
+    schema = parse_table(f'CREATE TABLE "K s"."T-1" (id int PRIMARY KEY, {names})')
+    assert_round_trip(changes_of(random.Random(1), schema, 5), schema)
+
+
+def test_columns_and_fields_come_and_go() -> None:
+    udt = UDTS["inner"]
+    older = TableSchema(
+        "k",
+        "t",
+        (Column("p", Native("int")),),
+        regular=(Column("a", Native("int")), Column("gone", Native("text")), Column("u", udt)),
+    )
+    wider = replace(udt, fields=(*udt.fields, ("c", Native("date"))))
+    newer = replace(older, regular=(Column("a", Native("int")), Column("u", wider), Column("new", wider)))
+    old, new = (changes_of(random.Random(2), s, 200) for s in (older, newer))
+    messages = [ChangeEncoder(s).encode(b).to_pylist() for s, b in ((older, old), (newer, new))]
+    mixed = [m for pair in zip(*messages, strict=True) for m in pair]
+    found = decoder(newer, older, newer).decode(mixed)
+    same(found.take(pa.array(range(1, 400, 2))), new)
+    first = found.take(pa.array(range(0, 400, 2)))
+    assert first["new"].null_count == 200
+    for name in ("a", "p", "kind", "origin", "marker"):
+        assert first[name].combine_chunks().equals(old[name])
+    for row, wanted in zip(first["u"].to_pylist(), old["u"].to_pylist(), strict=True):
+        assert row == (wanted and wanted | {"fields": wanted["fields"] | {"c": None}})
+    # Back again: what the older schema does not know is left out, as the other library does.
+    back = decoder(older, newer).decode(messages[1])
+    for row, message in zip(back.select(["p", "a", "u", "gone"]).to_pylist(), messages[1], strict=True):
+        stream = io.BytesIO(message[HEADER_BYTES:])
+        theirs: Any = fastavro.schemaless_reader(stream, parsed(newer), parsed(older))
+        assert row["gone"] is None
+        assert (row["p"], row["a"], row["u"]) == (theirs["p"], theirs["a"], theirs["u"])
+
+
+def test_the_schema_carries_the_tables_cql() -> None:
+    schema = generated.SCHEMA
+    assert parse_schemas(change_avro(schema)["cql"]) == [schema]
+
+
+def test_blocks_of_arrays() -> None:
+    """Other writers may cut an array into blocks, and give their sizes in bytes."""
+    avro = {"type": "record", "name": "r", "fields": [{"name": "l", "type": {"type": "array", "items": "int"}}]}
+    reader = AvroReader(avro, pa.struct([("l", pa.list_(pa.int32()))]))
+    blocks = b"\x02\x02" + b"\x03\x04\x04\x06" + b"\x02\x08" + b"\x00"
+    assert reader.decode(pa.array([blocks], pa.large_binary()))["l"].to_pylist() == [[1, 2, 3, 4]]
+
+
+def test_many_messages_and_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = generated.SCHEMA
+    batch = changes_of(random.Random(5), schema, 500)
+    messages = ChangeEncoder(schema).encode(batch)
+    for window in (1, 300, 10_000):
+        monkeypatch.setattr("writetime.schema.avro_decode._WINDOW", window)
+        same(decoder(schema).decode(messages), batch)
+    assert decoder(schema).decode([]).num_rows == 0
+
+
+def test_broken_messages_raise_or_are_read() -> None:
+    schema = generated.SCHEMA
+    r = random.Random(3)
+    reader = decoder(schema)
+    messages = ChangeEncoder(schema).encode(changes_of(r, schema, 30)).to_pylist()
+    for cut in range(len(messages[0])):
+        with pytest.raises(WritetimeError, match="message 0"):
+            reader.decode([messages[0][:cut]])
+    with pytest.raises(WritetimeError, match="message 1"):
+        reader.decode([messages[0], messages[1] + b"\0"])
+    with pytest.raises(WritetimeError, match="fingerprint"):
+        reader.decode([messages[0][:2] + bytes(8) + messages[0][10:]])
+    refused = 0
+    for _ in range(3000):
+        broken = bytearray(r.choice(messages))
+        for _ in range(r.choice([1, 1, 4])):
+            broken[r.randrange(HEADER_BYTES, len(broken))] = r.choice([0, 1, 2, 0x7F, 0x80, 0xFF, r.randrange(256)])
+        try:
+            reader.decode([bytes(broken)])
+        except WritetimeError:
+            refused += 1
+    assert 0 < refused < 3000
+
+
+def test_what_every_change_has() -> None:
+    schema = generated.SCHEMA
+    batch = changes_of(random.Random(4), schema, 2)
+    for name in ("kind", "token", "key"):
+        at = batch.schema.get_field_index(name)
+        without = batch.set_column(at, name, pa.nulls(2, batch.schema.field(name).type))
+        with pytest.raises(WritetimeError, match="lacks a field"):
+            ChangeEncoder(schema).encode(without)
