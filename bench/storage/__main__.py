@@ -32,7 +32,7 @@ def show(comparison: Comparison) -> None:
 
 
 @click.command()
-@click.option("--rows", default=2_000_000, show_default=True, help="Rows of the SSTable; Spark reads one of four times as many.")
+@click.option("--rows", default=2_000_000, show_default=True, help="Rows of the SSTable; four times as many for Spark.")
 @click.option("--writes", default=200_000, show_default=True, help="Mutations in the commit log.")
 @click.option("--passes", default=5, show_default=True, help="Passes of each reader; the first and the best one count.")
 def main(rows: int, writes: int, passes: int) -> None:

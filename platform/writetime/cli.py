@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from writetime import config, database, servers
-from writetime.capture.cli import agent, status_lines
+from writetime.capture.cli import agent, land, status_lines
 from writetime.errors import WritetimeError
 from writetime.ingest import deadletters, ingress, sink
 from writetime.ingest.topics import ensure_ingest_topics
@@ -115,7 +115,7 @@ def redrive() -> None:
     click.echo(f"{deadletters.redrive(config.load())} redriven")
 
 
-for command in (agent, sstable, commitlog, snapshot, backfill, view, maintain, rows, publish, rebuild, verify):
+for command in (agent, land, sstable, commitlog, snapshot, backfill, view, maintain, rows, publish, rebuild, verify):
     main.add_command(command)
 
 

@@ -4,12 +4,12 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from confluent_kafka import (
     Consumer,
     ConsumerGroupState,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     Message,
@@ -58,6 +58,15 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
     return created
 
 
+def topics(settings: Settings) -> list[str]:
+    """Return the names of all topics.
+
+    Raises:
+        WritetimeError: no broker answers.
+    """
+    return _ask(settings, "topics", lambda admin: sorted(admin.list_topics(timeout=TIMEOUT_SECONDS).topics))
+
+
 def partitions_of(settings: Settings, topic: str) -> list[int]:
     """Return the partitions of a topic.
 
@@ -97,12 +106,8 @@ def offsets_at(settings: Settings, topic: str, at: float) -> dict[int, int]:
 def committed_offsets(settings: Settings, topic: str, group: str) -> dict[int, int | None]:
     """Return the offset that the group has committed for each partition; None where it has committed nothing."""
     partitions = [TopicPartition(topic, p) for p in partitions_of(settings, topic)]
-    # Not by an admin client: librdkafka's kills the process where the group's coordinator is not available just then.
-    consumer = Consumer(client_config(settings, **{"group.id": group, "enable.auto.commit": False}))
-    try:
+    with _member_of(settings, group) as consumer:
         answer = _ask(settings, f"group {group}", lambda _: consumer.committed(partitions, TIMEOUT_SECONDS))
-    finally:
-        consumer.close()
     for tp in answer:
         if tp.error is not None:
             raise WritetimeError(f"{topic}/{tp.partition}: the offset of group {group} is not known: {tp.error.str()}")
@@ -115,11 +120,25 @@ def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[
     Raises:
         WritetimeError: the group has live members, which own its offsets.
     """
-    request = [ConsumerGroupTopicPartitions(group, [TopicPartition(topic, p, o) for p, o in offsets.items()])]
-    answer = _ask(settings, f"group {group}", lambda admin: _first(admin.alter_consumer_group_offsets(request)))
-    for tp in answer.topic_partitions:
+    wanted = [TopicPartition(topic, p, o) for p, o in offsets.items()]
+    with _member_of(settings, group) as consumer:
+        answer = _ask(settings, f"group {group}", lambda _: consumer.commit(offsets=wanted, asynchronous=False))
+    for tp in answer or []:
         if tp.error is not None:
             raise WritetimeError(f"{topic}/{tp.partition}: group {group} cannot commit {tp.offset}: {tp.error.str()}")
+
+
+@contextmanager
+def _member_of(settings: Settings, group: str) -> Iterator[Consumer]:
+    """A consumer that may ask for a group's offsets and set them, and reads nothing.
+
+    Not an admin client: librdkafka's kills the process where the group's coordinator is not available just then.
+    """
+    consumer = Consumer(client_config(settings, **{"group.id": group, "enable.auto.commit": False}))
+    try:
+        yield consumer
+    finally:
+        consumer.close()
 
 
 def group_is_live(settings: Settings, group: str) -> bool:

@@ -1,5 +1,6 @@
 """`writetime agent`, and what `writetime status` shows of it."""
 
+import logging
 import signal
 import threading
 import time
@@ -10,20 +11,58 @@ import click
 
 from writetime import config
 from writetime.capture.agent import run
+from writetime.capture.landing import Landing, captured_tables
 from writetime.capture.metrics import read_status
 from writetime.config import Settings
+from writetime.errors import WritetimeError
 from writetime.logs import log_as_json
+
+log = logging.getLogger(__name__)
 
 
 @click.command()
 def agent() -> None:
     """Publish the changes of this machine's Cassandra node to Kafka until SIGTERM or Ctrl-C."""
     log_as_json()
+    published = run(config.load(), _stopped_by_signal())
+    click.echo(", ".join(f"{count} changes of {table}" for table, count in sorted(published.items())) or "no changes")
+
+
+@click.command()
+@click.argument("tables", nargs=-1, metavar="[KS.TABLE]...")
+@click.option("--follow", is_flag=True, help="Go on until SIGTERM or Ctrl-C; also with tables that are yet to come.")
+@click.option("--accept-gap", is_flag=True, help="Go on where a topic begins, after a snapshot was brought in.")
+def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool) -> None:
+    """Bring captured changes from Kafka into the lake: those of all captured tables, or of these."""
+    settings = config.load()
+    if not follow:
+        for table in tables or captured_tables(settings):
+            click.echo(f"{Landing(settings, table).drain(accept_gap=accept_gap)} changes of {table}")
+        return
+    log_as_json()
+    stop = _stopped_by_signal()
+    landings: dict[str, Landing] = {}
+    while not stop.is_set():
+        try:
+            for table in tables or captured_tables(settings):
+                landings.setdefault(table, Landing(settings, table))
+        except WritetimeError as e:
+            log.error("%s; trying again", e)
+        for table, landing in landings.items():
+            try:
+                if count := landing.drain(accept_gap=accept_gap):
+                    log.info("%d changes of %s landed", count, table)
+            except WritetimeError as e:
+                # What is wrong with one table stops no other.
+                log.error("%s; trying again", e)
+        stop.wait(settings.capture.land_seconds)
+
+
+def _stopped_by_signal() -> threading.Event:
     stop = threading.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: stop.set())
-    published = run(config.load(), stop)
-    click.echo(", ".join(f"{count} changes of {table}" for table, count in sorted(published.items())) or "no changes")
+    return stop
 
 
 def status_lines(settings: Settings) -> Iterator[str]:

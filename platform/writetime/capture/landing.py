@@ -1,0 +1,174 @@
+"""Lands captured changes: from the topic `changes.<keyspace>.<table>` into the lake's `changes`, each message once.
+
+A batch takes each partition of the topic up to an offset. Its commit carries, as transactions of Delta, its number and
+where each partition is then. So the lake itself says how far landing is: a batch that was killed before its commit was
+never there, and of two that run at once one counts. Late, repeated and disordered changes need no care, as merging is
+associative, commutative and idempotent.
+
+The table and its schema come from the topic of the schemas, in which each schema has its table's CQL: a new table or
+column needs no word from anyone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import pyarrow as pa
+from confluent_kafka import Message
+
+from writetime.capture.avro import ChangeDecoder
+from writetime.capture.publisher import topic_of
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.kafka import beginning_offsets, end_offsets, messages_between, place_of, topics
+from writetime.lake.changes import ChangeWriter
+from writetime.lake.delta import Snapshot
+from writetime.lake.history import raise_history
+from writetime.lake.merging import Runner
+from writetime.lake.parquet import WrittenFile
+from writetime.lake.table import LakeTable, create_table, open_table, table_storage
+from writetime.lake.views import time_now
+from writetime.publishing import SchemaTopic
+from writetime.schema.cql import parse_table
+
+# Messages of a partition in one batch: a lake of few large files, and no batch that takes for ever.
+BATCH_MESSAGES = 1_000_000
+_DECODED_TOGETHER = 20_000
+
+
+@dataclass(frozen=True)
+class Part:
+    """The messages of one partition from `start` up to, not including, `end`."""
+
+    settings: Settings
+    partition: int
+    start: int
+    end: int
+    writer: ChangeWriter
+
+
+def captured_tables(settings: Settings) -> list[str]:
+    """Return the tables that have a topic of changes, as keyspace.table."""
+    prefix = topic_of("")
+    return sorted(topic.removeprefix(prefix) for topic in topics(settings) if topic.startswith(prefix))
+
+
+class Landing:
+    """Lands the changes of one table, as often as it is asked to."""
+
+    def __init__(self, settings: Settings, table: str) -> None:
+        self._settings = settings
+        self._name = table
+        self._topic = topic_of(table)
+        self._schemas = SchemaTopic(settings)
+        self._table: LakeTable | None = None
+
+    def drain(self, run: Runner = map, *, accept_gap: bool = False) -> int:
+        """Land what the topic holds at this moment; return how many changes that was.
+
+        Args:
+            run: runs the tasks, one a partition.
+            accept_gap: go on where the topic begins, though messages before are gone and were not landed.
+
+        Raises:
+            WritetimeError: the topic is missing, is another one than before, or has lost messages that were not landed;
+                or a message is no change of this table, in which case nothing of its batch is landed.
+        """
+        ends = end_offsets(self._settings, self._topic)
+        firsts = beginning_offsets(self._settings, self._topic)
+        # Now that the ends are known: all schemas of the messages before are in their topic.
+        table = self._follow_schemas()
+        writer = ChangeWriter.of(table, table.schema())
+        count = 0
+        while True:
+            now = table.changes.load()
+            starts = {p: self._start(now, p, firsts[p], end, accept_gap=accept_gap) for p, end in ends.items()}
+            parts = [
+                Part(self._settings, p, start, min(ends[p], start + BATCH_MESSAGES), writer)
+                for p, start in starts.items()
+                if start < ends[p]
+            ]
+            if not parts:
+                return count
+            files = [file for written in run(_write, parts) for file in written]
+            reached = {_place(self._topic, part.partition): part.end for part in parts}
+            number = (now.transaction(self._topic) or 0) + 1
+            if table.changes.append(files, self._topic, number, reached):
+                count += sum(file.rows for file in files)
+
+    def _follow_schemas(self) -> LakeTable:
+        """Let the lake's table follow the schemas that were registered since the last call."""
+        cqls = dict.fromkeys(avro["cql"] for _, avro in self._schemas.read_on() if "cql" in avro)
+        for schema in map(parse_table, cqls):
+            if schema.full_name != self._name:
+                continue
+            if self._table is None:
+                is_new = not LakeTable(table_storage(self._settings, self._name), 0).changes.exists()
+                self._table = create_table(self._settings, schema)
+                if is_new:
+                    # What the table had before its capture began is not among the changes.
+                    raise_history(self._table, time_now())
+            else:
+                self._table.follow(schema)
+        if self._table is None:
+            raise WritetimeError(f"{self._topic} has no schema in the topic of the schemas: no agent has written to it")
+        return self._table
+
+    def _start(self, now: Snapshot, partition: int, first: int, end: int, *, accept_gap: bool) -> int:
+        landed = now.transaction(_place(self._topic, partition)) or 0
+        where = f"topic {self._topic}, partition {partition}"
+        if landed > end:
+            raise WritetimeError(
+                f"{where} ends at offset {end}, but up to {landed} was landed before: it is not the same topic; bring "
+                f"the table {self._name} in under another lake.path"
+            )
+        if landed < first and not accept_gap:
+            raise WritetimeError(
+                f"{where} begins at offset {first}, and the messages from {landed} on were not landed: they are gone. "
+                f"Bring a snapshot in that is taken now, by `writetime backfill {self._name}`, then go on by "
+                f"`writetime land {self._name} --accept-gap`"
+            )
+        return max(landed, first)
+
+
+def not_landed(settings: Settings, table: str) -> int:
+    """Return how many messages of a table's changes are not in the lake yet.
+
+    Raises:
+        WritetimeError: the lake does not have the table, or the topic is missing.
+    """
+    now = open_table(settings, table).changes.load()
+    topic = topic_of(table)
+    firsts = beginning_offsets(settings, topic)
+    landed = {p: max(now.transaction(_place(topic, p)) or 0, first) for p, first in firsts.items()}
+    return sum(max(end - landed[p], 0) for p, end in end_offsets(settings, topic).items())
+
+
+def _place(topic: str, partition: int) -> str:
+    """Return the name under which the lake keeps the offset that landing has reached in a partition."""
+    return f"{topic}/{partition}"
+
+
+def _write(part: Part) -> list[WrittenFile]:
+    return part.writer.write(_changes(part))
+
+
+def _changes(part: Part) -> Iterator[pa.RecordBatch]:
+    topic = topic_of(part.writer.schema.full_name)
+    decoder = ChangeDecoder(part.writer.schema, SchemaTopic(part.settings).get)
+    messages = messages_between(part.settings, topic, {part.partition: part.start}, {part.partition: part.end})
+    while some := list(islice(messages, _DECODED_TOGETHER)):
+        yield from _decoded(decoder, some).to_batches()
+
+
+def _decoded(decoder: ChangeDecoder, messages: list[Message]) -> pa.Table:
+    try:
+        return decoder.decode([message.value() for message in messages])
+    except WritetimeError:
+        for message in messages:
+            try:
+                decoder.decode([message.value()])
+            except WritetimeError as e:
+                partition, offset = place_of(message)
+                raise WritetimeError(f"topic {message.topic()}, partition {partition}, offset {offset}: {e}") from None
+        raise

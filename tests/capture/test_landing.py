@@ -1,0 +1,126 @@
+"""From Kafka into the lake: each change once, whatever ends a batch, and what stops landing."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+
+from tests.capture.harness import Captured
+from tests.conftest import write_settings
+from tests.lake.answers import cql_rows, view_rows
+from writetime.capture import landing
+from writetime.capture.landing import Landing, captured_tables, not_landed
+from writetime.capture.publisher import topic_of
+from writetime.cli import main
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.kafka import client_config, end_offsets
+from writetime.lake import state, views
+from writetime.lake.delta import BucketedTable
+from writetime.lake.spark import in_spark
+from writetime.lake.table import open_table
+
+
+@pytest.fixture
+def landed(captured: Captured, tmp_path: Path) -> Captured:
+    """A keyspace that is captured, and a lake of its own."""
+    lake = captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake")})
+    captured.settings = captured.settings.model_copy(update={"lake": lake})
+    return captured
+
+
+def count(settings: Settings, table: str) -> int:
+    """How many changes the lake has of a table."""
+    return sum(file.rows for file in open_table(settings, table).changes.load().files)
+
+
+def assert_view(captured: Captured, table: str) -> None:
+    """Compare the lake's virtual view with the database's answer."""
+    lake_table = open_table(captured.settings, f"{captured.keyspace}.{table}")
+    assert view_rows(views.virtual(lake_table)) == cql_rows(captured.node.session(), captured.schema(table))
+
+
+def test_changes_land_once_and_new_columns_with_them(
+    landed: Captured, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{landed.keyspace}.t"
+    landed.write("CREATE TABLE {ks}.t (k int, c int, v text, s int static, PRIMARY KEY (k, c)) WITH cdc = true")
+    with landed.agent():
+        landed.write(*(f"INSERT INTO {{ks}}.t (k, c, v) VALUES ({i % 7}, {i}, 'a')" for i in range(50)))
+        landed.settle()
+        assert Landing(landed.settings, name).drain(in_spark(spark)) == 50
+        assert_view(landed, "t")
+        landed.write(
+            "ALTER TABLE {ks}.t ADD w map<text, int>",
+            "INSERT INTO {ks}.t (k, c, w) VALUES (0, 100, {'a': 1})",
+            "DELETE FROM {ks}.t WHERE k = 1 AND c < 20",
+            "UPDATE {ks}.t SET s = 1 WHERE k = 2",
+            "ALTER TABLE {ks}.t DROP v",
+            "DELETE FROM {ks}.t WHERE k = 3",
+        )
+        landed.settle()
+    assert name in captured_tables(landed.settings)
+    assert not_landed(landed.settings, name) == 4
+    # Two at once, in batches of a message for each partition.
+    monkeypatch.setattr(landing, "BATCH_MESSAGES", 1)
+    with ThreadPoolExecutor(2) as pool:
+        counts = list(pool.map(lambda _: Landing(landed.settings, name).drain(), range(2)))
+    assert sum(counts) == 4
+    assert count(landed.settings, name) == 54
+    assert not_landed(landed.settings, name) == 0
+    assert_view(landed, "t")
+    state.fold(open_table(landed.settings, name))
+    assert_view(landed, "t")
+    write_settings(landed.settings, tmp_path / "land.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "land.toml"))
+    answer = CliRunner().invoke(main, ["land", name], catch_exceptions=False)
+    assert answer.output == f"0 changes of {name}\n"
+
+
+def test_a_batch_that_was_not_committed_lands_later(landed: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"{landed.keyspace}.marks"
+    with landed.agent():
+        landed.settle()
+    commit = BucketedTable._commit
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(BucketedTable, "_commit", fail)
+    with pytest.raises(RuntimeError, match="killed"):
+        Landing(landed.settings, name).drain()
+    monkeypatch.setattr(BucketedTable, "_commit", commit)
+    drains = Landing(landed.settings, name)
+    assert drains.drain() == 1
+    assert drains.drain() == 0
+    assert count(landed.settings, name) == 1
+
+
+def test_what_stops_landing(landed: Captured) -> None:
+    name = f"{landed.keyspace}.marks"
+    with pytest.raises(WritetimeError, match=f"{topic_of(name)} does not exist"):
+        Landing(landed.settings, name).drain()
+    with landed.agent():
+        landed.settle()
+        landed.settle()
+    topic = topic_of(name)
+    ends = end_offsets(landed.settings, topic)
+    partition = max(ends, key=lambda p: ends[p])
+    producer = Producer(client_config(landed.settings))
+    producer.produce(topic, b"no change", b"key", partition)
+    producer.flush(15)
+    with pytest.raises(WritetimeError, match=f"partition {partition}, offset {ends[partition]}: .*not in Avro's"):
+        Landing(landed.settings, name).drain()
+    admin = AdminClient(client_config(landed.settings))
+    request = [TopicPartition(topic, partition, ends[partition] + 1)]
+    for future in admin.delete_records(request).values():
+        future.result(15)
+    with pytest.raises(WritetimeError, match=f"begins at offset {ends[partition] + 1}.*from 0 on were not landed"):
+        Landing(landed.settings, name).drain()
+    assert Landing(landed.settings, name).drain(accept_gap=True) == sum(ends.values()) - ends[partition]
+    assert Landing(landed.settings, name).drain() == 0
