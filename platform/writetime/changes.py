@@ -8,6 +8,7 @@ A change is one row's part of one source: the cells that it holds, with their wr
 - `marker`: a row's liveness, if it was inserted and not only updated
 - `tombstone`: the deletion of the row, range or partition
 - a cell, or a struct of cells, for every static and regular column; null where the source says nothing of the column
+  (a counter's cell has its `shards` besides, and `value` is the sum of those that count)
 - `origin`: where it was read
 
 Write times are in microseconds; `expiry`, `deletion_time` and `ttl` in seconds.
@@ -45,6 +46,17 @@ ORIGIN = pa.struct(
         ("captured_at", pa.timestamp("us", "UTC")),
     ]
 )
+# A part of a counter. `kind` is `global`, or of Cassandra 2.0 and older `local` or `remote`; `id` names the node.
+SHARD = pa.struct(
+    [
+        ("id", pa.string()),
+        ("kind", pa.string()),
+        ("clock", pa.int64()),
+        ("count", pa.int64()),
+        ("write_time", pa.int64()),
+    ]
+)
+GLOBAL, LOCAL, REMOTE = SHARD_KINDS = ("global", "local", "remote")
 _CELL_TIMES = [
     ("write_time", pa.int64()),
     ("ttl", pa.int32()),
@@ -64,6 +76,8 @@ def cell_type(value: pa.DataType) -> pa.DataType:
 def column_type(cql_type: CqlType) -> pa.DataType:
     """Return the Arrow type of a static or regular column: a cell, or the column tombstone and the cells of its
     parts."""
+    if cql_type == Native("counter"):
+        return pa.struct([*cell_type(arrow_type(cql_type)), ("shards", pa.list_(pa.field("element", SHARD)))])
     if not is_complex(cql_type):
         return cell_type(arrow_type(cql_type))
     match cql_type:

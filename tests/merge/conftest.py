@@ -10,7 +10,7 @@ from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
 from tests.merge import answers
-from tests.merge.tables import ALTERED, every_type, ties
+from tests.merge.tables import ALTERED, counted, counter_writes, every_type, ties
 from tests.storage.conftest import create_udts
 from tests.storage.databases import FormatServer
 from tests.storage.generate import KEYSPACE, Generator
@@ -60,17 +60,19 @@ def _histories(server: FormatServer) -> list[History]:
     generator._ttls = [1, 100_000, 200_000]
     names = [f"t{i}" for i in range(TABLES)]
     made = [generator.schema(name) for name in names] + [every_type()]
+    written = {schema.name: generator.writes(schema, ROUNDS * WRITES) for schema in made}
+    written["ties"] = ties(generator, made[-1])
+    written["counted"] = counter_writes(generator, ROUNDS * WRITES)
+    made.append(counted())
     server.write(create_udts())
     for schema in made:
         # Tables are flushed while they are written to, so that there are several SSTables.
         joiner = " AND " if " WITH " in schema.create_statement() else " WITH "
         options = "cdc = true AND memtable_flush_period_in_ms = 2000 AND compaction = " + COMPACTION
         server.write_one(schema.create_statement() + joiner + options)
-    writes = {schema.name: generator.writes(schema, ROUNDS * WRITES) for schema in made}
-    writes["ties"] = ties(generator, made[-1])
     for number in range(ROUNDS):
         for schema in made:
-            _write(server, writes[schema.name][number::ROUNDS])
+            _write(server, written[schema.name][number::ROUNDS])
         for statement in ALTERED[number]:
             server.write_one(statement)
     time.sleep(2)

@@ -10,7 +10,9 @@ from writetime.changes import (
     AFTER,
     AT,
     BEFORE,
+    GLOBAL,
     PARTITION_POSITION,
+    REMOTE,
     STATIC_POSITION,
     change_schema,
     field_name,
@@ -19,6 +21,7 @@ from writetime.changes import (
 )
 from writetime.schema.cql import parse_table
 from writetime.schema.serialise import serialiser
+from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.storage.primitives import token
 
@@ -31,12 +34,18 @@ SCHEMA = parse_table("""
         PRIMARY KEY (p, c, d)
     ) WITH CLUSTERING ORDER BY (c DESC, d ASC)
 """)
+COUNTERS = parse_table("""
+    CREATE TABLE k.counters (
+        p int, c decimal, d int, s counter static, n counter, m counter, PRIMARY KEY (p, c, d)
+    ) WITH CLUSTERING ORDER BY (c DESC, d ASC)
+""")
 VALUES: dict[str, list[Any]] = {
     "int": [None, -1, 0, 1],
     "text": ["", "a", "b", "\u00e9"],
     "decimal": ["1", "1.0", "-1", None],
     "timeuuid": ["00000000-0000-1000-8000-00000000000a", "00000001-0000-1000-8000-00000000000a"],
 }
+NODES = ("00000000-0000-4000-8000-00000000000a", "ffffffff-0000-4000-8000-00000000000a")
 WRITE_TIMES = st.integers(-1, 6)
 SECONDS = st.integers(100, 103)
 ENCODE = position_encoder(SCHEMA.clustering)
@@ -70,6 +79,23 @@ def cell(draw: st.DrawFn, cql_type: CqlType | None) -> Change:
 
 
 @st.composite
+def counter(draw: st.DrawFn) -> Change:
+    """A cell of a counter: shards of one write, which share its time, or a tombstone."""
+    if draw(st.integers(0, 3)) == 0:
+        return {"write_time": draw(WRITE_TIMES), "deletion_time": draw(SECONDS), "tombstone": True}
+    at = draw(WRITE_TIMES)
+    kinds = st.sampled_from([GLOBAL, GLOBAL, REMOTE])
+    # Clocks of 0 are never written, and remote ones with them are not ordered.
+    clocks = st.sampled_from([-2, -1, 1, 2, 3])
+    counts = st.sampled_from([-5, 0, 3, (1 << 63) - 1])
+    shards = [
+        {"id": node, "kind": draw(kinds), "clock": draw(clocks), "count": draw(counts), "write_time": at}
+        for node in draw(st.lists(st.sampled_from(NODES), min_size=1, unique=True))
+    ]
+    return {"write_time": at, "tombstone": False, "value": None, "shards": shards}
+
+
+@st.composite
 def tombstone(draw: st.DrawFn) -> Change:
     return {"write_time": draw(WRITE_TIMES), "deletion_time": draw(SECONDS)}
 
@@ -80,6 +106,8 @@ def key_values(name: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def column(draw: st.DrawFn, cql_type: CqlType) -> Change:
+    if cql_type == Native("counter"):
+        return draw(counter())
     if not is_complex(cql_type):
         return draw(cell(cql_type))
     made: Change = {"tombstone": draw(st.none() | tombstone())}
@@ -95,7 +123,7 @@ def column(draw: st.DrawFn, cql_type: CqlType) -> Change:
 
 
 @st.composite
-def change(draw: st.DrawFn) -> Change:
+def change(draw: st.DrawFn, schema: TableSchema = SCHEMA) -> Change:
     p = draw(st.integers(1, 2))
     key = struct.pack(">i", p)
     made: Change = {"p": p, "key": key, "token": token(key)}
@@ -106,14 +134,14 @@ def change(draw: st.DrawFn) -> Change:
     if kind == "range_tombstone":
         start, end = sorted([draw(bound()), draw(bound())])
         return made | {"position": start, "end": end, "tombstone": draw(tombstone())}
-    columns = SCHEMA.static if kind == "static" else SCHEMA.regular
+    columns = schema.static if kind == "static" else schema.regular
     for c in draw(st.lists(st.sampled_from(columns), max_size=3, unique=True)):
         made[field_name(c)] = draw(column(c.type))
     if kind == "static":
         return made | {"position": STATIC_POSITION}
     made["c"], made["d"] = draw(key_values("decimal")), draw(st.integers(0, 1))
     made["position"] = ENCODE(_serialised(made["c"], made["d"]), AT)
-    if draw(st.booleans()):
+    if schema is SCHEMA and draw(st.booleans()):
         ttl = draw(st.none() | st.sampled_from([1, 2, (1 << 31) - 1]))
         expiry = None if ttl is None else draw(SECONDS)
         made["marker"] = {"write_time": draw(WRITE_TIMES), "ttl": ttl, "expiry": expiry}
@@ -132,5 +160,5 @@ def _serialised(*values: Any) -> list[bytes]:
     return [serialiser(c.type)(v) for c, v in zip(SCHEMA.clustering, values, strict=False)]
 
 
-def table(changes: list[Change]) -> pa.Table:
-    return pa.Table.from_pylist(changes, change_schema(SCHEMA))
+def table(changes: list[Change], schema: TableSchema = SCHEMA) -> pa.Table:
+    return pa.Table.from_pylist(changes, change_schema(schema))

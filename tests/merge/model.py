@@ -78,6 +78,8 @@ def _cells(changes: list[Change], columns: tuple[Column, ...], dead: int, as_of:
 
 
 def _column(parts: list[dict[str, Any]], cql_type: CqlType, dead: int, as_of: int) -> Any:
+    if cql_type == Native("counter"):
+        return _counter([p for p in parts if p["write_time"] > dead])
     if not is_complex(cql_type):
         return _cell(parts, cql_type, dead, as_of)
     dead = max([dead, *(p["tombstone"]["write_time"] for p in parts if p["tombstone"])])
@@ -101,6 +103,29 @@ def _column(parts: list[dict[str, Any]], cql_type: CqlType, dead: int, as_of: in
             path = max((c for c in cells), key=lambda c: (_cell_order(c, content), data(c["path"])))["path"]
             found.append({"list": value, "set": path, "map": (path, value)}[cql_type.kind])
     return found or ABSENT
+
+
+def _counter(cells: list[dict[str, Any]]) -> Any:
+    """`CounterContext.merge`, shard by shard in the order in which they come."""
+    if not cells or any(c["tombstone"] for c in cells):
+        return ABSENT
+    merged: dict[str, dict[str, Any]] = {}
+    for shard in [s for c in cells for s in c["shards"]]:
+        held = merged.get(shard["id"])
+        if held is None or _supersedes(shard, held):
+            merged[shard["id"]] = shard
+    return (sum(s["count"] for s in merged.values()) + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _supersedes(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    if one["kind"] != other["kind"]:
+        return one["kind"] == "global"
+    left, right = one["clock"], other["clock"]
+    if left == right:
+        return one["count"] > other["count"]
+    if one["kind"] == "global":
+        return left > right
+    return (left >= 0 and right > 0 and left >= right) or (left < 0 and (right > 0 or left < right))
 
 
 def _cell(cells: list[dict[str, Any]], cql_type: CqlType, dead: int, as_of: int) -> Any:

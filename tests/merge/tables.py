@@ -64,3 +64,33 @@ def ties(generator: Generator, schema: TableSchema) -> list[str]:
             row = f"p = 1 AND c = {r.randint(0, 20)}"
             statements.append(f"DELETE {column.name} FROM {KEYSPACE}.ties USING TIMESTAMP 5 WHERE {row}")
     return statements
+
+
+def counted() -> TableSchema:
+    """A table of counters, of which some are static and some in clusterings that have several forms."""
+    key = (Column("p", Native("int")),), (Column("c", Native("decimal")), Column("d", Native("int"), reversed=True))
+    return TableSchema(
+        KEYSPACE,
+        "counted",
+        *key,
+        (Column("s", Native("counter")),),
+        tuple(Column(name, Native("counter")) for name in ("m", "n")),
+    )
+
+
+def counter_writes(generator: Generator, count: int) -> list[str]:
+    """Counters go up and down and are deleted in every way. Each deletion comes after what it deletes and before what
+    follows it, as CQL lets no one choose the times of counters."""
+    r, table = generator.random, f"{KEYSPACE}.counted"
+    statements = []
+    for _ in range(count):
+        p, c, d = r.randint(0, 3), r.choice(["1", "1.0", "2"]), r.randint(0, 2)
+        row = f"p = {p} AND c = {c} AND d = {d}"
+        n, by = r.choice("mn"), r.choice(["+ 1", "- 1", f"+ {1 << 40}", f"- {(1 << 63) - 1}"])
+        updates = [f"UPDATE {table} SET {n} = {n} {by} WHERE {row}"] * 10
+        updates += [f"UPDATE {table} SET s = s {by} WHERE p = {p}"] * 3
+        updates += [f"BEGIN COUNTER BATCH {updates[0]}; {updates[-1]}; APPLY BATCH"] * 2
+        deletions = [f"DELETE {n} FROM {table} WHERE {row}", f"DELETE s FROM {table} WHERE p = {p}"]
+        deletions += [f"DELETE FROM {table} WHERE {where}" for where in (row, f"p = {p}", f"p = {p} AND c = {c}")]
+        statements.append(r.choice(updates + deletions))
+    return statements

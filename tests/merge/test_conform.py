@@ -1,5 +1,7 @@
 """Changes of before the schema changed, and what cannot be merged."""
 
+import re
+
 import pyarrow as pa
 import pytest
 
@@ -59,10 +61,13 @@ def test_what_is_no_change_of_the_table_is_refused() -> None:
         merge([table], other)
 
 
-def test_counters_are_refused() -> None:
+def test_counters_that_cannot_be_merged_are_refused() -> None:
     schema = parse_table("CREATE TABLE k.t (p int PRIMARY KEY, n counter)")
-    with pytest.raises(SchemaError, match="the counter n cannot be merged"):
-        merge([], schema)
+    local = {"id": "00000000-0000-4000-8000-000000000001", "kind": "local", "clock": 1, "count": 2, "write_time": 5}
+    for shards, message in (([local], "counter k.t.n has local shards"), (None, "counter k.t.n has no shards")):
+        table = pa.Table.from_pylist([ROW | {"n": {**cell(2), "shards": shards}}], change_schema(schema))
+        with pytest.raises(SchemaError, match=re.escape(message)):
+            merge([table], schema)
 
 
 def test_nothing_merges_to_nothing() -> None:

@@ -5,15 +5,21 @@ import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.merge import model
-from tests.merge.generated import SCHEMA, Change, change, table
+from tests.merge.generated import COUNTERS, SCHEMA, Change, change, table
 from writetime.merge import live_rows, merge
+from writetime.schema.table import TableSchema
 
-CHANGES = st.lists(change(), max_size=8)
+SCHEMAS = pytest.mark.parametrize("schema", [SCHEMA, COUNTERS], ids=lambda s: s.name)
 EXAMPLES = settings(max_examples=60, deadline=None)
+
+
+def changes_of(schema: TableSchema, count: int = 8) -> st.SearchStrategy[list[Change]]:
+    return st.lists(change(schema), max_size=count)
 
 
 def as_bytes(state: pa.Table) -> bytes:
@@ -24,42 +30,50 @@ def as_bytes(state: pa.Table) -> bytes:
     return file.getvalue()
 
 
-@given(CHANGES, CHANGES, CHANGES)
+@SCHEMAS
+@given(st.data())
 @EXAMPLES
-def test_merge_is_associative(a: list[Change], b: list[Change], c: list[Change]) -> None:
-    x, y, z = (merge([table(part)], SCHEMA) for part in (a, b, c))
-    left = merge([merge([x, y], SCHEMA), z], SCHEMA)
-    right = merge([x, merge([y, z], SCHEMA)], SCHEMA)
-    assert as_bytes(left) == as_bytes(right) == as_bytes(merge([table(a + b + c)], SCHEMA))
+def test_merge_is_associative(schema: TableSchema, data: st.DataObject) -> None:
+    a, b, c = (data.draw(changes_of(schema)) for _ in range(3))
+    x, y, z = (merge([table(part, schema)], schema) for part in (a, b, c))
+    left = merge([merge([x, y], schema), z], schema)
+    right = merge([x, merge([y, z], schema)], schema)
+    assert as_bytes(left) == as_bytes(right) == as_bytes(merge([table(a + b + c, schema)], schema))
 
 
-@given(CHANGES, st.randoms(use_true_random=False))
+@SCHEMAS
+@given(st.data(), st.randoms(use_true_random=False))
 @EXAMPLES
-def test_merge_is_commutative_and_idempotent(changes: list[Change], chooser: random.Random) -> None:
-    state = merge([table(changes)], SCHEMA)
+def test_merge_is_commutative_and_idempotent(schema: TableSchema, data: st.DataObject, chooser: random.Random) -> None:
+    changes = data.draw(changes_of(schema))
+    state = merge([table(changes, schema)], schema)
     repeated = changes + chooser.choices(changes, k=5) if changes else []
     chooser.shuffle(repeated)
-    assert as_bytes(merge([table(repeated)], SCHEMA)) == as_bytes(state)
-    assert as_bytes(merge([state], SCHEMA)) == as_bytes(state)
-    assert as_bytes(merge([state, table(changes), state], SCHEMA)) == as_bytes(state)
+    assert as_bytes(merge([table(repeated, schema)], schema)) == as_bytes(state)
+    assert as_bytes(merge([state], schema)) == as_bytes(state)
+    assert as_bytes(merge([state, table(changes, schema), state], schema)) == as_bytes(state)
 
 
-@given(CHANGES, st.integers(99, 104))
+@SCHEMAS
+@given(st.data(), st.integers(99, 104))
 @EXAMPLES
-def test_what_lives_does_not_depend_on_what_came_first(changes: list[Change], as_of: int) -> None:
-    forth, back = (merge([table(c)], SCHEMA) for c in (changes, changes[::-1]))
-    assert as_bytes(live_rows(forth, SCHEMA, as_of)) == as_bytes(live_rows(back, SCHEMA, as_of))
+def test_what_lives_does_not_depend_on_what_came_first(schema: TableSchema, data: st.DataObject, as_of: int) -> None:
+    changes = data.draw(changes_of(schema))
+    forth, back = (merge([table(c, schema)], schema) for c in (changes, changes[::-1]))
+    assert as_bytes(live_rows(forth, schema, as_of)) == as_bytes(live_rows(back, schema, as_of))
 
 
-@given(st.lists(change(), max_size=30), st.integers(99, 104))
+@SCHEMAS
+@given(st.data(), st.integers(99, 104))
 @EXAMPLES
-def test_what_lives_is_what_the_rules_say(changes: list[Change], as_of: int) -> None:
+def test_what_lives_is_what_the_rules_say(schema: TableSchema, data: st.DataObject, as_of: int) -> None:
+    changes = data.draw(changes_of(schema, 30))
     wanted = [
         {name: None if value is model.ABSENT else value for name, value in row.items()}
-        for row in model.live(changes, SCHEMA, as_of)
+        for row in model.live(changes, schema, as_of)
     ]
-    rows = live_rows(merge([table(changes)], SCHEMA), SCHEMA, as_of).to_pylist()
-    clustering = [c.name for c in SCHEMA.clustering]
+    rows = live_rows(merge([table(changes, schema)], schema), schema, as_of).to_pylist()
+    clustering = [c.name for c in schema.clustering]
     assert [{n: v for n, v in row.items() if n not in clustering} for row in rows] == [
         {n: v for n, v in row.items() if n != "position"} for row in wanted
     ]

@@ -1,12 +1,20 @@
 import java.nio.ByteBuffer;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Collection;
 import java.util.Collections;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
+import java.util.UUID;
 
 import org.apache.cassandra.config.DatabaseDescriptor;
 import org.apache.cassandra.cql3.CQLFragmentParser;
 import org.apache.cassandra.cql3.CqlParser;
 import org.apache.cassandra.db.Clustering;
+import org.apache.cassandra.db.DecoratedKey;
 import org.apache.cassandra.db.DeletionTime;
 import org.apache.cassandra.db.LivenessInfo;
 import org.apache.cassandra.db.RangeTombstone;
@@ -29,6 +37,7 @@ import org.apache.cassandra.schema.ColumnMetadata;
 import org.apache.cassandra.schema.TableMetadata;
 import org.apache.cassandra.schema.TableMetadataRef;
 import org.apache.cassandra.utils.CounterId;
+import org.apache.cassandra.utils.UUIDGen;
 
 /** Writes SSTables by Cassandra's own writer, with what no client can ask for: counters of many nodes, any time. */
 class Craft
@@ -53,14 +62,20 @@ class Craft
 
     private static void write(Path folder, String version, PartitionUpdate update) throws Exception
     {
+        write(folder, version, 1, Collections.singletonList(update));
+    }
+
+    private static void write(Path folder, String version, int number, Collection<PartitionUpdate> updates) throws Exception
+    {
         Files.createDirectories(folder);
-        TableMetadata metadata = update.metadata();
+        TableMetadata metadata = updates.iterator().next().metadata();
         SSTableFormat<?, ?> format = DatabaseDescriptor.getSSTableFormats().get(version.equals("da") ? "bti" : "big");
-        Descriptor descriptor = new Descriptor(version, new File(folder), metadata.keyspace, metadata.name, new SequenceBasedSSTableId(1), format);
+        Descriptor descriptor = new Descriptor(version, new File(folder), metadata.keyspace, metadata.name, new SequenceBasedSSTableId(number), format);
         SerializationHeader header = new SerializationHeader(true, metadata, metadata.regularAndStaticColumns(), EncodingStats.NO_STATS);
         try (SSTableTxnWriter writer = SSTableTxnWriter.create(TableMetadataRef.forOfflineTools(metadata), descriptor, 1, 0, null, false, header, Collections.emptyList(), null))
         {
-            writer.append(update.unfilteredIterator());
+            for (PartitionUpdate update : updates)
+                writer.append(update.unfilteredIterator());
             writer.finish(false);
         }
     }
@@ -89,6 +104,81 @@ class Craft
         row.addCell(new BufferCell(s, 5, Cell.NO_TTL, Cell.NO_DELETION_TIME, context(new int[]{ 2, 0, 3 }), null));
         update.add(row.build());
         write(folder, version, update.build());
+    }
+
+    /**
+     * Write SSTables of counters by lines of: the file's number, k, what, write time, and after it what this needs.
+     *
+     *   cell COLUMN C SHARDS    shards as id:kind:clock:count, separated by commas, in the order of their ids; C is - of a static
+     *   dead COLUMN C
+     *   row C
+     *   range FIRST LAST        both included
+     *   partition
+     *
+     * Deletion times are those of now, as the server forgets old ones.
+     */
+    static void counters(String folder, List<String> lines) throws Exception
+    {
+        TableMetadata table = table(COUNTERS);
+        long now = System.currentTimeMillis() / 1000;
+        Map<Integer, TreeMap<DecoratedKey, PartitionUpdate.Builder>> files = new HashMap<>();
+        for (String line : lines)
+        {
+            String[] parts = line.split(" ");
+            DecoratedKey key = table.partitioner.decorateKey(bytes(Integer.parseInt(parts[1])));
+            PartitionUpdate.Builder update = files.computeIfAbsent(Integer.parseInt(parts[0]), number -> new TreeMap<>())
+                .computeIfAbsent(key, k -> new PartitionUpdate.Builder(table, k, table.regularAndStaticColumns(), 1));
+            long at = Long.parseLong(parts[3]);
+            DeletionTime deletion = DeletionTime.build(at, now);
+            if (parts[2].equals("partition"))
+                update.addPartitionDeletion(deletion);
+            else if (parts[2].equals("range"))
+                update.add(new RangeTombstone(Slice.make(clustering(parts[4]), clustering(parts[5])), deletion));
+            else
+            {
+                Row.Builder row = BTreeRow.unsortedBuilder();
+                row.newRow(clustering(parts[parts[2].equals("row") ? 4 : 5]));
+                if (parts[2].equals("row"))
+                    row.addRowDeletion(Row.Deletion.regular(deletion));
+                else
+                {
+                    ColumnMetadata column = table.getColumn(ByteBuffer.wrap(parts[4].getBytes()));
+                    row.addCell(parts[2].equals("dead") ? BufferCell.tombstone(column, at, now) : new BufferCell(column, at, Cell.NO_TTL, Cell.NO_DELETION_TIME, context(parts[6].split(",")), null));
+                }
+                update.add(row.build());
+            }
+        }
+        for (Map.Entry<Integer, TreeMap<DecoratedKey, PartitionUpdate.Builder>> file : files.entrySet())
+        {
+            List<PartitionUpdate> updates = new ArrayList<>();
+            for (PartitionUpdate.Builder builder : file.getValue().values())
+                updates.add(builder.build());
+            write(Path.of(folder), "nb", file.getKey(), updates);
+        }
+    }
+
+    private static Clustering<?> clustering(String text)
+    {
+        return text.equals("-") ? Clustering.STATIC_CLUSTERING : Clustering.make(bytes(Integer.parseInt(text)));
+    }
+
+    private static ByteBuffer context(String[] shards)
+    {
+        int global = 0;
+        for (String shard : shards)
+            global += shard.contains(":global:") ? 1 : 0;
+        CounterContext.ContextState state = CounterContext.ContextState.allocate(global, 0, shards.length - global);
+        for (String shard : shards)
+        {
+            String[] parts = shard.split(":");
+            CounterId id = CounterId.wrap(ByteBuffer.wrap(UUIDGen.decompose(UUID.fromString(parts[0]))), 0);
+            long clock = Long.parseLong(parts[2]), count = Long.parseLong(parts[3]);
+            if (parts[1].equals("global"))
+                state.writeGlobal(id, clock, count);
+            else
+                state.writeRemote(id, clock, count);
+        }
+        return state.context;
     }
 
     /** Shards of different nodes, in the order of their ids; counts go to both ends of their range. */

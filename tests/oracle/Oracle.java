@@ -71,6 +71,8 @@ public class Oracle
                 sstable(args[i]);
         else if (args[0].equals("craft"))
             Craft.craft(args[2]);
+        else if (args[0].equals("craft-counters"))
+            Craft.counters(args[2], Files.readAllLines(Path.of(args[3])));
         else if (args[0].equals("vints"))
             Order.vints(out, args, 2);
         else if (args[0].equals("order"))
@@ -177,9 +179,24 @@ public class Oracle
     {
         String path = cell.path() == null ? "null" : "\"" + hex(cell.path().get(0)) + "\"";
         ByteBuffer value = cell.buffer();
+        String shards = "";
         if (cell.isCounterCell() && !cell.isTombstone())
+        {
+            shards = ",[" + shards(value) + "]";
             value = ByteBuffer.allocate(8).putLong(0, CounterContext.instance().total(cell));
-        return "[" + quote(cell.column().name.toString()) + "," + path + ",\"" + hex(value) + "\"," + times(cell.timestamp(), cell.ttl(), cell.localDeletionTime()) + "," + cell.isTombstone() + "]";
+        }
+        return "[" + quote(cell.column().name.toString()) + "," + path + ",\"" + hex(value) + "\"," + times(cell.timestamp(), cell.ttl(), cell.localDeletionTime()) + "," + cell.isTombstone() + shards + "]";
+    }
+
+    private static String shards(ByteBuffer context)
+    {
+        List<String> found = new ArrayList<>();
+        for (CounterContext.ContextState s = CounterContext.ContextState.wrap(context); s.hasRemaining(); s.moveToNext())
+        {
+            String kind = s.isGlobal() ? "global" : s.isLocal() ? "local" : "remote";
+            found.add("[" + quote(s.getCounterId().toString()) + "," + quote(kind) + "," + s.getClock() + "," + s.getCount() + "]");
+        }
+        return String.join(",", found);
     }
 
     private static String times(long timestamp, int ttl, long deletionTime)

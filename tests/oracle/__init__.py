@@ -136,6 +136,14 @@ def craft(folder: Path) -> None:
     run("craft", folder)
 
 
+def craft_counters(folder: Path, lines: Iterable[str]) -> None:
+    """Write SSTables of counters by lines that `Craft.counters` explains."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("\n".join(lines))
+        file.flush()
+        run("craft-counters", folder, file.name)
+
+
 def vints(values: Iterable[int]) -> dict[int, bytes]:
     """Encode numbers as unsigned vints, by `VIntCoding`."""
     return {line["value"]: bytes.fromhex(line["bytes"]) for line in run("vints", *map(str, values))}

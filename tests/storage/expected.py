@@ -149,12 +149,14 @@ class _Builder:
 
 
 def _cell(cql_type: CqlType, cell: list[Any]) -> dict[str, Any]:
-    _, value, (write_time, ttl, deletion_time), tombstone = cell
-    # The oracle adds up a counter's shards itself.
-    decode = decoder(Native("bigint") if cql_type == Native("counter") else cql_type)
-    decoded = None if tombstone else decode(bytes.fromhex(value))
+    _, value, (write_time, ttl, deletion_time), tombstone, *shards = cell
+    decoded = None if tombstone else decoder(cql_type)(bytes.fromhex(value))
     times = {"write_time": write_time, "ttl": ttl, "deletion_time": deletion_time, "tombstone": tombstone}
-    return {"value": decoded, **times}
+    if not shards:
+        return {"value": decoded, **times}
+    names = ("id", "kind", "clock", "count")
+    parts = [dict(zip(names, shard, strict=True), write_time=write_time) for shard in shards[0]]
+    return {"value": decoded, **times, "shards": parts}
 
 
 def _column(cql_type: CqlType, tombstone: dict[str, int] | None, cells: list[Any]) -> dict[str, Any]:

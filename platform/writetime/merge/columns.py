@@ -10,6 +10,7 @@ import pyarrow as pa
 from writetime.changes import udt_fields
 from writetime.merge.arrow import Bytes, bytes_of, numbers, pc, take
 from writetime.merge.cells import NEVER, cell_times, deletion_times
+from writetime.merge.counters import merge_counter
 from writetime.merge.order import group_by
 from writetime.merge.tombstones import Deletion, chosen
 from writetime.merge.values import comparable, has_forms, serialised, serialised_row
@@ -41,6 +42,8 @@ def merge_column(
     Returns:
         The column of each group, and whether there is anything in it.
     """
+    if cql_type == Native("counter"):
+        return merge_counter(column, group, deleted, dropped_at)
     if not is_complex(cql_type):
         return _simple(column, cql_type, group, deleted, dropped_at)
     groups = len(deleted.write_time)

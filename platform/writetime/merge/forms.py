@@ -14,10 +14,11 @@ from writetime.changes import field_name
 from writetime.merge.arrow import numbers, one_chunk, pc
 from writetime.merge.cells import NEVER, Times, cell_times, deletion_times, marker_times
 from writetime.merge.columns import dropped_times
+from writetime.merge.counters import newest_shards
 from writetime.merge.order import Order
 from writetime.merge.values import has_forms, serialised_row
 from writetime.schema.table import TableSchema
-from writetime.schema.types import Collection, CqlType, is_complex
+from writetime.schema.types import Collection, CqlType, Native, is_complex
 
 
 def with_newest_forms(order: Order, changes: pa.Table, schema: TableSchema) -> Order:
@@ -64,6 +65,8 @@ class _Newest:
     def add_column(self, column: pa.StructArray, cql_type: CqlType, dropped_at: int) -> None:
         if not is_complex(cql_type):
             self.add(cell_times(column, dropped_at))
+            if cql_type == Native("counter"):
+                self.add_times(newest_shards(column, dropped_at))
             return
         tombstones, parts = column.flatten()
         times = deletion_times(tombstones)
@@ -76,4 +79,8 @@ class _Newest:
         change = np.repeat(np.arange(len(parts)), numbers(pc.list_value_length(parts)))
         write_time = np.full(len(parts), NEVER)
         np.maximum.at(write_time, change, np.where(cells.present, cells.write_time, NEVER))
-        self.add(replace(times, present=write_time > NEVER, write_time=write_time))
+        self.add_times(write_time)
+
+    def add_times(self, write_time: np.ndarray) -> None:
+        zeros = np.zeros(len(write_time), np.int64)
+        self.add(Times(write_time > NEVER, write_time, zeros, zeros, zeros))

@@ -10,10 +10,11 @@ from writetime.merge.arrow import one_chunk, take
 from writetime.merge.cells import NEVER, marker_times
 from writetime.merge.columns import dropped_times, merge_column
 from writetime.merge.conform import conform
+from writetime.merge.counters import check_counters
 from writetime.merge.forms import with_newest_forms
 from writetime.merge.order import Order, order_changes
 from writetime.merge.tombstones import Tombstones, find_tombstones
-from writetime.schema.table import SchemaError, TableSchema
+from writetime.schema.table import TableSchema
 from writetime.schema.types import Native
 
 
@@ -25,11 +26,9 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
     was not overwritten or deleted; `origin` is null. Nothing has expired: a state is of no instant.
 
     Raises:
-        SchemaError: a table is not of changes of this schema, nor of what it was before, see `conform`; or the table
-            has counters: a change holds the sum of a counter's shards, and two sums cannot be merged.
+        SchemaError: a table is not of changes of this schema, nor of what it was before, see `conform`; or it has
+            counters that cannot be merged, see `check_counters`.
     """
-    if counters := [c.name for c in schema.columns if c.type == Native("counter")]:
-        raise SchemaError(f"{schema.full_name}: the counter {counters[0]} cannot be merged; leave the table out")
     full = change_schema(schema)
     parts = [conform(t if isinstance(t, pa.Table) else pa.Table.from_batches([t]), schema) for t in tables]
     changes = pa.concat_tables(parts) if parts else full.empty_table()
@@ -37,6 +36,9 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
         return full.empty_table()
     # One chunk each, once for all that reads them.
     changes = changes.combine_chunks()
+    for column in schema.static + schema.regular:
+        if column.type == Native("counter"):
+            check_counters(one_chunk(changes[field_name(column)]), f"{schema.full_name}.{column.name}")
     order = with_newest_forms(order_changes(changes), changes, schema)
     tombstones = find_tombstones(order, one_chunk(changes["tombstone"]))
     group = order.group[: len(changes)]

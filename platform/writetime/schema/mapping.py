@@ -29,7 +29,7 @@ _NATIVES: dict[str, tuple[pa.DataType, Any, str]] = {
     "bigint": (pa.int64(), "long", ""),
     "blob": (pa.binary(), "bytes", ""),
     "boolean": (pa.bool_(), "boolean", ""),
-    "counter": (pa.int64(), "long", "The sum of the counter's shards."),
+    "counter": (pa.int64(), "long", "The count. A change has its shards besides: see below."),
     "date": (
         pa.date32(),
         {"type": "int", "logicalType": "date"},
@@ -190,3 +190,9 @@ def _page() -> Iterator[str]:
     yield "`tombstone`. A non-frozen collection is a struct of its column `tombstone` and `elements`, each a cell"
     yield "with its `path`: the element of a set, the key of a map, the timeuuid that orders a list. A non-frozen"
     yield "UDT is a struct of its column `tombstone` and one cell a field."
+    yield ""
+    yield "**Counters.** A counter's cell in a change has `shards` too, a list of structs: `id` (the node's, as UUID),"
+    yield "`kind` (`global`; of Cassandra 2.0 and older also `local` and `remote`), `clock`, `count` and `write_time`"
+    yield "(microseconds). They are what the source says and not all that there is: each node that counts has a shard,"
+    yield "and `value` is the sum of those in this change. Only merged changes tell the count; views and row events"
+    yield "have it as a plain `int64`."

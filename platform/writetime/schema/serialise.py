@@ -103,6 +103,7 @@ _NATIVES: dict[str, Serialiser] = {
     "bigint": _pack("q"),
     "blob": bytes,
     "boolean": _pack("?"),
+    "counter": _pack("q"),
     "date": lambda value: struct.pack(">I", value + (1 << 31)),
     "decimal": _decimal,
     "double": _pack("d"),

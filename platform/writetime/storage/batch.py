@@ -17,6 +17,7 @@ from writetime.changes import (
     MARKER,
     ORIGIN,
     PARTITION_POSITION,
+    SHARD,
     STATIC_POSITION,
     TOMBSTONE,
     change_schema,
@@ -25,6 +26,7 @@ from writetime.changes import (
 )
 from writetime.schema.types import Collection, Native
 from writetime.schema.values import BadValue, decoder, read_vint
+from writetime.storage import counters
 from writetime.storage import layout as L
 from writetime.storage.constant import Constant
 from writetime.storage.errors import CorruptFile
@@ -318,8 +320,26 @@ class _Work:
             return line.no_cell.times(count)
         state = self._arrays[line.index][L.STATE][:count]
         validity = None if present == count else _validity(state, L.IS_PRESENT)
-        children = [self.values(line, count), *self._times(line, count, validity)]
+        if line.form == L.COUNTER:
+            children = self._counters(line, self._times(line, count, validity))
+        else:
+            children = [self.values(line, count), *self._times(line, count, validity)]
         return pa.Array.from_buffers(line.no_cell.type, count, [validity], children=children)
+
+    def _counters(self, line: Line, times: list[pa.Array]) -> list[pa.Array]:
+        """Return what the cells of counters are made of: the sums of their shards, their times, and the shards."""
+        arrays, count = self._arrays[line.index], len(times[0])
+        offsets = arrays[L.OFFSETS][: count + 1]
+        found = counters.decode(offsets, arrays[L.VALUES][: offsets[count]])
+        validity = _validity(arrays[L.STATE][:count], L.HAS_VALUE)
+        values = pa.Array.from_buffers(pa.int64(), count, [validity, pa.py_buffer(found.sums)])
+        write_times = np.repeat(arrays[L.WRITE_TIME][:count], found.per_counter)
+        parts = [found.ids, found.kinds, pa.array(found.clocks), pa.array(found.counts), pa.array(write_times)]
+        shards = pa.StructArray.from_arrays(parts, fields=list(SHARD))
+        ends = np.concatenate([[0], np.cumsum(found.per_counter)]).astype(np.int32)
+        arrow = line.no_cell.type.field("shards").type
+        lists = pa.Array.from_buffers(arrow, count, [validity, pa.py_buffer(ends)], children=[shards])
+        return [values, *times, lists]
 
     def _times(self, line: Line, count: int, validity: pa.Buffer | None) -> list[pa.Array]:
         """Return write time, TTL, deletion time and tombstone flag of cells."""

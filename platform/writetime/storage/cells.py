@@ -3,7 +3,7 @@
 ScyllaDB writes the same. `layout` names the numbers that steer the reading; all of it is compiled by numba.
 """
 
-# ruff: noqa: F403, F405, PLR0917, SIM102 (the layout is a list of names, all of them used here; numba
+# ruff: noqa: F403, F405, PLR0917, SIM102, SIM110 (the layout is a list of names, all of them used here; numba
 # has no keyword-only arguments, and compiles neither sets nor generators to fast code)
 
 import numpy as np
@@ -89,23 +89,26 @@ def store_value(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
             return BAD_LENGTH
         store32(values + 4 * i, load32(p) - 0x80000000)
     else:
-        return _store_counter(values + 8 * i, p, length)
+        if not _is_counter(p, length):
+            return BAD_COUNTER
+        copy(values + C[c, USED], p, length)
+        C[c, USED] += length
     return 0
 
 
 @compiled
-def _store_counter(target: int, p: int, length: int) -> int:
-    """Add up the shards of a counter (`CounterContext`): 2 bytes count the header's, of 2 each; shards have 32."""
+def _is_counter(p: int, length: int) -> bool:
+    """Check that a counter is made of whole shards, and that its header names no other (see `counters`)."""
     if length < 2:
-        return BAD_COUNTER
+        return False
     header = 2 + 2 * abs(load_int16(p))
     if header > length or (length - header) % 32 != 0:
-        return BAD_COUNTER
-    total = 0
-    for shard in range(p + header, p + length, 32):
-        total += load64(shard + 24)
-    store64(target, total)
-    return 0
+        return False
+    shards = (length - header) // 32
+    for element in range(p + 2, p + header, 2):
+        if load_int16(element) & 0x7FFF >= shards:
+            return False
+    return True
 
 
 @inlined

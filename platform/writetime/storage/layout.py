@@ -48,9 +48,10 @@ COUNTS = (
     (WITH_TOMBSTONE, IS_TOMBSTONE),
 )
 
-# Values of FORM: as they are in variable length, or integers and floats of 1 to 8 bytes, ...
+# Values of FORM: as they are in variable length, or integers and floats of 1 to 8 bytes, ...; COUNTER: as it is, for
+# `counters` to decode
 BYTES, FIXED1, FIXED2, FIXED4, FIXED8, BOOLEAN, DATE, TIMESTAMP, UUID_TEXT, COUNTER = range(10)
-WIDTH = {FIXED1: 1, FIXED2: 2, FIXED4: 4, FIXED8: 8, BOOLEAN: 1, DATE: 4, TIMESTAMP: 8, COUNTER: 8}
+WIDTH = {FIXED1: 1, FIXED2: 2, FIXED4: 4, FIXED8: 8, BOOLEAN: 1, DATE: 4, TIMESTAMP: 8}
 
 # --- TABLES: one line a table
 # -------------------------------------------------------------------------------------------

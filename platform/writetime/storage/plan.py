@@ -82,7 +82,8 @@ class Line:
     @cached_property
     def no_cell(self) -> Constant:
         """Nulls of the Arrow type of a cell."""
-        return Constant(None, cell_type(arrow_type(self.type)))
+        is_counter = self.form == L.COUNTER
+        return Constant(None, column_type(self.type) if is_counter else cell_type(arrow_type(self.type)))
 
     @cached_property
     def no_column(self) -> Constant:

@@ -18,7 +18,7 @@ from writetime.errors import WritetimeError
 from writetime.rows.compare import Rows
 from writetime.schema.mapping import arrow_type
 from writetime.schema.table import Column, TableSchema
-from writetime.schema.types import Native, is_complex, quote_name
+from writetime.schema.types import is_complex, quote_name
 from writetime.schema.values import decoder
 from writetime.storage.primitives import token
 
@@ -102,8 +102,7 @@ class DatabaseTable:
 
 
 def _decoded(values: Sequence[bytes | None], column: Column) -> pa.Array:
-    # CQL answers the sum of a counter's shards.
-    decode = decoder(Native("bigint") if column.type == Native("counter") else column.type)
+    decode = decoder(column.type)
     return pa.array([None if value is None else decode(value) for value in values], arrow_type(column.type))
 
 

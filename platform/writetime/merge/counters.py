@@ -1,0 +1,132 @@
+"""The merge of counters (`Cells.resolveCounter`, `CounterContext.merge`).
+
+A counter is the sum of one shard of each node: the one with the greatest clock. A deletion of the cell hides all its
+shards, whatever their times (CASSANDRA-7346); deletions of rows, ranges and partitions cover what was written before
+them, as they do with any cell. So a state keeps of each node the shards that no other beats in both clock and write
+time, as a deletion that comes later may cover the greater clock; and in a deleted cell those that are later than its
+deletion, as what covers that may not cover them.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.changes import GLOBAL, LOCAL
+from writetime.merge.arrow import mask_of, numbers, pc, take
+from writetime.merge.cells import NEVER, Times, cell_times
+from writetime.merge.tombstones import Deletion
+from writetime.schema.table import SchemaError
+
+
+def check_counters(cells: pa.StructArray, what: str) -> None:
+    """Refuse counters that cannot be merged.
+
+    Raises:
+        SchemaError: a cell has no shards, as changes had none once; or one of them is local, as Cassandra 2.0 and older
+            wrote them: two of these add up, so that a second one cannot be told from a repeat.
+    """
+    shards = cells.flatten()[-1]
+    live = pc.and_not(cells.is_valid(), cells.field("tombstone").fill_null(False))
+    if pc.any(pc.and_(live, pc.equal(pc.list_value_length(shards).fill_null(0), 0))).as_py():
+        raise SchemaError(f"the counter {what} has no shards, as in changes of before: bring the table in anew")
+    if pc.any(pc.equal(shards.flatten().field("kind"), LOCAL)).as_py():
+        raise SchemaError(
+            f"the counter {what} has local shards, of Cassandra 2.0 or older: two of them add up, and a second one "
+            "cannot be told from a repeat; leave the table out"
+        )
+
+
+def newest_shards(cells: pa.StructArray, dropped_at: int) -> np.ndarray:
+    """Return the greatest write time of the shards of each cell, `NEVER` where there is none after `dropped_at`."""
+    lists = cells.flatten()[-1]
+    return _greatest(
+        np.repeat(np.arange(len(cells)), numbers(pc.list_value_length(lists))),
+        numbers(lists.flatten().field("write_time")),
+        len(cells),
+        dropped_at,
+    )
+
+
+def merge_counter(
+    cells: pa.StructArray, group: np.ndarray, deleted: Deletion, dropped_at: int
+) -> tuple[pa.StructArray, np.ndarray]:
+    """Merge a counter column; arguments and result are those of `columns.merge_column`."""
+    groups = len(deleted.write_time)
+    tombstone, written = _tombstones(cells, group, deleted, dropped_at)
+    is_deleted = tombstone >= 0
+    covered = np.maximum(np.where(is_deleted, written, deleted.write_time), dropped_at)
+    lists = cells.flatten()[-1]
+    shards = lists.flatten()
+    group = np.repeat(group, numbers(pc.list_value_length(lists)))
+    kept, first = _unbeaten(shards, group, covered)
+    group = group[kept]
+    counts = np.bincount(group, minlength=groups)
+    live = (counts > 0) & ~is_deleted
+    # The sum wraps around, as the database's does.
+    value = np.zeros(groups, np.int64)
+    np.add.at(value, group[first], numbers(shards.field("count"))[kept[first]])
+    newest = _greatest(group, numbers(shards.field("write_time"))[kept], groups, NEVER)
+    some = live | is_deleted
+    parts = [
+        pa.array(value, mask=~live),
+        pa.array(np.where(is_deleted, written, newest), mask=~some),
+        pa.nulls(groups, pa.int32()),
+        take(cells.field("deletion_time"), tombstone),
+        pa.array(is_deleted, mask=~some),
+        _lists(shards.take(pa.array(kept)), counts, lists.type),
+    ]
+    return pa.StructArray.from_arrays(parts, fields=list(cells.type), mask=pa.array(~some)), some
+
+
+def _tombstones(
+    cells: pa.StructArray, group: np.ndarray, deleted: Deletion, dropped_at: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the cell that deletes the counter of each group, -1 if none does, and its write time."""
+    times = cell_times(cells, dropped_at)
+    dead = times.present & mask_of(cells.field("tombstone").fill_null(False))
+    dead &= times.write_time > deleted.write_time[group]
+    best = Times(dead, times.write_time, times.rank, times.deletion_time, times.ttl).latest(
+        group, len(deleted.write_time)
+    )
+    return best, numbers(take(cells.field("write_time"), best))
+
+
+def _unbeaten(shards: pa.StructArray, group: np.ndarray, covered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shards that no other beats in both order and write time, sorted, and which are the greatest of their
+    nodes."""
+    write_time, clock, count = (numbers(shards.field(name)) for name in ("write_time", "clock", "count"))
+    ids = shards.field("id").dictionary_encode()
+    node = _ranks(ids.dictionary)[ids.indices.to_numpy()]
+    # Of remote shards (2.0 and older) those with negative clocks are greater, the more the smaller the clock is.
+    rank = np.where(mask_of(pc.equal(shards.field("kind"), GLOBAL)), 2, clock < 0)
+    clock = np.where(rank == 1, ~clock, clock)
+    left = np.flatnonzero(write_time > covered[group])
+    keys: Iterable[np.ndarray] = (write_time, count, clock, rank)
+    # The complement turns the order around, and nothing overflows.
+    order = left[np.lexsort([*(~key[left] for key in keys), node[left], group[left]])]
+    first = np.ones(len(order), bool)
+    first[1:] = (group[order[1:]] != group[order[:-1]]) | (node[order[1:]] != node[order[:-1]])
+    # What has the greatest write time so far among the greater ones of its node is not beaten.
+    times, when = np.unique(write_time[order], return_inverse=True)
+    place = np.cumsum(first) * len(times) + when
+    unbeaten = np.ones(len(order), bool)
+    unbeaten[1:] = place[1:] > np.maximum.accumulate(place)[:-1]
+    return order[unbeaten], first[unbeaten]
+
+
+def _ranks(texts: pa.Array) -> np.ndarray:
+    ranks = np.empty(len(texts), np.int64)
+    ranks[pc.sort_indices(texts).to_numpy()] = np.arange(len(texts))
+    return ranks
+
+
+def _greatest(group: np.ndarray, write_time: np.ndarray, groups: int, after: int) -> np.ndarray:
+    greatest = np.full(groups, NEVER)
+    np.maximum.at(greatest, group, np.where(write_time > after, write_time, NEVER))
+    return greatest
+
+
+def _lists(shards: pa.StructArray, counts: np.ndarray, arrow: pa.DataType) -> pa.ListArray:
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), shards, type=arrow, mask=pa.array(counts == 0))

@@ -1,0 +1,86 @@
+"""Counters as they are in files: contexts of shards (`org.apache.cassandra.db.context.CounterContext`).
+
+A context is the number of its header's elements (2 bytes), these (2 bytes each), and shards of an id (16 bytes), a
+clock and a count (8 bytes each). An element is the index of a shard: less 32768 of a global one, as it is of a local
+one; shards that no element names are remote. Cassandra 2.1 and later, and ScyllaDB (`write_counter_value` in
+`sstables/writer.hh`), make global ones only.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.changes import GLOBAL, LOCAL, REMOTE, SHARD_KINDS
+
+_SHARD_BYTES = 32
+_DASHES = (8, 13, 18, 23)
+_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The shards of counters, one after the other: how many each counter has, and the sum of its counts."""
+
+    per_counter: np.ndarray
+    sums: np.ndarray
+    ids: pa.Array
+    kinds: pa.Array
+    clocks: np.ndarray
+    counts: np.ndarray
+
+
+def decode(offsets: np.ndarray, content: np.ndarray) -> Shards:
+    """Decode contexts, which the kernel has checked; one of no bytes has no shards.
+
+    Args:
+        offsets: where each starts, and the end of the last one.
+        content: their bytes.
+    """
+    starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
+    elements = np.zeros(len(starts), np.int64)
+    some = lengths > 0
+    elements[some] = np.abs(_numbers(content, starts[some], ">i2"))
+    headers = np.where(some, 2 + 2 * elements, 0)
+    per_counter = (lengths - headers) // _SHARD_BYTES
+    first = np.cumsum(per_counter) - per_counter
+    at = np.repeat(starts + headers, per_counter) + _SHARD_BYTES * _places(per_counter)
+    kinds = np.full(len(at), SHARD_KINDS.index(REMOTE), np.int8)
+    named = _numbers(content, np.repeat(starts + 2, elements) + 2 * _places(elements), ">i2").astype(np.int64)
+    of_kind = np.where(named < 0, SHARD_KINDS.index(GLOBAL), SHARD_KINDS.index(LOCAL))
+    kinds[np.repeat(first, elements) + (named & 0x7FFF)] = of_kind
+    counts = _numbers(content, at + 24, ">i8")
+    # The sum wraps around, as the database's does.
+    total = np.concatenate([[0], np.cumsum(counts)])
+    return Shards(
+        per_counter,
+        total[first + per_counter] - total[first],
+        _texts(_bytes(content, at, 16)),
+        pa.DictionaryArray.from_arrays(pa.array(kinds), list(SHARD_KINDS)).dictionary_decode(),
+        _numbers(content, at + 16, ">i8"),
+        counts,
+    )
+
+
+def _places(counts: np.ndarray) -> np.ndarray:
+    """Number the parts of each entry from 0."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _bytes(content: np.ndarray, at: np.ndarray, length: int) -> np.ndarray:
+    return content[at[:, np.newaxis] + np.arange(length)]
+
+
+def _numbers(content: np.ndarray, at: np.ndarray, code: str) -> np.ndarray:
+    parts = np.ascontiguousarray(_bytes(content, at, np.dtype(code).itemsize))
+    return parts.view(code).ravel().astype(code.replace(">", "="))
+
+
+def _texts(ids: np.ndarray) -> pa.Array:
+    """Return UUIDs as texts of 36 characters."""
+    count = len(ids)
+    characters = np.full((count, 36), ord("-"), np.uint8)
+    digits = np.stack([_DIGITS[ids >> 4], _DIGITS[ids & 15]], axis=2).reshape(count, 32)
+    characters[:, np.delete(np.arange(36), _DASHES)] = digits
+    offsets = np.arange(0, 36 * count + 1, 36, dtype=np.int32)
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(characters)])
