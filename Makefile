@@ -43,6 +43,8 @@ lint: setup
 bench: setup
 	@$(BIN)/python -m bench.ingest
 	@$(BIN)/python -m bench.storage
+	@$(BIN)/python -m bench.merge
+	@$(BIN)/python -m bench.rows
 
 clean:
 	rm -rf $(VENV) .writetime

@@ -28,6 +28,7 @@ from writetime.storage.primitives import token
 COLUMNS = {"a": pa.int32(), "b": pa.int64(), "c": pa.float64(), "d": pa.string(), "e": pa.string()}
 SCHEMA = parse_table("CREATE TABLE bench.rows (id bigint PRIMARY KEY, a int, b bigint, c double, d text, e text)")
 CHUNK = 200_000
+SMALL_BATCHES = 8
 
 
 def tokens_of(ids: np.ndarray) -> np.ndarray:
@@ -36,7 +37,7 @@ def tokens_of(ids: np.ndarray) -> np.ndarray:
 
 
 def changes(ids: np.ndarray, tokens: np.ndarray, chosen: dict[str, np.ndarray], at: int) -> pa.RecordBatch:
-    """Changes of rows: `chosen` says for each column which rows it is written in."""
+    """Changes of rows, written one after the other: `chosen` says for each column which rows it is written in."""
     count = len(ids)
     full = change_schema(SCHEMA)
     keys = ids.astype(">i8").tobytes()
@@ -49,7 +50,7 @@ def changes(ids: np.ndarray, tokens: np.ndarray, chosen: dict[str, np.ndarray], 
         "token": pa.array(tokens),
         "position": pa.array([b"\x38"]).take(pa.array(np.zeros(count, np.int64))),
     }
-    times = pa.array(np.full(count, at, np.int64))
+    times = pa.array(np.arange(at, at + count))
     for name, arrow in COLUMNS.items():
         numbers = pa.array(random.integers(0, 1 << 30, count))
         parts = [
@@ -107,6 +108,17 @@ def cpu(function: Callable[..., int], *arguments: object) -> tuple[float, float,
     return time.process_time() - used, time.perf_counter() - wall, answer
 
 
+def small(table: LakeTable, ids: np.ndarray, tokens: np.ndarray, size: int) -> list[tuple[str, float]]:
+    """Return what each step takes for a small batch, in CPU seconds: the mean of some, as few are compacted."""
+    steps = {"events": stream.extend, "fold": state.fold, "compaction": state.compact}
+    used = dict.fromkeys(steps, 0.0)
+    for number in range(size, size + SMALL_BATCHES):
+        add(table, updates(ids, tokens, size, number << 32), number)
+        for name, step in steps.items():
+            used[name] += cpu(step, table)[0] / SMALL_BATCHES
+    return list(used.items())
+
+
 def main() -> None:
     """Print the two tables."""
     parser = argparse.ArgumentParser()
@@ -141,9 +153,8 @@ def main() -> None:
             shutil.rmtree(folder)
             table, ids, tokens = new_table(folder / "curve", rows)
             for size in (1_000, 10_000):
-                add(table, updates(ids, tokens, size, size << 32), size)
-                used, wall, count = cpu(stream.extend, table)
-                print(f"{rows:,} rows, batch of {size:,}: {count:,} events, {used:.2f} CPU s, {wall:.2f} s", flush=True)
+                print(f"{rows:,} rows, batches of {size:,}, CPU s a batch:", end=" ")
+                print(", ".join(f"{name} {used:.2f}" for name, used in small(table, ids, tokens, size)), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

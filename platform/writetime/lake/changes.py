@@ -12,7 +12,15 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from writetime.changes import change_schema
-from writetime.lake.parquet import WRITTEN_SCHEMA, WrittenFile, conform, sort, split_by_bucket, write_file
+from writetime.lake.parquet import (
+    WRITTEN_SCHEMA,
+    WrittenFile,
+    conform,
+    sort,
+    split_by_bucket,
+    without_empty,
+    write_file,
+)
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
@@ -63,4 +71,4 @@ class ChangeWriter:
 
     def _flush(self, bucket: int, parts: Sequence[pa.Table]) -> WrittenFile:
         changes = sort(parts)
-        return write_file(self.storage, changes, bucket, changes["token"])
+        return write_file(self.storage, without_empty(changes), bucket, changes["token"])

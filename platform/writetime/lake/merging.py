@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from writetime.changes import change_schema
 from writetime.lake.delta import DataFile
-from writetime.lake.parquet import WrittenFile, read_file, write_file
+from writetime.lake.parquet import PROBED, WrittenFile, read_file, without_empty, write_file
 from writetime.lake.storage import Storage
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
@@ -48,7 +48,7 @@ def run_merge(task: MergeTask) -> WrittenFile | None:
     state = merge_files(task.sources, task.schema)
     if not state.num_rows:
         return None
-    return write_file(task.target, state, task.bucket, state["token"])
+    return write_file(task.target, without_empty(state), task.bucket, state["token"], layout=PROBED)
 
 
 def merge_files(

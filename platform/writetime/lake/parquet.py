@@ -1,27 +1,24 @@
 """The Parquet files of the lake: written and read by tasks, described in a few numbers for the commit."""
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as _compute
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from writetime.errors import WritetimeError
 from writetime.lake.buckets import buckets_of
 from writetime.lake.storage import Storage
-
-# pyarrow makes these functions as it is loaded, so a type checker does not know them.
-pc: Any = _compute
+from writetime.merge.arrow import one_chunk, pc
 
 PARTITION = "token_bucket"
 """The Delta tables' partition column."""
 
-ROW_GROUP_ROWS = 1 << 16
+# So many rows tell whether the values of a column repeat.
+_SAMPLE_ROWS = 1 << 10
 # Sorted by these, so that their statistics tell a reader which row groups it may leave out.
 SORTED_BY = ("token", "key", "position")
 
@@ -38,6 +35,20 @@ class WrittenFile:
     last_token: int | None
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How rows are put into a file: so many to a row group, which is what a reader reads or leaves out."""
+
+    row_group_rows: int
+    codec: str
+
+
+SCANNED = Layout(1 << 16, "zstd")
+"""For what is kept long and read from end to end."""
+
+PROBED = Layout(1 << 11, "lz4")
+"""For what is read again and again for some tokens. Its files are a third larger, and no dearer to write."""
+
 WRITTEN_SCHEMA = pa.schema(
     [
         ("path", pa.string()),
@@ -51,7 +62,13 @@ WRITTEN_SCHEMA = pa.schema(
 
 
 def write_file(
-    storage: Storage, table: pa.Table, bucket: int, tokens: pa.ChunkedArray | None, prefix: str = ""
+    storage: Storage,
+    table: pa.Table,
+    bucket: int,
+    tokens: pa.ChunkedArray | None,
+    prefix: str = "",
+    *,
+    layout: Layout = SCANNED,
 ) -> WrittenFile:
     """Write rows of one bucket as one file; `tokens` are those of the rows if they are a column too.
 
@@ -62,11 +79,13 @@ def write_file(
     filesystem = storage.filesystem()
     if storage.is_local:
         filesystem.create_dir(folder)
+    # pyarrow's types say that this is a bool only.
+    repeating: Any = _repeating(table)
     with (
         filesystem.open_output_stream(path) as sink,
-        pq.ParquetWriter(sink, table.schema, compression="zstd") as writer,
+        pq.ParquetWriter(sink, table.schema, compression=layout.codec, use_dictionary=repeating) as writer,
     ):
-        writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        writer.write_table(table, row_group_size=layout.row_group_rows)
     size = filesystem.get_file_info(path).size
     if tokens is None:
         return WrittenFile(path, bucket, table.num_rows, size, None, None)
@@ -74,11 +93,57 @@ def write_file(
     return WrittenFile(path, bucket, table.num_rows, size, ends["min"].as_py(), ends["max"].as_py())
 
 
+def _repeating(table: pa.Table) -> list[str]:
+    """Return the Parquet columns whose values repeat, by the first rows.
+
+    Only those gain by a dictionary. Of the others it makes files larger, and both writing and reading slower.
+    """
+    sample = table.slice(0, _SAMPLE_ROWS)
+    leaves = [leaf for name in table.column_names for leaf in _leaves(name, sample[name].combine_chunks())]
+    found = [(path, values[:_SAMPLE_ROWS].drop_null()) for path, values in leaves]
+    return [path for path, values in found if 2 * len(values.unique()) < len(values)]
+
+
+def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
+    """Yield the Parquet columns below a field, by their paths."""
+    if pa.types.is_struct(array.type):
+        for field, values in zip(array.type, array.flatten(), strict=True):
+            yield from _leaves(f"{path}.{field.name}", values)
+    elif pa.types.is_map(array.type):
+        yield from _leaves(f"{path}.key_value.key", array.keys)
+        yield from _leaves(f"{path}.key_value.value", array.items)
+    elif pa.types.is_list(array.type):
+        yield from _leaves(f"{path}.list.element", array.flatten())
+    else:
+        yield path, array
+
+
+def without_empty(table: pa.Table) -> pa.Table:
+    """Leave out the fields, also nested ones, that are null in all rows; `conform` puts them back."""
+    kept = {name: _without_empty(one_chunk(table[name])) for name in table.column_names}
+    return pa.table({name: array for name, array in kept.items() if array.null_count < len(array)})
+
+
+def _without_empty(array: pa.Array) -> pa.Array:
+    if not pa.types.is_struct(array.type):
+        return array
+    children = [(field.name, _without_empty(array.field(i))) for i, field in enumerate(array.type)]
+    # A struct without fields is none.
+    kept = [(n, c) for n, c in children if c.null_count < len(c)] or children[:1]
+    mask = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays([c for _, c in kept], names=[n for n, _ in kept], mask=mask)
+
+
 def read_file(storage: Storage, path: str, schema: pa.Schema) -> pa.Table:
     """Read a file's columns of this schema; what the file does not have is null."""
-    fragment = ds.ParquetFileFormat().make_fragment(path, storage.filesystem())
-    present = [name for name in schema.names if name in fragment.physical_schema.names]
-    return conform(fragment.to_table(columns=present), schema, f"{storage.address}/{path}")
+    with open_file(storage, path) as file:
+        present = [name for name in schema.names if name in file.schema_arrow.names]
+        return conform(file.read(present), schema, f"{storage.address}/{path}")
+
+
+def open_file(storage: Storage, path: str) -> pq.ParquetFile:
+    """Open a file; what is read of it comes in as few requests as its row groups allow."""
+    return pq.ParquetFile(path, filesystem=storage.filesystem(), pre_buffer=True)
 
 
 def conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from writetime.changes import change_schema, field_name, udt_fields
 from writetime.lake.merging import PORTION_BYTES, Source
-from writetime.lake.parquet import conform
+from writetime.lake.parquet import conform, open_file
 from writetime.merge import merge
 from writetime.merge.arrow import mask_of, pc
 from writetime.schema.table import TableSchema
@@ -86,9 +86,8 @@ def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray | Non
 
 def _open(sources: Iterable[Source]) -> Iterator[pq.ParquetFile]:
     for source in sources:
-        filesystem = source.storage.filesystem()
         for file in source.files:
-            with pq.ParquetFile(file.path, filesystem=filesystem) as opened:
+            with open_file(source.storage, file.path) as opened:
                 yield opened
 
 

@@ -1,0 +1,61 @@
+"""Compare the fold of partial updates with DuckDB, Polars and Spark SQL, and print one table.
+
+python -m bench.merge [--updates 10000000] [--per-key 3 --per-key 30] [--passes 2]
+"""
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from bench.merge import data, ways
+
+WARM_UP = 100_000
+OURS = "Writetime, fold"
+# How many times the CPU of the fold others are to take, at least.
+TARGETS = {"DuckDB, arg_max": 0.5, "Polars, group_by": 0.5, "Spark SQL, max(struct)": 4}
+
+
+@click.command()
+@click.option("--updates", default=10_000_000, show_default=True, help="Partial updates, each of one column of five.")
+@click.option("--per-key", default=(3, 30), show_default=True, multiple=True, help="Updates of each key, on average.")
+@click.option("--passes", default=2, show_default=True, help="Passes of each way; the best one counts.")
+def main(updates: int, per_key: tuple[int, ...], passes: int) -> None:
+    """Find the latest cells of the same files in all ways, and check that they find the same."""
+    spark = ways.session()
+    known = {
+        OURS: ways.Alone("fold"),
+        "DuckDB, arg_max": ways.Alone("duckdb"),
+        "Polars, group_by": ways.Alone("polars"),
+        "Writetime, fold in Spark tasks": ways.InSpark(spark, ways.fold_in_spark),
+        "Spark SQL, max(struct)": ways.InSpark(spark, ways.spark_sql),
+    }
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            lake = Path(name) / "warm-up"
+            data.write(lake, WARM_UP, 3)
+            for way in known.values():
+                ways.measure(way, lake, passes=1)
+            for number in per_key:
+                lake = Path(name) / str(number)
+                size = data.write(lake, updates, number)
+                print(f"{updates:,} updates, {number} a key: {size >> 20:,} MiB of changes")
+                print(f"  {'':32}{'CPU s':>8}{'wall s':>8}{'peak MiB':>10}{'times':>8}{'target':>8}")
+                results = {title: ways.measure(way, lake, passes) for title, way in known.items()}
+                for title, result in results.items():
+                    memory = f"{result.memory >> 20:,}" if result.memory else ""
+                    times = result.cpu / results[OURS].cpu
+                    target = TARGETS.get(title, "")
+                    print(
+                        f"  {title:32}{result.cpu:>8.1f}{result.wall:>8.1f}{memory:>10}{times:>8.2f}{target:>8}",
+                        flush=True,
+                    )
+                answers = {title: result.answer for title, result in results.items()}
+                if len(set(answers.values())) > 1:
+                    raise RuntimeError(f"the answers differ: {answers}")
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

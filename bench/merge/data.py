@@ -1,0 +1,50 @@
+"""Lakes of partial updates to fold, and the digest of the latest cells that anyone found in them."""
+
+import os
+import shutil
+from pathlib import Path
+
+import duckdb
+import numpy as np
+
+from bench.rows import COLUMNS, SCHEMA, add, tokens_of, updates
+from writetime import config
+from writetime.lake.table import LakeTable, create_table, open_table
+
+
+def write(lake: Path, count: int, per_key: int) -> int:
+    """Write a lake whose changes are partial updates, each of one column of five, so many a key; return their bytes."""
+    ids = np.arange(count // per_key, dtype=np.int64)
+    table = create_table(config.load(lake={"path": str(lake)}), SCHEMA)
+    add(table, updates(ids, tokens_of(ids), count, 1), 1)
+    return sum(file.size for file in table.changes.load().files)
+
+
+def copy(lake: Path, to: Path) -> None:
+    """Make a lake of the same files, which knows nothing of what is done to the other."""
+    shutil.copytree(lake, to, copy_function=os.link)
+
+
+def opened(lake: Path) -> LakeTable:
+    """Open the table of a lake."""
+    return open_table(config.load(lake={"path": str(lake)}), SCHEMA.full_name)
+
+
+def files(lake: Path) -> list[str]:
+    """Return the files of changes."""
+    changes = opened(lake).changes
+    return [f"{changes.storage.address}/{file.path}" for file in changes.load().files]
+
+
+def state(lake: Path) -> Path:
+    """Return the folder of the state."""
+    return Path(opened(lake).state.storage.address)
+
+
+def digest(folder: Path) -> tuple[int, ...]:
+    """Return the number of rows in a folder of Parquet files, and a sum over the latest cells of each column."""
+    sums = ", ".join(f"sum(hash(id, {c}.write_time, {c}.value))" for c in COLUMNS)
+    source = f"read_parquet('{folder}/**/*.parquet', hive_partitioning = false)"
+    answer = duckdb.sql(f"SELECT count(*), {sums} FROM {source}").fetchone()
+    assert answer is not None
+    return tuple(int(number) for number in answer)
