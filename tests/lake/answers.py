@@ -39,7 +39,7 @@ def _plain(scalar: Any) -> Any:
         return [[_plain(entry["key"]), _plain(entry["value"])] for entry in scalar.values]
     if pa.types.is_list(scalar.type):
         return [_plain(element) for element in scalar.values]
-    return scalar.value if pa.types.is_temporal(scalar.type) else scalar.as_py()
+    return scalar.value if pa.types.is_temporal(scalar.type) else _number(scalar.as_py())
 
 
 def _value(value: Any, cql_type: CqlType) -> Any:
@@ -69,4 +69,9 @@ def _value(value: Any, cql_type: CqlType) -> Any:
             return str(value)
     if isinstance(cql_type, Native) and cql_type.name in ("varint", "inet"):
         return str(ipaddress.ip_address(value)) if cql_type.name == "inet" else str(value)
-    return value
+    return _number(value)
+
+
+def _number(value: Any) -> Any:
+    """Make text of floating point numbers, as not-a-number equals itself then, and 0.0 not -0.0."""
+    return value.hex() if isinstance(value, float) else value

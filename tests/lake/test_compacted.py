@@ -16,7 +16,7 @@ def test_what_the_database_compacted(settings: Settings, compression: str) -> No
     table = f"{settings.cassandra.keyspace}.compacted"
     with connect(settings) as session:
         session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text) WITH compression = {compression}")
-        _, port = snapshot._node(session)
+        _, port = snapshot.local_node(session)
         for part in range(2):
             for i in range(100):
                 session.execute(f"INSERT INTO {table} (id, v) VALUES ({i}, '{part}')")

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.merge.conftest import History
-from tests.storage.expected import assert_same
+from tests.storage.expected import assert_same, plain
 from writetime.changes import field_name
 from writetime.merge import live_rows, merge
 from writetime.merge.values import has_forms
@@ -21,7 +21,7 @@ def with_one_form(rows: pa.Table, schema: TableSchema) -> pa.Table:
     for column in schema.clustering:
         if has_forms(column.type):
             index = rows.schema.get_field_index(column.name)
-            texts = [repr(_normal(v)) for v in rows[column.name].to_pylist()]
+            texts = [repr(_normal(plain(v))) for v in rows[column.name]]
             rows = rows.set_column(index, column.name, pa.array(texts))
     return rows
 

@@ -37,6 +37,9 @@ COMPRESSIONS = [
     "{'enabled': false}",
 ]
 
+# Partition keys and clusterings, as literals.
+Places = tuple[list[list[str]], list[list[str]]]
+
 
 class Generator:
     """Makes schemas and CQL statements; the same seed makes the same ones."""
@@ -118,11 +121,19 @@ class Generator:
     def _maybe_null(self, cql_type: CqlType) -> str:
         return "null" if self.random.random() < 0.15 else self.literal(cql_type, key=True)
 
-    def writes(self, schema: TableSchema, count: int) -> list[str]:
-        """Make statements that write to a table, on few partitions and rows, so that they meet."""
-        r = self.random
+    def places(self, schema: TableSchema) -> Places:
+        """Make a few partition keys and clusterings, so that writes to them meet."""
         keys = [[self.literal(c.type, key=True) for c in schema.partition_key] for _ in range(4)]
-        rows = [[self.literal(c.type, key=True) for c in schema.clustering] for _ in range(6)]
+        return keys, [[self.literal(c.type, key=True) for c in schema.clustering] for _ in range(6)]
+
+    def bound(self, schema: TableSchema, n: int) -> str:
+        """Make a bound of the range that a statement deletes, for a clustering column by its number."""
+        return self.literal(schema.clustering[n].type, key=True)
+
+    def writes(self, schema: TableSchema, count: int, places: Places | None = None) -> list[str]:
+        """Make statements that write to a table, to these places or to new ones."""
+        r = self.random
+        keys, rows = places or self.places(schema)
         made = [self._write(schema, r.choice(keys), r.choice(rows)) for _ in range(count)]
         statements = []
         while made:
@@ -156,7 +167,7 @@ class Generator:
             n = r.randrange(len(row))
             bounds = where_key + where_row[:n]
             column = quote_name(schema.clustering[n].name)
-            low, high = (self.literal(schema.clustering[n].type, key=True) for _ in range(2))
+            low, high = (self.bound(schema, n) for _ in range(2))
             bounds += r.choice(
                 [[f"{column} >= {low}"], [f"{column} < {high}"], [f"{column} > {low}", f"{column} <= {high}"], []]
             )
@@ -164,6 +175,8 @@ class Generator:
                 timestamp = timestamp.replace("-", "")
             return f"DELETE FROM {table}{timestamp} WHERE {' AND '.join(bounds)}"
         if choice < 0.2:
+            if not row:
+                timestamp = timestamp.replace("-", "")
             return f"DELETE FROM {table}{timestamp} WHERE {where}"
         if choice < 0.3 and written:
             column = r.choice(written)

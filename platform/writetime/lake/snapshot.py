@@ -31,11 +31,11 @@ def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
         found = session.execute(query, [keyspace, name]).one()
         if found is None:
             raise WritetimeError(f"the database has no table {table}: name it as KEYSPACE.TABLE")
-        properties, port = _node(session)
+        properties, port = local_node(session)
     nodetool(port, "snapshot", "-t", tag, "-kt", table)
     folders = [
         Path(folder) / keyspace / f"{name}-{found.id.hex}" / "snapshots" / tag
-        for folder in _list(properties["data_file_directories"])
+        for folder in listed(properties["data_file_directories"])
     ]
     present = [folder for folder in folders if folder.is_dir()]
     if not present:
@@ -49,11 +49,16 @@ def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
 def clear_snapshot(settings: Settings, table: str, tag: str) -> None:
     """Delete a snapshot."""
     with connect(settings) as session:
-        _, port = _node(session)
+        _, port = local_node(session)
     nodetool(port, "clearsnapshot", "-t", tag, "--", table.partition(".")[0])
 
 
-def _node(session: Session) -> tuple[Mapping[str, str], int]:
+def local_node(session: Session) -> tuple[Mapping[str, str], int]:
+    """Return the settings that a node of Cassandra has in force, by name, and its JMX port.
+
+    Raises:
+        WritetimeError: the node is not Cassandra, or has no JMX port.
+    """
     try:
         settings = dict(iter(session.execute("SELECT name, value FROM system_views.settings")))
         properties = dict(iter(session.execute("SELECT name, value FROM system_views.system_properties")))
@@ -68,7 +73,7 @@ def _node(session: Session) -> tuple[Mapping[str, str], int]:
     raise WritetimeError(f"the node says no JMX port: start it with -D{_JMX_PORTS[0]}=7199 (cassandra-env.sh does)")
 
 
-def _list(text: str) -> list[str]:
+def listed(text: str) -> list[str]:
     """Read a list as the virtual table has it: `[a, b]`, without quotes."""
     try:
         return [str(item) for item in ast.literal_eval(text)]

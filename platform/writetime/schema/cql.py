@@ -2,7 +2,7 @@
 `schema.cql`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from uuid import UUID
 
@@ -30,8 +30,8 @@ _COMPACT = re.compile(r"\bCOMPACT\s+STORAGE\b", re.I)
 _ID = re.compile(r"\bID\s*=\s*'?(?P<id>[0-9a-f-]{36})'?", re.I)
 
 
-def parse_schemas(text: str, keyspace: str = "") -> list[TableSchema]:
-    """Read every table of a CQL text; `keyspace` is the one of names without any.
+def parse_schemas(text: str, keyspace: str = "", known: Iterable[Udt] = ()) -> list[TableSchema]:
+    """Read every table of a CQL text; `keyspace` is the one of names without any, `known` are types beside its own.
 
     Other statements (CREATE KEYSPACE, CREATE INDEX, ...) are passed over, as they do not change what rows look like.
 
@@ -39,16 +39,18 @@ def parse_schemas(text: str, keyspace: str = "") -> list[TableSchema]:
         SchemaError, CqlTypeError: a statement on a type or table cannot be read, or a table has compact storage.
     """
     udts: dict[str, dict[str, Udt]] = {}
+    for udt in known:
+        udts.setdefault(udt.keyspace, {})[udt.name] = udt
     tables: dict[tuple[str, str], TableSchema] = {}
     for statement in _statements(text):
         if match := _CREATE_TYPE.match(statement):
             ks, name = _unquote(match["keyspace"] or keyspace), _unquote(match["name"])
-            known = udts.setdefault(ks, {})
+            types = udts.setdefault(ks, {})
             fields = []
             for part in _split(match["body"]):
                 column = _match(_COLUMN, part, statement)
-                fields.append((_unquote(column["name"]), parse_cql(column["type"], known)))
-            known[name] = Udt(ks, name, tuple(fields))
+                fields.append((_unquote(column["name"]), parse_cql(column["type"], types)))
+            types[name] = Udt(ks, name, tuple(fields))
         elif match := _CREATE_TABLE.match(statement):
             ks, name = _unquote(match["keyspace"] or keyspace), _unquote(match["name"])
             tables[ks, name] = _table(ks, name, statement, match.end(), udts.get(ks, {}))

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import Column, SchemaError, TableSchema
-from writetime.schema.types import CqlType
+from writetime.schema.types import CqlType, CqlTypeError
 from writetime.storage.errors import Missing
 from writetime.storage.files import Location, read_file
 from writetime.storage.statistics import Header, read_header
@@ -18,11 +18,13 @@ _TABLE_FOLDER = re.compile(r"(?P<name>\w+)-(?P<id>[0-9a-f]{32})$")
 def infer_schema(locations: Sequence[Location]) -> TableSchema:
     """Return the schema of the SSTables of one table.
 
-    A snapshot's `schema.cql` has it complete. Headers know the columns that their file has, dropped ones included, and
-    not the names of key columns: those are then called `key1`, `key2`, ... and `clustering1`, ....
+    A snapshot's `schema.cql` has it complete, but for the user-defined types that are used inside of other types only:
+    Cassandra (5.0.9) leaves them out, and the headers have them. Headers know the columns that their file has, dropped
+    ones included, and not the names of key columns: those are then called `key1`, `key2`, ... and `clustering1`, ....
 
     Raises:
         SchemaError: there is no SSTable, or they are of different tables.
+        CqlTypeError: `schema.cql` uses a type that neither it nor a header has.
     """
     if not locations:
         raise SchemaError("there are no SSTables to infer a schema from")
@@ -31,7 +33,17 @@ def infer_schema(locations: Sequence[Location]) -> TableSchema:
         text = read_file(locations[0].filesystem, path).decode()
     except Missing:
         return schema_of_headers([(location, read_header(location)) for location in locations])
-    schemas = parse_schemas(text)
+    try:
+        schemas = parse_schemas(text)
+    except CqlTypeError:
+        types = schema_of_headers([(location, read_header(location)) for location in locations]).udts()
+        try:
+            schemas = parse_schemas(text, known=types)
+        except CqlTypeError as e:
+            raise CqlTypeError(
+                f"{path}: {e}; Cassandra leaves out types that are used inside of others only, and none of the "
+                "SSTables has a value of it: add its CREATE TYPE to that file, or name a complete schema"
+            ) from None
     if len(schemas) != 1:
         raise SchemaError(f"{path}: one CREATE TABLE expected, found {len(schemas)}")
     return schemas[0]

@@ -1,0 +1,145 @@
+"""A real node: statements and answers at chosen seconds, its commit log from where it was left, its snapshots."""
+
+import io
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from cassandra import InvalidRequest
+from cassandra.cluster import Cluster
+from cassandra.protocol import QueryMessage
+from cassandra.query import SimpleStatement
+
+from tests.merge.answers import decoded
+from writetime.lake.snapshot import listed, local_node
+from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.types import quote_name
+from writetime.servers.nodetool import nodetool
+from writetime.storage.commitlog import CommitLogReader, SegmentReport
+from writetime.storage.segment import find_segments, trusted
+from writetime.verify.database import RawProtocol
+
+_IN_FLIGHT = 64
+_NOW_IN_SECONDS = 0x100
+
+
+class _QueryAt(QueryMessage):
+    """A query that the node executes as of a second (protocol v5: the flag `now_in_seconds`, the last value)."""
+
+    second = 0
+
+    def _write_query_params(self, f: Any, protocol_version: int) -> None:
+        inner = io.BytesIO()
+        super()._write_query_params(inner, protocol_version)
+        body = bytearray(inner.getvalue())
+        # The consistency level comes first, in two bytes, then the flags.
+        flags = int.from_bytes(body[2:6], "big") | _NOW_IN_SECONDS
+        body[2:6] = flags.to_bytes(4, "big")
+        f.write(bytes(body) + self.second.to_bytes(4, "big"))
+
+
+class _ProtocolAt(RawProtocol):
+    """Takes the second, and the default write time, of a statement from its custom payload."""
+
+    @classmethod
+    def encode_message(cls, msg: Any, *arguments: Any, **options: Any) -> bytes:
+        payload = getattr(msg, "custom_payload", None)
+        if payload and "second" in payload:
+            msg.__class__ = _QueryAt
+            msg.second = payload["second"]
+            msg.timestamp = payload["timestamp"]
+            msg.custom_payload = None
+        return super().encode_message(msg, *arguments, **options)
+
+
+class Node(AbstractContextManager["Node"]):
+    """The node of this machine that answers at a port. What its commit log has so far is passed over."""
+
+    def __init__(self, port: int) -> None:
+        self._cluster = Cluster(
+            ["127.0.0.1"],
+            port=port,
+            protocol_version=5,
+            connect_timeout=60,
+            control_connection_timeout=60,
+            schema_metadata_enabled=False,
+            token_metadata_enabled=False,
+        )
+        self._plain = self._cluster.connect()
+        self._at = self._cluster.connect()
+        self._at.client_protocol_handler = _ProtocolAt
+        self._plain.default_timeout = self._at.default_timeout = 120
+        settings, self._jmx_port = local_node(self._plain)
+        self._data = [Path(folder) for folder in listed(settings["data_file_directories"])]
+        self._cdc_raw = str(settings["cdc_raw_directory"])
+        self._read_to: dict[int, int] = {}
+        if Path(self._cdc_raw).is_dir():
+            self._read_to = {s.id: until for s, until in trusted(find_segments(self._cdc_raw)) if until is not None}
+
+    def __exit__(self, *_: object) -> None:
+        self._cluster.shutdown()
+
+    def execute(self, statement: str) -> None:
+        """Execute a statement, such as one that changes the schema."""
+        self._plain.execute(statement)
+
+    def schemas(self, keyspace: str) -> dict[str, TableSchema]:
+        """Return the tables of a keyspace by name."""
+        return {s.name: s for s in read_schemas(self._plain, [keyspace])}
+
+    def write(self, statements: Iterable[tuple[str, int, int]]) -> list[str]:
+        """Execute statements, each at a second and with a default write time; return those that are not valid CQL."""
+        refused = []
+        waiting: list[tuple[str, Any]] = []
+
+        def wait() -> None:
+            statement, future = waiting.pop(0)
+            try:
+                future.result()
+            except InvalidRequest as e:
+                # The generator does not know that a range must not be empty, nor a key.
+                if "DELETE" not in statement and "BATCH" not in statement and "Key may not be empty" not in str(e):
+                    raise AssertionError(f"{statement}: {e}") from e
+                refused.append(statement)
+
+        for statement, second, timestamp in statements:
+            payload: Any = {"second": second, "timestamp": timestamp}
+            waiting.append((statement, self._at.execute_async(SimpleStatement(statement), custom_payload=payload)))
+            if len(waiting) == _IN_FLIGHT:
+                wait()
+        while waiting:
+            wait()
+        return refused
+
+    def rows(self, schema: TableSchema, second: int) -> pa.Table:
+        """Return what `SELECT *` answers as of a second."""
+        names = ", ".join(quote_name(c.name) for c in schema.columns)
+        payload: Any = {"second": second, "timestamp": None}
+        statement = SimpleStatement(f"SELECT {names} FROM {schema.full_name}", fetch_size=None)  # type: ignore[arg-type]
+        return decoded([list(row) for row in self._at.execute(statement, custom_payload=payload)], schema)
+
+    def log(self, schemas: Sequence[TableSchema]) -> dict[str, list[pa.RecordBatch]]:
+        """Read the changes to these tables that the commit log has since the last time, by table name."""
+        found: dict[str, list[pa.RecordBatch]] = {}
+        reader = CommitLogReader(read_schemas(self._plain), [s.full_name for s in schemas], on_unknown_table="skip")
+        for segment, until in trusted(find_segments(self._cdc_raw)):
+            start = self._read_to.get(segment.id, 0)
+            if until is None or until <= start:
+                continue
+            report = SegmentReport()
+            for schema, batch in reader.read(segment, start=start, until=until, report=report):
+                found.setdefault(schema.name, []).append(batch)
+            self._read_to[segment.id] = report.position
+        return found
+
+    def nodetool(self, *arguments: str) -> None:
+        """Run a command of Cassandra's `nodetool`."""
+        nodetool(self._jmx_port, *arguments)
+
+    def snapshot(self, schema: TableSchema, tag: str) -> Path:
+        """Return the folder of a snapshot that was taken."""
+        assert schema.id is not None
+        inner = Path(schema.keyspace) / f"{schema.name}-{schema.id.hex}" / "snapshots" / tag
+        return next(folder / inner for folder in self._data if (folder / inner).is_dir())

@@ -1,0 +1,35 @@
+"""A few differential histories; see `tests.lake.histories`, which runs thousands."""
+
+from tests.lake.histories.node import Node
+from tests.lake.histories.plan import Plan, make_plan, size
+from tests.lake.histories.run import Failure, run_plans, shrink
+from tests.storage.conftest import create_udts
+from tests.storage.generate import KEYSPACE, SEED
+from writetime.config import Settings
+
+
+def test_the_lake_says_what_the_database_answers(server_settings: Settings) -> None:
+    with Node(server_settings.cassandra.port) as node:
+        for statement in create_udts():
+            node.execute(statement)
+        try:
+            plans = [make_plan(100 * SEED + n, f"t{n}", histories=4, rounds=3) for n in range(1, 5)]
+            result = run_plans(plans, node)
+        finally:
+            node.execute(f"DROP KEYSPACE {KEYSPACE}")
+    assert not result.failures, "\n".join(f"{f.plan}\n{f.reason}" for f in result.failures)
+    assert result.comparisons >= 2 * len(plans)
+
+
+def test_a_failing_plan_is_made_small() -> None:
+    plan = make_plan(1, "t", histories=2)
+    writes = [item for each in plan.rounds for item in each.of("write")]
+
+    def fails(candidate: Plan) -> Failure | None:
+        left = [(i.kind, i.second, i.timestamp) for each in candidate.rounds for i in each.items]
+        needed = [(i.kind, i.second, i.timestamp) for i in (writes[3], writes[-2])]
+        return Failure(candidate, 0, "both are there") if all(n in left for n in needed) else None
+
+    small = shrink(Failure(plan, 0, ""), fails)
+    assert size(small.plan) == 2
+    assert f"INTO {KEYSPACE}.t" in str(plan)
