@@ -11,7 +11,7 @@ from tests.merge.conftest import History
 from tests.storage.expected import assert_same
 from writetime.changes import field_name
 from writetime.merge import live_rows, merge
-from writetime.merge.values import has_forms
+from writetime.merge.values import has_forms, plain
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native, is_complex
 
@@ -21,7 +21,7 @@ def with_one_form(rows: pa.Table, schema: TableSchema) -> pa.Table:
     for column in schema.clustering:
         if has_forms(column.type):
             index = rows.schema.get_field_index(column.name)
-            texts = [repr(_normal(v)) for v in rows[column.name].to_pylist()]
+            texts = [repr(_normal(v)) for v in plain(rows[column.name].combine_chunks()).to_pylist()]
             rows = rows.set_column(index, column.name, pa.array(texts))
     return rows
 
