@@ -15,6 +15,7 @@ from writetime.ingest.topics import ensure_ingest_topics
 from writetime.kafka import beginning_offsets, end_offsets
 from writetime.lake.cli import backfill, maintain, snapshot, view
 from writetime.rows.cli import publish, rebuild, rows
+from writetime.scylla_cdc.cli import scylla_cdc
 from writetime.storage.cli import commitlog, sstable
 from writetime.verify.cli import verify
 
@@ -111,7 +112,7 @@ def redrive() -> None:
     click.echo(f"{deadletters.redrive(config.load())} redriven")
 
 
-for command in (sstable, commitlog, snapshot, backfill, view, maintain, rows, publish, rebuild, verify):
+for command in (sstable, commitlog, scylla_cdc, snapshot, backfill, view, maintain, rows, publish, rebuild, verify):
     main.add_command(command)
 
 

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.merge.tables import every_type
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, Timed, groups_of, now, stream_set
+from tests.scylla_cdc.examples import EXAMPLES, LATE, examples, late
 from tests.scylla_cdc.writer import Group
 from tests.storage.conftest import create_udts
 from tests.storage.generate import SEED, Generator
@@ -44,7 +45,7 @@ def spark(spark: SparkSession) -> SparkSession:
     return spark
 
 
-def _sets(r: random.Random, base: int, *, tablets: bool) -> list[StreamSet]:
+def sets_of_streams(r: random.Random, base: int, *, tablets: bool) -> list[StreamSet]:
     """Three sets: with tablets, the middle ones are split, and then the first ones merged."""
     quarter = 1 << 62
     ends = [-quarter, 0, quarter, (1 << 63) - 1]
@@ -65,27 +66,44 @@ TIMES = [0, 1, SECOND, 5 * SECOND, 10 * SECOND - 1, 10 * SECOND, 15 * SECOND, 20
 TIMES += [20 * SECOND, 20 * SECOND + 1, 30 * SECOND, 40 * SECOND - 1, 40 * SECOND, 50 * SECOND, 60 * SECOND]
 
 
+@dataclass
+class Written:
+    """Base tables that were written to, and the groups that their logs should have, from `base` on (microseconds)."""
+
+    base: int
+    schemas: dict[str, TableSchema]
+    groups: dict[str, list[Group]]
+
+
 @pytest.fixture(scope="session")
-def logged(cdc: CdcDatabase) -> list[Logged]:
-    """All tables; the logs of the first are written, with vnodes and tablets in turn."""
+def written(cdc: CdcDatabase) -> Written:
+    """Tables, their logs empty as yet."""
     generator = Generator(SEED + 5)
     generator._ttls = [1, 100_000]
     base = (now() // SECOND - 120) * SECOND
     made = [generator.schema(f"cdc{i}") for i in range(TABLES)] + [replace(every_type(), name="cdc_types")]
-    schemas = []
-    for i, schema in enumerate(made):
-        created = cdc.create(schema)
-        cdc.write(map(Timed(i, base, TIMES), generator.writes(schema, WRITES)))
-        schemas.append(created)
+    writes = {s.name: list(map(Timed(i, base, TIMES), generator.writes(s, WRITES))) for i, s in enumerate(made)}
+    for name, statements in ((EXAMPLES.name, examples(base)), (LATE.name, late(base))):
+        writes[name] = statements
+    schemas = {}
+    for schema in [*made, EXAMPLES, LATE]:
+        schemas[schema.name] = cdc.create(schema)
+        cdc.write(writes[schema.name])
+    found = cdc.mutations(list(schemas.values()))
+    return Written(base, schemas, {name: groups_of(schema, found) for name, schema in schemas.items()})
+
+
+@pytest.fixture(scope="session")
+def logged(cdc: CdcDatabase, written: Written) -> list[Logged]:
+    """The generated tables with their logs, with vnodes and tablets in turn."""
     r = random.Random(SEED)
-    generations = _sets(r, base, tablets=False)
+    generations = sets_of_streams(r, written.base, tablets=False)
     cdc.announce_generations(generations)
-    found = cdc.mutations(schemas)
     logs = []
-    for i, schema in enumerate(schemas):
-        sets = _sets(r, base, tablets=True) if i % 2 else generations
+    for i, schema in enumerate(s for s in written.schemas.values() if s.name not in (EXAMPLES.name, LATE.name)):
+        sets = sets_of_streams(r, written.base, tablets=True) if i % 2 else generations
         if i % 2:
             cdc.announce_tablets(schema, sets)
-        groups = groups_of(schema, found)
+        groups = written.groups[schema.name]
         logs.append(Logged(schema, groups, sets, cdc.log(schema, groups, sets, i)))
     return logs

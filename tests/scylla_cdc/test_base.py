@@ -17,9 +17,9 @@ from writetime.scylla_cdc.offsets import interval
 from writetime.scylla_cdc.source import open_source
 
 
-def origins(changes: pa.Table) -> list[str]:
-    found = changes["origin"].combine_chunks()
-    return [f"{o['file']}/{o['offset']}" for o in found.to_pylist()]
+def origins(changes: pa.Table | pa.RecordBatch) -> list[str]:
+    """Which rows of the log the changes were made of."""
+    return [f"{o['file']}/{o['offset']}" for o in changes["origin"].to_pylist()]
 
 
 def read_all(cdc: CdcDatabase, schema: TableSchema) -> pa.Table:

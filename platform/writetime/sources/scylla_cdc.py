@@ -42,9 +42,10 @@ _OPTIONS = {"table", "from", "to", "snapshot_at", "fields", "empty_updates"}
 
 @dataclass
 class Part(InputPartition):
-    """What one task reads."""
+    """What one task reads; `start` is where the batch begins, without what is read again."""
 
     pieces: list[Piece]
+    start: int
 
 
 class ScyllaCdcSource(DataSource):
@@ -98,7 +99,7 @@ class _Asked:
             source.check_schema(table)
             yield from source.read(part.pieces, fields, empty_updates=self.empty_updates)
             source.check_schema(table)
-            source.check_gap(min(piece.start for piece in part.pieces), self.snapshot_at)
+            source.check_gap(part.start, self.snapshot_at)
 
 
 def _settings(options: Mapping[str, str]) -> Settings:
@@ -141,7 +142,8 @@ class ScyllaCdcBatchReader(DataSourceReader):
         asked = self._asked
         with open_source(asked.settings, asked.table) as source:
             pieces = interval(source, asked.start, asked.end, asked.snapshot_at)
-            return [Part(some) for some in shared_out(pieces, source.settings.tasks)]
+            start = min((piece.start for piece in pieces), default=0)
+            return [Part(some, start) for some in shared_out(pieces, source.settings.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""
@@ -189,9 +191,10 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             Gap: it is not in the log any more.
         """
         with self._source() as source:
-            check(source, Offset.parse(start), self._asked.snapshot_at)
-            pieces = pieces_between(source, Offset.parse(start), Offset.parse(end))
-            return [Part(some) for some in shared_out(pieces, source.settings.tasks)]
+            first = Offset.parse(start)
+            check(source, first, self._asked.snapshot_at)
+            pieces = pieces_between(source, first, Offset.parse(end))
+            return [Part(some, first.until) for some in shared_out(pieces, source.settings.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""
