@@ -29,7 +29,10 @@ _KEY = {"c": 1, "d": 1}
 Wanted = list[tuple[int, list[dict[str, Any]]]]
 # Each with the groups that it makes: microseconds after the statement's time, and the rows.
 CASES: list[tuple[str, Wanted]] = [
-    (f"UPDATE t USING TIMESTAMP {{t}} SET s = 1, v = 2 WHERE {_ROW}", [(0, [{"op": 1, "s": 1}, {"op": 1, **_KEY, "v": 2}])]),
+    (
+        f"UPDATE t USING TIMESTAMP {{t}} SET s = 1, v = 2 WHERE {_ROW}",
+        [(0, [{"op": 1, "s": 1}, {"op": 1, **_KEY, "v": 2}])],
+    ),
     (
         "INSERT INTO t (p, c, d, v, m) VALUES ({p}, 1, 1, 3, {{1: 2}}) USING TIMESTAMP {t} AND TTL 100",
         [

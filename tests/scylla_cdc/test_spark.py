@@ -4,14 +4,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.merge.test_cql import assert_answers
 from tests.scylla_cdc.conftest import Logged
-from tests.scylla_cdc.databases import SECOND, CdcDatabase
+from tests.scylla_cdc.databases import CdcDatabase
 from tests.scylla_cdc.test_base import asked
 from writetime.changes import change_schema
 from writetime.merge import merge

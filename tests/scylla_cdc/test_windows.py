@@ -15,6 +15,7 @@ from writetime.config import Settings
 from writetime.scylla_cdc.log import LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between
 from writetime.scylla_cdc.source import CdcSource, Gap, open_source
+from writetime.scylla_cdc.streams import StreamSets
 
 
 def with_(cdc: CdcDatabase, **changed: object) -> Settings:
@@ -36,7 +37,9 @@ def windows(source: CdcSource, offset: Offset, until: int) -> Iterator[tuple[Off
 def test_windows_read_each_row_once(cdc: CdcDatabase, logged: list[Logged]) -> None:
     r = random.Random(1)
     for table in logged:
-        settings = with_(cdc, window_seconds=r.choice([1.5, 7, 10]), batch_seconds=r.choice([10, 60]), streams_at_once=3)
+        settings = with_(
+            cdc, window_seconds=r.choice([1.5, 7, 10]), batch_seconds=r.choice([10, 60]), streams_at_once=3
+        )
         last = max(group.time for group in table.groups) + 11 * SECOND
         found: Counter[str] = Counter()
         with open_source(settings, table.schema.full_name) as source:
@@ -66,7 +69,9 @@ def late(cdc: CdcDatabase, written: Written) -> Logged:
     return Logged(schema, written.groups[LATE.name], sets, [])
 
 
-def test_a_set_that_is_published_late_is_read_from_its_beginning(cdc: CdcDatabase, late: Logged, written: Written) -> None:
+def test_a_set_that_is_published_late_is_read_from_its_beginning(
+    cdc: CdcDatabase, late: Logged, written: Written
+) -> None:
     cdc.announce_tablets(late.schema, late.sets[:1])
     wanted = cdc.log(late.schema, late.groups, late.sets)
     with open_source(with_(cdc, window_seconds=1), late.schema.full_name) as source:
@@ -89,7 +94,9 @@ def test_late_writes_are_found_by_looking_again(cdc: CdcDatabase, late: Logged, 
     counted: dict[bool, Counter[str]] = {}
     late_rows: list[str] = []
     for again in (False, True):
-        with open_source(with_(cdc, window_seconds=5, rescan_seconds=60 if again else 0), late.schema.full_name) as source:
+        with open_source(
+            with_(cdc, window_seconds=5, rescan_seconds=60 if again else 0), late.schema.full_name
+        ) as source:
             start = first_offset(source, written.base, None)
             middle = next_offset(source, start, written.base + 60 * SECOND, None)
             found = read(source, start, middle)
@@ -109,7 +116,9 @@ def test_a_stream_that_was_away_for_longer_than_the_log_keeps_rows(
     with open_source(with_(cdc, log_ttl_seconds=30, window_seconds=1), late.schema.full_name) as source:
         offset = Offset(start, late.sets[0].time, start, str(late.schema.id))
         before = now() - 30 * SECOND
-        with pytest.raises(Gap, match="the log keeps rows for 30 seconds. To close the gap, take a snapshot") as raised:
+        with pytest.raises(
+            Gap, match=r"the log keeps rows for 30 seconds. To close the gap, take a snapshot"
+        ) as raised:
             next_offset(source, offset, source.settled(), None)
         assert raised.value.start == start
         assert before <= raised.value.end <= now()
@@ -157,13 +166,13 @@ def test_a_table_that_was_created_again(cdc: CdcDatabase, late: Logged, written:
 
 def test_sets_that_are_not_complete(cdc: CdcDatabase, late: Logged) -> None:
     cdc.announce_tablets(late.schema, [StreamSet(late.sets[0].time, ())])
-    with open_source(cdc.settings, late.schema.full_name) as source:
-        with pytest.raises(LogError, match="cdc_streams has no streams of the set that begins at"):
-            source.sets.pieces(now() - SECOND, now(), now(), now())
+    incomplete = pytest.raises(LogError, match="cdc_streams has no streams of the set that begins at")
+    with open_source(cdc.settings, late.schema.full_name) as source, incomplete:
+        source.sets.pieces(now() - SECOND, now(), now(), now())
     settings = with_(cdc, tablet_times="system.cdc_timestamps", generation_times="system.nothing")
-    with pytest.raises(LogError, match="the database tells of no CDC streams for"):
-        with open_source(settings, late.schema.full_name):
-            pass
+    none = pytest.raises(LogError, match="the database tells of no CDC streams for")
+    with none, open_source(settings, late.schema.full_name):
+        pass
 
 
 def test_pieces_begin_where_a_set_does() -> None:
@@ -182,11 +191,9 @@ def _check_pieces(r: random.Random, sets: list[StreamSet]) -> None:
             self.times: list[int] = []
             self.streams = {s.time: s.streams for s in sets}.__getitem__
 
-    from writetime.scylla_cdc.streams import StreamSets
-
     ticks: Counter[tuple[bytes, int]] = Counter()
     at = known = sets[0].time
-    ends = sorted(r.sample(range(at + 1, 121), 5)) + [121]
+    ends = [*sorted(r.sample(range(at + 1, 121), 5)), 121]
     for end in ends:
         source = Known()
         # A set is published before it begins, or some time after.
@@ -198,5 +205,7 @@ def _check_pieces(r: random.Random, sets: list[StreamSet]) -> None:
         at, known = end, newest
     assert max(ticks.values()) == 1
     nexts = [*(s.time for s in sets[1:]), 121]
-    wanted = {(stream, t) for s, after in zip(sets, nexts, strict=True) for stream in s.streams for t in range(s.time, after)}
+    wanted = {
+        (stream, t) for s, after in zip(sets, nexts, strict=True) for stream in s.streams for t in range(s.time, after)
+    }
     assert wanted <= ticks.keys()

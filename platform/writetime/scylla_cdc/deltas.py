@@ -104,6 +104,7 @@ class Deltas:
             self.table, page.filter(pa.array(kept)), operations[kept], page.filter(pa.array(ends)), operations[ends]
         )
         arrays = [self._array(work, name, captured_at) for name in self.schema.names]
+        work.check_ranges(self._position)
         if self._refuses_empty:
             work.check_updates([a for n, a in zip(self.schema.names, arrays, strict=True) if n in self._written])
         if not arrays:
@@ -232,6 +233,15 @@ class _Rows:
         for i, operation, values in rows:
             made[i] = encode(_prefix(values), AFTER if operation == L.END_INCLUSIVE else BEFORE)
         return pa.array(made, pa.binary())
+
+    def check_ranges(self, encode: Encode) -> None:
+        """Refuse ranges whose bounds are not in the order of the clustering."""
+        if not self._ends.num_rows:
+            return
+        starts, ends = self.positions(encode), self.ends(encode)
+        wrong = pc.greater(starts, ends).fill_null(False).to_numpy(zero_copy_only=False)
+        if wrong.any():
+            raise LogError(f"{_where_in(self.page, wrong, self._table)} deletes a range that ends before it starts")
 
     def _clusterings(self, page: pa.RecordBatch) -> list[tuple[bytes | None, ...]]:
         if not self._table.clustering:
