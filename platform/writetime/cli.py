@@ -16,6 +16,7 @@ from writetime.ingest.topics import ensure_ingest_topics
 from writetime.kafka import beginning_offsets, end_offsets
 from writetime.lake.cli import backfill, maintain, snapshot, view
 from writetime.rows.cli import publish, rebuild, rows
+from writetime.scylla_cdc.cli import scylla_cdc
 from writetime.storage.cli import commitlog, sstable
 from writetime.verify.cli import verify
 
@@ -115,7 +116,10 @@ def redrive() -> None:
     click.echo(f"{deadletters.redrive(config.load())} redriven")
 
 
-for command in (agent, land, sstable, commitlog, snapshot, backfill, view, maintain, rows, publish, rebuild, verify):
+for command in (
+    *(agent, land, scylla_cdc, sstable, commitlog),
+    *(snapshot, backfill, view, maintain, rows, publish, rebuild, verify),
+):
     main.add_command(command)
 
 

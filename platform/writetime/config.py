@@ -107,6 +107,31 @@ class Capture(_Section):
     metrics_host: str = "127.0.0.1"
 
 
+class ScyllaCdc(_Section):
+    """How logs of ScyllaDB's change data capture are read, and the system tables that tell of them."""
+
+    window_seconds: float = Field(default=30.0, gt=0, description="A stream advances by whole windows.")
+    confidence_seconds: float = Field(default=30.0, ge=0, description="How old a window is before it is read.")
+    rescan_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="Read each window again when it is this much older, for late timestamps; 0: do not.",
+    )
+    batch_seconds: float = Field(default=3600.0, gt=0, description="Time that one batch of a stream covers, at most.")
+    log_ttl_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        description="How long the log keeps rows (0: forever); by default what `table_options` tells.",
+    )
+    tasks: int = Field(default=8, ge=1, description="Spark tasks a batch, at most.")
+    streams_at_once: int = Field(default=16, ge=1, description="Streams that a task asks for at once.")
+    generation_times: str = "system_distributed.cdc_generation_timestamps"
+    generation_streams: str = "system_distributed.cdc_streams_descriptions_v2"
+    tablet_times: str = "system.cdc_timestamps"
+    tablet_streams: str = "system.cdc_streams"
+    table_options: str = "system_schema.scylla_tables"
+
+
 class Ingest(_Section):
     """HTTP events -> Kafka -> the table `user_events`."""
 
@@ -178,6 +203,7 @@ class Settings(BaseSettings):
     lake: Lake = Lake()
     rows: Rows = Rows()
     capture: Capture = Capture()
+    scylla_cdc: ScyllaCdc = ScyllaCdc()
     ingest: Ingest = Ingest()
     embedded: Embedded = Embedded()
 

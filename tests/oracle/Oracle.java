@@ -172,7 +172,7 @@ public class Oracle
     {
         String close = marker.isClose(false) ? json(marker.closeDeletionTime(false)) : "null";
         String open = marker.isOpen(false) ? json(marker.openDeletionTime(false)) : "null";
-        out.println("{\"bound\":\"" + position(marker.clustering(), comparator) + "\",\"close\":" + close + ",\"open\":" + open + "}");
+        out.println("{\"bound\":\"" + position(marker.clustering(), comparator) + "\",\"values\":[" + values(marker.clustering()) + "],\"close\":" + close + ",\"open\":" + open + "}");
     }
 
     private static <V> String json(Cell<V> cell)

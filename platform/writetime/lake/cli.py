@@ -13,6 +13,7 @@ from rich.table import Table
 
 from writetime import config
 from writetime.errors import WritetimeError
+from writetime.instants import parse_instant
 from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import find_snapshots
@@ -81,21 +82,6 @@ def maintain(*, table: str) -> None:
     horizon = views.time_now() - round(settings.lake.keep_history_days * 86_400_000_000)
     click.echo(f"history    {retention.trim_history(lake_table, horizon)} files merged")
     click.echo(f"vacuum     {len(retention.vacuum(lake_table, settings.lake.vacuum_hours))} files deleted")
-
-
-def parse_instant(text: str) -> int:
-    """Read an instant: ISO 8601 (UTC if it names no zone), or microseconds since 1970.
-
-    Raises:
-        WritetimeError: it is neither.
-    """
-    if text.lstrip("-").isdigit():
-        return int(text)
-    try:
-        read = datetime.fromisoformat(text)
-    except ValueError:
-        raise WritetimeError(f"--as-of {text!r} is no time such as 2025-06-01T12:00:00Z, nor microseconds") from None
-    return round((read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp() * 1_000_000)
 
 
 def filtered(rows: pa.Table, where: str) -> pa.Table:

@@ -24,7 +24,7 @@ class BadValue(WritetimeError):
 
 Decoder = Callable[[bytes], Any]
 
-_MILLIS_MAX = ((1 << 63) - 1) // 1000
+MILLIS_MAX = ((1 << 63) - 1) // 1000
 
 
 def decoder(cql_type: CqlType) -> Decoder:
@@ -67,7 +67,7 @@ def _unpack(code: str) -> Decoder:
 
 def _timestamp(data: bytes) -> int:
     millis = struct.unpack(">q", data)[0]
-    if abs(millis) > _MILLIS_MAX:
+    if abs(millis) > MILLIS_MAX:
         raise BadValue(f"timestamp {millis} ms is outside of what Spark can hold (years -290308 to 294247)")
     return millis * 1000
 

@@ -1,1 +1,1 @@
-"""PySpark Data Sources: `spark.read.format("sstable")`, `spark.readStream.format("commitlog")`."""
+"""PySpark Data Sources: `sstable`, `commitlog` and `scylla_cdc`."""

@@ -53,7 +53,7 @@ def sstable(
     """Print the changes in the SSTable at PATH, or in all those of the folder PATH, one JSON object a line."""
     locations = list(find_sstables(path))
     schema = _one(parse_schemas(schema_file.read_text())) if schema_file else infer_schema(locations)
-    wanted = _fields(fields, [schema])
+    wanted = chosen_fields(fields, [schema])
     report = Report()
 
     def batches() -> Batches:
@@ -61,7 +61,7 @@ def sstable(
             for batch in SSTable(location, schema).scan(wanted, on_corrupt=cast(OnCorrupt, on_corrupt), report=report):
                 yield schema, batch
 
-    _write(batches(), [schema], wanted, output, stats=stats)
+    write_changes(batches(), [schema], wanted, output, stats=stats)
     for skipped in report.skipped:
         click.echo(f"left out: {skipped}", err=True)
 
@@ -88,7 +88,7 @@ def commitlog(
         raise WritetimeError("commit logs do not tell their tables' columns: name a file with CREATE TABLE by --schema")
     schemas = parse_schemas(schema_file.read_text())
     chosen = [s for s in schemas if not tables or s.full_name in tables]
-    wanted = _fields(fields, chosen)
+    wanted = chosen_fields(fields, chosen)
     reader = CommitLogReader(schemas, tables or None, fields=wanted, on_unknown_table="skip", torn_tail="stop")
     report = SegmentReport()
 
@@ -99,7 +99,7 @@ def commitlog(
             if report.torn_at is not None:
                 click.echo(f"{segment.path} ends at offset {report.torn_at} in what was not finished", err=True)
 
-    _write(batches(), chosen, wanted, output, stats=stats)
+    write_changes(batches(), chosen, wanted, output, stats=stats)
     for table, count in report.unknown_tables.items():
         click.echo(
             f"{count} mutations were not read from the write to table {table} on: its schema is not known", err=True
@@ -112,7 +112,12 @@ def _one(schemas: list[TableSchema]) -> TableSchema:
     return schemas[0]
 
 
-def _fields(text: str | None, schemas: list[TableSchema]) -> list[str] | None:
+def chosen_fields(text: str | None, schemas: list[TableSchema]) -> list[str] | None:
+    """Return the fields that a text names, separated by commas; None if there is none.
+
+    Raises:
+        WritetimeError: a field that changes of one of the tables do not have.
+    """
     if text is None:
         return None
     fields = [name.strip() for name in text.split(",")]
@@ -122,9 +127,14 @@ def _fields(text: str | None, schemas: list[TableSchema]) -> list[str] | None:
     return fields
 
 
-def _write(
+def write_changes(
     batches: Batches, schemas: list[TableSchema], fields: list[str] | None, output: Path | None, *, stats: bool
 ) -> None:
+    """Print changes as JSON lines, or their statistics, or write them to a Parquet or Arrow file.
+
+    Raises:
+        WritetimeError: the file's name ends in something else, or would hold the changes of several tables.
+    """
     if stats:
         click.echo(orjson.dumps(statistics(batches), option=orjson.OPT_INDENT_2).decode())
         return

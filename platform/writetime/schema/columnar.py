@@ -1,0 +1,96 @@
+"""Decodes arrays of serialised values a column at a time; `values.decoder` decodes what has no plain form."""
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.schema.mapping import arrow_type
+from writetime.schema.types import CqlType, Native
+from writetime.schema.values import MILLIS_MAX, BadValue, decoder
+
+# Big-endian numbers on the wire.
+_NUMBERS = {
+    "bigint": ">i8",
+    "boolean": "u1",
+    "date": ">u4",
+    "double": ">f8",
+    "float": ">f4",
+    "int": ">i4",
+    "smallint": ">i2",
+    "time": ">i8",
+    "timestamp": ">i8",
+    "tinyint": "i1",
+}
+_HEX = np.frombuffer("".join(f"{i:02x}" for i in range(256)).encode(), np.uint8).reshape(256, 2)
+_DASHES = (8, 12, 16, 20)
+
+
+def decode(values: pa.Array, cql_type: CqlType) -> pa.Array:
+    """Return the values of serialised ones (binary); null where one is, or is empty and not text or blob.
+
+    Raises:
+        BadValue: bytes that are no value of the type.
+    """
+    match cql_type:
+        case Native("blob" | "empty"):
+            return values
+        case Native("text" | "ascii"):
+            try:
+                return values.cast(pa.string())
+            except pa.ArrowInvalid as e:
+                raise BadValue(f"bytes that are no {cql_type}: {e}") from None
+        case Native("uuid" | "timeuuid"):
+            data, present = fixed_width(values, 16, cql_type)
+            return _texts(data, present)
+        case Native(name) if name in _NUMBERS:
+            code = np.dtype(_NUMBERS[name])
+            data, present = fixed_width(values, code.itemsize, cql_type)
+            return _numbers(data.view(code).reshape(-1), present, name, cql_type)
+    inner = decoder(cql_type)
+    return pa.array([None if v is None else inner(v) for v in values.to_pylist()], arrow_type(cql_type))
+
+
+def fixed_width(values: pa.Array, width: int, cql_type: CqlType) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of all values that are there, a row each, and which are."""
+    if not len(values):
+        return np.empty((0, width), np.uint8), np.empty(0, bool)
+    _, offsets, data = values.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+    lengths = np.diff(bounds)
+    if values.null_count:
+        # What is null may have bytes, if the array was filtered by way of another one.
+        lengths = np.where(values.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+    present = lengths > 0
+    if (lengths[present] != width).any():
+        wrong = int(lengths[present & (lengths != width)][0])
+        raise BadValue(f"a value of {wrong} bytes is no {cql_type}, which has {width}")
+    content = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+    rows = bounds[:-1][present].astype(np.int64)
+    if len(rows) == len(lengths):
+        return content[rows[0] : rows[0] + width * len(rows)].reshape(-1, width), present
+    return content[rows[:, None] + np.arange(width)], present
+
+
+def _numbers(data: np.ndarray, present: np.ndarray, name: str, cql_type: CqlType) -> pa.Array:
+    match name:
+        case "boolean":
+            found = data != 0
+        case "date":
+            found = (data.astype(np.int64) - (1 << 31)).astype(np.int32)
+        case "timestamp":
+            if (np.abs(data) > MILLIS_MAX).any():
+                raise BadValue("a timestamp is outside of what Spark can hold (years -290308 to 294247)")
+            found = data.astype(np.int64) * 1000
+        case _:
+            found = data.astype(data.dtype.newbyteorder("="))
+    spread = np.zeros(len(present), found.dtype)
+    spread[present] = found
+    array = pa.array(spread, mask=None if present.all() else ~present)
+    return array.cast(arrow_type(cql_type)) if name in ("date", "timestamp") else array
+
+
+def _texts(data: np.ndarray, present: np.ndarray) -> pa.Array:
+    digits = _HEX[data].reshape(len(data), 32)
+    text = np.insert(digits, _DASHES, ord("-"), axis=1)
+    ends = np.concatenate([[0], np.cumsum(np.where(present, 36, 0))]).astype(np.int32)
+    valid = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.Array.from_buffers(pa.string(), len(present), [valid, pa.py_buffer(ends), pa.py_buffer(text.tobytes())])

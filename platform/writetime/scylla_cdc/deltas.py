@@ -1,0 +1,412 @@
+"""Delta rows of a log as changes: each row's effect on its partition, with the write time that the log tells.
+
+Rules (ScyllaDB's `cdc/log.cc`, docs/features/cdc): the time of `cdc$time` is the write time of what a row says, but the
+tombstone of a whole collection or user-defined type is one microsecond older. `cdc$ttl` holds for all that lives in the
+row. When a cell expires is not logged, nor when a tombstone was made: both are taken from the write time.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from writetime.changes import (
+    AFTER,
+    AT,
+    BEFORE,
+    KINDS,
+    MARKER,
+    ORIGIN,
+    PARTITION_POSITION,
+    PARTITION_TOMBSTONE,
+    RANGE_TOMBSTONE,
+    ROW,
+    STATIC,
+    STATIC_POSITION,
+    TOMBSTONE,
+    change_schema,
+    column_type,
+    field_name,
+    position_encoder,
+    udt_fields,
+)
+from writetime.schema.columnar import decode, fixed_width
+from writetime.schema.table import Column, TableSchema
+from writetime.schema.types import Collection, CqlType, Native, is_complex
+from writetime.schema.values import split_sequence
+from writetime.scylla_cdc import log as L
+from writetime.scylla_cdc.log import LogError
+from writetime.storage.primitives import token
+
+# pyarrow makes the functions of this module as it is imported, where type checkers do not see them.
+pc: Any = pyarrow.compute
+
+_KIND = dict.fromkeys(L.OPERATIONS, ROW)
+_KIND |= {L.START_INCLUSIVE: RANGE_TOMBSTONE, L.START_EXCLUSIVE: RANGE_TOMBSTONE}
+_KIND |= {L.PARTITION_DELETE: PARTITION_TOMBSTONE, L.EXPIRED_PARTITION: PARTITION_TOMBSTONE}
+_ENDS = (L.END_INCLUSIVE, L.END_EXCLUSIVE)
+_SAY_NOTHING = (L.PREIMAGE, L.POSTIMAGE, *_ENDS)
+_EMPTY = pa.scalar(b"", pa.binary())
+
+Encode = Callable[[Sequence[bytes | None], bytes], bytes]
+
+
+class Deltas:
+    """Makes changes of the log rows of one table, with the fields that are asked for, in their order."""
+
+    def __init__(
+        self, schema: TableSchema, fields: Sequence[str] | None = None, *, empty_updates: bool = False
+    ) -> None:
+        full = change_schema(schema)
+        self.schema = full if fields is None else pa.schema([full.field(name) for name in fields])
+        self.table = schema
+        self._keys = {field_name(c): c for c in schema.partition_key}
+        self._clustering = {field_name(c): c for c in schema.clustering}
+        written = {field_name(c): c for c in schema.static + schema.regular}
+        self._written = {name: c for name, c in written.items() if name in self.schema.names}
+        # Which rows say nothing can only be seen if all is read.
+        self._refuses_empty = not empty_updates and len(self._written) == len(written)
+        self._position = position_encoder(schema.clustering)
+
+    @property
+    def columns(self) -> list[str]:
+        """The log's columns that are needed."""
+        names = [L.STREAM, L.TIME, L.SEQUENCE, L.OPERATION, L.TTL, L.END_OF_BATCH]
+        names += [c.name for c in self.table.partition_key + self.table.clustering]
+        for column in self._written.values():
+            names += [column.name, L.DELETED + column.name]
+            if is_complex(column.type):
+                names.append(L.DELETED_ELEMENTS + column.name)
+        return names
+
+    def changes(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
+        """Return the changes of log rows, in which each start of a range is followed by its end.
+
+        Raises:
+            LogError: a row that ScyllaDB does not write, or of which too little is left.
+            BadValue: a value that is not of its type.
+        """
+        operations = decode(page[L.OPERATION], Native("tinyint")).fill_null(-1).to_numpy()
+        unknown = ~np.isin(operations, L.OPERATIONS)
+        if unknown.any():
+            raise LogError(
+                f"{_where_in(page, unknown, self.table)} has the operation {operations[unknown][0]}, which this "
+                "version of Writetime does not know"
+            )
+        ends = np.isin(operations, _ENDS)
+        kept = ~np.isin(operations, _SAY_NOTHING)
+        work = _Rows(
+            self.table, page.filter(pa.array(kept)), operations[kept], page.filter(pa.array(ends)), operations[ends]
+        )
+        arrays = [self._array(work, name, captured_at) for name in self.schema.names]
+        work.check_ranges(self._position)
+        if self._refuses_empty:
+            work.check_updates([a for n, a in zip(self.schema.names, arrays, strict=True) if n in self._written])
+        if not arrays:
+            return pa.RecordBatch.from_struct_array(pa.nulls(work.count, pa.struct([])))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _array(self, work: "_Rows", name: str, captured_at: datetime) -> pa.Array:
+        if name in self._keys:
+            return decode(work.page[self._keys[name].name], self._keys[name].type)
+        if name in self._clustering:
+            column = self._clustering[name]
+            return decode(_where(work.kinds == ROW, work.page[column.name]), column.type)
+        if name in self._written:
+            return work.column(self._written[name])
+        match name:
+            case "kind":
+                return pa.DictionaryArray.from_arrays(pa.array(work.kinds), list(KINDS)).dictionary_decode()
+            case "key":
+                return work.keys
+            case "token":
+                distinct = work.keys.dictionary_encode()
+                return pa.array([token(k) for k in distinct.dictionary.to_pylist()], pa.int64()).take(distinct.indices)
+            case "position":
+                return work.positions(self._position)
+            case "end":
+                return work.ends(self._position)
+            case "marker":
+                return work.marker()
+            case "tombstone":
+                return work.tombstone()
+        return work.origin(captured_at)
+
+
+class _Rows:
+    """The rows of one page that become a change each."""
+
+    def __init__(
+        self,
+        table: TableSchema,
+        page: pa.RecordBatch,
+        operations: np.ndarray,
+        ends: pa.RecordBatch,
+        end_operations: np.ndarray,
+    ) -> None:
+        self._table = table
+        self.page = page
+        self.count = page.num_rows
+        self._operations = operations
+        self._ends = ends
+        self._end_operations = end_operations
+        self._times = L.uuid_micros(fixed_width(page[L.TIME], 16, Native("timeuuid"))[0])
+        self._seconds = self._times // 1_000_000
+        ttl = decode(page[L.TTL], Native("bigint")).fill_null(0).to_numpy()
+        self._ttl = np.clip(ttl, 0, (1 << 31) - 1).astype(np.int32)
+        self.kinds = np.array([_KIND[i] for i in operations.tolist()], np.int8)
+        self._find_static()
+        self._check_keys()
+
+    def _find_static(self) -> None:
+        """A row without clustering is static, unless it is one that a renamed key column has made to look so."""
+        clustering = self._table.clustering
+        if not clustering or not self.count:
+            return
+        rows = self.kinds == ROW
+        nulls = np.array([nulls_of(self.page[c.name]) for c in clustering])
+        static = rows & nulls.all(axis=0) & (self._operations == L.UPDATE) & bool(self._table.static)
+        self.kinds[static] = STATIC
+        wrong = nulls.any(axis=0) & rows & ~static
+        for column in self._table.regular:
+            for name in (column.name, L.DELETED + column.name):
+                if name in self.page.schema.names:
+                    wrong |= static & ~nulls_of(self.page[name])
+        self._refuse_nulls(wrong)
+
+    def _check_keys(self) -> None:
+        for column in self._table.partition_key:
+            self._refuse_nulls(nulls_of(self.page[column.name]))
+
+    def _refuse_nulls(self, wrong: np.ndarray) -> None:
+        if wrong.any():
+            raise LogError(
+                f"{_where_in(self.page, wrong, self._table)} lacks its key, as a key column was renamed since: take a "
+                "snapshot of the table, backfill it, and read on from after the renaming"
+            )
+
+    def check_updates(self, written: Sequence[pa.Array]) -> None:
+        """Refuse updates that write nothing: their values were not logged (`delta: keys`)."""
+        # What was written to a column that was dropped since is gone from the log.
+        newest_drop = max((d.dropped_at for d in self._table.dropped), default=-(1 << 63))
+        empty = (self._operations == L.UPDATE) & (self._times > newest_drop)
+        for array in written:
+            empty &= nulls_of(array)
+        if empty.any():
+            raise LogError(
+                f"{_where_in(self.page, empty, self._table)} is an update without values: it was written while the "
+                "table's CDC option was delta: keys, which does not log what was written, and is not supported; set "
+                "delta: full, take a snapshot, backfill it, and read on from there (or, if the table has updates that "
+                "write nothing, set the option empty_updates to pass)"
+            )
+
+    @cached_property
+    def keys(self) -> pa.Array:
+        """The partition keys as serialised (`CompositeType` if they have several columns)."""
+        parts = [self.page[c.name] for c in self._table.partition_key]
+        if len(parts) == 1:
+            return parts[0]
+        pieces: list[pa.Array | pa.Scalar] = []
+        for part in parts:
+            lengths = pc.binary_length(part).to_numpy().astype(">u2").view("S2")
+            pieces += [_two_bytes(lengths), part, pa.scalar(b"\0", pa.binary())]
+        return pc.binary_join_element_wise(*pieces, _EMPTY)
+
+    def positions(self, encode: Encode) -> pa.Array:
+        """Return where each change is in its partition."""
+        fixed = {STATIC: STATIC_POSITION, PARTITION_TOMBSTONE: PARTITION_POSITION}
+        ends = {L.START_INCLUSIVE: BEFORE, L.START_EXCLUSIVE: AFTER}
+        rows = zip(self.kinds.tolist(), self._operations.tolist(), self._clusterings(self.page), strict=True)
+        made = [fixed[k] if k in fixed else encode(_prefix(values), ends.get(o, AT)) for k, o, values in rows]
+        return pa.array(made, pa.binary())
+
+    def ends(self, encode: Encode) -> pa.Array:
+        """Return where each range ends."""
+        made: list[bytes | None] = [None] * self.count
+        at = np.flatnonzero(self.kinds == RANGE_TOMBSTONE).tolist()
+        rows = zip(at, self._end_operations.tolist(), self._clusterings(self._ends), strict=True)
+        for i, operation, values in rows:
+            made[i] = encode(_prefix(values), AFTER if operation == L.END_INCLUSIVE else BEFORE)
+        return pa.array(made, pa.binary())
+
+    def check_ranges(self, encode: Encode) -> None:
+        """Refuse ranges whose bounds are not in the order of the clustering."""
+        if not self._ends.num_rows:
+            return
+        starts, ends = self.positions(encode), self.ends(encode)
+        wrong = pc.greater(starts, ends).fill_null(False).to_numpy(zero_copy_only=False)
+        if wrong.any():
+            raise LogError(f"{_where_in(self.page, wrong, self._table)} deletes a range that ends before it starts")
+
+    def _clusterings(self, page: pa.RecordBatch) -> list[tuple[bytes | None, ...]]:
+        if not self._table.clustering:
+            return [()] * page.num_rows
+        return list(zip(*(page[c.name].to_pylist() for c in self._table.clustering), strict=True))
+
+    def marker(self) -> pa.Array:
+        inserted = self._operations == L.INSERT
+        expires = inserted & (self._ttl > 0)
+        parts = [
+            pa.array(self._times, mask=~inserted),
+            pa.array(self._ttl, mask=~expires),
+            pa.array(self._seconds + self._ttl, mask=~expires),
+        ]
+        return pa.StructArray.from_arrays(parts, fields=list(MARKER), mask=pa.array(~inserted))
+
+    def tombstone(self) -> pa.Array:
+        deletes = ~np.isin(self._operations, (L.UPDATE, L.INSERT))
+        return self._tombstones(deletes, self._times)
+
+    def _tombstones(self, there: np.ndarray, times: np.ndarray) -> pa.Array:
+        parts = [pa.array(times, mask=~there), pa.array(self._seconds, mask=~there)]
+        return pa.StructArray.from_arrays(parts, fields=list(TOMBSTONE), mask=pa.array(~there))
+
+    def origin(self, captured_at: datetime) -> pa.Array:
+        source, node = pa.repeat(pa.scalar("scylla_cdc"), self.count), pa.nulls(self.count, pa.string())
+        times = decode(self.page[L.TIME], Native("timeuuid"))
+        streams = self.page[L.STREAM].dictionary_encode()
+        names = pa.array([f"0x{stream.hex()}" for stream in streams.dictionary.to_pylist()], pa.string())
+        file = pc.binary_join_element_wise(names.take(streams.indices), times, "/")
+        offset = decode(self.page[L.SEQUENCE], Native("int")).cast(pa.int64())
+        captured = pa.repeat(pa.scalar(captured_at, pa.timestamp("us", "UTC")), self.count)
+        return pa.StructArray.from_arrays([source, node, file, offset, captured], fields=list(ORIGIN))
+
+    def column(self, column: Column) -> pa.Array:
+        """Return a static or regular column."""
+        deleted = _flags(self.page[L.DELETED + column.name])
+        raw = self.page[column.name]
+        if not is_complex(column.type):
+            arrow = column_type(column.type)
+            if (deleted & ~nulls_of(raw)).any():
+                raise LogError(
+                    f"the log of {self._table.full_name} both writes and deletes column {column.name} in one row"
+                )
+            return self._cells(raw, deleted, np.arange(self.count), column.type, arrow)
+        dead = self.page[L.DELETED_ELEMENTS + column.name]
+        # The tombstone of a whole column is older than what was written with it.
+        tombstone = self._tombstones(deleted, self._times - 1)
+        if isinstance(column.type, Collection):
+            parts, some = self._elements(column.type, raw, dead)
+        else:
+            parts, some = self._fields(column.type, raw, dead)
+        arrow = column_type(column.type)
+        return pa.StructArray.from_arrays([tombstone, parts], fields=list(arrow), mask=pa.array(~(some | deleted)))
+
+    def _cells(
+        self, raw: pa.Array, dead: np.ndarray, rows: np.ndarray, cql_type: CqlType, arrow: pa.DataType
+    ) -> pa.StructArray:
+        """Return cells, each of the row that `rows` says: with a value where `raw` has one, tombstones where `dead`."""
+        live = ~nulls_of(raw)
+        there = live | dead
+        times = self._cell_times(live, dead, rows)
+        return pa.StructArray.from_arrays([decode(raw, cql_type), *times], fields=list(arrow), mask=pa.array(~there))
+
+    def _cell_times(self, live: np.ndarray, dead: np.ndarray, rows: np.ndarray) -> list[pa.Array]:
+        there = live | dead
+        ttl = self._ttl[rows]
+        expires = live & (ttl > 0)
+        seconds = self._seconds[rows]
+        return [
+            pa.array(self._times[rows], mask=~there),
+            pa.array(ttl, mask=~expires),
+            pa.array(seconds + np.where(expires, ttl, 0), mask=~(expires | dead)),
+            pa.array(dead, mask=~there),
+        ]
+
+    def _elements(self, cql_type: Collection, raw: pa.Array, dead: pa.Array) -> tuple[pa.Array, np.ndarray]:
+        """Return the elements that were written and deleted, and which rows have some."""
+        paths: list[bytes | None] = []
+        values: list[bytes | None] = []
+        flags: list[bool] = []
+        counts = np.zeros(self.count, np.int32)
+        is_set = cql_type.kind == "set"
+        rows = np.flatnonzero(~(nulls_of(raw) & nulls_of(dead)))
+        for row in rows.tolist():
+            before = len(paths)
+            if (data := raw[row].as_py()) is not None:
+                parts = list(split_sequence(data, 4))
+                paths += parts if is_set else parts[::2]
+                values += [b""] * len(parts) if is_set else parts[1::2]
+            written = len(paths) - before
+            if (data := dead[row].as_py()) is not None:
+                paths += split_sequence(data, 4)
+            counts[row] = len(paths) - before
+            gone = len(paths) - before - written
+            values += [None] * gone
+            flags += [False] * written + [True] * gone
+        of = np.repeat(np.arange(self.count), counts)
+        gone_flags = np.array(flags, bool)
+        path_type = Native("timeuuid") if cql_type.kind == "list" else cql_type.arguments[0]
+        arrow = column_type(cql_type).field("elements").type
+        children = [decode(pa.array(paths, pa.binary()), path_type)]
+        if not is_set:
+            children.append(decode(pa.array(values, pa.binary()), cql_type.arguments[-1]))
+        children += self._cell_times(~gone_flags, gone_flags, of)
+        elements = pa.StructArray.from_arrays(children, fields=list(arrow.value_type))
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), elements, type=arrow), counts > 0
+
+    def _fields(self, cql_type: CqlType, raw: pa.Array, dead: pa.Array) -> tuple[pa.Array, np.ndarray]:
+        """Return the fields that were written and deleted, and which rows have some. A null field was not written."""
+        fields = udt_fields(cql_type)
+        values: list[list[bytes | None]] = [[None] * self.count for _ in fields]
+        gone = np.zeros((len(fields), self.count), bool)
+        for row in np.flatnonzero(~nulls_of(raw)).tolist():
+            for i, part in enumerate(split_sequence(raw[row].as_py())):
+                values[i][row] = part
+        for row in np.flatnonzero(~nulls_of(dead)).tolist():
+            for index in split_sequence(dead[row].as_py(), 4):
+                gone[int.from_bytes(index or b"", "big"), row] = True
+        arrow = column_type(cql_type).field("fields").type
+        rows = np.arange(self.count)
+        cells = [
+            self._cells(pa.array(values[i], pa.binary()), gone[i], rows, t, arrow.field(name).type)
+            for i, (name, t) in enumerate(fields)
+        ]
+        some = np.any([cell.is_valid().to_numpy(zero_copy_only=False) for cell in cells], axis=0)
+        return pa.StructArray.from_arrays(cells, fields=list(arrow), mask=pa.array(~some)), some
+
+
+def _where_in(page: pa.RecordBatch, rows: np.ndarray, table: TableSchema) -> str:
+    """Name the first of some rows of a log."""
+    row = int(np.flatnonzero(rows)[0])
+    stream, time = page[L.STREAM][row].as_py(), page[L.TIME][row].as_py()
+    sequence = int.from_bytes(page[L.SEQUENCE][row].as_py(), "big")
+    when = datetime.fromtimestamp(int(L.uuid_micros(np.frombuffer(time, np.uint8)[None, :])[0]) / 1e6, UTC)
+    return (
+        f"the log of {table.full_name}: row {sequence} of {UUID(bytes=time)} ({when.isoformat()}) in stream "
+        f"0x{stream.hex()}"
+    )
+
+
+def nulls_of(array: pa.Array) -> np.ndarray:
+    """Return which entries of an array are null."""
+    return array.is_null().to_numpy(zero_copy_only=False)
+
+
+def _flags(array: pa.Array) -> np.ndarray:
+    return decode(array, Native("boolean")).fill_null(False).to_numpy(zero_copy_only=False)
+
+
+def _where(mask: np.ndarray, array: pa.Array) -> pa.Array:
+    return array if mask.all() else pc.if_else(pa.array(mask), array, pa.scalar(None, pa.binary()))
+
+
+def _prefix(values: tuple[bytes | None, ...]) -> list[bytes]:
+    """Return the values of a clustering or of a bound, which ends at the first null."""
+    found = []
+    for value in values:
+        if value is None:
+            break
+        found.append(value)
+    return found
+
+
+def _two_bytes(lengths: np.ndarray) -> pa.Array:
+    offsets = pa.py_buffer(np.arange(0, 2 * len(lengths) + 1, 2, dtype=np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(lengths), [None, offsets, pa.py_buffer(lengths.tobytes())])

@@ -1,0 +1,107 @@
+"""The log table of a base table: its columns, what its rows mean, and the times in it.
+
+Source: `cdc/log.cc` of ScyllaDB, and docs/features/cdc there.
+"""
+
+from dataclasses import replace
+from uuid import UUID
+
+import numpy as np
+
+from writetime.errors import WritetimeError
+from writetime.schema.table import Column, TableSchema
+from writetime.schema.types import Collection, CqlType, Native, freeze, is_complex
+
+SUFFIX = "_scylla_cdc_log"
+STREAM, TIME, SEQUENCE = "cdc$stream_id", "cdc$time", "cdc$batch_seq_no"
+OPERATION, TTL, END_OF_BATCH = "cdc$operation", "cdc$ttl", "cdc$end_of_batch"
+DELETED, DELETED_ELEMENTS = "cdc$deleted_", "cdc$deleted_elements_"
+
+PREIMAGE, UPDATE, INSERT, ROW_DELETE, PARTITION_DELETE = range(5)
+START_INCLUSIVE, START_EXCLUSIVE, END_INCLUSIVE, END_EXCLUSIVE, POSTIMAGE = range(5, 10)
+# Deletions that the server issues by itself when the TTL of a row is over.
+EXPIRED_ROW, EXPIRED_PARTITION = -3, -4
+OPERATIONS = (*range(10), EXPIRED_ROW, EXPIRED_PARTITION)
+
+# 1970-01-01 in the time of version 1 UUIDs, which counts 100 ns since 1582-10-15.
+UUID_EPOCH = 0x01B21DD213814000
+# Of the UUIDs of one time: the first in the database's order, which takes the lower half as signed bytes.
+_FIRST = 0x8080808080808080
+
+
+class LogError(WritetimeError):
+    """A log that cannot be read, or whose rows are not what ScyllaDB writes."""
+
+
+def log_table(schema: TableSchema) -> TableSchema:
+    """Return the log that a base table should have."""
+    columns = [Column(OPERATION, Native("tinyint")), Column(TTL, Native("bigint"))]
+    columns.append(Column(END_OF_BATCH, Native("boolean")))
+    columns += [replace(c, type=freeze(c.type), reversed=False) for c in schema.partition_key + schema.clustering]
+    for column in schema.static + schema.regular:
+        columns.append(Column(column.name, logged_type(column.type)))
+        columns.append(Column(DELETED + column.name, Native("boolean")))
+        if is_complex(column.type):
+            columns.append(Column(DELETED_ELEMENTS + column.name, deleted_elements_type(column.type)))
+    return TableSchema(
+        schema.keyspace,
+        schema.name + SUFFIX,
+        (Column(STREAM, Native("blob")),),
+        (Column(TIME, Native("timeuuid")), Column(SEQUENCE, Native("int"))),
+        regular=tuple(columns),
+    )
+
+
+def logged_type(cql_type: CqlType) -> CqlType:
+    """Return the type of the log's column with a column's values."""
+    match cql_type:
+        case Collection("list", (element,), False):
+            return Collection("map", (Native("timeuuid"), element), frozen=True)
+    return freeze(cql_type)
+
+
+def deleted_elements_type(cql_type: CqlType) -> CqlType:
+    """Return the type of the log's column with the deleted elements or fields of a column."""
+    match cql_type:
+        case Collection("list", _):
+            return Collection("set", (Native("timeuuid"),), frozen=True)
+        case Collection(_, (key, *_)):
+            return Collection("set", (key,), frozen=True)
+    return Collection("set", (Native("smallint"),), frozen=True)
+
+
+def check_log(schema: TableSchema, log: TableSchema) -> None:
+    """Compare a log with what its base table asks for.
+
+    Raises:
+        LogError: a column is missing or of another type, as for a moment after ALTER TABLE, or the table is no log.
+    """
+    wanted = log_table(schema)
+    found = {c.name: str(c.type) for c in log.columns}
+    if [c.name for c in log.partition_key + log.clustering] != [STREAM, TIME, SEQUENCE]:
+        raise LogError(f"{log.full_name} is no CDC log: its primary key is not ({STREAM}, {TIME}, {SEQUENCE})")
+    for column in wanted.columns:
+        if found.get(column.name) != str(column.type):
+            raise LogError(
+                f"{log.full_name} has column {column.name} as {found.get(column.name, 'none')}, and should have it as "
+                f"{column.type}: {schema.full_name} is being altered, so try again, or the table is no CDC log"
+            )
+
+
+def first_uuid(micros: int) -> UUID:
+    """Return the smallest UUID of a time, as the database orders them."""
+    ticks = micros * 10 + UUID_EPOCH
+    if not 0 <= ticks < 1 << 60:
+        raise LogError(f"no UUID has the time {micros} microseconds since 1970")
+    high = (ticks & 0xFFFFFFFF) << 32 | (ticks >> 16 & 0xFFFF0000) | 0x1000 | ticks >> 48
+    return UUID(int=high << 64 | _FIRST)
+
+
+def uuid_micros(uuids: np.ndarray) -> np.ndarray:
+    """Return the times of UUIDs, given as rows of 16 bytes, in microseconds since 1970. Their variant is not looked at,
+    as older releases did not set it."""
+    parts = uuids[:, :8].astype(np.int64)
+    ticks = np.zeros(len(uuids), np.int64)
+    for i in (6, 7, 4, 5, 0, 1, 2, 3):
+        ticks = ticks << 8 | (parts[:, i] & 0x0F if i == 6 else parts[:, i])
+    return (ticks - UUID_EPOCH) // 10

@@ -1,0 +1,114 @@
+"""Reads the streams of a log over an interval of write times, several at once, and checks that no row is missing."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.schema.columnar import decode, fixed_width
+from writetime.schema.types import Native, quote_name
+from writetime.scylla_cdc import log as L
+from writetime.scylla_cdc.deltas import Deltas
+from writetime.scylla_cdc.log import LogError
+from writetime.scylla_cdc.pages import Pages, Reading
+
+BATCH_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The rows of one stream with write times from `start` (included) to `end` (not included), in microseconds."""
+
+    stream: bytes
+    start: int
+    end: int
+
+
+def read_pieces(
+    pages: Pages, deltas: Deltas, pieces: Sequence[Piece], streams_at_once: int
+) -> Iterator[pa.RecordBatch]:
+    """Read pieces of streams as batches of changes.
+
+    Raises:
+        LogError: rows of a group are missing, or are not what ScyllaDB writes.
+        WritetimeError: the database does not answer.
+    """
+    table = deltas.table
+    log = f"{quote_name(table.keyspace)}.{quote_name(table.name + L.SUFFIX)}"
+    query = pages.prepare(
+        f"SELECT {', '.join(map(quote_name, deltas.columns))} FROM {log} "
+        f'WHERE "{L.STREAM}" = ? AND "{L.TIME}" >= ? AND "{L.TIME}" < ?'
+    )
+    captured_at = datetime.now(UTC)
+    waiting: deque[Reading] = deque()
+    held: list[pa.RecordBatch] = []
+
+    def take() -> Iterator[pa.RecordBatch]:
+        for page in _whole(waiting.popleft(), table.full_name):
+            held.append(page)
+            if sum(p.num_rows for p in held) >= BATCH_ROWS:
+                yield deltas.changes(pa.concat_batches(held), captured_at)
+                held.clear()
+
+    for piece in pieces:
+        if len(waiting) == streams_at_once:
+            yield from take()
+        waiting.append(pages.start(query, [piece.stream, L.first_uuid(piece.start), L.first_uuid(piece.end)]))
+    while waiting:
+        yield from take()
+    if sum(p.num_rows for p in held):
+        yield deltas.changes(pa.concat_batches(held), captured_at)
+
+
+def _whole(reading: Reading, table: str) -> Iterator[pa.RecordBatch]:
+    """Return the pages of one stream, cut so that both bounds of a range delete are in one.
+
+    A group, the rows of one `cdc$time`, is counted from 0, and its last row says so.
+    """
+    carried: pa.RecordBatch | None = None
+    last: tuple[bytes, int, bool] | None = None
+    for found in reading:
+        if not found.num_rows:
+            continue
+        last = _check_groups(found, last, table)
+        page = found if carried is None else pa.concat_batches([carried, found])
+        operation = int.from_bytes(page[L.OPERATION][page.num_rows - 1].as_py() or b"", "big")
+        carried = None
+        if operation in (L.START_INCLUSIVE, L.START_EXCLUSIVE):
+            carried = page.slice(page.num_rows - 1)
+            page = page.slice(0, page.num_rows - 1)
+        _check_ranges(page, table)
+        yield page
+    if carried is not None or (last is not None and not last[2]):
+        raise _incomplete(table)
+
+
+def _check_groups(page: pa.RecordBatch, last: tuple[bytes, int, bool] | None, table: str) -> tuple[bytes, int, bool]:
+    times = fixed_width(page[L.TIME], 16, Native("timeuuid"))[0]
+    sequence = decode(page[L.SEQUENCE], Native("int")).to_numpy()
+    ends = decode(page[L.END_OF_BATCH], Native("boolean")).fill_null(False).to_numpy(zero_copy_only=False)
+    before_time = np.concatenate([np.frombuffer(last[0] if last else bytes(16), np.uint8)[None, :], times[:-1]])
+    before_sequence = np.concatenate([[last[1] if last else -1], sequence[:-1]])
+    before_ends = np.concatenate([[last[2] if last else True], ends[:-1]])
+    same = (times == before_time).all(axis=1)
+    if (sequence != np.where(same, before_sequence + 1, 0)).any() or (same == before_ends).any():
+        raise _incomplete(table)
+    return times[-1].tobytes(), int(sequence[-1]), bool(ends[-1])
+
+
+def _check_ranges(page: pa.RecordBatch, table: str) -> None:
+    operations = decode(page[L.OPERATION], Native("tinyint")).fill_null(-1).to_numpy()
+    starts = np.isin(operations, (L.START_INCLUSIVE, L.START_EXCLUSIVE))
+    ends = np.isin(operations, (L.END_INCLUSIVE, L.END_EXCLUSIVE))
+    if (ends[1:] != starts[:-1]).any() or ends[:1].any():
+        raise _incomplete(table)
+
+
+def _incomplete(table: str) -> LogError:
+    return LogError(
+        f"the log of {table} lacks rows of a group that it has others of: rows were deleted from the log, or expired "
+        "while it was read, or replicas had not got them yet; read again with a longer confidence_seconds"
+    )

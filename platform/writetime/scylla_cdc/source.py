@@ -1,0 +1,153 @@
+"""One table's log through one connection: its schema, what there is to read, and what is missing of it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+from cassandra.cluster import Cluster, Session
+
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.instants import instant_text
+from writetime.schema.table import TableSchema, read_schemas
+from writetime.scylla_cdc.deltas import Deltas
+from writetime.scylla_cdc.log import SUFFIX, LogError, check_log
+from writetime.scylla_cdc.pages import Pages
+from writetime.scylla_cdc.reading import Piece, read_pieces
+from writetime.scylla_cdc.streams import StreamSets, cdc_options
+
+
+class Gap(WritetimeError):
+    """Changes that the log does not have, or not any more."""
+
+    def __init__(self, table: str, start: int, end: int, reason: str) -> None:
+        super().__init__(
+            f"changes of {table} from {instant_text(start)} to {instant_text(end)} cannot be read from its log: "
+            f"{reason}. To close the gap, take a snapshot of the table now (nodetool snapshot, on each node), backfill "
+            f"it (writetime backfill {table} PATHS), and read on with the option snapshot_at set to the time at which "
+            "the snapshot was begun"
+        )
+        self.start = start
+        self.end = end
+
+
+class CdcSource:
+    """The log of one table. Times are in microseconds."""
+
+    def __init__(self, session: Session, cluster: Cluster, settings: Settings, table: str) -> None:
+        """Read the table's schema and CDC options.
+
+        Raises:
+            LogError: there is no such table, it has no log, or one that cannot be read.
+        """
+        self.settings = settings.scylla_cdc
+        self.name = table
+        self._session = session
+        # Its own session, as its rows come in another form.
+        self._pages = Pages(cluster.connect())
+        self.schema = self.current_schema()
+        self._options = cdc_options(self._pages, self.settings, self.schema.keyspace, self.schema.name)
+        if self._options is not None and self._options.get("delta") == "keys":
+            raise LogError(
+                f"{table} has the CDC option delta: keys, with which its log does not have what was written; set "
+                f"ALTER TABLE {table} WITH cdc = {{'enabled': true, 'delta': 'full'}}, then take a snapshot, backfill "
+                "it, and read from that time on"
+            )
+        self.sets = StreamSets(self._pages, self.settings, self.schema.keyspace, self.schema.name)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether writes are logged now, as far as the database tells."""
+        return self._options is None or self._options.get("enabled") == "true"
+
+    @property
+    def ttl(self) -> int:
+        """How long the log keeps a row; 0 is for ever."""
+        if self.settings.log_ttl_seconds is not None:
+            return self.settings.log_ttl_seconds * 1_000_000
+        return int((self._options or {}).get("ttl", 86_400)) * 1_000_000
+
+    def current_schema(self) -> TableSchema:
+        """Return what the table is now.
+
+        Raises:
+            LogError: it has no log, or one that does not fit.
+        """
+        keyspace, _, name = self.name.partition(".")
+        tables = {s.name: s for s in read_schemas(self._session, [keyspace])}
+        if name not in tables or name + SUFFIX not in tables:
+            missing = name if name not in tables else name + SUFFIX
+            raise LogError(f"there is no table {keyspace}.{missing}: name a table with cdc = {{'enabled': true}}")
+        check_log(tables[name], tables[name + SUFFIX])
+        return tables[name]
+
+    def settled(self) -> int:
+        """Return the time up to which writes have reached the log, unless their timestamps are late."""
+        return now() - round(self.settings.confidence_seconds * 1e6)
+
+    def first(self) -> int:
+        """Return the time from which on the log has all that it was given."""
+        return max(self.sets.times[0], now() - self.ttl if self.ttl else self.sets.times[0])
+
+    def check_gap(self, start: int, snapshot_at: int | None) -> None:
+        """Look whether the log still has what was written since a time.
+
+        Raises:
+            Gap: it has not, nor has a snapshot.
+        """
+        first = self.first()
+        if start >= first or (snapshot_at is not None and snapshot_at >= first):
+            return
+        reason = "that long ago there were no streams that are still known"
+        if self.ttl and first > self.sets.times[0]:
+            reason = f"the log keeps rows for {self.ttl // 1_000_000} seconds"
+        raise Gap(self.name, start, first, reason)
+
+    def read(
+        self, pieces: Sequence[Piece], fields: Sequence[str] | None, *, empty_updates: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Read pieces of streams as batches of changes, with the fields that are asked for.
+
+        Raises:
+            LogError: rows are missing, are not what ScyllaDB writes, or the table was altered meanwhile.
+        """
+        deltas = Deltas(self.schema, fields, empty_updates=empty_updates)
+        yield from read_pieces(self._pages, deltas, pieces, self.settings.streams_at_once)
+
+    def check_schema(self, expected: TableSchema) -> None:
+        """Look whether the table still is what was read: rows that were logged since may have more.
+
+        Raises:
+            LogError: it was altered.
+        """
+        found = self.current_schema()
+        if found != expected:
+            raise LogError(
+                f"{self.name} was altered while its log was read: it was {_columns(expected)}, and is "
+                f"{_columns(found)}; read again (a stream goes on from its checkpoint with the new columns)"
+            )
+
+
+@contextmanager
+def open_source(settings: Settings, table: str) -> Iterator[CdcSource]:
+    """Connect to the database for the log of a table.
+
+    Raises:
+        WritetimeError: the database does not answer.
+        LogError: there is no such table, it has no log, or one that cannot be read.
+    """
+    with connect(settings) as session:
+        assert session.cluster is not None
+        yield CdcSource(session, session.cluster, settings, table)
+
+
+def now() -> int:
+    """Return the time of this machine."""
+    return time.time_ns() // 1000
+
+
+def _columns(schema: TableSchema) -> str:
+    columns = ", ".join(f"{c.name} {c.type}" for c in schema.columns)
+    return f"({columns})"

@@ -1,0 +1,143 @@
+"""The streams of a table's log, and when it has them.
+
+In keyspaces with vnodes all tables have the same streams, in generations; in those with tablets each table has its own,
+one a tablet. Both are sets of streams, each from an instant until the next one's. Which set a write is logged in is
+decided by its write time, so a set is read for the write times between the two instants and no others.
+
+Source: `cdc/generation.cc`, `db/system_keyspace.cc` and `db/virtual_tables.cc` of ScyllaDB, docs/features/cdc.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+from cassandra import ConsistencyLevel, InvalidRequest
+
+from writetime.config import ScyllaCdc
+from writetime.schema.columnar import decode
+from writetime.schema.types import Collection, Native, freeze, quote_name
+from writetime.schema.values import decoder, split_sequence
+from writetime.scylla_cdc.log import LogError
+from writetime.scylla_cdc.pages import Pages
+from writetime.scylla_cdc.reading import Piece
+
+_TIMESTAMP = Native("timestamp")
+_CURRENT = 0
+
+
+class StreamSets:
+    """The sets of streams of one table that the database knows now."""
+
+    def __init__(self, pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> None:
+        """Read when the sets begin.
+
+        Raises:
+            LogError: the database has no sets for the table.
+        """
+        self._pages = pages
+        self._settings = settings
+        self._table = [keyspace, table]
+        times, self._by_tablets = _tablet_times(pages, settings, keyspace, table), True
+        if not times:
+            times, self._by_tablets = _generation_times(pages, settings), False
+        if not times:
+            raise LogError(
+                f"the database tells of no CDC streams for {keyspace}.{table}, neither in {settings.tablet_times} nor "
+                f"in {settings.generation_times}: is this ScyllaDB, and has the table cdc = {{'enabled': true}}?"
+            )
+        self.times = sorted(times)
+        """When each begins, in microseconds."""
+        self._known: dict[int, tuple[bytes, ...]] = {}
+
+    def streams(self, time: int) -> tuple[bytes, ...]:
+        """Return the streams of the set that begins at a time.
+
+        Raises:
+            LogError: there are none, as a set that is not complete has none.
+        """
+        if time not in self._known:
+            self._known[time] = self._tablet_streams(time) if self._by_tablets else self._generation_streams(time)
+        return self._known[time]
+
+    def pieces(self, start: int, end: int, known: int, newest: int) -> list[Piece]:
+        """Return what to read of the write times from `start` to `end`, of the sets up to the one of `newest`.
+
+        A set that is younger than `known`, which was the newest when all before `start` was read, is read from its
+        beginning: it may be older than `start` if it was published late.
+        """
+        times = self.times[: bisect_right(self.times, newest)]
+        until = dict(zip(times, [*times[1:], end], strict=True))
+        before = max((t for t in times if t <= known), default=None)
+        read = set(self.streams(before)) if before is not None else set()
+        starts: dict[bytes, int] = {}
+        for time in times:
+            if time < end and (until[time] > start or time > known):
+                for stream in self.streams(time):
+                    first = start if time <= known or stream in read else min(start, time)
+                    starts[stream] = min(first, starts.get(stream, first))
+        return [Piece(stream, first, end) for stream, first in sorted(starts.items())]
+
+    def _tablet_streams(self, time: int) -> tuple[bytes, ...]:
+        query = self._pages.prepare(
+            f"SELECT stream_id FROM {_quoted(self._settings.tablet_streams)} "
+            "WHERE keyspace_name = ? AND table_name = ? AND timestamp = ? AND stream_state = ?",
+            ConsistencyLevel.ONE,
+        )
+        found = self._pages.rows(query, [*self._table, time // 1000, _CURRENT])["stream_id"].to_pylist()
+        return self._some(found, time, self._settings.tablet_streams)
+
+    def _generation_streams(self, time: int) -> tuple[bytes, ...]:
+        query = self._pages.prepare(
+            f"SELECT streams FROM {_quoted(self._settings.generation_streams)} WHERE time = ?", ConsistencyLevel.QUORUM
+        )
+        sets = self._pages.rows(query, [time // 1000])["streams"].to_pylist()
+        found = [stream for data in sets if data for stream in split_sequence(data, 4) if stream]
+        return self._some(found, time, self._settings.generation_streams)
+
+    def _some(self, found: Sequence[bytes], time: int, where: str) -> tuple[bytes, ...]:
+        if not found:
+            raise LogError(f"{where} has no streams of the set that begins at {time // 1000} ms, which is announced")
+        return tuple(sorted(set(found)))
+
+
+def cdc_options(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> Mapping[str, str] | None:
+    """Return a table's CDC options, empty if it has none; or None if the database does not tell, as only ScyllaDB
+    does."""
+    try:
+        query = pages.prepare(
+            f"SELECT cdc FROM {_quoted(settings.table_options)} WHERE keyspace_name = ? AND table_name = ?"
+        )
+    except InvalidRequest:
+        return None
+    found = [data for data in pages.rows(query, [keyspace, table])["cdc"].to_pylist() if data]
+    text = Native("text")
+    return dict(decoder(freeze(Collection("map", (text, text))))(found[0])) if found else {}
+
+
+def _tablet_times(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> list[int]:
+    try:
+        query = pages.prepare(
+            f"SELECT timestamp FROM {_quoted(settings.tablet_times)} WHERE keyspace_name = ? AND table_name = ?",
+            ConsistencyLevel.ONE,
+        )
+    except InvalidRequest:
+        return []
+    return _micros(pages, query, [keyspace, table], "timestamp")
+
+
+def _generation_times(pages: Pages, settings: ScyllaCdc) -> list[int]:
+    try:
+        query = pages.prepare(
+            f"SELECT time FROM {_quoted(settings.generation_times)} WHERE key = 'timestamps'", ConsistencyLevel.QUORUM
+        )
+    except InvalidRequest:
+        return []
+    return _micros(pages, query, [], "time")
+
+
+def _micros(pages: Pages, query: object, values: Sequence[str], column: str) -> list[int]:
+    found = pages.rows(query, values)[column].combine_chunks()  # type: ignore[arg-type]
+    return decode(found, _TIMESTAMP).cast("int64").to_pylist()
+
+
+def _quoted(table: str) -> str:
+    return ".".join(quote_name(part) for part in table.split("."))

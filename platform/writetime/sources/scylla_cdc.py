@@ -1,0 +1,204 @@
+"""The data source `scylla_cdc`: changes of one ScyllaDB table from its CDC log, in batches or as a stream.
+
+    spark.dataSource.register(ScyllaCdcSource)
+    spark.read.format("scylla_cdc").option("table", "shop.orders").load()
+    spark.readStream.format("scylla_cdc").option("table", "shop.orders").load()
+
+Options: `table` (keyspace.table, the base table), `from` (an instant: write times before it are not read; by default
+all that the log has), `to` (of a batch; by default, and at most, what is settled), `snapshot_at` (when the snapshot was
+begun that closes a gap), `fields`, `empty_updates` (`fail`, `pass`), and every setting of the sections `[cassandra]`
+and `[scylla_cdc]` by its name (`contact_points`, separated by commas, `port`, `window_seconds`, ...), over what the
+settings file says.
+
+A stream reads windows of write times, each once all of its rows should have reached the log. `docs/scylla-cdc.md` says
+what is promised.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+from pydantic import ValidationError
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from writetime import config
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.instants import parse_instant
+from writetime.schema.table import TableSchema
+from writetime.scylla_cdc.offsets import Offset, check, first_offset, interval, next_offset, pieces_between, shared_out
+from writetime.scylla_cdc.reading import Piece
+from writetime.scylla_cdc.source import open_source
+from writetime.sources.schemas import given_fields, option_fields, spark_schema
+
+log = logging.getLogger(__name__)
+
+_OPTIONS = {"table", "from", "to", "snapshot_at", "fields", "empty_updates"}
+
+
+@dataclass
+class Part(InputPartition):
+    """What one task reads; `start` is where the batch begins, without what is read again."""
+
+    pieces: list[Piece]
+    start: int
+
+
+class ScyllaCdcSource(DataSource):
+    """See the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "scylla_cdc"
+
+    def schema(self) -> StructType:
+        """The fields of the table's changes."""
+        asked = _Asked(self.options)
+        return spark_schema(asked.current_schema(), option_fields(self.options))
+
+    def reader(self, schema: StructType) -> "ScyllaCdcBatchReader":
+        """Return a reader of what the log has now."""
+        return ScyllaCdcBatchReader(*self._reading(schema))
+
+    def streamReader(self, schema: StructType) -> "ScyllaCdcStreamReader":
+        """Return a reader that follows the log."""
+        return ScyllaCdcStreamReader(*self._reading(schema))
+
+    def _reading(self, schema: StructType) -> "tuple[_Asked, TableSchema, list[str]]":
+        asked = _Asked(self.options)
+        table = asked.current_schema()
+        return asked, table, given_fields(table, schema)
+
+
+class _Asked:
+    """The options."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        options = {key.lower(): value for key, value in options.items()}
+        if "." not in options.get("table", ""):
+            raise WritetimeError("the data source scylla_cdc needs the option table: keyspace.table")
+        self.table = options["table"]
+        self.settings = _settings(options)
+        self.start, self.end, self.snapshot_at = (
+            parse_instant(options[name]) if name in options else None for name in ("from", "to", "snapshot_at")
+        )
+        self.empty_updates = options.get("empty_updates", "fail") == "pass"
+
+    def current_schema(self) -> TableSchema:
+        with open_source(self.settings, self.table) as source:
+            return source.schema
+
+    def read(self, part: Part, table: TableSchema, fields: list[str]) -> Iterator[pa.RecordBatch]:
+        """Read a part. What it holds counts only if the table was not altered, nor what the log keeps, meanwhile."""
+        with open_source(self.settings, self.table) as source:
+            source.check_schema(table)
+            yield from source.read(part.pieces, fields, empty_updates=self.empty_updates)
+            source.check_schema(table)
+            source.check_gap(part.start, self.snapshot_at)
+
+
+def _settings(options: Mapping[str, str]) -> Settings:
+    settings = config.load()
+    made = {}
+    known = set(_OPTIONS)
+    for name, section in (("cassandra", settings.cassandra), ("scylla_cdc", settings.scylla_cdc)):
+        kind = type(section)
+        known |= kind.model_fields.keys()
+        own: dict[str, Any] = {key: value for key, value in options.items() if key in kind.model_fields}
+        if "contact_points" in own:
+            own["contact_points"] = [point.strip() for point in own["contact_points"].split(",")]
+        try:
+            made[name] = kind.model_validate(section.model_dump() | own)
+        except ValidationError as e:
+            faults = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in e.errors())
+            raise WritetimeError(f"options of the data source scylla_cdc: {faults}") from None
+    if unknown := sorted(options.keys() - known):
+        raise WritetimeError(
+            f"the data source scylla_cdc has no option {unknown[0]}; it has {', '.join(sorted(known))}"
+        )
+    return settings.model_copy(update=made)
+
+
+class ScyllaCdcBatchReader(DataSourceReader):
+    """Reads the streams of a log over an interval of write times, some streams a task."""
+
+    def __init__(self, asked: _Asked, table: TableSchema, fields: list[str]) -> None:
+        self._asked = asked
+        self._table = table
+        self._fields = fields
+
+    def partitions(self) -> list[Part]:
+        """Share out the streams.
+
+        Raises:
+            Gap: the log has not got all that was asked for.
+            WritetimeError: the end is not settled yet.
+        """
+        asked = self._asked
+        with open_source(asked.settings, asked.table) as source:
+            pieces = interval(source, asked.start, asked.end, asked.snapshot_at)
+            start = min((piece.start for piece in pieces), default=0)
+            return [Part(some, start) for some in shared_out(pieces, source.settings.tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one part."""
+        return self._asked.read(cast(Part, partition), self._table, self._fields)
+
+
+class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows a log, by the offsets of `Offset`."""
+
+    def __init__(self, asked: _Asked, table: TableSchema, fields: list[str]) -> None:
+        self._asked = asked
+        self._table = table
+        self._fields = fields
+        self._available: int | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Start at the option `from`, or with the oldest that the log has."""
+        with self._source() as source:
+            return first_offset(source, self._asked.start, self._asked.snapshot_at).json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Read all that is settled, up to `batch_seconds`."""
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Keep up to which time may be read, as time would keep such a run from ending."""
+        with self._source() as source:
+            self._available = source.settled()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return how far may be read.
+
+        Raises:
+            Gap: what comes next is not in the log.
+        """
+        del limit
+        with self._source() as source:
+            settled = source.settled() if self._available is None else self._available
+            return next_offset(source, Offset.parse(start), settled, self._asked.snapshot_at).json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
+        """Return what lies between two offsets.
+
+        Raises:
+            Gap: it is not in the log any more.
+        """
+        with self._source() as source:
+            first = Offset.parse(start)
+            check(source, first, self._asked.snapshot_at)
+            pieces = pieces_between(source, first, Offset.parse(end))
+            return [Part(some, first.until) for some in shared_out(pieces, source.settings.tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one part."""
+        return self._asked.read(cast(Part, partition), self._table, self._fields)
+
+    def _source(self) -> Any:
+        return open_source(self._asked.settings, self._asked.table)

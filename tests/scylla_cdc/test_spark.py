@@ -1,0 +1,73 @@
+"""The data source in Spark: batches, and streams that end, fail and go on."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.merge.test_cql import assert_answers
+from tests.scylla_cdc.conftest import Logged
+from tests.scylla_cdc.databases import CdcDatabase
+from tests.scylla_cdc.test_base import asked
+from writetime.changes import change_schema
+from writetime.merge import merge
+
+ORIGIN = "concat_ws('/', origin.file, origin.offset) AS origin"
+
+
+def test_a_batch(spark: SparkSession, cdc: CdcDatabase, logged: list[Logged]) -> None:
+    table = logged[1]
+    frame = spark.read.format("scylla_cdc").options(**cdc.options(), table=table.schema.full_name, empty_updates="pass")
+    changes = frame.load().toArrow().cast(change_schema(table.schema))
+    assert_answers(merge([changes], table.schema), asked(cdc, table.schema, changes))
+    middle = table.sets[1].time
+    halves = [frame.option("to", str(middle)), spark.read.format("scylla_cdc").options(
+        **cdc.options(), table=table.schema.full_name, **{"from": str(middle)}, fields="kind,origin")]  # fmt: skip
+    read = Counter(r.origin for half in halves for r in half.load().selectExpr(ORIGIN).collect())
+    assert read == Counter(table.origins)
+    assert halves[1].load().columns == ["kind", "origin"]
+
+
+class Sink:
+    """Keeps what each batch of a stream brought; of a batch that comes again, the last."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[str]] = {}
+        self.fail_at: int | None = None
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        found = [r.origin for r in frame.selectExpr(ORIGIN).collect()]
+        if batch == self.fail_at:
+            raise RuntimeError("killed between reading and committing")
+        self.batches[batch] = found
+
+    @property
+    def origins(self) -> Counter[str]:
+        return Counter(origin for batch in self.batches.values() for origin in batch)
+
+
+def start(spark: SparkSession, cdc: CdcDatabase, table: Logged, sink: Sink, folder: Path, **options: str) -> Any:
+    given = {"table": table.schema.full_name, "empty_updates": "pass", "tasks": "2", **options}
+    given.setdefault("from", str(table.sets[0].time))
+    stream = spark.readStream.format("scylla_cdc").options(**cdc.options(), **given).load()
+    return stream.writeStream.foreachBatch(sink).option("checkpointLocation", str(folder))
+
+
+def test_a_stream_reads_each_row_once_whatever_fails(
+    spark: SparkSession, cdc: CdcDatabase, logged: list[Logged], tmp_path: Path
+) -> None:
+    """Windows of 10 s, several a batch, over two changes of the streams; a failure between reading and committing."""
+    table = logged[2]
+    sink = Sink()
+    sink.fail_at = 2
+    options = {"window_seconds": "10", "batch_seconds": "50"}
+    with pytest.raises(StreamingQueryException, match="killed between"):
+        start(spark, cdc, table, sink, tmp_path / "a", **options).trigger(availableNow=True).start().awaitTermination()
+    assert sorted(sink.batches) == [0, 1]
+    sink.fail_at = None
+    start(spark, cdc, table, sink, tmp_path / "a", **options).trigger(availableNow=True).start().awaitTermination()
+    assert len(sink.batches) > 3
+    assert sink.origins == Counter(table.origins)

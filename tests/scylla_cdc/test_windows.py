@@ -1,0 +1,211 @@
+"""How a stream advances: windows, sets of streams that change, late writes, and what is not in the log any more."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.scylla_cdc.conftest import Logged, Written, sets_of_streams
+from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now, stream_set
+from tests.scylla_cdc.examples import LATE
+from tests.scylla_cdc.test_base import origins
+from writetime.config import Settings
+from writetime.scylla_cdc.log import LogError
+from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between
+from writetime.scylla_cdc.source import CdcSource, Gap, open_source
+from writetime.scylla_cdc.streams import StreamSets
+
+
+def with_(cdc: CdcDatabase, **changed: object) -> Settings:
+    return cdc.settings.model_copy(update={"scylla_cdc": cdc.settings.scylla_cdc.model_copy(update=changed)})
+
+
+def read(source: CdcSource, start: Offset, end: Offset) -> Counter[str]:
+    batches = source.read(pieces_between(source, start, end), ["origin"], empty_updates=True)
+    return Counter(o for batch in batches for o in origins(batch))
+
+
+def windows(source: CdcSource, offset: Offset, until: int) -> Iterator[tuple[Offset, Counter[str]]]:
+    """Read on, batch by batch; places go through what a checkpoint keeps."""
+    while (end := Offset.parse(next_offset(source, offset, until, None).json())) != offset:
+        yield end, read(source, offset, end)
+        offset = end
+
+
+def test_windows_read_each_row_once(cdc: CdcDatabase, logged: list[Logged]) -> None:
+    r = random.Random(1)
+    for table in logged:
+        settings = with_(
+            cdc, window_seconds=r.choice([1.5, 7, 10]), batch_seconds=r.choice([10, 60]), streams_at_once=3
+        )
+        last = max(group.time for group in table.groups) + 11 * SECOND
+        found: Counter[str] = Counter()
+        with open_source(settings, table.schema.full_name) as source:
+            start = first_offset(source, table.sets[0].time, None)
+            for end, batch in windows(source, start, last):
+                assert batch == read(source, start, end)  # what a restart reads again
+                found += batch
+                start = end
+        assert found == Counter(table.origins)
+
+
+def test_a_page_may_end_anywhere(cdc: CdcDatabase, logged: list[Logged], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("writetime.scylla_cdc.pages.PAGE_ROWS", 1)
+    table = next(t for t in logged if any(len(g.rows) > 3 for g in t.groups) and t.schema.clustering)
+    with open_source(cdc.settings, table.schema.full_name) as source:
+        start = first_offset(source, table.sets[0].time, None)
+        end = next_offset(source, start, now(), None)
+        assert read(source, start, end) == Counter(table.origins)
+
+
+@pytest.fixture
+def late(cdc: CdcDatabase, written: Written) -> Logged:
+    """A table created anew for each test, with its own sets of streams; its log is empty as yet."""
+    name = f"late{time.time_ns()}"
+    schema = cdc.create(LATE.__class__(LATE.keyspace, name, LATE.partition_key, regular=LATE.regular))
+    sets = sets_of_streams(random.Random(2), written.base, tablets=True)
+    return Logged(schema, written.groups[LATE.name], sets, [])
+
+
+def test_a_set_that_is_published_late_is_read_from_its_beginning(
+    cdc: CdcDatabase, late: Logged, written: Written
+) -> None:
+    cdc.announce_tablets(late.schema, late.sets[:1])
+    wanted = cdc.log(late.schema, late.groups, late.sets)
+    with open_source(with_(cdc, window_seconds=1), late.schema.full_name) as source:
+        start = first_offset(source, written.base, None)
+        end = next_offset(source, start, written.base + 30 * SECOND, None)
+        found = read(source, start, end)
+    assert sum(found.values()) < len([g for g in late.groups if g.time < end.until])
+    cdc.announce_tablets(late.schema, late.sets)
+    with open_source(with_(cdc, window_seconds=1), late.schema.full_name) as source:
+        for _, batch in windows(source, end, written.base + 70 * SECOND):
+            found += batch
+    assert found == Counter(wanted)
+
+
+def test_late_writes_are_found_by_looking_again(cdc: CdcDatabase, late: Logged, written: Written) -> None:
+    cdc.announce_tablets(late.schema, late.sets)
+    r = random.Random(3)
+    r.shuffle(late.groups)
+    in_time = cdc.log(late.schema, late.groups[:40], late.sets, 1)
+    counted: dict[bool, Counter[str]] = {}
+    late_rows: list[str] = []
+    for again in (False, True):
+        with open_source(
+            with_(cdc, window_seconds=5, rescan_seconds=60 if again else 0), late.schema.full_name
+        ) as source:
+            start = first_offset(source, written.base, None)
+            middle = next_offset(source, start, written.base + 60 * SECOND, None)
+            found = read(source, start, middle)
+            late_rows = late_rows or cdc.log(late.schema, late.groups[40:], late.sets, 2)
+            end = next_offset(source, middle, written.base + 120 * SECOND, None)
+            counted[again] = found + read(source, middle, end)
+    assert counted[False] == Counter(in_time)
+    assert counted[True].keys() == {*in_time, *late_rows}
+    assert max(counted[True].values()) == 2
+
+
+def test_a_stream_that_was_away_for_longer_than_the_log_keeps_rows(
+    cdc: CdcDatabase, late: Logged, written: Written
+) -> None:
+    cdc.announce_tablets(late.schema, late.sets)
+    start = written.base + 5 * SECOND
+    with open_source(with_(cdc, log_ttl_seconds=30, window_seconds=1), late.schema.full_name) as source:
+        offset = Offset(start, late.sets[0].time, start, str(late.schema.id))
+        before = now() - 30 * SECOND
+        with pytest.raises(
+            Gap, match=r"the log keeps rows for 30 seconds. To close the gap, take a snapshot"
+        ) as raised:
+            next_offset(source, offset, source.settled(), None)
+        assert raised.value.start == start
+        assert before <= raised.value.end <= now()
+        with pytest.raises(Gap):
+            first_offset(source, start, None)
+        with pytest.raises(Gap):
+            next_offset(source, offset, source.settled(), before - SECOND)
+        assert next_offset(source, offset, source.settled(), now()).until > start
+        # Who names no time gets what there is, with some time to read it before it expires.
+        assert first_offset(source, None, None).until >= before + 3 * SECOND
+    with open_source(with_(cdc, log_ttl_seconds=0), late.schema.full_name) as source:
+        assert next_offset(source, offset, source.settled(), None).until > start
+        with pytest.raises(Gap, match="no streams that are still known"):
+            first_offset(source, late.sets[0].time - 1, None)
+
+
+def test_a_stream_while_cdc_is_off(cdc: CdcDatabase, late: Logged, written: Written) -> None:
+    cdc.announce_tablets(late.schema, late.sets)
+    name = late.schema.full_name
+    with open_source(cdc.settings, name) as source:
+        offset = first_offset(source, written.base, None)
+    cdc.set_options(late.schema, enabled="false")
+    with open_source(cdc.settings, name) as source:
+        off = next_offset(source, offset, now(), None)
+        assert (off.until, off.off_since) == (offset.until, offset.until)
+        assert pieces_between(source, offset, off) == []
+        with pytest.raises(Gap, match="CDC is off; turn it on again"):
+            next_offset(source, off, now(), now())
+    cdc.set_options(late.schema, enabled="true")
+    with open_source(cdc.settings, name) as source:
+        with pytest.raises(Gap, match="CDC was off"):
+            next_offset(source, off, now(), None)
+        on = next_offset(source, off, now(), now())
+        assert on.off_since is None
+        assert on.until > off.until
+
+
+def test_a_table_that_was_created_again(cdc: CdcDatabase, late: Logged, written: Written) -> None:
+    cdc.announce_tablets(late.schema, late.sets)
+    with open_source(cdc.settings, late.schema.full_name) as source:
+        offset = Offset(written.base, late.sets[0].time, written.base, "another")
+        with pytest.raises(LogError, match="dropped and created again"):
+            next_offset(source, offset, now(), None)
+
+
+def test_sets_that_are_not_complete(cdc: CdcDatabase, late: Logged) -> None:
+    cdc.announce_tablets(late.schema, [StreamSet(late.sets[0].time, ())])
+    incomplete = pytest.raises(LogError, match="cdc_streams has no streams of the set that begins at")
+    with open_source(cdc.settings, late.schema.full_name) as source, incomplete:
+        source.sets.pieces(now() - SECOND, now(), now(), now())
+    settings = with_(cdc, tablet_times="system.cdc_timestamps", generation_times="system.nothing")
+    none = pytest.raises(LogError, match="the database tells of no CDC streams for")
+    with none, open_source(settings, late.schema.full_name):
+        pass
+
+
+def test_pieces_begin_where_a_set_does() -> None:
+    """Of sets, windows and what is known, made at random: each moment of each stream is read once."""
+    r = random.Random(4)
+    for _ in range(300):
+        sets = [stream_set(r, t, [r.randrange(-9, 9) for _ in range(3)]) for t in sorted(r.sample(range(100), 4))]
+        kept = StreamSet(sets[2].time, (sets[1].streams[0], *sets[2].streams))
+        sets[2] = kept
+        _check_pieces(r, sets)
+
+
+def _check_pieces(r: random.Random, sets: list[StreamSet]) -> None:
+    class Known:
+        def __init__(self) -> None:
+            self.times: list[int] = []
+            self.streams = {s.time: s.streams for s in sets}.__getitem__
+
+    ticks: Counter[tuple[bytes, int]] = Counter()
+    at = known = sets[0].time
+    ends = [*sorted(r.sample(range(at + 1, 121), 5)), 121]
+    for end in ends:
+        source = Known()
+        # A set is published before it begins, or some time after.
+        source.times = [s.time for s in sets if s.time < end and (s.time < end - 5 or r.random() < 0.5 or end == 121)]
+        source.times = sorted({*source.times, *(s.time for s in sets if s.time <= known)})
+        newest = max(source.times)
+        for piece in StreamSets.pieces(source, at, end, known, newest):  # type: ignore[arg-type]
+            ticks.update((piece.stream, t) for t in range(piece.start, piece.end))
+        at, known = end, newest
+    assert max(ticks.values()) == 1
+    nexts = [*(s.time for s in sets[1:]), 121]
+    wanted = {
+        (stream, t) for s, after in zip(sets, nexts, strict=True) for stream in s.streams for t in range(s.time, after)
+    }
+    assert wanted <= ticks.keys()
