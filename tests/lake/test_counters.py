@@ -69,7 +69,7 @@ def test_shards_of_many_nodes(settings: Settings, tmp_path: Path) -> None:
         session.execute(f"CREATE TABLE {table} (k int, c int, n counter, s counter STATIC, PRIMARY KEY (k, c))")
         schema = schema_of(session, table)
         shutil.copytree(tmp_path / "made", tmp_path / "given")
-        _, port = snapshot._node(session)
+        _, port = snapshot.local_node(session)
         nodetool(port, "import", keyspace, "counters", str(tmp_path / "given"))
         wanted = cql_rows(session, schema)
         assert len(wanted) > PARTITIONS
@@ -121,7 +121,7 @@ def test_from_cql_to_views_events_and_verify(settings: Settings, spark: SparkSes
             extend(lake)
             assert replayed(lake) == wanted
             if number == 1:
-                _, port = snapshot._node(session)
+                _, port = snapshot.local_node(session)
                 nodetool(port, "compact", keyspace, "counters")
         run("maintain", table)
         assert view_rows(compacted(lake)) == wanted

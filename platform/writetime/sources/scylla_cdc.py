@@ -33,7 +33,7 @@ from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.offsets import Offset, check, first_offset, interval, next_offset, pieces_between, shared_out
 from writetime.scylla_cdc.reading import Piece
 from writetime.scylla_cdc.source import open_source
-from writetime.sources.schemas import given_fields, option_fields, spark_schema
+from writetime.sources.schemas import Selection, option_fields
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class ScyllaCdcSource(DataSource):
     def schema(self) -> StructType:
         """The fields of the table's changes."""
         asked = _Asked(self.options)
-        return spark_schema(asked.current_schema(), option_fields(self.options))
+        return Selection.of(asked.current_schema(), option_fields(self.options)).spark()
 
     def reader(self, schema: StructType) -> "ScyllaCdcBatchReader":
         """Return a reader of what the log has now."""
@@ -69,10 +69,10 @@ class ScyllaCdcSource(DataSource):
         """Return a reader that follows the log."""
         return ScyllaCdcStreamReader(*self._reading(schema))
 
-    def _reading(self, schema: StructType) -> "tuple[_Asked, TableSchema, list[str]]":
+    def _reading(self, schema: StructType) -> "tuple[_Asked, TableSchema, Selection]":
         asked = _Asked(self.options)
         table = asked.current_schema()
-        return asked, table, given_fields(table, schema)
+        return asked, table, Selection.given(table, schema)
 
 
 class _Asked:
@@ -93,11 +93,12 @@ class _Asked:
         with open_source(self.settings, self.table) as source:
             return source.schema
 
-    def read(self, part: Part, table: TableSchema, fields: list[str]) -> Iterator[pa.RecordBatch]:
+    def read(self, part: Part, table: TableSchema, selection: Selection) -> Iterator[pa.RecordBatch]:
         """Read a part. What it holds counts only if the table was not altered, nor what the log keeps, meanwhile."""
         with open_source(self.settings, self.table) as source:
             source.check_schema(table)
-            yield from source.read(part.pieces, fields, empty_updates=self.empty_updates)
+            batches = source.read(part.pieces, selection.schema.names, empty_updates=self.empty_updates)
+            yield from map(selection.cut, batches)
             source.check_schema(table)
             source.check_gap(part.start, self.snapshot_at)
 
@@ -127,10 +128,10 @@ def _settings(options: Mapping[str, str]) -> Settings:
 class ScyllaCdcBatchReader(DataSourceReader):
     """Reads the streams of a log over an interval of write times, some streams a task."""
 
-    def __init__(self, asked: _Asked, table: TableSchema, fields: list[str]) -> None:
+    def __init__(self, asked: _Asked, table: TableSchema, selection: Selection) -> None:
         self._asked = asked
         self._table = table
-        self._fields = fields
+        self._selection = selection
 
     def partitions(self) -> list[Part]:
         """Share out the streams.
@@ -147,16 +148,16 @@ class ScyllaCdcBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""
-        return self._asked.read(cast(Part, partition), self._table, self._fields)
+        return self._asked.read(cast(Part, partition), self._table, self._selection)
 
 
 class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a log, by the offsets of `Offset`."""
 
-    def __init__(self, asked: _Asked, table: TableSchema, fields: list[str]) -> None:
+    def __init__(self, asked: _Asked, table: TableSchema, selection: Selection) -> None:
         self._asked = asked
         self._table = table
-        self._fields = fields
+        self._selection = selection
         self._available: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
@@ -198,7 +199,7 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""
-        return self._asked.read(cast(Part, partition), self._table, self._fields)
+        return self._asked.read(cast(Part, partition), self._table, self._selection)
 
     def _source(self) -> Any:
         return open_source(self._asked.settings, self._asked.table)
