@@ -15,6 +15,18 @@ from writetime.ingest.topics import ensure_ingest_topics
 from writetime.servers.process import free_port
 from writetime.spark import spark_conf
 
+# `make test` runs two processes. A part of the tests is one piece of work, as its tests share servers; long ones first.
+_LONGEST_FIRST = ("storage", "faults", "lake", "capture", "merge", "assets", "scylla_cdc", "rows", "integration")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Make each folder of tests a part for `pytest -n`, and put the parts in order."""
+    parts = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
+    for item, part in parts.items():
+        item.add_marker(pytest.mark.xdist_group(part))
+    places = {part: i for i, part in enumerate(_LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(parts[item], len(places)))
+
 
 @pytest.fixture(scope="session")
 def server_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
