@@ -79,6 +79,9 @@ class Lake(_Section):
     keep_history_days: float = Field(
         default=7.0, ge=0, description="How far back a view `as_of` can go; older changes are merged."
     )
+    drop_tombstones_hours: float = Field(
+        default=24.0, ge=0, description="How often at most old tombstones leave the state, which rewrites it; 0: never."
+    )
     vacuum_hours: int = Field(default=168, ge=1, description="Files that no version needs are deleted after this time.")
 
 

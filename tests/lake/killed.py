@@ -25,15 +25,24 @@ from writetime.lake.table import LakeTable, create_table
 from writetime.merge import merge
 
 _commit = BucketedTable._commit
+# In microseconds: some of the deletions are from before it.
+HORIZON = 2
+
+
+def deleted(n: int, at: int) -> dict[str, Any]:
+    """A row that is deleted, in the second 0."""
+    return {**write(1, n, at), "marker": None, "tombstone": {"write_time": at, "deletion_time": 0}}
 
 
 def work(folder: Path) -> LakeTable:
     """Do some of everything that commits."""
     table = create_table(settings_at(folder, buckets=1), SCHEMA)
     for number in range(4):
-        add(table, [write(i % 3, i, number, v=f"{number}-{i}") for i in range(number, 12, number + 1)], number)
+        rows = [write(i % 3, i, number, v=f"{number}-{i}") for i in range(number, 12, number + 1)]
+        add(table, [*rows, deleted(number, number)], number)
         state.fold(table)
     state.compact(table)
+    state.drop_tombstones(table, HORIZON)
     retention.trim_history(table, views.time_now())
     views.refresh(table)
     return table

@@ -20,6 +20,7 @@ from writetime.lake.buckets import token_range
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import BucketedTable
 from writetime.lake.history import raise_history
+from writetime.lake.horizon import raise_snapshot, require_newer
 from writetime.lake.merging import Runner
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
@@ -93,9 +94,9 @@ def backfill(
 
     Raises:
         CorruptFile, Missing: an SSTable cannot be read. The buckets that were yielded stay done.
+        WritetimeError: the snapshot is from before the horizon, see `horizon.require_newer`.
     """
     schema = table.schema()
-    raise_history(table, snapshot.taken_at)
     wanted = range(table.buckets) if buckets is None else buckets
     writer = ChangeWriter.of(table, schema)
     now = table.changes.load()
@@ -105,6 +106,10 @@ def backfill(
             todo.append(BackfillTask(bucket, snapshot.paths, writer, _app_id(snapshot, bucket)))
         else:
             yield bucket, 0
+    if todo:
+        require_newer(table, now, snapshot.taken_at)
+        raise_history(table, snapshot.taken_at)
+        raise_snapshot(table, snapshot.taken_at)
     yield from run(_do, todo)
 
 

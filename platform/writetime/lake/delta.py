@@ -119,7 +119,12 @@ class BucketedTable:
             raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
 
     def append(
-        self, files: Sequence[WrittenFile], app_id: str, number: int, also: Mapping[str, int] | None = None
+        self,
+        files: Sequence[WrittenFile],
+        app_id: str,
+        number: int,
+        also: Mapping[str, int] | None = None,
+        given: Mapping[str, int] | None = None,
     ) -> bool:
         """Add the files of one batch in one commit; return whether it was new.
 
@@ -129,13 +134,20 @@ class BucketedTable:
             number: which of its batches this is; the numbers rise. Nothing happens if this one, or a later one, has
                 been committed.
             also: other numbers to keep with the commit, by names like `app_id`.
+            given: numbers that the table has to have still, 0 if none, as the files were made by them.
+
+        Raises:
+            Conflict: one of the numbers that were given is another one now.
         """
 
         def attempt() -> bool:
             now = self.load()
             if (done := now.transaction(app_id)) is not None and done >= number:
                 return False
-            done_now = _transactions({app_id: number, **(also or {})})
+            if any((now.transaction(name) or 0) != wanted for name, wanted in (given or {}).items()):
+                raise _conflict(self.storage)
+            # Those given are named again, so that Delta lets no other commit that changes them pass at once.
+            done_now = _transactions({app_id: number, **(also or {}), **(given or {})})
             self._commit(now, [_added(f, data_change=True) for f in files], done_now, {})
             return True
 
@@ -169,7 +181,7 @@ class BucketedTable:
         def attempt() -> bool:
             now = self.load()
             if any(now.transaction(app_id) != before.transaction(app_id) for app_id in (_REWRITE, *(also or ()))):
-                raise Conflict(f"{self.storage.address} has been rewritten by another process: run this again")
+                raise _conflict(self.storage)
             milliseconds = int(time.time() * 1000)
             actions = [_added(f, data_change) for f in add] + [
                 RemoveAction(f.path, data_change, milliseconds, f.size, {PARTITION: str(f.bucket)}) for f in remove
@@ -234,6 +246,10 @@ class BucketedTable:
             except DeltaError as e:
                 raise WritetimeError(f"{self.storage.address}: {e}") from None
         raise WritetimeError(f"{self.storage.address}: {_ATTEMPTS} commits failed, the last one by: {fault}")
+
+
+def _conflict(storage: Storage) -> Conflict:
+    return Conflict(f"{storage.address} has been rewritten by another process: run this again")
 
 
 def _transactions(numbers: Mapping[str, int]) -> list[Transaction]:

@@ -33,6 +33,8 @@ def join_schemas(current: TableSchema, seen: TableSchema) -> TableSchema:
         regular=_columns(current, seen, "regular"),
         dropped=tuple(sorted(_dropped(current, seen).values(), key=lambda d: d.name)),
         id=current.id or seen.id,
+        # Which one is newer, is not known.
+        gc_grace_seconds=max(current.gc_grace_seconds, seen.gc_grace_seconds),
     )
 
 

@@ -50,25 +50,26 @@ def require_history(table: LakeTable, changes: Snapshot, instant: int) -> None:
     first = history_from(changes)
     if first is not None and instant < first:
         raise WritetimeError(
-            f"{table.name} as of {_text(instant)}: the changes kept tell of {_text(first)} and later (a snapshot was "
-            "taken then, or older changes were merged by lake.keep_history_days)"
+            f"{table.name} as of {instant_text(instant)}: the changes kept tell of {instant_text(first)} and later (a "
+            "snapshot was taken then, or older changes were merged by lake.keep_history_days)"
         )
 
 
 def until(changes: pa.Table, schema: TableSchema, instant: int) -> pa.Table:
     """Return what the changes hold of writes up to an instant (microseconds)."""
-    return _select(changes, schema, lambda times: pc.less_equal(times, instant))
+    return select(changes, schema, lambda cells: pc.less_equal(cells.field("write_time"), instant))
 
 
 def after(changes: pa.Table, schema: TableSchema, instant: int) -> pa.Table:
     """Return what the changes hold of writes after an instant (microseconds)."""
-    return _select(changes, schema, lambda times: pc.greater(times, instant))
+    return select(changes, schema, lambda cells: pc.greater(cells.field("write_time"), instant))
 
 
-Keep = Callable[[pa.Array], pa.Array]
+Keep = Callable[[pa.StructArray], pa.Array]
 
 
-def _select(changes: pa.Table, schema: TableSchema, keep: Keep) -> pa.Table:
+def select(changes: pa.Table, schema: TableSchema, keep: Keep) -> pa.Table:
+    """Return what is left of changes of those cells, markers and tombstones for which `keep` says true."""
     columns: dict[str, pa.Array] = {name: _cells(one_chunk(changes[name]), keep) for name in ("marker", "tombstone")}
     for column in schema.static + schema.regular:
         select = _parts if is_complex(column.type) else _cells
@@ -79,7 +80,7 @@ def _select(changes: pa.Table, schema: TableSchema, keep: Keep) -> pa.Table:
 
 
 def _cells(cells: pa.StructArray, keep: Keep) -> pa.StructArray:
-    kept = pc.and_(cells.is_valid(), keep(cells.field("write_time")).fill_null(False))
+    kept = pc.and_(cells.is_valid(), keep(cells).fill_null(False))
     return pa.StructArray.from_arrays(cells.flatten(), fields=list(cells.type), mask=pc.invert(kept))
 
 
@@ -94,7 +95,7 @@ def _parts(column: pa.StructArray, keep: Keep) -> pa.StructArray:
         kept = pa.StructArray.from_arrays(cells, fields=list(parts.type), mask=pc.invert(some))
     else:
         elements = parts.flatten()
-        chosen = keep(elements.field("write_time"))
+        chosen = keep(elements)
         row = pc.list_parent_indices(parts).filter(chosen).to_numpy()
         lengths = np.bincount(row, minlength=len(parts))
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
@@ -104,7 +105,8 @@ def _parts(column: pa.StructArray, keep: Keep) -> pa.StructArray:
     return pa.StructArray.from_arrays([tombstone, kept], fields=list(column.type), mask=pc.invert(left))
 
 
-def _text(instant: int) -> str:
+def instant_text(instant: int) -> str:
+    """Return an instant (microseconds) for people."""
     try:
         return datetime.fromtimestamp(instant / 1e6, UTC).isoformat()
     except (OverflowError, ValueError):

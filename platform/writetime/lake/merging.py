@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from writetime.changes import change_schema
 from writetime.lake.delta import DataFile
+from writetime.lake.horizon import without_dropped
 from writetime.lake.parquet import PROBED, WrittenFile, read_file, without_empty, write_file
 from writetime.lake.storage import Storage
 from writetime.merge import merge
@@ -35,17 +36,20 @@ class Source:
 
 @dataclass(frozen=True)
 class MergeTask:
-    """Merge the files of one bucket and write the result to `target`."""
+    """Merge the files of one bucket and write the result to `target`, without what `horizon` lets drop (if any)."""
 
     sources: tuple[Source, ...]
     schema: TableSchema
     bucket: int
     target: Storage
+    horizon: int | None = None
 
 
 def run_merge(task: MergeTask) -> WrittenFile | None:
     """Run a task; None if nothing is left after the merge."""
     state = merge_files(task.sources, task.schema)
+    if task.horizon is not None:
+        state = without_dropped(state, task.schema, task.horizon)
     if not state.num_rows:
         return None
     return write_file(task.target, without_empty(state), task.bucket, state["token"], layout=PROBED)

@@ -11,6 +11,7 @@ from itertools import groupby
 
 from writetime.errors import WritetimeError
 from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.horizon import DELETED, HORIZON, WRITTEN, horizon_of, may_hold
 from writetime.lake.merging import MergeTask, Runner, Source, run_merge
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.storage import Storage
@@ -33,8 +34,23 @@ def folded_version(state: Snapshot) -> int | None:
 
 
 def pending(table: LakeTable, changes: Snapshot, state: Snapshot) -> dict[int, list[DataFile]]:
-    """Return the files of `changes` that the state has not folded in, by bucket."""
-    return files_since(table, changes, folded_version(state))
+    """Return the files of `changes` to merge with the state, by bucket: what it has not folded in, `completed`."""
+    return completed(table, files_since(table, changes, folded_version(state)), changes, state)
+
+
+def completed(
+    table: LakeTable, files: dict[int, list[DataFile]], changes: Snapshot, state: Snapshot
+) -> dict[int, list[DataFile]]:
+    """Return files of `changes` to merge with the state: in buckets where one holds a write from before the horizon,
+    all files, as they have the deletions that the state has dropped."""
+    horizon = horizon_of(state)
+    if not horizon:
+        return files
+
+    def is_late(file: DataFile) -> bool:
+        return may_hold(table.changes.storage, file, (WRITTEN,), horizon)
+
+    return {b: changes.by_bucket[b] if any(map(is_late, found)) else found for b, found in files.items()}
 
 
 def files_since(table: LakeTable, changes: Snapshot, version: int | None) -> dict[int, list[DataFile]]:
@@ -68,13 +84,16 @@ def fold(table: LakeTable, run: Runner = map) -> int:
     """Fold the changes that are not in the state yet into it, one new level a bucket; return how many files they were.
 
     A fold that is repeated, or of which two run at once, counts once.
+
+    Raises:
+        Conflict: tombstones were dropped meanwhile: run it again.
     """
     changes = table.changes.load()
     state = table.state.load()
     files = pending(table, changes, state)
     schema = table.schema(changes)
     levels = _merged(table, table.changes.storage, files, schema, run)
-    new = table.state.append(levels, FOLDED, changes.version)
+    new = table.state.append(levels, FOLDED, changes.version, given={HORIZON: horizon_of(state)})
     return sum(map(len, files.values())) if new else 0
 
 
@@ -90,10 +109,34 @@ def compact(table: LakeTable, run: Runner = map) -> int:
     return len(chosen)
 
 
+def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
+    """Drop the tombstones, and what has expired, from before the horizon (microseconds) from the state, in one commit
+    that records it; return in how many buckets there were any.
+
+    Raises:
+        Conflict: changes were folded in meanwhile, or the state was rewritten: run it again.
+    """
+    state = table.state.load()
+    folded, schema = folded_version(state), table.schema()
+    if folded is None or horizon <= horizon_of(state):
+        return 0
+
+    def has_any(file: DataFile) -> bool:
+        return may_hold(table.state.storage, file, DELETED, horizon // 1_000_000)
+
+    chosen = {bucket: levels for bucket, levels in state.by_bucket.items() if any(map(has_any, levels))}
+    merged = _merged(table, table.state.storage, chosen, schema, run, horizon=horizon)
+    removed = [f for levels in chosen.values() for f in levels]
+    also = {FOLDED: folded, HORIZON: horizon}
+    table.state.rewrite(state, removed, merged, data_change=False, also=also)
+    return len(chosen)
+
+
 def rebuild(table: LakeTable, run: Runner = map) -> int:
     """Make the state anew from all changes that the lake has; return how many files of changes they are.
 
-    The changes are complete: retention merges old ones and drops nothing that the state has.
+    The changes are complete: retention merges old ones and drops nothing that the state has. What the state has dropped
+    of tombstones comes back until they are dropped again.
     """
     state = table.state.load()
     changes = table.changes.load()
@@ -103,11 +146,17 @@ def rebuild(table: LakeTable, run: Runner = map) -> int:
 
 
 def _merged(
-    table: LakeTable, storage: Storage, files: Mapping[int, Sequence[DataFile]], schema: TableSchema, run: Runner
+    table: LakeTable,
+    storage: Storage,
+    files: Mapping[int, Sequence[DataFile]],
+    schema: TableSchema,
+    run: Runner,
+    *,
+    horizon: int | None = None,
 ) -> list[WrittenFile]:
     """Merge the files of each bucket to one level."""
     tasks = [
-        MergeTask((Source(storage, tuple(found)),), schema, bucket, table.state.storage)
+        MergeTask((Source(storage, tuple(found)),), schema, bucket, table.state.storage, horizon)
         for bucket, found in files.items()
     ]
     return [level for level in run(run_merge, tasks) if level is not None]

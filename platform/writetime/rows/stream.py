@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from writetime.errors import WritetimeError
 from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, Snapshot
+from writetime.lake.horizon import horizon_of
 from writetime.lake.merging import Runner, Source
 from writetime.lake.parquet import WrittenFile, write_file
-from writetime.lake.state import files_since, folded_version
+from writetime.lake.state import completed, files_since, folded_version, pending
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
@@ -147,7 +148,7 @@ def extend(table: LakeTable, as_of: int | None = None, run: Runner = map) -> int
 
 def first_tasks(table: LakeTable, state: Snapshot, changes: Snapshot, batch: Batch) -> list[RowTask]:
     """Return the tasks of a batch that begins with no rows."""
-    new = files_since(table, changes, folded_version(state))
+    new = pending(table, changes, state)
     schema = table.schema(changes)
     target = table.rows.storage
     return [
@@ -164,13 +165,14 @@ def batch_files(rows: Snapshot) -> list[tuple[int, DataFile]]:
 
 def _next_tasks(table: LakeTable, last: Position, state: Snapshot, changes: Snapshot, batch: Batch) -> list[RowTask]:
     try:
-        if (folded_version(state) or 0) > last.changes:
+        # Not a state that holds more, nor one that has dropped what lived at the last batch and has expired since.
+        if (folded_version(state) or 0) > last.changes or horizon_of(state) >= last.batch.as_of:
             state = table.state.load(last.state)
         known = table.changes.load(last.changes)
     except WritetimeError as e:
         raise _too_late(table, e) from None
-    old = files_since(table, known, folded_version(state))
-    new = files_since(table, changes, last.changes)
+    old = pending(table, known, state)
+    new = completed(table, files_since(table, changes, last.changes), changes, state)
     schema_before, schema = table.schema(known), table.schema(changes)
     everything = _reshaped(schema_before, schema)
     return [

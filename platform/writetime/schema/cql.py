@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from uuid import UUID
 
-from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema, compact_storage
+from writetime.schema.table import GC_GRACE_SECONDS, Column, DroppedColumn, SchemaError, TableSchema, compact_storage
 from writetime.schema.types import Udt, parse_cql
 
 _NAME = r'(?:"(?:[^"]|"")+"|\w+)'
@@ -27,6 +27,7 @@ _COLUMN = re.compile(
 _PRIMARY_KEY = re.compile(r"PRIMARY\s+KEY\s*\((?P<body>.*)\)\s*$", re.I | re.S)
 _ORDER = re.compile(r"CLUSTERING\s+ORDER\s+BY\s*\((?P<body>[^)]*)\)", re.I)
 _COMPACT = re.compile(r"\bCOMPACT\s+STORAGE\b", re.I)
+_GC_GRACE = re.compile(r"\bgc_grace_seconds\s*=\s*(?P<seconds>\d+)", re.I)
 _ID = re.compile(r"\bID\s*=\s*'?(?P<id>[0-9a-f-]{36})'?", re.I)
 
 
@@ -126,6 +127,7 @@ def _table(keyspace: str, name: str, statement: str, start: int, udts: dict[str,
         column = _unquote(column.strip())
         columns[column] = replace(columns[column], reversed=direction.lower() == "desc")
     table_id = _ID.search(options)
+    gc_grace = _GC_GRACE.search(options)
     return TableSchema(
         keyspace,
         name,
@@ -134,6 +136,7 @@ def _table(keyspace: str, name: str, statement: str, start: int, udts: dict[str,
         tuple(columns[n] for n in static),
         tuple(c for n, c in columns.items() if n not in key[0] + key[1] + static),
         id=UUID(table_id["id"]) if table_id else None,
+        gc_grace_seconds=int(gc_grace["seconds"]) if gc_grace else GC_GRACE_SECONDS,
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from writetime.schema.table import Column, TableSchema
+from writetime.schema.table import GC_GRACE_SECONDS, Column, TableSchema
 from writetime.schema.types import quote_name
 
 
@@ -25,8 +25,11 @@ def to_cql(schema: TableSchema) -> str:
     for udt in udts.values():
         fields = ", ".join(f"{quote_name(name)} {cql_type}" for name, cql_type in udt.fields)
         statements.append(f"CREATE TYPE {quote_name(udt.keyspace)}.{quote_name(udt.name)} ({fields})")
-    with_id = f" {'AND' if schema.clustering else 'WITH'} ID = {schema.id}" if schema.id else ""
-    statements.append(created.create_statement() + with_id)
+    options = [f"ID = {schema.id}"] if schema.id else []
+    if schema.gc_grace_seconds != GC_GRACE_SECONDS:
+        options.append(f"gc_grace_seconds = {schema.gc_grace_seconds}")
+    with_options = f" {'AND' if schema.clustering else 'WITH'} {' AND '.join(options)}" if options else ""
+    statements.append(created.create_statement() + with_options)
     table = f"ALTER TABLE {quote_name(schema.keyspace)}.{quote_name(schema.name)}"
     for d in dropped.values():
         statements.append(f"{table} DROP {quote_name(d.name)} USING TIMESTAMP {d.dropped_at}")

@@ -8,6 +8,9 @@ from uuid import UUID
 from writetime.errors import WritetimeError
 from writetime.schema.types import CqlType, CqlTypeError, Udt, is_complex, parse_cql, quote_name
 
+# What a table has by default (`org.apache.cassandra.schema.TableParams`), as in ScyllaDB.
+GC_GRACE_SECONDS = 864_000
+
 
 class SchemaError(WritetimeError):
     """A schema that cannot be read, or that does not fit the data."""
@@ -37,7 +40,10 @@ class DroppedColumn:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """The columns of one table; static and regular ones sorted by name, as the database stores them."""
+    """The columns of one table; static and regular ones sorted by name, as the database stores them.
+
+    `gc_grace_seconds` is how long the database keeps a deletion at least.
+    """
 
     keyspace: str
     name: str
@@ -47,6 +53,7 @@ class TableSchema:
     regular: tuple[Column, ...] = ()
     dropped: tuple[DroppedColumn, ...] = ()
     id: UUID | None = field(default=None, compare=False)
+    gc_grace_seconds: int = field(default=GC_GRACE_SECONDS, compare=False)
 
     def __post_init__(self) -> None:
         if not self.partition_key:
@@ -158,6 +165,7 @@ def from_rows(
             if (d["keyspace_name"], d["table_name"]) == (keyspace, name)
         ),
         table.get("id"),
+        GC_GRACE_SECONDS if table.get("gc_grace_seconds") is None else table["gc_grace_seconds"],
     )
 
 

@@ -1,0 +1,138 @@
+"""Which tombstones the state may do without, and what is refused since.
+
+The horizon is an instant. Deletions made, and written, up to it are dropped from the state, and so is what expired up
+to it; the commit that drops them records it. It is `gc_grace_seconds` before the instant up to which all has been
+captured: by every source that is registered, or if there is none, by the newest snapshot.
+
+The changes keep all tombstones. So changes that come late, with a write up to the horizon, are exact nevertheless: they
+are merged with all changes of their bucket (`state.completed`). A snapshot from before the horizon is refused: what it
+holds may have been deleted since by a deletion that the database itself had dropped before it was captured.
+"""
+
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from writetime.errors import WritetimeError
+from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.history import instant_text, pc, select
+from writetime.lake.storage import Storage
+from writetime.lake.table import LakeTable
+from writetime.schema.table import TableSchema
+
+HORIZON = "horizon"
+"""The number of a commit to `state` that says the horizon, in microseconds."""
+
+NEWEST_SNAPSHOT = "writetime.newest_snapshot"
+_SOURCE = "writetime.source."
+
+# Fields of changes, however deep.
+WRITTEN = "write_time"
+DELETED = ("deletion_time", "expiry")
+
+
+def horizon_of(state: Snapshot) -> int:
+    """Return the horizon of a version of the state, in microseconds; 0 if nothing has been dropped."""
+    return state.transaction(HORIZON) or 0
+
+
+def register_source(table: LakeTable, source: str) -> None:
+    """Say that a source sends changes from now on: no tombstone is dropped that its watermark is not beyond."""
+    table.changes.set_property(_SOURCE + source, "registered")
+
+
+def retire_source(table: LakeTable, source: str) -> None:
+    """Say that a source sends no more changes."""
+    table.changes.set_property(_SOURCE + source, "retired")
+
+
+def watermark(source: str, instant: int) -> dict[str, int]:
+    """Return what to give `BucketedTable.append` as `also`: that with this batch the lake has all that the source wrote
+    before an instant (microseconds). It never falls."""
+    return {f"watermark/{source}": instant}
+
+
+def raise_snapshot(table: LakeTable, taken_at: int) -> None:
+    """Record when a snapshot was taken (microseconds), if it is the newest."""
+    if taken_at > _newest_snapshot(table.changes.load()):
+        table.changes.set_property(NEWEST_SNAPSHOT, str(taken_at))
+
+
+def captured_until(changes: Snapshot) -> int:
+    """Return the instant (microseconds) up to which all has been captured; 0 if that is not known."""
+    sources = [
+        name.removeprefix(_SOURCE)
+        for name, value in changes.properties.items()
+        if name.startswith(_SOURCE) and value == "registered"
+    ]
+    if not sources:
+        return _newest_snapshot(changes)
+    return min(changes.transaction(f"watermark/{source}") or 0 for source in sources)
+
+
+def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
+    """Return the horizon up to which tombstones may be dropped (microseconds), if that is due.
+
+    Args:
+        table: the table.
+        now: the time, in microseconds.
+        every_hours: how far the horizon has to move, as each move rewrites what has tombstones; 0 for never.
+    """
+    changes = table.changes.load()
+    grace = table.schema(changes).gc_grace_seconds * 1_000_000
+    horizon = min(now, captured_until(changes)) - grace
+    due = horizon_of(table.state.load()) + round(every_hours * 3_600_000_000)
+    return horizon if every_hours and horizon >= due else None
+
+
+def require_newer(table: LakeTable, changes: Snapshot, taken_at: int) -> None:
+    """Refuse a snapshot that was taken (microseconds) before the horizon, or before the horizon that a newer snapshot
+    implies: the database itself had dropped deletions by then.
+
+    Raises:
+        WritetimeError: see above.
+    """
+    grace = table.schema(changes).gc_grace_seconds * 1_000_000
+    first = max(horizon_of(table.state.load()), _newest_snapshot(changes) - grace)
+    if taken_at < first:
+        raise WritetimeError(
+            f"{table.name}: a snapshot taken at {instant_text(taken_at)} is refused, as deletions up to "
+            f"{instant_text(first)} may have been dropped and what they deleted would come back; take a new one by "
+            f"`writetime snapshot {table.name}`"
+        )
+
+
+def without_dropped(state: pa.Table, schema: TableSchema, horizon: int) -> pa.Table:
+    """Return a state without the deletions and expired cells and markers that a horizon (microseconds) lets drop."""
+    return select(state, schema, partial(_stays, horizon=horizon))
+
+
+def may_hold(storage: Storage, file: DataFile, fields: tuple[str, ...], until: int) -> bool:
+    """Return whether a file may hold a number up to this one in fields of these names, by its statistics."""
+    with pq.ParquetFile(file.path, filesystem=storage.filesystem()) as opened:
+        paths = {c: opened.schema.column(c).path for c in range(len(opened.schema))}
+        columns = [c for c, path in paths.items() if path.rpartition(".")[2] in fields]
+        groups = [opened.metadata.row_group(g) for g in range(opened.num_row_groups)]
+        return any(_may_hold(group.column(c).statistics, until) for group in groups for c in columns)
+
+
+def _may_hold(statistics: pq.Statistics | None, until: int) -> bool:
+    if statistics is None:
+        return True
+    # A field of the table's own may have such a name, and another type.
+    return statistics.has_min_max and isinstance(statistics.min, int) and statistics.min <= until
+
+
+def _stays(cells: pa.StructArray, horizon: int) -> pa.Array:
+    """Return which cells, markers or tombstones stay. A deleted counter does: it hides what is counted later, too."""
+    names = {field.name for field in cells.type}
+    if "shards" in names:
+        return pc.is_valid(cells)
+    ended = cells.field("expiry" if "expiry" in names else "deletion_time")
+    dropped = pc.and_(pc.less_equal(ended, horizon // 1_000_000), pc.less_equal(cells.field(WRITTEN), horizon))
+    return pc.invert(dropped.fill_null(False))
+
+
+def _newest_snapshot(changes: Snapshot) -> int:
+    return int(changes.properties.get(NEWEST_SNAPSHOT, 0))

@@ -1,0 +1,252 @@
+"""Tombstones that the state drops: no view or event tells of it, whatever comes later; what would is refused."""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lake.answers import cql_rows, view_rows
+from tests.lake.made import SCHEMA, add, new_table, settings_at, write
+from tests.lake.test_run import run, schema_of
+from tests.merge import generated
+from tests.rows.test_stream import replayed
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.lake import backfill as backfilling
+from writetime.lake import snapshot, state, views
+from writetime.lake.backfill import backfill, find_snapshots
+from writetime.lake.delta import Conflict
+from writetime.lake.horizon import (
+    captured_until,
+    horizon_of,
+    next_horizon,
+    raise_snapshot,
+    register_source,
+    retire_source,
+    watermark,
+    without_dropped,
+)
+from writetime.lake.merging import Runner, Source, merge_files
+from writetime.lake.snapshot import take_snapshot
+from writetime.lake.table import LakeTable, create_table
+from writetime.merge import live_rows, merge
+from writetime.rows import stream
+from writetime.schema.cql import parse_table
+from writetime.schema.describe import to_cql
+from writetime.schema.table import TableSchema
+from writetime.servers.nodetool import nodetool
+
+SECOND = 1_000_000
+HOUR = 3600 * SECOND
+
+
+def around(value: Any) -> Any:
+    """Changes whose write times are around their deletion times, as those of a database are: 98 to 105 seconds."""
+    if isinstance(value, list):
+        return [around(v) for v in value]
+    if isinstance(value, dict):
+        moved = {k: around(v) for k, v in value.items()}
+        return moved | ({"write_time": (99 + value["write_time"]) * SECOND} if "write_time" in value else {})
+    return value
+
+
+def rows_at(table: LakeTable, second: int) -> list[dict[str, Any]]:
+    """The virtual view, with expiry judged at this second."""
+    return view_rows(replace(task, as_of=second * SECOND).rows() for task in views.bucket_views(table))
+
+
+@pytest.mark.parametrize("schema", [generated.SCHEMA, generated.COUNTERS], ids=lambda s: s.name)
+@given(st.data(), st.randoms(use_true_random=False))
+@settings(max_examples=12, deadline=None)
+def test_no_view_and_no_event_tells_of_what_was_dropped(
+    schema: TableSchema, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, chooser: random.Random
+) -> None:
+    table = new_table(tmp_path_factory.mktemp("lake"), schema, buckets=2)
+    second, seen, whole = 100, [], merge([], schema)
+    for number in range(4):
+        changes = around(data.draw(st.lists(generated.change(schema), max_size=6)))
+        seen += changes
+        add(table, changes, number, schema)
+        second += chooser.randint(0, 2)
+        for step in chooser.sample([state.fold, state.compact, state.rebuild, None, None], 2):
+            if step:
+                step(table)
+        if chooser.random() < 0.7:
+            state.drop_tombstones(table, second * SECOND)
+        whole = merge([generated.table(seen, schema)], schema)
+        assert rows_at(table, second) == view_rows([live_rows(whole, schema, second)])
+        if chooser.random() < 0.5:
+            stream.extend(table, second * SECOND)
+    stream.extend(table, second * SECOND)
+    wanted = view_rows([live_rows(whole, schema, second)])
+    assert replayed(table) == wanted
+    # A state that is made anew and one that grew hold the same, once both have dropped.
+    state.fold(table)
+    kept = [held(table)]
+    state.rebuild(table)
+    kept.append(held(table))
+    horizon = horizon_of(table.state.load())
+    found = [without_dropped(whole_state, schema, horizon) for whole_state in kept]
+    assert merge(found[:1], schema).equals(merge(found[1:], schema))
+    assert rows_at(table, second) == wanted
+
+
+def held(table: LakeTable) -> pa.Table:
+    """The whole state, merged."""
+    return merge_files([Source(table.state.storage, tuple(table.state.load().files))], table.schema())
+
+
+def deletion(id_: int, n: int, at: int) -> dict[str, Any]:
+    """A row deletion of this time, in microseconds."""
+    times = {"write_time": at, "deletion_time": at // SECOND}
+    return {**write(id_, n, at), "marker": None, "tombstone": times}
+
+
+def test_a_late_write_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path, buckets=1)
+    add(table, [write(1, 1, 5 * SECOND, v="old"), deletion(1, 1, 6 * SECOND), write(1, 2, 5 * SECOND, v="a")], 1)
+    add(table, [deletion(1, 3, 9 * SECOND)], 2)
+    state.fold(table)
+    stream.extend(table)
+    assert state.drop_tombstones(table, 8 * SECOND) == 1
+    # Neither the deletion that is older than the horizon nor what it deleted is there, and the younger one is.
+    assert [(r["n"], r["tombstone"] is not None) for r in held(table).to_pylist()] == [(2, False), (3, True)]
+    assert state.drop_tombstones(table, 8 * SECOND) == 0
+    late = [write(1, 1, 5 * SECOND, v="zombie"), write(1, 3, 5 * SECOND, v="zombie"), write(1, 4, 5 * SECOND, v="new")]
+    add(table, late, 3)
+    with monkeypatch.context() as patched:
+        for module in (state, stream):
+            patched.setattr(module, "completed", lambda table, files, changes, state: files)
+        assert [(r["n"], r["v"]) for r in rows_at(table, 100)] == [(1, "zombie"), (2, "a"), (4, "new")]
+    wanted = [(2, "a"), (4, "new")]
+    assert [(r["n"], r["v"]) for r in rows_at(table, 100)] == wanted
+    assert stream.extend(table) == 1
+    state.fold(table)
+    assert [(r["n"], r["v"]) for r in rows_at(table, 100)] == wanted
+    # What is written after the horizon is folded in alone.
+    add(table, [write(1, 5, 9 * SECOND, v="b")], 4)
+    assert [f.rows for f in state.pending(table, table.changes.load(), table.state.load())[0]] == [1]
+
+
+def test_what_is_folded_in_and_dropped_at_once(tmp_path: Path) -> None:
+    table = new_table(tmp_path, buckets=1)
+    add(table, [write(1, 1, 5 * SECOND, v="old"), deletion(1, 1, 6 * SECOND)], 1)
+    state.fold(table)
+    add(table, [write(1, 1, 5 * SECOND, v="zombie")], 2)
+
+    def beside(other: Callable[[], Any]) -> Runner:
+        def run_both(function: Any, tasks: Any) -> list[Any]:
+            done = [function(task) for task in tasks]
+            other()
+            return done
+
+        return run_both
+
+    # Whichever comes second is refused, whether tombstones had been dropped before or not.
+    with pytest.raises(Conflict):
+        state.drop_tombstones(table, 8 * SECOND, beside(lambda: state.fold(table)))
+    add(table, [write(1, 1, 5 * SECOND, v="zombie again")], 3)
+    with pytest.raises(Conflict):
+        state.fold(table, beside(lambda: state.drop_tombstones(table, 8 * SECOND)))
+    assert rows_at(table, 100) == []
+    state.fold(table)
+    assert rows_at(table, 100) == []
+
+
+def test_what_lived_at_the_last_batch_of_events_is_still_told(tmp_path: Path) -> None:
+    table = new_table(tmp_path, buckets=1)
+    row = write(1, 1, 5 * SECOND, v="a")
+    row["marker"] |= {"ttl": 2, "expiry": 7}
+    row["v"] |= {"ttl": 2, "deletion_time": 7}
+    add(table, [row], 1)
+    state.fold(table)
+    assert stream.extend(table, 6 * SECOND) == 1
+    assert state.drop_tombstones(table, 8 * SECOND) == 1
+    assert held(table).num_rows == 0
+    assert stream.extend(table, 9 * SECOND) == 1
+    assert replayed(table) == []
+
+
+def test_how_far_the_horizon_may_be(tmp_path: Path) -> None:
+    schema = parse_table("CREATE TABLE shop.items (id int, n int, PRIMARY KEY (id, n)) WITH gc_grace_seconds = 3600")
+    assert parse_table(to_cql(schema)).gc_grace_seconds == 3600
+    table = new_table(tmp_path, schema, buckets=1)
+    now = 1000 * HOUR
+    assert next_horizon(table, now, 24) is None
+    raise_snapshot(table, 900 * HOUR)
+    raise_snapshot(table, 800 * HOUR)
+    assert next_horizon(table, now, 24) == 899 * HOUR
+    assert next_horizon(table, now, 0) is None
+    assert next_horizon(table, 700 * HOUR, 24) == 699 * HOUR
+    # Sources count instead, once there are any; one that has not said how far it is holds all back.
+    for source in ("node-1", "node-2"):
+        register_source(table, source)
+    table.changes.append([], "node-1", 1, watermark("node-1", 950 * HOUR))
+    assert captured_until(table.changes.load()) == 0
+    assert next_horizon(table, now, 24) is None
+    table.changes.append([], "node-2", 1, watermark("node-2", 940 * HOUR))
+    assert next_horizon(table, now, 24) == 939 * HOUR
+    retire_source(table, "node-2")
+    assert next_horizon(table, now, 24) == 949 * HOUR
+    add(table, [deletion(1, 1, 5 * HOUR)], 1, schema)
+    state.fold(table)
+    assert state.drop_tombstones(table, 949 * HOUR) == 1
+    assert horizon_of(table.state.load()) == 949 * HOUR
+    table.changes.append([], "node-1", 2, watermark("node-1", 960 * HOUR))
+    assert next_horizon(table, now, 24) is None
+    assert next_horizon(table, now, 10) == 959 * HOUR
+
+
+def test_a_snapshot_from_before_a_deletion_that_the_database_forgot(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyspace = settings.cassandra.keyspace
+    table = f"{keyspace}.forgotten"
+    with connect(settings) as session:
+        session.execute(
+            f"CREATE TABLE {table} (id int, n int, v text, w int, PRIMARY KEY (id, n)) WITH gc_grace_seconds = 1"
+        )
+        for n in range(3):
+            session.execute(f"INSERT INTO {table} (id, n, v) VALUES (1, {n}, 'a')")
+        (older,) = take_snapshot(settings, table, "older")
+        session.execute(f"DELETE FROM {table} WHERE id = 1 AND n = 1")
+        _, port = snapshot._node(session)
+        nodetool(port, "flush", keyspace, "forgotten")
+        time.sleep(2)
+        # A node counts deletions of whole seconds.
+        nodetool(port, "compact", keyspace, "forgotten")
+        (newer,) = take_snapshot(settings, table, "newer")
+        wanted = cql_rows(session, schema_of(session, table))
+    assert len(wanted) == 2
+    first, second = (find_snapshots([str(folder)]) for folder in (older, newer))
+    lake = create_table(settings_at(tmp_path, buckets=1), second.schema)
+    assert lake.schema().gc_grace_seconds == 1
+    list(backfill(lake, second))
+    assert view_rows(views.virtual(lake)) == wanted
+    with pytest.raises(
+        WritetimeError, match=r"is refused, as deletions up to .* may have been dropped.*take a new one"
+    ):
+        list(backfill(lake, first))
+    assert view_rows(views.virtual(lake)) == wanted
+    assert list(backfill(lake, second)) == [(0, 0)]
+    monkeypatch.setattr(backfilling, "require_newer", lambda *_: None)
+    list(backfill(lake, first))
+    assert len(view_rows(views.virtual(lake))) == 3
+
+
+def test_maintain_drops_tombstones(settings: Settings) -> None:
+    table = create_table(settings, SCHEMA)
+    raise_snapshot(table, views.time_now())
+    day = views.time_now() // (24 * HOUR) * 24 * HOUR
+    add(table, [deletion(1, 1, day - 20 * 24 * HOUR), deletion(1, 2, day)], 1)
+    assert "tombstones dropped in 1 buckets" in run("maintain", "shop.items")
+    assert [r["n"] for r in held(table).to_pylist()] == [2]
+    assert "tombstones dropped in 0 buckets" in run("maintain", "shop.items")
