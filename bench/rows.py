@@ -9,7 +9,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numba
 import numpy as np
 import pyarrow as pa
 
@@ -23,17 +25,27 @@ from writetime.rows import stream
 from writetime.rows.avro import encode_events
 from writetime.rows.events import event_schema
 from writetime.schema.cql import parse_table
-from writetime.storage.primitives import token
+from writetime.storage.primitives import token_at
 
 COLUMNS = {"a": pa.int32(), "b": pa.int64(), "c": pa.float64(), "d": pa.string(), "e": pa.string()}
 SCHEMA = parse_table("CREATE TABLE bench.rows (id bigint PRIMARY KEY, a int, b bigint, c double, d text, e text)")
 CHUNK = 200_000
+_njit: Any = numba.njit
 SMALL_BATCHES = 8
 
 
 def tokens_of(ids: np.ndarray) -> np.ndarray:
     """Tokens of bigint keys."""
-    return np.array([token(int(i).to_bytes(8, "big", signed=True)) for i in ids], np.int64)
+    keys = ids.astype(">i8")
+    return _tokens(keys.ctypes.data, len(keys))
+
+
+@_njit
+def _tokens(keys: int, count: int) -> np.ndarray:
+    tokens = np.empty(count, np.int64)
+    for i in range(count):
+        tokens[i] = token_at(keys + 8 * i, 8)
+    return tokens
 
 
 def changes(ids: np.ndarray, tokens: np.ndarray, chosen: dict[str, np.ndarray], at: int) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from tests.lake.made import settings_at
 from writetime.changes import change_schema
 from writetime.lake.delta import BucketedTable
-from writetime.lake.parquet import conform, read_file, write_file
+from writetime.lake.parquet import PROBED, conform, read_file, without_empty, write_file
 from writetime.lake.table import LakeTable, create_table, view_schema
 from writetime.schema.cql import parse_table
 
@@ -72,15 +72,31 @@ def _filled(array: pa.Array) -> pa.Array:
     return array.take(pa.array([0, 1, 1, 1] * (len(array) // 4))) if array.null_count else array
 
 
-@pytest.fixture(scope="module", params=["changes", "view"])
+def _lasting(array: pa.Array) -> pa.Array:
+    """Cells without the fields that say when they expire."""
+    if not pa.types.is_struct(array.type):
+        return array
+    kept = [f.name for f in array.type if f.name not in {"ttl", "expiry", "deletion_time"}]
+    return pa.StructArray.from_arrays([_lasting(array.field(name)) for name in kept], kept, mask=array.is_null())
+
+
+@pytest.fixture(scope="module", params=["changes", "state", "view"])
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[BucketedTable, pa.Table]:
     """One of a table's Delta tables, and the rows that it holds."""
     table: LakeTable = create_table(settings_at(tmp_path_factory.mktemp("lake"), buckets=2), SCHEMA)
     part: BucketedTable = getattr(table, request.param)
-    schema = change_schema(SCHEMA) if request.param == "changes" else view_schema(SCHEMA)
+    schema = view_schema(SCHEMA) if request.param == "view" else change_schema(SCHEMA)
     rows = pa.Table.from_arrays([values(field.type, 4) for field in schema], schema=schema)
+    if request.param == "state":
+        # As levels are written, with fields that the files do not have.
+        parts = pa.table({name: _lasting(rows[name].combine_chunks()) for name in schema.names[:-1]})
+        rows = conform(parts, schema, "made")
+        assert without_empty(rows).schema.equals(parts.schema)
+        written = write_file(part.storage, without_empty(rows), 1, None, layout=PROBED)
+    else:
+        written = write_file(part.storage, rows, 1, None)
     rows.validate(full=True)
-    part.append([write_file(part.storage, rows, 1, None)], "test", 1)
+    part.append([written], "test", 1)
     return part, rows
 
 
