@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, replace
 
 from writetime.capture.decoding import Decoder
@@ -44,7 +44,7 @@ def run(settings: Settings, stop: threading.Event) -> Counter[str]:
     """Publish changes until `stop` is set; return how many of each table were acknowledged.
 
     Raises:
-        WritetimeError: no database or broker at the start; another agent has the state folder, or it is of another
+        WritetimeError: no database at the start; another agent has the state folder, or it is of another
             node.
     """
     with closing(Progress(settings.capture.state)) as progress, connect(settings) as session:
@@ -86,8 +86,7 @@ class Agent:
                 pause = _PAUSE_SECONDS
                 # What is not acknowledged is read and sent again.
                 self._reached, self._counts = {}, Counter()
-                with suppress(WritetimeError):
-                    self._publisher = ChangePublisher(self._settings)
+                self._publisher = ChangePublisher(self._settings)
             stop.wait(pause)
         self._progress.save()
 
@@ -115,7 +114,7 @@ class Agent:
             if progress is not None and progress.finished and not progress.kept:
                 self._let_go(segment, progress)
         self._note_gone({segment.id for segment in listed})
-        self._measure(found)
+        self._measure([(segment, until) for segment, until in found if segment.id in self._progress.segments])
 
     def _unread(self, segment: Segment, until: int) -> int:
         """Return how many bytes of a segment may be read and were not."""
@@ -123,8 +122,8 @@ class Agent:
         if progress.finished:
             return 0
         if until == END:
-            # At least once, even if nothing was added.
-            return max(segment.size() - progress.position, 1)
+            # At least once, even if nothing was added. Of a segment that was deleted just now there is no size.
+            return max((segment.size() or 0) - progress.position, 1)
         return 0 if progress.broken else max(until - progress.position, 0)
 
     def _publish(self, segment: Segment, until: int, stop: threading.Event) -> None:

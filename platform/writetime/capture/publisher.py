@@ -47,7 +47,6 @@ class ChangePublisher:
             },
         )
         self._tables: dict[TableSchema, tuple[ChangeEncoder, str, int]] = {}
-        ensure_schemas_topic(settings)
 
     def send(self, schema: TableSchema, changes: pa.RecordBatch) -> int:
         """Hand over changes of a table, in order; return how many messages they are.
@@ -69,6 +68,7 @@ class ChangePublisher:
         found = self._tables.get(schema)
         if found is None:
             topic = topic_of(schema.full_name)
+            ensure_schemas_topic(self._settings)
             options = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
             ensure_topics(self._settings, {topic: options}, self._settings.capture.partitions)
             encoder = ChangeEncoder(schema)

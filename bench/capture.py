@@ -1,0 +1,347 @@
+"""Commit logs to Kafka: Writetime's agent against Debezium's connector for Cassandra 5, tuned; and how late each is.
+
+python -m bench.capture [--writes 200000] [--seconds 20] [--rate 200]
+
+Both programs run whole, as they are used, one after the other, on copies of the same segments and with one broker,
+until all events are in their topic. CPU seconds are those of the program, its start included and told apart.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import psutil
+from cassandra.concurrent import execute_concurrent
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.conftest import write_settings
+from tests.storage.databases import FormatServer
+from writetime import config
+from writetime.config import Settings
+from writetime.kafka import client_config, end_offsets, ensure_topics
+from writetime.servers import jars
+from writetime.servers.cassandra import MODULE_EXPORTS, MODULE_OPENS
+from writetime.servers.java import java
+from writetime.servers.kafka import KafkaServer
+from writetime.servers.process import free_port
+from writetime.storage.segment import END, find_segments, trusted
+
+KEYSPACE = "CREATE KEYSPACE bench WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
+TABLE = "CREATE TABLE bench.writes (k int PRIMARY KEY, a text, n bigint, p double, w text) WITH cdc = true"
+FILLING = "CREATE TABLE bench.filling (k int PRIMARY KEY, v blob)"
+OURS, THEIRS = "changes.bench.writes", "debezium.bench.writes"
+_JSON = "org.apache.kafka.connect.json.JsonConverter"
+
+
+@dataclass
+class Run:
+    """What publishing took: CPU seconds in all and until the first event, wall seconds from the first, peak bytes."""
+
+    events: int
+    cpu: float
+    cpu_at_start: float
+    wall: float
+    peak: int
+
+
+def settings_of(home: Path, node: FormatServer, **capture: object) -> Settings:
+    """Settings of a broker of this benchmark's own, and of a node."""
+    return config.load(
+        cassandra={"port": node.port},
+        kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
+        embedded={"home": home / "kafka", "kafka_controller_port": free_port(), "kafka_heap_mb": 512},
+        capture={"state": home / "state", **capture},
+    )
+
+
+def write(node: FormatServer, writes: int) -> None:
+    """Three inserts of four writes, then updates and some deletions; in segments that the node is done with."""
+    session = node.session()
+    for statement in (TABLE, FILLING):
+        session.execute(statement)
+    insert = session.prepare("INSERT INTO bench.writes (k, a, n, p, w) VALUES (?, ?, ?, ?, ?)")
+    update = session.prepare("UPDATE bench.writes SET n = ?, w = ? WHERE k = ?")
+    delete = session.prepare("DELETE FROM bench.writes WHERE k = ?")
+    statements = (
+        (insert, (i, f"a{i % 7}", i * 3, i / 2, f"note {i}"))
+        if i % 20 < 15
+        else (update, (i, f"changed {i}", i - 15))
+        if i % 20 < 19
+        else (delete, (i - 18,))
+        for i in range(writes)
+    )
+    execute_concurrent(session, statements, concurrency=64, raise_on_first_error=True)
+    fill = session.prepare("INSERT INTO bench.filling (k, v) VALUES (1, ?)")
+    written = {s.id for s in find_segments(str(node.cdc_raw))}
+    while any(until != END for s, until in trusted(find_segments(str(node.cdc_raw))) if s.id in written and until):
+        session.execute(fill, (os.urandom(200_000),))
+
+
+def copy_segments(node: FormatServer, target: Path) -> int:
+    """Copy the finished segments with their indexes; return their bytes."""
+    target.mkdir(parents=True)
+    size = 0
+    for segment, until in trusted(find_segments(str(node.cdc_raw))):
+        if until == END:
+            path = Path(segment.path)
+            shutil.copy(path, target)
+            shutil.copy(path.with_name(f"{path.stem}_cdc.idx"), target)
+            size += path.stat().st_size
+    return size
+
+
+@contextmanager
+def agent(home: Path, settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
+    """Writetime's agent."""
+    file = home / "writetime.toml"
+    write_settings(settings, file)
+    environment = {**os.environ, "WRITETIME_CONFIG": str(file)}
+    with _program(home, "writetime", [sys.executable, "-m", "writetime", "agent"], environment) as process:
+        yield process
+
+
+@contextmanager
+def debezium(home: Path, settings: Settings, node: FormatServer, cdc_raw: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Debezium's connector, with larger batches and queues, and shorter waits, than by default."""
+    home = home / "debezium"
+    home.mkdir(exist_ok=True)
+    yaml = json.loads((node.folder / "cassandra.yaml").read_text()) | {"cdc_raw_directory": str(cdc_raw)}
+    (home / "cassandra.yaml").write_text(json.dumps(yaml))
+    contact = f'contact-points = ["127.0.0.1:{node.port}"], load-balancing-policy.local-datacenter = datacenter1'
+    (home / "driver.conf").write_text(f"datastax-java-driver {{ basic {{ {contact} }} }}")
+    (home / "logback.xml").write_text(
+        '<configuration><appender name="OUT" class="ch.qos.logback.core.ConsoleAppender"><encoder><pattern>'
+        '%level %logger{0} %msg%n</pattern></encoder></appender><root level="WARN"><appender-ref ref="OUT"/></root>'
+        "</configuration>"
+    )
+    properties = {
+        "connector.class": "io.debezium.connector.cassandra.Cassandra5Connector",
+        "topic.prefix": "debezium",
+        "cassandra.node.id": "bench",
+        "cassandra.cluster.name": "writetime",
+        "cassandra.config": home / "cassandra.yaml",
+        "cassandra.driver.config.file": home / "driver.conf",
+        "kafka.producer.bootstrap.servers": settings.kafka.bootstrap_servers,
+        "kafka.producer.linger.ms": 20,
+        "kafka.producer.batch.size": 262_144,
+        "kafka.producer.compression.type": "lz4",
+        "offset.backing.store.dir": home / "offsets",
+        "offset.flush.interval.ms": 1000,
+        "max.offset.flush.size": 100_000,
+        "commit.log.relocation.dir": home / "relocated",
+        "commit.log.real.time.processing.enabled": "true",
+        "commit.log.marked.complete.poll.interval.ms": 100,
+        "cdc.dir.poll.interval.ms": 100,
+        "max.batch.size": 8192,
+        "max.queue.size": 65_536,
+        "poll.interval.ms": 10,
+        "snapshot.mode": "NEVER",
+        "http.port": free_port(),
+        "key.converter": _JSON,
+        "value.converter": _JSON,
+        "key.converter.schemas.enable": "false",
+        "value.converter.schemas.enable": "false",
+    }
+    (home / "relocated").mkdir(exist_ok=True)
+    (home / "offsets").mkdir(exist_ok=True)
+    (home / "connector.properties").write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
+    (connector,) = jars.fetch("bench")
+    command = [
+        str(java()),
+        *(f"--add-exports={p}=ALL-UNNAMED" for p in MODULE_EXPORTS),
+        *(f"--add-opens={p}=ALL-UNNAMED" for p in MODULE_OPENS),
+        f"-Dcassandra.storagedir={home}",
+        f"-Dlogback.configurationFile={home / 'logback.xml'}",
+        "-Xmx1g",
+        *("-jar", str(connector), str(home / "connector.properties")),
+    ]
+    with _program(home, "debezium", command, dict(os.environ)) as process:
+        yield process
+
+
+@contextmanager
+def _program(
+    home: Path, name: str, command: list[str], environment: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    with (home / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def drain(settings: Settings, topic: str, process: subprocess.Popen[bytes], events: int, before: int = 0) -> Run:
+    """Wait until a topic has so many events more than before, and tell what that took."""
+    watched = psutil.Process(process.pid)
+    first: tuple[float, float] | None = None
+    peak = 0
+    while True:
+        if process.poll() is not None:
+            raise RuntimeError(f"{topic}: the program ended with status {process.returncode}")
+        there = sum(end_offsets(settings, topic).values()) - before
+        times = watched.cpu_times()
+        cpu, now = times.user + times.system, time.perf_counter()
+        peak = max(peak, watched.memory_info().rss)
+        if there and first is None:
+            first = cpu, now
+        if there >= events and first is not None:
+            return Run(there, cpu, first[0], now - first[1], peak)
+        time.sleep(0.02)
+
+
+def follow(
+    settings: Settings,
+    node: FormatServer,
+    topic: str,
+    *,
+    key: Callable[[bytes], int],
+    base: int,
+    rows: tuple[int, float],
+) -> list[float]:
+    """Write rows at a rate, for some seconds; return how long after its acknowledgement each was read."""
+    consumer = Consumer(client_config(settings, **{"group.id": "bench", "fetch.wait.max.ms": 5}))
+    consumer.assign([TopicPartition(topic, p, o) for p, o in end_offsets(settings, topic).items()])
+    arrived: dict[int, float] = {}
+    acknowledged: dict[int, float] = {}
+    rate, seconds = rows
+    count = int(rate * seconds)
+
+    def read() -> None:
+        deadline = time.perf_counter() + seconds + 60
+        while len(arrived) < count and time.perf_counter() < deadline:
+            for message in consumer.consume(500, 0.005):
+                if message.error() is None:
+                    arrived.setdefault(key(message.key() or b""), time.perf_counter())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    session = node.session()
+    insert = session.prepare("INSERT INTO bench.writes (k, a, n, p, w) VALUES (?, 'a', 1, 1.5, 'w')")
+    begin = time.perf_counter()
+    for i in range(count):
+        time.sleep(max(0.0, begin + i / rate - time.perf_counter()))
+        session.execute(insert, (base + i,))
+        acknowledged[base + i] = time.perf_counter()
+    reader.join()
+    consumer.close()
+    missing = count - sum(1 for k in acknowledged if k in arrived)
+    if missing:
+        print(f"  {missing} of {count} rows had not arrived after a minute")
+    return sorted(max(0.0, arrived[k] - at) for k, at in acknowledged.items() if k in arrived)
+
+
+def percentiles(late: list[float]) -> str:
+    """Show the median and the 99th percentile."""
+    return f"p50 {statistics.median(late) * 1000:.0f} ms, p99 {late[int(len(late) * 0.99) - 1] * 1000:.0f} ms"
+
+
+def throughput(home: Path, writes: int, passes: int) -> None:
+    """Print what publishing the same segments takes."""
+    log = {"commitlog_sync": "periodic", "commitlog_sync_period": "100ms", "commitlog_segment_size": "8MiB"}
+    node = FormatServer(home / "node", "oa", **log)
+    settings = settings_of(home, node)
+    kafka = KafkaServer(settings)
+    try:
+        kafka.start()
+        node.start()
+        node.write([KEYSPACE])
+        write(node, writes)
+        best: dict[str, Run] = {}
+        for number in range(passes):
+            for name in ("writetime", "debezium"):
+                folder = home / f"{name}{number}"
+                size = copy_segments(node, folder / "cdc_raw")
+                topic = OURS if name == "writetime" else THEIRS
+                ensure_topics(settings, {topic: {}}, 4)
+                before = sum(end_offsets(settings, topic).values())
+                if name == "writetime":
+                    own = settings.capture.model_copy(update={"cdc_raw": folder / "cdc_raw", "state": folder / "state"})
+                    program = agent(folder, settings.model_copy(update={"capture": own}))
+                else:
+                    program = debezium(folder, settings, node, folder / "cdc_raw")
+                with program as process:
+                    run = drain(settings, topic, process, writes, before)
+                print(
+                    f"{name:10} {run.events:>9,} events of {size >> 20} MiB: {run.cpu:6.2f} CPU s "
+                    f"({run.cpu_at_start:.2f} to the first event), {run.wall:6.2f} s from the first, "
+                    f"peak {run.peak >> 20} MiB",
+                    flush=True,
+                )
+                if name not in best or run.cpu < best[name].cpu:
+                    best[name] = run
+        ours, theirs = best["writetime"], best["debezium"]
+        for label, mine, other in (
+            ("events per CPU s, start included", ours.events / ours.cpu, theirs.events / theirs.cpu),
+            (
+                "events per CPU s, from the first on",
+                ours.events / (ours.cpu - ours.cpu_at_start),
+                theirs.events / (theirs.cpu - theirs.cpu_at_start),
+            ),
+            ("events per s from the first on", ours.events / ours.wall, theirs.events / theirs.wall),
+        ):
+            print(f"{label}: {mine:,.0f} and {other:,.0f}, {mine / other:.1f} times")
+    finally:
+        node.stop()
+        kafka.stop()
+
+
+def live(home: Path, sync: str, rate: int, seconds: float) -> None:
+    """Print how late each is on a node that writes."""
+    period = {} if sync == "batch" else {"commitlog_sync_period": "100ms"}
+    node = FormatServer(home / "live", "oa", commitlog_sync=sync, **period)
+    home.mkdir(exist_ok=True)
+    settings = settings_of(home, node)
+    kafka = KafkaServer(settings)
+    try:
+        kafka.start()
+        node.start()
+        node.write([KEYSPACE, TABLE, "INSERT INTO bench.writes (k) VALUES (-1)"])
+        ensure_topics(settings, {OURS: {}, THEIRS: {}}, 4)
+        with agent(home, settings) as process:
+            drain(settings, OURS, process, 1)
+            key = lambda k: int.from_bytes(k, "big", signed=True)  # noqa: E731
+            late = follow(settings, node, OURS, key=key, base=0, rows=(rate, seconds))
+        print(f"writetime  live, commitlog_sync {sync}, {rate} rows a second: {percentiles(late)}", flush=True)
+        with debezium(home, settings, node, node.cdc_raw) as process:
+            drain(settings, THEIRS, process, 1)
+            late = follow(settings, node, THEIRS, key=lambda k: json.loads(k)["k"], base=10**6, rows=(rate, seconds))
+        print(f"debezium   live, commitlog_sync {sync}, {rate} rows a second: {percentiles(late)}", flush=True)
+    finally:
+        node.stop()
+        kafka.stop()
+
+
+@click.command()
+@click.option("--writes", default=200_000, show_default=True, help="Mutations in the commit log.")
+@click.option("--passes", default=2, show_default=True, help="Runs of each program; the best one counts.")
+@click.option("--seconds", default=20.0, show_default=True, help="How long to write live.")
+@click.option("--rate", default=200, show_default=True, help="Rows a second, live.")
+@click.option("--sync", default="batch", show_default=True, help="The node's commitlog_sync, live: batch, periodic.")
+def main(writes: int, passes: int, seconds: float, rate: int, sync: str) -> None:
+    """Measure the agent against its peer."""
+    with tempfile.TemporaryDirectory() as name:
+        if writes:
+            throughput(Path(name), writes, passes)
+        if seconds:
+            live(Path(name) / "live-run", sync, rate, seconds)
+
+
+if __name__ == "__main__":
+    main()
