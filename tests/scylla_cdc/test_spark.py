@@ -20,15 +20,17 @@ ORIGIN = "concat_ws('/', origin.file, origin.offset) AS origin"
 
 def test_a_batch(spark: SparkSession, cdc: CdcDatabase, logged: list[Logged]) -> None:
     table = logged[1]
-    frame = spark.read.format("scylla_cdc").options(**cdc.options(), table=table.schema.full_name, empty_updates="pass")
-    changes = frame.load().toArrow().cast(change_schema(table.schema))
+
+    def load(**options: str) -> DataFrame:
+        return spark.read.format("scylla_cdc").options(**cdc.options(), table=table.schema.full_name, **options).load()
+
+    changes = load(tasks="3").toArrow().cast(change_schema(table.schema))
     assert_answers(merge([changes], table.schema), asked(cdc, table.schema, changes))
-    middle = table.sets[1].time
-    halves = [frame.option("to", str(middle)), spark.read.format("scylla_cdc").options(
-        **cdc.options(), table=table.schema.full_name, **{"from": str(middle)}, fields="kind,origin")]  # fmt: skip
-    read = Counter(r.origin for half in halves for r in half.load().selectExpr(ORIGIN).collect())
-    assert read == Counter(table.origins)
-    assert halves[1].load().columns == ["kind", "origin"]
+    middle = str(table.sets[1].time)
+    halves = load(to=middle), load(**{"from": middle, "fields": "kind,origin"})
+    assert Counter(r.origin for half in halves for r in half.selectExpr(ORIGIN).collect()) == Counter(table.origins)
+    assert halves[1].columns == ["kind", "origin"]
+    assert load(**{"from": middle, "to": middle}).count() == 0
 
 
 class Sink:
@@ -50,7 +52,7 @@ class Sink:
 
 
 def start(spark: SparkSession, cdc: CdcDatabase, table: Logged, sink: Sink, folder: Path, **options: str) -> Any:
-    given = {"table": table.schema.full_name, "empty_updates": "pass", "tasks": "2", **options}
+    given = {"table": table.schema.full_name, "tasks": "2", **options}
     given.setdefault("from", str(table.sets[0].time))
     stream = spark.readStream.format("scylla_cdc").options(**cdc.options(), **given).load()
     return stream.writeStream.foreachBatch(sink).option("checkpointLocation", str(folder))

@@ -84,7 +84,7 @@ class Deltas:
                 names.append(L.DELETED_ELEMENTS + column.name)
         return names
 
-    def changes(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
+    def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
         """Return the changes of log rows, in which each start of a range is followed by its end.
 
         Raises:
@@ -100,7 +100,7 @@ class Deltas:
             )
         ends = np.isin(operations, _ENDS)
         kept = ~np.isin(operations, _SAY_NOTHING)
-        work = _Rows(
+        work = Rows(
             self.table, page.filter(pa.array(kept)), operations[kept], page.filter(pa.array(ends)), operations[ends]
         )
         arrays = [self._array(work, name, captured_at) for name in self.schema.names]
@@ -111,7 +111,7 @@ class Deltas:
             return pa.RecordBatch.from_struct_array(pa.nulls(work.count, pa.struct([])))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _array(self, work: "_Rows", name: str, captured_at: datetime) -> pa.Array:
+    def _array(self, work: "Rows", name: str, captured_at: datetime) -> pa.Array:
         if name in self._keys:
             return decode(work.page[self._keys[name].name], self._keys[name].type)
         if name in self._clustering:
@@ -138,7 +138,7 @@ class Deltas:
         return work.origin(captured_at)
 
 
-class _Rows:
+class Rows:
     """The rows of one page that become a change each."""
 
     def __init__(
@@ -155,8 +155,8 @@ class _Rows:
         self._operations = operations
         self._ends = ends
         self._end_operations = end_operations
-        self._times = L.uuid_micros(fixed_width(page[L.TIME], 16, Native("timeuuid"))[0])
-        self._seconds = self._times // 1_000_000
+        self.times = L.uuid_micros(fixed_width(page[L.TIME], 16, Native("timeuuid"))[0])
+        self._seconds = self.times // 1_000_000
         ttl = decode(page[L.TTL], Native("bigint")).fill_null(0).to_numpy()
         self._ttl = np.clip(ttl, 0, (1 << 31) - 1).astype(np.int32)
         self.kinds = np.array([_KIND[i] for i in operations.tolist()], np.int8)
@@ -170,13 +170,15 @@ class _Rows:
             return
         rows = self.kinds == ROW
         nulls = np.array([nulls_of(self.page[c.name]) for c in clustering])
-        static = rows & nulls.all(axis=0) & (self._operations == L.UPDATE) & bool(self._table.static)
+        updates = self._operations == L.UPDATE
+        may_be = updates | np.isin(self._operations, (L.PREIMAGE, L.POSTIMAGE))
+        static = rows & nulls.all(axis=0) & may_be & bool(self._table.static)
         self.kinds[static] = STATIC
         wrong = nulls.any(axis=0) & rows & ~static
         for column in self._table.regular:
             for name in (column.name, L.DELETED + column.name):
                 if name in self.page.schema.names:
-                    wrong |= static & ~nulls_of(self.page[name])
+                    wrong |= static & updates & ~nulls_of(self.page[name])
         self._refuse_nulls(wrong)
 
     def _check_keys(self) -> None:
@@ -194,7 +196,7 @@ class _Rows:
         """Refuse updates that write nothing: their values were not logged (`delta: keys`)."""
         # What was written to a column that was dropped since is gone from the log.
         newest_drop = max((d.dropped_at for d in self._table.dropped), default=-(1 << 63))
-        empty = (self._operations == L.UPDATE) & (self._times > newest_drop)
+        empty = (self._operations == L.UPDATE) & (self.times > newest_drop)
         for array in written:
             empty &= nulls_of(array)
         if empty.any():
@@ -252,7 +254,7 @@ class _Rows:
         inserted = self._operations == L.INSERT
         expires = inserted & (self._ttl > 0)
         parts = [
-            pa.array(self._times, mask=~inserted),
+            pa.array(self.times, mask=~inserted),
             pa.array(self._ttl, mask=~expires),
             pa.array(self._seconds + self._ttl, mask=~expires),
         ]
@@ -260,7 +262,7 @@ class _Rows:
 
     def tombstone(self) -> pa.Array:
         deletes = ~np.isin(self._operations, (L.UPDATE, L.INSERT))
-        return self._tombstones(deletes, self._times)
+        return self._tombstones(deletes, self.times)
 
     def _tombstones(self, there: np.ndarray, times: np.ndarray) -> pa.Array:
         parts = [pa.array(times, mask=~there), pa.array(self._seconds, mask=~there)]
@@ -289,7 +291,7 @@ class _Rows:
             return self._cells(raw, deleted, np.arange(self.count), column.type, arrow)
         dead = self.page[L.DELETED_ELEMENTS + column.name]
         # The tombstone of a whole column is older than what was written with it.
-        tombstone = self._tombstones(deleted, self._times - 1)
+        tombstone = self._tombstones(deleted, self.times - 1)
         if isinstance(column.type, Collection):
             parts, some = self._elements(column.type, raw, dead)
         else:
@@ -312,7 +314,7 @@ class _Rows:
         expires = live & (ttl > 0)
         seconds = self._seconds[rows]
         return [
-            pa.array(self._times[rows], mask=~there),
+            pa.array(self.times[rows], mask=~there),
             pa.array(ttl, mask=~expires),
             pa.array(seconds + np.where(expires, ttl, 0), mask=~(expires | dead)),
             pa.array(dead, mask=~there),
