@@ -41,7 +41,7 @@ from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.schema.values import split_sequence
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.log import LogError
-from writetime.storage.primitives import token
+from writetime.storage.primitives import tokens
 
 # pyarrow makes the functions of this module as it is imported, where type checkers do not see them.
 pc: Any = pyarrow.compute
@@ -125,8 +125,7 @@ class Deltas:
             case "key":
                 return work.keys
             case "token":
-                distinct = work.keys.dictionary_encode()
-                return pa.array([token(k) for k in distinct.dictionary.to_pylist()], pa.int64()).take(distinct.indices)
+                return tokens(work.keys)
             case "position":
                 return work.positions(self._position)
             case "end":
@@ -251,6 +250,7 @@ class Rows:
         return list(zip(*(page[c.name].to_pylist() for c in self._table.clustering), strict=True))
 
     def marker(self) -> pa.Array:
+        """Return the liveness of the rows that were inserted."""
         inserted = self._operations == L.INSERT
         expires = inserted & (self._ttl > 0)
         parts = [
@@ -261,6 +261,7 @@ class Rows:
         return pa.StructArray.from_arrays(parts, fields=list(MARKER), mask=pa.array(~inserted))
 
     def tombstone(self) -> pa.Array:
+        """Return the deletions of rows, ranges and partitions."""
         deletes = ~np.isin(self._operations, (L.UPDATE, L.INSERT))
         return self._tombstones(deletes, self.times)
 
@@ -269,6 +270,7 @@ class Rows:
         return pa.StructArray.from_arrays(parts, fields=list(TOMBSTONE), mask=pa.array(~there))
 
     def origin(self, captured_at: datetime) -> pa.Array:
+        """Return which row of the log each change was made of."""
         source, node = pa.repeat(pa.scalar("scylla_cdc"), self.count), pa.nulls(self.count, pa.string())
         times = decode(self.page[L.TIME], Native("timeuuid"))
         streams = self.page[L.STREAM].dictionary_encode()
@@ -328,14 +330,15 @@ class Rows:
         counts = np.zeros(self.count, np.int32)
         is_set = cql_type.kind == "set"
         rows = np.flatnonzero(~(nulls_of(raw) & nulls_of(dead)))
+        written_parts, dead_parts = raw.to_pylist(), dead.to_pylist()
         for row in rows.tolist():
             before = len(paths)
-            if (data := raw[row].as_py()) is not None:
+            if (data := written_parts[row]) is not None:
                 parts = list(split_sequence(data, 4))
                 paths += parts if is_set else parts[::2]
                 values += [b""] * len(parts) if is_set else parts[1::2]
             written = len(paths) - before
-            if (data := dead[row].as_py()) is not None:
+            if (data := dead_parts[row]) is not None:
                 paths += split_sequence(data, 4)
             counts[row] = len(paths) - before
             gone = len(paths) - before - written

@@ -40,7 +40,7 @@ class Disagreement:
 
 
 class Images:
-    """Makes of log rows the images among them: whose they are, when they were read, and the values of simple columns."""
+    """Makes images of the log rows that are some: whose they are, of which write, and the values of simple columns."""
 
     def __init__(self, schema: TableSchema) -> None:
         self.table = schema
