@@ -17,8 +17,8 @@ from writetime.config import Settings
 from writetime.schema.table import TableSchema
 from writetime.sources.scylla_cdc import ScyllaCdcSource
 
-TABLES = 8
-WRITES = 90
+TABLES = 6
+WRITES = 70
 
 
 @dataclass

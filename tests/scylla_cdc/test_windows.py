@@ -23,7 +23,7 @@ def with_(cdc: CdcDatabase, **changed: object) -> Settings:
 
 
 def read(source: CdcSource, start: Offset, end: Offset) -> Counter[str]:
-    batches = source.read(pieces_between(source, start, end), ["origin"], empty_updates=True)
+    batches = source.read(pieces_between(source, start, end), ["origin"], empty_updates=False)
     return Counter(o for batch in batches for o in origins(batch))
 
 

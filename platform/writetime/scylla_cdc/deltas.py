@@ -41,7 +41,7 @@ from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.schema.values import split_sequence
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.log import LogError
-from writetime.storage.primitives import token
+from writetime.storage.primitives import tokens
 
 # pyarrow makes the functions of this module as it is imported, where type checkers do not see them.
 pc: Any = pyarrow.compute
@@ -84,7 +84,7 @@ class Deltas:
                 names.append(L.DELETED_ELEMENTS + column.name)
         return names
 
-    def changes(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
+    def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
         """Return the changes of log rows, in which each start of a range is followed by its end.
 
         Raises:
@@ -100,7 +100,7 @@ class Deltas:
             )
         ends = np.isin(operations, _ENDS)
         kept = ~np.isin(operations, _SAY_NOTHING)
-        work = _Rows(
+        work = Rows(
             self.table, page.filter(pa.array(kept)), operations[kept], page.filter(pa.array(ends)), operations[ends]
         )
         arrays = [self._array(work, name, captured_at) for name in self.schema.names]
@@ -111,7 +111,7 @@ class Deltas:
             return pa.RecordBatch.from_struct_array(pa.nulls(work.count, pa.struct([])))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _array(self, work: "_Rows", name: str, captured_at: datetime) -> pa.Array:
+    def _array(self, work: "Rows", name: str, captured_at: datetime) -> pa.Array:
         if name in self._keys:
             return decode(work.page[self._keys[name].name], self._keys[name].type)
         if name in self._clustering:
@@ -125,8 +125,7 @@ class Deltas:
             case "key":
                 return work.keys
             case "token":
-                distinct = work.keys.dictionary_encode()
-                return pa.array([token(k) for k in distinct.dictionary.to_pylist()], pa.int64()).take(distinct.indices)
+                return tokens(work.keys)
             case "position":
                 return work.positions(self._position)
             case "end":
@@ -138,7 +137,7 @@ class Deltas:
         return work.origin(captured_at)
 
 
-class _Rows:
+class Rows:
     """The rows of one page that become a change each."""
 
     def __init__(
@@ -155,8 +154,8 @@ class _Rows:
         self._operations = operations
         self._ends = ends
         self._end_operations = end_operations
-        self._times = L.uuid_micros(fixed_width(page[L.TIME], 16, Native("timeuuid"))[0])
-        self._seconds = self._times // 1_000_000
+        self.times = L.uuid_micros(fixed_width(page[L.TIME], 16, Native("timeuuid"))[0])
+        self._seconds = self.times // 1_000_000
         ttl = decode(page[L.TTL], Native("bigint")).fill_null(0).to_numpy()
         self._ttl = np.clip(ttl, 0, (1 << 31) - 1).astype(np.int32)
         self.kinds = np.array([_KIND[i] for i in operations.tolist()], np.int8)
@@ -170,13 +169,15 @@ class _Rows:
             return
         rows = self.kinds == ROW
         nulls = np.array([nulls_of(self.page[c.name]) for c in clustering])
-        static = rows & nulls.all(axis=0) & (self._operations == L.UPDATE) & bool(self._table.static)
+        updates = self._operations == L.UPDATE
+        may_be = updates | np.isin(self._operations, (L.PREIMAGE, L.POSTIMAGE))
+        static = rows & nulls.all(axis=0) & may_be & bool(self._table.static)
         self.kinds[static] = STATIC
         wrong = nulls.any(axis=0) & rows & ~static
         for column in self._table.regular:
             for name in (column.name, L.DELETED + column.name):
                 if name in self.page.schema.names:
-                    wrong |= static & ~nulls_of(self.page[name])
+                    wrong |= static & updates & ~nulls_of(self.page[name])
         self._refuse_nulls(wrong)
 
     def _check_keys(self) -> None:
@@ -194,7 +195,7 @@ class _Rows:
         """Refuse updates that write nothing: their values were not logged (`delta: keys`)."""
         # What was written to a column that was dropped since is gone from the log.
         newest_drop = max((d.dropped_at for d in self._table.dropped), default=-(1 << 63))
-        empty = (self._operations == L.UPDATE) & (self._times > newest_drop)
+        empty = (self._operations == L.UPDATE) & (self.times > newest_drop)
         for array in written:
             empty &= nulls_of(array)
         if empty.any():
@@ -249,24 +250,27 @@ class _Rows:
         return list(zip(*(page[c.name].to_pylist() for c in self._table.clustering), strict=True))
 
     def marker(self) -> pa.Array:
+        """Return the liveness of the rows that were inserted."""
         inserted = self._operations == L.INSERT
         expires = inserted & (self._ttl > 0)
         parts = [
-            pa.array(self._times, mask=~inserted),
+            pa.array(self.times, mask=~inserted),
             pa.array(self._ttl, mask=~expires),
             pa.array(self._seconds + self._ttl, mask=~expires),
         ]
         return pa.StructArray.from_arrays(parts, fields=list(MARKER), mask=pa.array(~inserted))
 
     def tombstone(self) -> pa.Array:
+        """Return the deletions of rows, ranges and partitions."""
         deletes = ~np.isin(self._operations, (L.UPDATE, L.INSERT))
-        return self._tombstones(deletes, self._times)
+        return self._tombstones(deletes, self.times)
 
     def _tombstones(self, there: np.ndarray, times: np.ndarray) -> pa.Array:
         parts = [pa.array(times, mask=~there), pa.array(self._seconds, mask=~there)]
         return pa.StructArray.from_arrays(parts, fields=list(TOMBSTONE), mask=pa.array(~there))
 
     def origin(self, captured_at: datetime) -> pa.Array:
+        """Return which row of the log each change was made of."""
         source, node = pa.repeat(pa.scalar("scylla_cdc"), self.count), pa.nulls(self.count, pa.string())
         times = decode(self.page[L.TIME], Native("timeuuid"))
         streams = self.page[L.STREAM].dictionary_encode()
@@ -289,7 +293,7 @@ class _Rows:
             return self._cells(raw, deleted, np.arange(self.count), column.type, arrow)
         dead = self.page[L.DELETED_ELEMENTS + column.name]
         # The tombstone of a whole column is older than what was written with it.
-        tombstone = self._tombstones(deleted, self._times - 1)
+        tombstone = self._tombstones(deleted, self.times - 1)
         if isinstance(column.type, Collection):
             parts, some = self._elements(column.type, raw, dead)
         else:
@@ -312,7 +316,7 @@ class _Rows:
         expires = live & (ttl > 0)
         seconds = self._seconds[rows]
         return [
-            pa.array(self._times[rows], mask=~there),
+            pa.array(self.times[rows], mask=~there),
             pa.array(ttl, mask=~expires),
             pa.array(seconds + np.where(expires, ttl, 0), mask=~(expires | dead)),
             pa.array(dead, mask=~there),
@@ -326,14 +330,15 @@ class _Rows:
         counts = np.zeros(self.count, np.int32)
         is_set = cql_type.kind == "set"
         rows = np.flatnonzero(~(nulls_of(raw) & nulls_of(dead)))
+        written_parts, dead_parts = raw.to_pylist(), dead.to_pylist()
         for row in rows.tolist():
             before = len(paths)
-            if (data := raw[row].as_py()) is not None:
+            if (data := written_parts[row]) is not None:
                 parts = list(split_sequence(data, 4))
                 paths += parts if is_set else parts[::2]
                 values += [b""] * len(parts) if is_set else parts[1::2]
             written = len(paths) - before
-            if (data := dead[row].as_py()) is not None:
+            if (data := dead_parts[row]) is not None:
                 paths += split_sequence(data, 4)
             counts[row] = len(paths) - before
             gone = len(paths) - before - written

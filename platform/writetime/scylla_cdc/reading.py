@@ -4,14 +4,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from writetime.schema.columnar import decode, fixed_width
+from writetime.schema.table import TableSchema
 from writetime.schema.types import Native, quote_name
 from writetime.scylla_cdc import log as L
-from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.log import LogError
 from writetime.scylla_cdc.pages import Pages, Reading
 
@@ -27,19 +28,37 @@ class Piece:
     end: int
 
 
+class Converter(Protocol):
+    """Makes something of the log's rows."""
+
+    @property
+    def table(self) -> TableSchema:
+        """The base table."""
+        ...
+
+    @property
+    def columns(self) -> list[str]:
+        """The log's columns that it needs."""
+        ...
+
+    def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
+        """Convert whole groups of rows."""
+        ...
+
+
 def read_pieces(
-    pages: Pages, deltas: Deltas, pieces: Sequence[Piece], streams_at_once: int
+    pages: Pages, converter: Converter, pieces: Sequence[Piece], streams_at_once: int
 ) -> Iterator[pa.RecordBatch]:
-    """Read pieces of streams as batches of changes.
+    """Read pieces of streams, in batches.
 
     Raises:
         LogError: rows of a group are missing, or are not what ScyllaDB writes.
         WritetimeError: the database does not answer.
     """
-    table = deltas.table
+    table = converter.table
     log = f"{quote_name(table.keyspace)}.{quote_name(table.name + L.SUFFIX)}"
     query = pages.prepare(
-        f"SELECT {', '.join(map(quote_name, deltas.columns))} FROM {log} "
+        f"SELECT {', '.join(map(quote_name, converter.columns))} FROM {log} "
         f'WHERE "{L.STREAM}" = ? AND "{L.TIME}" >= ? AND "{L.TIME}" < ?'
     )
     captured_at = datetime.now(UTC)
@@ -50,7 +69,7 @@ def read_pieces(
         for page in _whole(waiting.popleft(), table.full_name):
             held.append(page)
             if sum(p.num_rows for p in held) >= BATCH_ROWS:
-                yield deltas.changes(pa.concat_batches(held), captured_at)
+                yield converter.convert(pa.concat_batches(held), captured_at)
                 held.clear()
 
     for piece in pieces:
@@ -60,7 +79,7 @@ def read_pieces(
     while waiting:
         yield from take()
     if sum(p.num_rows for p in held):
-        yield deltas.changes(pa.concat_batches(held), captured_at)
+        yield converter.convert(pa.concat_batches(held), captured_at)
 
 
 def _whole(reading: Reading, table: str) -> Iterator[pa.RecordBatch]:

@@ -13,6 +13,7 @@ from writetime.errors import WritetimeError
 from writetime.instants import instant_text
 from writetime.schema.table import TableSchema, read_schemas
 from writetime.scylla_cdc.deltas import Deltas
+from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.log import SUFFIX, LogError, check_log
 from writetime.scylla_cdc.pages import Pages
 from writetime.scylla_cdc.reading import Piece, read_pieces
@@ -115,6 +116,10 @@ class CdcSource:
         """
         deltas = Deltas(self.schema, fields, empty_updates=empty_updates)
         yield from read_pieces(self._pages, deltas, pieces, self.settings.streams_at_once)
+
+    def images(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+        """Read the pre- and postimages among pieces of streams, see `images`."""
+        yield from read_pieces(self._pages, Images(self.schema), pieces, self.settings.streams_at_once)
 
     def check_schema(self, expected: TableSchema) -> None:
         """Look whether the table still is what was read: rows that were logged since may have more.

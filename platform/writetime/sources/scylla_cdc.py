@@ -95,6 +95,8 @@ class _Asked:
 
     def read(self, part: Part, table: TableSchema, selection: Selection) -> Iterator[pa.RecordBatch]:
         """Read a part. What it holds counts only if the table was not altered, nor what the log keeps, meanwhile."""
+        if not part.pieces:
+            return
         with open_source(self.settings, self.table) as source:
             source.check_schema(table)
             batches = source.read(part.pieces, selection.schema.names, empty_updates=self.empty_updates)
@@ -144,7 +146,8 @@ class ScyllaCdcBatchReader(DataSourceReader):
         with open_source(asked.settings, asked.table) as source:
             pieces = interval(source, asked.start, asked.end, asked.snapshot_at)
             start = min((piece.start for piece in pieces), default=0)
-            return [Part(some, start) for some in shared_out(pieces, source.settings.tasks)]
+            # Spark makes a part of its own where there is none.
+            return [Part(some, start) for some in shared_out(pieces, source.settings.tasks) or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""

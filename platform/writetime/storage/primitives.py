@@ -6,8 +6,9 @@ that one check after a run of reads is enough.
 """
 
 import numpy as np
+import pyarrow as pa
 
-from writetime.storage.memory import compiled, copy, inlined, load8, load32, load64, store8
+from writetime.storage.memory import compiled, copy, inlined, load8, load32, load64, load_native32, store8, store64
 
 # Extra bytes of an unsigned vint, by its first byte: the number of its leading ones (utils.vint.VIntCoding).
 _EXTRA_BYTES = np.array([8 - (255 - i).bit_length() for i in range(256)], np.int64)
@@ -106,6 +107,22 @@ def token_at(p: int, length: int) -> np.int64:
     token = np.int64(h1 + h2)
     # The smallest token is reserved for "before all keys".
     return token if token != -0x8000000000000000 else np.int64(0x7FFFFFFFFFFFFFFF)
+
+
+@compiled
+def _tokens(offsets: int, data: int, count: int, out: int) -> None:
+    for i in range(count):
+        start = load_native32(offsets + 4 * i)
+        store64(out + 8 * i, token_at(data + start, load_native32(offsets + 4 * i + 4) - start))
+
+
+def tokens(keys: pa.Array) -> pa.Array:
+    """Return the tokens of serialised partition keys (binary, without nulls)."""
+    found = np.empty(len(keys), np.int64)
+    if len(keys):
+        _, offsets, data = keys.buffers()
+        _tokens(offsets.address + 4 * keys.offset, data.address if data else 0, len(keys), found.ctypes.data)
+    return pa.array(found)
 
 
 def token(key: bytes) -> int:

@@ -1,0 +1,130 @@
+"""Pre- and postimages: what ScyllaDB read of a row before and after it was written, held against what the changes say.
+
+Images are no source of truth: they are read without a lock, so under concurrent writers they may be stale, or show what
+was written later. But a value in an image that no change tells of, nor any newer one replaces, is a sign of what no log
+can say: that writes are missing, as when CDC was off for a while.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.changes import PARTITION_POSITION, STATIC_POSITION, field_name, position_encoder
+from writetime.merge import merge
+from writetime.merge.values import plain
+from writetime.schema.columnar import decode
+from writetime.schema.mapping import arrow_type
+from writetime.schema.table import TableSchema
+from writetime.schema.types import Native, is_complex
+from writetime.scylla_cdc import log as L
+from writetime.scylla_cdc.deltas import Rows
+
+_KINDS = {L.PREIMAGE: "preimage", L.POSTIMAGE: "postimage"}
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A cell of which an image and the changes say different things; `write_time` is the image's, in microseconds."""
+
+    kind: str
+    write_time: int
+    key: bytes
+    position: bytes
+    column: str
+    image: Any
+    changes: Any
+
+
+class Images:
+    """Makes images of the log rows that are some: whose they are, of which write, and the values of simple columns."""
+
+    def __init__(self, schema: TableSchema) -> None:
+        self.table = schema
+        self._simple = [c for c in schema.static + schema.regular if not is_complex(c.type)]
+        self._position = position_encoder(schema.clustering)
+        fields: list[tuple[str, pa.DataType]] = [("kind", pa.string()), ("write_time", pa.int64())]
+        fields += [("key", pa.binary()), ("position", pa.binary())]
+        fields += [(field_name(c), arrow_type(c.type)) for c in self._simple]
+        self.schema = pa.schema(fields)
+
+    @property
+    def columns(self) -> list[str]:
+        """The log's columns that are needed."""
+        names = [L.STREAM, L.TIME, L.SEQUENCE, L.OPERATION, L.TTL, L.END_OF_BATCH]
+        names += [c.name for c in self.table.partition_key + self.table.clustering]
+        return names + [c.name for c in self._simple]
+
+    def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
+        """Return the images among some rows."""
+        del captured_at
+        operations = decode(page[L.OPERATION], Native("tinyint")).to_numpy()
+        kept = np.isin(operations, list(_KINDS))
+        work = Rows(self.table, page.filter(pa.array(kept)), operations[kept], page.slice(0, 0), operations[:0])
+        kinds = pa.array([_KINDS[o] for o in operations[kept].tolist()], pa.string())
+        values = [decode(work.page[c.name], c.type) for c in self._simple]
+        arrays = [kinds, pa.array(work.times), work.keys, work.positions(self._position), *values]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def disagreements(images: Iterable[pa.RecordBatch], changes: pa.Table, schema: TableSchema) -> Iterator[Disagreement]:
+    """Compare images with the merge of all changes that are known of the table.
+
+    A cell is compared unless something newer was written or deleted, or it expires; of a preimage only what it shows,
+    as it does not show every column.
+    """
+    state = _State(merge([changes], schema), schema)
+    simple = {field_name(c): c in schema.static for c in schema.static + schema.regular if not is_complex(c.type)}
+    for batch in images:
+        columns = {name: plain(batch[name]).to_pylist() for name in batch.schema.names if name in simple}
+        rows = zip(*(batch[n].to_pylist() for n in ("kind", "write_time", "key", "position")), strict=True)
+        for i, (kind, time, key, position) in enumerate(rows):
+            if state.deleted_at(key, position) >= time:
+                continue
+            for name, values in columns.items():
+                if simple[name] != (position == STATIC_POSITION) or (kind == "preimage" and values[i] is None):
+                    continue
+                cell = state.cell(key, position, name)
+                newest = time if kind == "postimage" else time - 1
+                if cell is not None and (cell["write_time"] > newest or cell["ttl"] is not None):
+                    continue
+                known = None if cell is None else cell["value"]
+                if repr(known) != repr(values[i]):
+                    yield Disagreement(kind, time, key, position, name, values[i], known)
+
+
+class _State:
+    """Cells and deletions of a merged state, by place."""
+
+    def __init__(self, state: pa.Table, schema: TableSchema) -> None:
+        self._rows: dict[tuple[bytes, bytes], int] = {}
+        self._ranges: dict[bytes, list[tuple[bytes, bytes, int]]] = {}
+        self._deleted: dict[tuple[bytes, bytes], int] = {}
+        places = [state[n].to_pylist() for n in ("kind", "key", "position", "end")]
+        times = state["tombstone"].combine_chunks().field("write_time").to_pylist()
+        for i, (kind, key, position, end) in enumerate(zip(*places, strict=True)):
+            if kind == "range_tombstone":
+                self._ranges.setdefault(key, []).append((position, end, times[i]))
+            else:
+                self._rows[key, position] = i
+                if times[i] is not None:
+                    self._deleted[key, position] = times[i]
+        self._cells = {
+            field_name(c): plain(state[field_name(c)].combine_chunks()).to_pylist()
+            for c in schema.static + schema.regular
+            if not is_complex(c.type)
+        }
+
+    def deleted_at(self, key: bytes, position: bytes) -> int:
+        """Return the write time of the newest deletion of a place."""
+        times = [self._deleted.get((key, p)) for p in (PARTITION_POSITION, position)]
+        times += [time for first, end, time in self._ranges.get(key, []) if first <= position < end]
+        return max((t for t in times if t is not None), default=-(1 << 63))
+
+    def cell(self, key: bytes, position: bytes, name: str) -> dict[str, Any] | None:
+        """Return the cell of a column at a place."""
+        row = self._rows.get((key, position))
+        return None if row is None else self._cells[name][row]
