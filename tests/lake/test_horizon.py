@@ -218,7 +218,7 @@ def test_a_snapshot_from_before_a_deletion_that_the_database_forgot(
             session.execute(f"INSERT INTO {table} (id, n, v) VALUES (1, {n}, 'a')")
         (older,) = take_snapshot(settings, table, "older")
         session.execute(f"DELETE FROM {table} WHERE id = 1 AND n = 1")
-        _, port = snapshot._node(session)
+        _, port = snapshot.local_node(session)
         nodetool(port, "flush", keyspace, "forgotten")
         time.sleep(2)
         # A node counts deletions of whole seconds.
