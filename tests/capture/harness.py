@@ -69,7 +69,7 @@ class Captured:
         assert changes["key"].to_pylist() == [key for _, key, _ in found]
         return changes
 
-    def settle(self, seconds: float = 60) -> None:
+    def settle(self, seconds: float = 300) -> None:
         """Wait until all that was written before is published."""
         self._marks += 1
         self.write(f"INSERT INTO {{ks}}.marks (id) VALUES ({self._marks})")

@@ -22,7 +22,6 @@ from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.kafka import beginning_offsets, end_offsets, messages_between, place_of, topics
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import Snapshot
 from writetime.lake.history import raise_history
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile
@@ -82,18 +81,22 @@ class Landing:
         count = 0
         while True:
             now = table.changes.load()
-            starts = {p: self._start(now, p, firsts[p], end, accept_gap=accept_gap) for p, end in ends.items()}
+            landed = {p: now.transaction(_place(self._topic, p)) or 0 for p in ends}
+            starts = {p: self._start(p, landed[p], firsts[p], end, accept_gap=accept_gap) for p, end in ends.items()}
+            if starts != landed:
+                raise_history(table, time_now())
             parts = [
                 Part(self._settings, p, start, min(ends[p], start + BATCH_MESSAGES), writer)
                 for p, start in starts.items()
                 if start < ends[p]
             ]
-            if not parts:
+            reached = starts | {part.partition: part.end for part in parts}
+            if reached == landed:
                 return count
             files = [file for written in run(_write, parts) for file in written]
-            reached = {_place(self._topic, part.partition): part.end for part in parts}
             number = (now.transaction(self._topic) or 0) + 1
-            if table.changes.append(files, self._topic, number, reached):
+            places = {_place(self._topic, p): offset for p, offset in reached.items()}
+            if table.changes.append(files, self._topic, number, places):
                 count += sum(file.rows for file in files)
 
     def _follow_schemas(self) -> LakeTable:
@@ -114,8 +117,7 @@ class Landing:
             raise WritetimeError(f"{self._topic} has no schema in the topic of the schemas: no agent has written to it")
         return self._table
 
-    def _start(self, now: Snapshot, partition: int, first: int, end: int, *, accept_gap: bool) -> int:
-        landed = now.transaction(_place(self._topic, partition)) or 0
+    def _start(self, partition: int, landed: int, first: int, end: int, *, accept_gap: bool) -> int:
         where = f"topic {self._topic}, partition {partition}"
         if landed > end:
             raise WritetimeError(
