@@ -16,7 +16,7 @@ from dagster import (
     sensor,
 )
 
-from assets import demo, ingest, lake
+from assets import demo, ingest
 from resources import KafkaResource
 from writetime.errors import WritetimeError
 
@@ -48,21 +48,6 @@ dead_letters_job = define_asset_job(
     "dead_letters",
     AssetSelection.assets(ingest.DEAD_LETTERS),
     description="Bring the dead letters to the lake, also those of a `writetime sink`.",
-    executor_def=in_process_executor,
-)
-
-
-backfill_job = define_asset_job(
-    "backfill",
-    AssetSelection.assets(lake.CHANGES),
-    description="Bring snapshots of a table into the lake, a range of tokens a run; then run the job `lake`.",
-    executor_def=in_process_executor,
-)
-
-lake_job = define_asset_job(
-    "lake",
-    AssetSelection.assets(lake.STATE, lake.VIEW),
-    description="Fold what is new of a table into its state and renew its view.",
     executor_def=in_process_executor,
 )
 

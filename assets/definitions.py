@@ -2,7 +2,7 @@
 
 from dagster import Definitions, in_process_executor
 
-from assets import automation, demo, ingest, lake
+from assets import automation, demo, ingest, lake, rows, tables
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 
 defs = Definitions(
@@ -17,17 +17,22 @@ defs = Definitions(
         lake.changes,
         lake.lake_state,
         lake.lake_view,
+        rows.row_events,
+        rows.row_topic,
     ],
-    asset_checks=[ingest.lag_is_far_from_retention],
+    asset_checks=[ingest.lag_is_far_from_retention, lake.rows_are_those_of_the_database],
     jobs=[
         automation.ingest_job,
         automation.dead_letters_job,
         automation.replay_flights_job,
-        automation.backfill_job,
-        automation.lake_job,
+        tables.backfill_job,
+        tables.lake_job,
+        tables.rows_job,
+        tables.verify_job,
+        tables.maintain_job,
     ],
     sensors=[automation.user_events_lag],
-    schedules=[automation.ingest_schedule, automation.dead_letters_schedule],
+    schedules=[automation.ingest_schedule, automation.dead_letters_schedule, *tables.schedules],
     resources={
         "spark": SparkResource(),
         "database": DatabaseResource(),

@@ -82,13 +82,17 @@ class Lake(_Section):
     drop_tombstones_hours: float = Field(
         default=24.0, ge=0, description="How often at most old tombstones leave the state, which rewrites it; 0: never."
     )
+    tables: list[str] = Field(default=[], description="As keyspace.table: what the schedules of Dagster work on.")
     vacuum_hours: int = Field(default=168, ge=1, description="Files that no version needs are deleted after this time.")
 
 
 class Rows(_Section):
-    """Row events in Kafka, one topic `rows.<keyspace>.<table>` a table."""
+    """Row events, in the lake and in Kafka, one topic `rows.<keyspace>.<table>` a table."""
 
     partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
+    keep_days: float | None = Field(
+        default=None, ge=0, description="How long the lake keeps each published event; all, for ever, if not set."
+    )
 
 
 class Capture(_Section):

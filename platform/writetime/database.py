@@ -29,6 +29,10 @@ PROTOCOL_VERSION = 4
 COUNT_RANGES = 128
 
 
+class DatabaseUnreachable(WritetimeError):
+    """No contact point answers, or lets us in."""
+
+
 @contextmanager
 def connect(settings: Settings) -> Iterator[Session]:
     """Open a session: token-aware, at the consistency of the settings, and without retries of the driver's own.
@@ -36,7 +40,7 @@ def connect(settings: Settings) -> Iterator[Session]:
     The driver must not retry by itself: only the caller knows which statement may be sent twice.
 
     Raises:
-        WritetimeError: no contact point answers, or the credentials or certificates are refused.
+        DatabaseUnreachable: no contact point answers, or the credentials or certificates are refused.
     """
     cassandra = settings.cassandra
     profile = ExecutionProfile(
@@ -61,7 +65,7 @@ def connect(settings: Settings) -> Iterator[Session]:
             session = cluster.connect()
         except NoHostAvailable as e:
             points = ", ".join(f"{p}:{cassandra.port}" for p in cassandra.contact_points)
-            raise WritetimeError(
+            raise DatabaseUnreachable(
                 f"no database answers at {points} ({_first_reason(e)}); start the embedded servers with "
                 "`writetime up`, or set cassandra.contact_points, port and credentials"
             ) from None

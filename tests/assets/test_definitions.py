@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dagster import AssetKey
+import pytest
+from dagster import AssetKey, DagsterInstance, RunRequest, build_schedule_context, validate_run_config
 
 from assets.definitions import defs
 from assets.ingest import DEAD_LETTERS, USER_EVENTS
+from assets.tables import TABLE_TAG
+from resources import LakeResource
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +33,8 @@ def test_graph() -> None:
         ("sources/snapshots", "lake/changes"),
         ("lake/changes", "lake/state"),
         ("lake/state", "lake/view"),
+        ("lake/state", "rows/events"),
+        ("rows/events", "rows/topic"),
     }
     for key in graph.get_all_asset_keys():
         assert graph.get(key).description, key
@@ -38,14 +43,39 @@ def test_graph() -> None:
 
 def test_jobs_schedules_and_sensors() -> None:
     repository = defs.get_repository_def()
-    assert {"ingest", "dead_letters", "replay_flights", "backfill", "lake"} <= set(repository.job_names)
+    own = {"ingest", "dead_letters", "replay_flights", "backfill", "lake", "rows", "verify", "maintain"}
+    assert own <= set(repository.job_names)
     assert [s.name for s in repository.sensor_defs] == ["user_events_lag"]
     assert sorted((s.name, s.cron_schedule) for s in repository.schedule_defs) == [
         ("dead_letters_schedule", "5-59/15 * * * *"),
         ("ingest_schedule", "*/15 * * * *"),
+        ("lake_schedule", "*/15 * * * *"),
+        ("maintain_schedule", "30 2 * * *"),
+        ("rows_schedule", "7-59/15 * * * *"),
+        ("verify_schedule", "30 3 * * *"),
     ]
     assert repository.get_job("ingest").asset_layer.executable_asset_keys == {USER_EVENTS, DEAD_LETTERS}
     assert AssetKey(["sources", "flights"]) in repository.get_job("replay_flights").asset_layer.executable_asset_keys
+
+
+def test_schedules_start_a_run_for_each_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "writetime.toml"
+    monkeypatch.setenv("WRITETIME_CONFIG", str(config))
+    repository = defs.get_repository_def()
+    with DagsterInstance.ephemeral() as instance:
+
+        def requests(name: str) -> list[RunRequest]:
+            context = build_schedule_context(instance, resources={"lake": LakeResource()})
+            return list(repository.get_schedule_def(name).evaluate_tick(context).run_requests or [])
+
+        for name in ("lake", "rows", "verify", "maintain"):
+            config.write_text("")
+            assert requests(f"{name}_schedule") == []
+            config.write_text('[lake]\ntables = ["shop.orders", "shop.items"]\n')
+            found = requests(f"{name}_schedule")
+            assert [request.tags[TABLE_TAG] for request in found] == ["shop.orders", "shop.items"]
+            for request in found:
+                assert validate_run_config(repository.get_job(name), request.run_config)
 
 
 def test_workspace_loads() -> None:

@@ -1,17 +1,35 @@
 """The lake's assets on a real snapshot: by token range, merged, and checked against the database's own answer."""
 
-from dagster import DagsterInstance, ExecuteInProcessResult, RunConfig, materialize
+from typing import Any, cast
+
+import great_expectations.expectations as gxe
+import pyarrow as pa
+import pytest
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSeverity,
+    DagsterInstance,
+    ExecuteInProcessResult,
+    RunConfig,
+    materialize,
+)
 from pyspark.sql import SparkSession
 
-from assets import lake
+from assets import expectations, lake
+from assets.tables import VERIFY_STEP
 from resources import LakeResource, SparkResource
 from tests.lake.answers import cql_rows, view_rows
+from tests.lake.made import SCHEMA, add, batch, write
 from tests.lake.test_run import compacted, schema_of
+from writetime import quality
 from writetime.config import Settings
 from writetime.database import connect
+from writetime.lake import views
 from writetime.lake.backfill import backfill, find_snapshots
+from writetime.lake.parquet import write_file
 from writetime.lake.snapshot import take_snapshot
-from writetime.lake.table import open_table
+from writetime.lake.table import create_table, open_table
+from writetime.servers.process import free_port
 
 RESOURCES = {"spark": SparkResource(), "lake": LakeResource()}
 
@@ -49,12 +67,106 @@ def test_snapshot_to_view(settings: Settings, spark: SparkSession) -> None:
         assert added[1] == others[3] == 0
         assert added[0] + sum(others.values()) == len(wanted)
         of_table = lake.TableConfig(table=table)
-        result = materialize(
-            [lake.lake_state, lake.lake_view],
-            instance=instance,
-            resources=RESOURCES,
-            run_config=RunConfig({"lake__state": of_table, "lake__view": of_table}),
-        )
-    assert all(check.passed for check in result.get_asset_check_evaluations())
+        run_config = RunConfig({"lake__state": of_table, "lake__view": of_table, VERIFY_STEP: of_table})
+        assets = [lake.lake_state, lake.lake_view, lake.rows_are_those_of_the_database]
+        result = materialize(assets, instance=instance, resources=RESOURCES, run_config=run_config)
+    checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
+    assert all(check.passed for check in checks.values())
+    assert checks.keys() == {
+        "levels_are_a_state",
+        "write_times_are_past",
+        "rows_are_those_of_the_state",
+        "rows_are_those_of_the_database",
+    }
+    assert checks["levels_are_a_state"].metadata["expectations_met"].value == len(expectations.of_levels())
+    assert checks["rows_are_those_of_the_database"].metadata["rows_in_the_database"].value == len(wanted)
     assert numbers(result, lake.VIEW)["dagster/row_count"] == len(wanted)
     assert view_rows(compacted(in_lake)) == wanted
+
+
+def proof(table: str) -> AssetCheckResult:
+    answer = lake.rows_are_those_of_the_database(lake.VerifyConfig(table=table, wait_seconds=0), LakeResource())
+    assert isinstance(answer, AssetCheckResult)
+    return answer
+
+
+def test_the_view_is_proven_against_the_database(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = f"{settings.cassandra.keyspace}.items"
+    with connect(settings) as session:
+        session.execute(f"CREATE TABLE {table} (id int, n int, v text, w int, PRIMARY KEY (id, n))")
+        session.execute(f"INSERT INTO {table} (id, n, v) VALUES (1, 1, 'a')")
+        paths = [str(folder) for folder in take_snapshot(settings, table, "now")]
+        found = find_snapshots(paths)
+        in_lake = create_table(settings, found.schema)
+        list(backfill(in_lake, found))
+        assert proof(table).passed
+        # What the lake has not seen yet is lag, and says how much.
+        session.execute(f"INSERT INTO {table} (id, n, v) VALUES (2, 1, 'later')")
+    answer = proof(table)
+    assert answer.passed
+    assert answer.metadata["rows_lagging"].value == 1
+    assert cast(float, answer.metadata["lag_seconds"].value) > 0
+    # What the database never said is a difference.
+    add(in_lake, [write(3, 1, 5, v="never")], 1, in_lake.schema())
+    answer = proof(table)
+    assert (answer.passed, answer.severity) == (False, AssetCheckSeverity.ERROR)
+    assert answer.metadata["rows_differing"].value == 1
+    assert "never" in str(answer.metadata["differences"].value)
+    # Where there is no database nothing is proven, and nothing is wrong.
+    monkeypatch.setenv("WRITETIME_CASSANDRA__PORT", str(free_port()))
+    answer = proof(table)
+    assert (answer.passed, answer.severity) == (False, AssetCheckSeverity.WARN)
+    assert "no database answers" in str(answer.metadata["not_proven"].value)
+
+
+def levels_of(settings: Settings, session: SparkSession, rows: list[dict[str, Any]]) -> dict[tuple[str, str], bool]:
+    """What the expectations say of a level that has these rows, by expectation and column."""
+    table = create_table(settings, SCHEMA)
+    level = pa.Table.from_batches([batch(rows)])
+    written = write_file(table.state.storage, level, 1, level["token"])
+    found = quality.validate(
+        expectations.levels(session, table, [written]),
+        "levels",
+        [*expectations.of_levels(), *expectations.of_write_times()],
+    )
+    return {(f.expectation, f.column): f.success for f in found}
+
+
+def test_what_is_no_state_is_found(settings: Settings, spark: SparkSession) -> None:
+    rows = sorted((write(i, n, 5, v="a") for i in range(40) for n in range(2)), key=lambda r: (r["token"], r["n"]))
+    # Those of the second of 16 buckets.
+    rows = [row for row in rows if -(7 << 60) <= row["token"] < -(6 << 60)]
+    assert len(rows) >= 4
+    assert all(levels_of(settings, spark, rows).values())
+    future = {**rows[0], "v": {**rows[0]["v"], "write_time": 1 << 60}}
+    elsewhere = {**rows[-1], "token": 1 << 62}
+    wrong = levels_of(settings, spark, [*rows[1:], future, elsewhere])
+    assert {column for (_, column), met in wrong.items() if not met} == {
+        "in_order",
+        "in_its_bucket",
+        "level, key, position, kind",
+        "last_write_time",
+    }
+
+
+def test_levels_that_are_no_state_are_not_committed(
+    settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = create_table(settings, SCHEMA)
+    add(table, [write(1, 1, 5, v="a")], 1)
+    wrong = [gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=["none"])]
+    monkeypatch.setattr(expectations, "of_levels", lambda: wrong)
+    of_table = lake.TableConfig(table=SCHEMA.full_name)
+    result = materialize(
+        [lake.lake_state, lake.lake_view],
+        instance=DagsterInstance.ephemeral(),
+        resources=RESOURCES,
+        run_config=RunConfig({"lake__state": of_table, "lake__view": of_table}),
+        raise_on_error=False,
+    )
+    assert not result.success
+    assert not result.get_asset_materialization_events()
+    [failed] = [check for check in result.get_asset_check_evaluations() if not check.passed]
+    assert failed.check_name == "levels_are_a_state"
+    assert table.state.load().files == []
+    assert len(view_rows(views.virtual(table))) == 1

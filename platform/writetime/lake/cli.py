@@ -14,12 +14,13 @@ from rich.table import Table
 from writetime import config
 from writetime.errors import WritetimeError
 from writetime.instants import parse_instant
-from writetime.lake import horizon, retention, state, views
+from writetime.lake import state, views
 from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import find_snapshots
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import create_table, open_table, view_schema
 from writetime.lake.text import json_line, json_value
+from writetime.maintain import maintain as maintain_table
 from writetime.schema.cql import parse_table
 
 
@@ -73,19 +74,17 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str) -> None
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
 def maintain(*, table: str) -> None:
-    """Fold new changes into the state, drop old tombstones, renew the compacted view, merge old history, delete files
-    not needed."""
+    """Fold new changes into the state, drop old tombstones, renew the compacted view, merge old history and row events,
+    delete files not needed."""
     settings = config.load()
-    lake_table = open_table(settings, table)
-    click.echo(f"changes    {state.fold(lake_table)} files folded into the state")
-    click.echo(f"state      levels folded in {state.compact(lake_table)} buckets")
-    due = horizon.next_horizon(lake_table, views.time_now(), settings.lake.drop_tombstones_hours)
-    dropped = 0 if due is None else state.drop_tombstones(lake_table, due)
-    click.echo(f"tombstones dropped in {dropped} buckets")
-    click.echo(f"view       {views.refresh(lake_table)} rows")
-    instant = views.time_now() - round(settings.lake.keep_history_days * 86_400_000_000)
-    click.echo(f"history    {retention.trim_history(lake_table, instant)} files merged")
-    click.echo(f"vacuum     {len(retention.vacuum(lake_table, settings.lake.vacuum_hours))} files deleted")
+    done = maintain_table(settings, open_table(settings, table))
+    click.echo(f"changes    {done['files_folded']} files folded into the state")
+    click.echo(f"state      levels folded in {done['buckets_compacted']} buckets")
+    click.echo(f"tombstones dropped in {done['buckets_without_old_tombstones']} buckets")
+    click.echo(f"view       {done['rows']} rows")
+    click.echo(f"history    {done['history_files_merged']} files merged")
+    click.echo(f"events     {done['row_events_merged']} merged into the rows that they led to")
+    click.echo(f"vacuum     {done['files_deleted']} files deleted")
 
 
 def filtered(rows: pa.Table, where: str) -> pa.Table:

@@ -6,7 +6,7 @@ change twice does no harm, as merging is idempotent.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from writetime.errors import WritetimeError
@@ -17,6 +17,9 @@ from writetime.lake.parquet import WrittenFile
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
+
+# Looks at new levels before they are committed.
+Staged = Callable[[Sequence[WrittenFile]], None]
 
 FOLDED = "changes"
 # As many levels of about one size make a larger one, four times as large as they were. A level is written anew
@@ -80,10 +83,11 @@ def _holds_no_more_than(file: DataFile, version: int) -> bool:
     return name.startswith(BASE) and int(name.split("-")[1]) <= version
 
 
-def fold(table: LakeTable, run: Runner = map) -> int:
+def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
     """Fold the changes that are not in the state yet into it, one new level a bucket; return how many files they were.
 
-    A fold that is repeated, or of which two run at once, counts once.
+    A fold that is repeated, or of which two run at once, counts once. `staged` is called with the new levels before
+    they are committed; if it raises, they never are.
 
     Raises:
         Conflict: tombstones were dropped meanwhile: run it again.
@@ -93,18 +97,22 @@ def fold(table: LakeTable, run: Runner = map) -> int:
     files = pending(table, changes, state)
     schema = table.schema(changes)
     levels = _merged(table, table.changes.storage, files, schema, run)
+    if staged:
+        staged(levels)
     new = table.state.append(levels, FOLDED, changes.version, given={HORIZON: horizon_of(state)})
     return sum(map(len, files.values())) if new else 0
 
 
-def compact(table: LakeTable, run: Runner = map) -> int:
-    """Fold levels where there are too many of one size; return in how many buckets."""
+def compact(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
+    """Fold levels where there are too many of one size; return in how many buckets. For `staged` see `fold`."""
     state = table.state.load()
     schema = table.schema()
     chosen = {bucket: levels for bucket, files in state.by_bucket.items() if (levels := levels_to_fold(files))}
     if not chosen:
         return 0
     merged = _merged(table, table.state.storage, chosen, schema, run)
+    if staged:
+        staged(merged)
     table.state.rewrite(state, [f for levels in chosen.values() for f in levels], merged, data_change=False)
     return len(chosen)
 

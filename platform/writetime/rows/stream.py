@@ -31,7 +31,7 @@ from writetime.schema.table import TableSchema
 SEQUENCE, GENERATION, CHANGES, STATE, AS_OF = (
     f"rows/{name}" for name in ("sequence", "generation", "changes", "state", "as_of")
 )
-_PREFIX = "batch-"
+PREFIX = "batch-"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class RowTask:
         events = self.events()
         if not events.num_rows:
             return None
-        return write_file(self.target, events, self.bucket, events["token"], f"{_PREFIX}{self.batch.sequence}-")
+        return write_file(self.target, events, self.bucket, events["token"], f"{PREFIX}{self.batch.sequence}-")
 
     def _tokens(self, added: pa.Table) -> np.ndarray:
         seconds = self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000

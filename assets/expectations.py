@@ -1,0 +1,118 @@
+"""What is expected of the lake's tables. What belongs here: frames to look at, expectations. Not here: assets."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import great_expectations.expectations as gxe
+from great_expectations.expectations.expectation import Expectation
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from writetime.changes import KINDS, field_name, udt_fields
+from writetime.lake.buckets import token_range
+from writetime.lake.parquet import PARTITION, SORTED_BY, WrittenFile
+from writetime.lake.table import LakeTable
+from writetime.rows.events import KINDS as EVENT_KINDS
+from writetime.schema.table import TableSchema
+from writetime.schema.types import Udt, is_complex
+
+_DAY = 86_400_000_000
+
+
+def of_changes(buckets: Sequence[int], table: LakeTable) -> list[Expectation]:
+    """What holds for changes of a few buckets that follow each other."""
+    first, last = (token_range(b, table.buckets) for b in (buckets[0], buckets[-1])) if buckets else ((0, 0), (0, 0))
+    return [
+        *_changes(),
+        gxe.ExpectColumnValuesToBeBetween(column="token", min_value=first[0], max_value=last[1]),
+    ]
+
+
+def of_levels() -> list[Expectation]:
+    """What holds for levels of a state, as `levels` gives them."""
+    return [
+        *_changes(),
+        gxe.ExpectColumnValuesToNotBeNull(column="token"),
+        gxe.ExpectCompoundColumnsToBeUnique(column_list=["level", "key", "position", "kind"]),
+        *(gxe.ExpectColumnValuesToBeInSet(column=name, value_set=[True]) for name in ("in_order", "in_its_bucket")),
+    ]
+
+
+def of_write_times() -> list[Expectation]:
+    """Write times are those of the past: one of the future outdoes every deletion until then."""
+    tomorrow = int(datetime.now(UTC).timestamp() * 1_000_000) + _DAY
+    return [gxe.ExpectColumnValuesToBeBetween(column="last_write_time", max_value=tomorrow)]
+
+
+def of_view(table: LakeTable, rows: int) -> list[Expectation]:
+    """What holds for the compacted view, which has a number of rows."""
+    schema = table.schema()
+    keys = [c.name for c in schema.partition_key]
+    return [
+        gxe.ExpectTableRowCountToEqual(value=rows),
+        *(gxe.ExpectColumnValuesToNotBeNull(column=name) for name in keys),
+        gxe.ExpectCompoundColumnsToBeUnique(column_list=[PARTITION, *keys, *(c.name for c in schema.clustering)]),
+    ]
+
+
+def of_events(rows: int) -> list[Expectation]:
+    """What holds for the row events of a batch, as `events` gives them, which are a number."""
+    return [
+        gxe.ExpectTableRowCountToEqual(value=rows),
+        *(gxe.ExpectColumnValuesToNotBeNull(column=name) for name in ("event_id", "key", "position")),
+        gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=list(EVENT_KINDS)),
+        gxe.ExpectColumnValuesToBeUnique(column="event_id"),
+        gxe.ExpectCompoundColumnsToBeUnique(column_list=["key", "position"]),
+        gxe.ExpectColumnValuesToBeInSet(column="images_are_of_the_kind", value_set=[True]),
+    ]
+
+
+def levels(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
+    """Return what there is to check of levels of the state, which need not be committed."""
+    address = table.state.storage.address
+    frame = session.read.option("basePath", address).parquet(*(f"{address}/{file.path}" for file in files))
+    place = F.struct(*SORTED_BY)
+    before = F.lag(place).over(Window.partitionBy("_metadata.file_path").orderBy("_metadata.row_index"))
+    bits = table.buckets.bit_length() - 1
+    # The bucket of a token is its top bits, of the tokens counted from the smallest.
+    bucket = F.shiftrightunsigned(F.col("token").bitwiseXOR(F.lit(-(1 << 63))), 64 - bits) if bits else F.lit(0)
+    return frame.select(
+        "kind",
+        *SORTED_BY,
+        F.col("_metadata.file_path").alias("level"),
+        F.coalesce(before <= place, F.lit(True)).alias("in_order"),
+        (bucket == F.col(PARTITION)).alias("in_its_bucket"),
+        F.greatest(*_write_times(table.schema())).alias("last_write_time"),
+    )
+
+
+def events(session: SparkSession, table: LakeTable, sequence: int) -> DataFrame:
+    """Return what there is to check of a batch of row events."""
+    frame = session.read.format("delta").load(table.rows.storage.address).where(F.col("sequence") == sequence)
+    before, after, kind = F.col("before").isNotNull(), F.col("after").isNotNull(), F.col("kind")
+    right = F.when(kind == "CREATE", ~before & after).when(kind == "UPDATE", before & after).otherwise(before & ~after)
+    return frame.select("event_id", "kind", "key", "position", right.alias("images_are_of_the_kind"))
+
+
+def _changes() -> list[Expectation]:
+    return [
+        gxe.ExpectColumnValuesToNotBeNull(column="key"),
+        gxe.ExpectColumnValuesToNotBeNull(column="position"),
+        gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=list(KINDS)),
+    ]
+
+
+def _write_times(schema: TableSchema) -> list[Column]:
+    """The newest write time of each part of a change."""
+    times = [F.col("marker.write_time"), F.col("tombstone.write_time")]
+    for column in schema.static + schema.regular:
+        cell = F.col(field_name(column))
+        if not is_complex(column.type):
+            times.append(cell["write_time"])
+            continue
+        times.append(cell["tombstone"]["write_time"])
+        if isinstance(column.type, Udt):
+            times += [cell["fields"][name]["write_time"] for name, _ in udt_fields(column.type)]
+        else:
+            times.append(F.array_max(cell["elements"]["write_time"]))
+    return times

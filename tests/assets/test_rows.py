@@ -1,0 +1,52 @@
+"""The row events' assets, on a real lake and Kafka: found, checked, published, each once; old ones merged."""
+
+from dataclasses import replace
+
+from dagster import DagsterInstance, RunConfig, materialize
+from pyspark.sql import SparkSession
+
+from assets import lake, rows
+from resources import KafkaResource, LakeResource, SparkResource
+from tests.assets.test_lake import numbers
+from tests.lake.answers import view_rows
+from tests.lake.made import SCHEMA, add, write
+from tests.rows.test_stream import replayed
+from writetime.config import Settings
+from writetime.lake import views
+from writetime.lake.table import create_table
+from writetime.rows.retention import merge_events
+
+RESOURCES = {"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()}
+
+
+def test_events_to_topic(settings: Settings, spark: SparkSession) -> None:
+    schema = replace(SCHEMA, keyspace=settings.cassandra.keyspace)
+    table = create_table(settings, schema)
+    of_table = lake.TableConfig(table=schema.full_name)
+
+    def run() -> tuple[dict[str, object], dict[str, object]]:
+        result = materialize(
+            [rows.row_events, rows.row_topic],
+            instance=DagsterInstance.ephemeral(),
+            resources=RESOURCES,
+            run_config=RunConfig({"rows__events": of_table, "rows__topic": of_table}),
+        )
+        assert all(check.passed for check in result.get_asset_check_evaluations())
+        return numbers(result, rows.EVENTS), numbers(result, rows.TOPIC)
+
+    add(table, [write(i, 1, 5, v="a") for i in range(30)], 1, schema)
+    events, topic = run()
+    assert (events["events"], events["events_create"], topic["events_published"]) == (30, 30, 30)
+    add(table, [write(i, 1, 6, v="b") for i in range(20, 35)], 2, schema)
+    events, topic = run()
+    assert (events["events_create"], events["events_update"], events["events_delete"]) == (5, 10, 0)
+    assert topic["events_published"] == 15
+    # Old events give way to the rows that they led to; none is published again, and none is lost.
+    assert merge_events(table, views.time_now()) == 10
+    assert replayed(table) == view_rows(views.virtual(table))
+    add(table, [write(0, 1, 7, v="c")], 3, schema)
+    events, topic = run()
+    assert (events["events_update"], topic["events_published"]) == (1, 1)
+    assert replayed(table) == view_rows(views.virtual(table))
+    events, topic = run()
+    assert (events["events"], topic["events_published"]) == (0, 0)

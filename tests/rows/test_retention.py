@@ -1,0 +1,68 @@
+"""Old row events give way to the rows that they led to: the stream is the view still; what is not published stays."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lake.answers import view_rows
+from tests.lake.made import add, new_table, write
+from tests.merge import generated
+from tests.rows.test_stream import SECOND, events, replayed
+from writetime.lake import views
+from writetime.lake.table import LakeTable
+from writetime.rows import stream
+from writetime.rows.publish import PUBLISHED
+from writetime.rows.rebuild import rebuild_rows
+from writetime.rows.retention import merge_events, merged_to
+
+
+def published(table: LakeTable, sequence: int) -> None:
+    """Record that batches are in Kafka, as `publish` does."""
+    table.rows.append([], PUBLISHED, sequence)
+
+
+@given(st.lists(st.lists(generated.change(), max_size=4), min_size=2, max_size=5), st.randoms(use_true_random=False))
+@settings(max_examples=12, deadline=None)
+def test_the_stream_is_the_view(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[generated.Change]], chooser: random.Random
+) -> None:
+    table = new_table(tmp_path_factory.mktemp("lake"), generated.SCHEMA, buckets=2)
+    for number, changes in enumerate(batches):
+        add(table, changes, number, generated.SCHEMA)
+        stream.extend(table, (99 + 2 * number) * SECOND)
+        position = stream.position_of(table.rows.load())
+        assert position is not None
+        published(table, chooser.randint(0, position.batch.sequence))
+        if chooser.random() < 0.6:
+            merge_events(table, views.time_now())
+    stream.extend(table, 110 * SECOND)
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_what_stays(tmp_path: Path) -> None:
+    table = new_table(tmp_path, buckets=1)
+    assert merge_events(table, views.time_now()) == 0
+    for number in range(1, 5):
+        add(table, [write(i, 1, number, v=str(number)) for i in range(10)], number)
+        assert stream.extend(table) == 10
+    # Not published, so nothing goes.
+    assert merge_events(table, views.time_now()) == 0
+    published(table, 2)
+    assert merge_events(table, views.time_now()) == 10
+    assert merged_to(table.rows.load()) == 2
+    assert [sorted(set(part["sequence"].to_pylist())) for part in events(table)] == [[2], [3], [4]]
+    published(table, 4)
+    # Too young.
+    assert merge_events(table, views.time_now() - 3600 * SECOND) == 0
+    assert merge_events(table, views.time_now()) == 20
+    assert merge_events(table, views.time_now()) == 0
+    assert replayed(table) == view_rows(views.virtual(table))
+    # A stream that was made anew is not in Kafka yet.
+    assert rebuild_rows(table) == 10
+    assert merge_events(table, views.time_now()) == 0
+    published(table, 5)
+    assert merge_events(table, views.time_now()) == 0
+    assert replayed(table) == view_rows(views.virtual(table))
