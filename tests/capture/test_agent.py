@@ -2,7 +2,6 @@
 
 from typing import Any
 
-
 from tests.capture.harness import Captured
 
 
