@@ -43,6 +43,7 @@ lint: setup
 bench: setup
 	@$(BIN)/python -m bench.ingest
 	@$(BIN)/python -m bench.storage
+	@$(BIN)/python -m bench.capture
 
 clean:
 	rm -rf $(VENV) .writetime

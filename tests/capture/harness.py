@@ -37,6 +37,7 @@ class Captured:
         self.settings = settings
         self.keyspace = keyspace
         self._home = home
+        self.log = home / "agent.log"
         self._schemas = SchemaTopic(settings)
         self._marks = 0
         self.write(f"CREATE KEYSPACE {keyspace} WITH replication = {REPLICATION}")
@@ -123,10 +124,10 @@ class Captured:
         status.unlink(missing_ok=True)
         file = self._home / "agent.toml"
         write_settings(self.settings, file)
-        log = (self._home / "agent.log").open("ab")
+        log = self.log.open("ab")
         environment = {**os.environ, "WRITETIME_CONFIG": str(file)}
         process = subprocess.Popen([sys.executable, "-m", "writetime", "agent"], stderr=log, env=environment)
         while not status.exists():
-            assert process.poll() is None, (self._home / "agent.log").read_text()[-2000:]
+            assert process.poll() is None, self.log.read_text()[-2000:]
             time.sleep(0.05)
         return process

@@ -125,3 +125,5 @@ def test_nothing_is_lost_whoever_is_killed(captured: Captured, node: FormatServe
         assert segment["decoded"] == segment["published"]
     assert progress["totals"]["segments"] > 0
     assert progress["totals"]["segments_vanished"] == progress["totals"]["segments_set_aside"] == 0
+    lines = [json.loads(line) for line in captured.log.read_text().splitlines() if line.startswith("{")]
+    assert any("is captured" in line["message"] for line in lines)
