@@ -275,7 +275,7 @@ def publish(home: Path, settings: Settings, node: FormatServer, name: str, segme
 
 def throughput(home: Path, writes: int) -> None:
     """Print what publishing the same segments takes: in all, and beyond what one segment takes, start included."""
-    log = {"commitlog_sync": "periodic", "commitlog_sync_period": "100ms", "commitlog_segment_size": "8MiB"}
+    log = {"commitlog_sync": "periodic", "commitlog_sync_period": "100ms", "commitlog_segment_size": "2MiB"}
     node = FormatServer(home / "node", "oa", **log)
     settings = settings_of(home, node)
     kafka = KafkaServer(settings)
