@@ -45,6 +45,7 @@ bench: setup
 	@$(BIN)/python -m bench.storage
 	@$(BIN)/python -m bench.merge
 	@$(BIN)/python -m bench.rows
+	@$(BIN)/python -m bench.capture
 
 clean:
 	rm -rf $(VENV) .writetime

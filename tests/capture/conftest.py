@@ -30,12 +30,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
 
 
 @pytest.fixture
-def captured(node: FormatServer, server_settings: Settings, tmp_path: Path) -> Iterator[Captured]:
+def captured(node: FormatServer, server_settings: Settings, tmp_path: Path) -> Captured:
     """A keyspace that is captured."""
     cassandra = server_settings.cassandra.model_copy(update={"port": node.port})
     settings = server_settings.model_copy(update={"cassandra": cassandra, "capture": Capture(state=tmp_path / "state")})
-    yield Captured(node, settings, f"c{uuid.uuid4().hex[:10]}", tmp_path)
-    # A table that is there for later agents would cost each a reader of it.
-    for row in node.session().execute("SELECT keyspace_name FROM system_schema.keyspaces").all():
-        if row.keyspace_name.startswith("c"):
-            node.write_one(f"DROP KEYSPACE {row.keyspace_name}")
+    return Captured(node, settings, f"c{uuid.uuid4().hex[:10]}", tmp_path)

@@ -37,6 +37,7 @@ class Captured:
         self.settings = settings
         self.keyspace = keyspace
         self._home = home
+        self.log = home / "agent.log"
         self._schemas = SchemaTopic(settings)
         self._marks = 0
         self.write(f"CREATE KEYSPACE {keyspace} WITH replication = {REPLICATION}")
@@ -83,7 +84,10 @@ class Captured:
         for table in tables:
             schema = self.schema(table)
             rows = live_rows(merge([self.changes(table)], schema), schema, as_of=int(time.time()))
-            assert view_rows([rows]) == cql_rows(self.node.session(), schema), table
+            found, wanted = view_rows([rows]), cql_rows(self.node.session(), schema)
+            for row in wanted:
+                assert row in found, f"{table}: {str(row)[:300]} is missing"
+            assert found == wanted, f"{table}: {len(found)} rows, not {len(wanted)}, or in another order"
 
     def count(self, what: str) -> int:
         """Answer a query for a number."""
@@ -115,9 +119,15 @@ class Captured:
         return self.settings.model_copy(update={"capture": self.settings.capture.model_copy(update=capture)})
 
     def program(self) -> subprocess.Popen[bytes]:
-        """An agent as a program, which may be killed."""
+        """An agent as a program, which may be killed; it runs when this returns."""
+        status = self.settings.capture.state / "status.json"
+        status.unlink(missing_ok=True)
         file = self._home / "agent.toml"
         write_settings(self.settings, file)
-        log = (self._home / "agent.log").open("ab")
+        log = self.log.open("ab")
         environment = {**os.environ, "WRITETIME_CONFIG": str(file)}
-        return subprocess.Popen([sys.executable, "-m", "writetime", "agent"], stderr=log, env=environment)
+        process = subprocess.Popen([sys.executable, "-m", "writetime", "agent"], stderr=log, env=environment)
+        while not status.exists():
+            assert process.poll() is None, self.log.read_text()[-2000:]
+            time.sleep(0.05)
+        return process

@@ -27,7 +27,7 @@ from writetime.schema.cql import parse_schemas
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.sources.commitlog import CommitLogSource, CommitLogStreamReader
 from writetime.storage import segment as segment_module
-from writetime.storage.commitlog import CommitLogReader, SegmentReport
+from writetime.storage.commitlog import CommitLogReader, SegmentReport, count_mutations
 from writetime.storage.errors import CorruptFile, Missing, StorageError, TornTail
 from writetime.storage.segment import END, Segment, find_segments
 
@@ -76,6 +76,24 @@ def test_reading_goes_on_where_it_stopped(written: Written) -> None:
         rest = read(reader, segment, start=report.position)
         names = {*first, *rest}
         same(written, {n: first.get(n, []) + rest.get(n, []) for n in names}, whole)
+
+
+def test_reading_goes_on_at_a_marker(written: Written) -> None:
+    """By the same report, nothing twice and nothing missing, at whatever offsets it stops in between."""
+    segment = segment_of(written)
+    reader = CommitLogReader(written.all_schemas, [s.full_name for s in generated(written)])
+    whole = read(reader, segment)
+    ends = [s.offset + len(s.data) for s in segment.sections()]
+    chooser = random.Random(4)
+    found: Read = {}
+    report = SegmentReport()
+    for until in [*sorted([*chooser.sample(ends, 4), chooser.randrange(ends[-1])]), END]:
+        for window in reader.windows(segment, start=report.position, until=until, report=report):
+            for schema, batch in window:
+                found.setdefault(schema.name, []).append(batch)
+        assert report.place is None or report.place.offset <= report.position
+        assert report.mutations == count_mutations(segment, min(until, ends[-1]))
+    same(written, found, whole)
 
 
 def cut(segment: Segment, folder: Path, *, size: int, zeros: int = 0) -> Segment:

@@ -21,13 +21,13 @@ from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
 from writetime.capture.progress import Progress, SegmentProgress
 from writetime.capture.publisher import ChangePublisher
 from writetime.capture.schemas import Node, SchemaWatch, Unreachable
-from writetime.capture.segments import SegmentFolder, space_of
+from writetime.capture.segments import SegmentFolder, readable, space_of
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
 from writetime.storage.commitlog import count_mutations
 from writetime.storage.errors import Missing, StorageError
-from writetime.storage.segment import END, Segment, find_segments, trusted
+from writetime.storage.segment import END, Segment, find_segments
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Agent:
             WritetimeError: the node or the broker does not do its part: go on from what was acknowledged.
         """
         listed = find_segments(str(self._folder.path))
-        found = [(segment, until) for segment, until in trusted(listed) if until is not None]
+        found = readable(listed)
         new = [(segment, until) for segment, until in found if self._unread(segment, until)]
         self._measure(found)
         if new:

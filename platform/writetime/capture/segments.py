@@ -3,7 +3,7 @@
 import logging
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from writetime.capture.progress import SegmentProgress
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.storage.files import resolve
-from writetime.storage.segment import Segment
+from writetime.storage.segment import END, Segment
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +100,15 @@ class SegmentFolder:
     def tidy(self, name: str) -> None:
         """Delete what is left of a segment that is gone: its index."""
         (self.path / name.replace(".log", "_cdc.idx")).unlink(missing_ok=True)
+
+
+def readable(segments: Iterable[Segment]) -> list[tuple[Segment, int]]:
+    """Return the segments with changes, each with the offset up to which it may be read; `END` if it is complete.
+
+    Only a segment that the node calls complete counts as that: one that a crash left is when the node has replayed it.
+    """
+    found = [(segment, segment.cdc_index()) for segment in segments]
+    return [(s, END if index.completed else index.offset) for s, index in found if index is not None]
 
 
 def _files(segment: Segment) -> tuple[Path, Path]:

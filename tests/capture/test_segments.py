@@ -1,0 +1,183 @@
+"""What becomes of segments: read to their ends and let go of, archived, kept; faulty, unknown and vanished ones."""
+
+import json
+import logging
+import os
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.capture.harness import Captured
+from tests.conftest import write_settings
+from writetime.capture.progress import Progress, SegmentProgress
+from writetime.capture.segments import readable
+from writetime.cli import main
+from writetime.errors import WritetimeError
+from writetime.servers.process import free_port
+from writetime.storage.segment import END, find_segments
+
+
+def wait_for(reached: Callable[[], Any], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def progress_of(captured: Captured) -> dict[str, Any]:
+    return json.loads((captured.settings.capture.state / "progress.json").read_text())
+
+
+def complete(captured: Captured) -> list[Path]:
+    """The segments that the node is done with."""
+    found = readable(find_segments(str(captured.node.cdc_raw)))
+    return [Path(segment.path) for segment, until in found if until == END]
+
+
+def test_published_segments_are_archived_or_deleted_or_kept(captured: Captured, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    captured.fill(3)
+    before = complete(captured)
+    assert len(before) >= 2
+    with captured.agent(finished="keep", state=tmp_path / "first"):
+        captured.settle()
+        wait_for(lambda: json.loads((tmp_path / "first/progress.json").read_text())["segments"])
+    assert all(path.exists() for path in before)
+    contents = {path.name: path.read_bytes() for path in before}
+    with captured.agent(finished="archive", archive=f"file://{archive}"):
+        wait_for(lambda: not any(path.exists() for path in before))
+    for name, content in contents.items():
+        assert (archive / name).read_bytes() == content
+        assert (archive / name.replace(".log", "_cdc.idx")).read_text().endswith("COMPLETED")
+    assert not list(archive.glob("*.part"))
+    captured.fill(2)
+    with captured.agent():
+        captured.settle()
+        wait_for(lambda: not complete(captured))
+    totals = progress_of(captured)["totals"]
+    assert totals["segments"] >= len(before) + 1
+    assert totals["segments_set_aside"] == totals["segments_vanished"] == totals["mutations_set_aside"] == 0
+    assert 0 < totals["changes"] <= totals["mutations"]
+    captured.assert_same("marks")
+
+
+def test_what_an_agent_says_of_itself(
+    captured: Captured, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "writetime")
+    port = free_port()
+    with captured.agent(metrics_port=port, backlog_warning=1e-9):
+        captured.settle()
+        wait_for((captured.settings.capture.state / "status.json").exists)
+        with pytest.raises(WritetimeError, match="another agent"):
+            Progress(captured.settings.capture.state)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            metrics = answer.read().decode()
+        time.sleep(1.1)  # The status is written every second.
+        captured.settle()
+    table = f"{captured.keyspace}.marks"
+    assert f'writetime_capture_changes_total{{kind="row",table="{table}"}}' in metrics
+    for name in ("lag_bytes", "lag_segments", "lag_seconds", "backlog_bytes", "backlog_limit_bytes"):
+        assert f"writetime_capture_{name} " in metrics
+    assert any("of the node's cdc_total_space" in r.getMessage() for r in caplog.records)
+    write_settings(captured.settings, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    shown = CliRunner().invoke(main, ["status"]).output
+    assert f"{table}: " in shown
+    assert "of cdc_total_space" in shown
+
+
+def test_a_broken_segment_is_set_aside_and_stops_nothing(captured: Captured) -> None:
+    captured.write("CREATE TABLE {ks}.t (k int PRIMARY KEY, v blob) WITH cdc = true")
+    insert = captured.node.session().prepare(f"INSERT INTO {captured.keyspace}.t (k, v) VALUES (?, ?)")
+    for k in range(60):
+        captured.node.session().execute(insert, (k, os.urandom(100_000)))
+    *_, path = complete(captured)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    # A file of its own, as the node still has the sound one.
+    copy = path.with_suffix(".broken")
+    copy.write_bytes(content)
+    copy.replace(path)
+    with captured.agent():
+        captured.settle()
+        wait_for(lambda: not path.exists())
+    aside = captured.settings.capture.state / "aside"
+    assert (aside / path.name).read_bytes() == content
+    reason = json.loads((aside / path.with_suffix(".reason.json").name).read_text())
+    assert path.name in reason["reason"]
+    assert progress_of(captured)["totals"]["segments_set_aside"] == 1
+    found = set(captured.changes("t")["k"].to_pylist())
+    missing = set(range(60)) - found
+    assert 0 < len(missing) < 12
+    assert reason["mutations_read"] > 0
+    # Put back as it was, it is read like any other.
+    path.with_name(path.stem + "_cdc.idx").write_text((aside / f"{path.stem}_cdc.idx").read_text())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with captured.agent():
+        captured.settle()
+        wait_for(lambda: not path.exists())
+    captured.assert_same("t")
+
+
+def test_writes_to_a_table_that_nobody_knows_are_set_aside(captured: Captured) -> None:
+    captured.write(
+        "CREATE TABLE {ks}.kept (k int PRIMARY KEY) WITH cdc = true",
+        "CREATE TABLE {ks}.gone (k int PRIMARY KEY) WITH cdc = true",
+        "CREATE MATERIALIZED VIEW {ks}.seen AS SELECT id FROM {ks}.marks WHERE id IS NOT NULL PRIMARY KEY (id)",
+        "INSERT INTO {ks}.kept (k) VALUES (1)",
+        "INSERT INTO {ks}.gone (k) VALUES (1)",
+        "BEGIN BATCH INSERT INTO {ks}.gone (k) VALUES (2); INSERT INTO {ks}.kept (k) VALUES (2); APPLY BATCH",
+    )
+    table = captured.schema("gone").id
+    captured.write("DROP TABLE {ks}.gone", "INSERT INTO {ks}.kept (k) VALUES (3)")
+    with captured.agent():
+        captured.settle()
+        captured.fill(2)
+        captured.settle()
+        aside = captured.settings.capture.state / "aside"
+        wait_for(lambda: list(aside.glob("*.reason.json")))
+        wait_for(lambda: progress_of(captured)["totals"]["mutations_set_aside"])
+    (file,) = aside.glob("*.reason.json")
+    reason = json.loads(file.read_text())
+    assert str(table) in reason["reason"]
+    # A batch of one key is one mutation: what comes behind the unknown table is in the segment that was set aside.
+    assert reason["mutations_set_aside_by_table"] == {str(table): 2}
+    assert sorted(captured.changes("kept")["k"].to_pylist()) == [1, 3]
+
+
+def test_a_segment_that_vanished_is_told(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
+    with captured.agent():
+        captured.settle()
+    captured.fill(2)
+    (current,) = progress_of(captured)["segments"].values()
+    path = captured.node.cdc_raw / current["name"]
+    path.unlink()
+    with captured.agent():
+        captured.settle()
+        wait_for(lambda: progress_of(captured)["totals"]["segments_vanished"] == 1)
+    assert any(f"{path.name} vanished" in record.getMessage() for record in caplog.records)
+    assert not path.with_name(path.stem + "_cdc.idx").exists()
+
+
+def test_progress_survives(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    progress.of_node("one")
+    progress.segments[7] = SegmentProgress("CommitLog-8-7.log", 5, (3, 3), 2, 1, 1, {"t": 1})
+    progress.save()
+    progress.close()
+    again = Progress(tmp_path)
+    assert (again.node, again.totals) == (progress.node, progress.totals)
+    assert again.segments[7].position == 5
+    with pytest.raises(WritetimeError, match="is that of node one"):
+        again.of_node("two")
+    again.close()
+    (tmp_path / "progress.json").write_text("{")
+    with pytest.raises(WritetimeError, match="is damaged"):
+        Progress(tmp_path)
