@@ -4,6 +4,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.scylla_cdc.examples import LATE
 from tests.scylla_cdc.test_base import origins
 from writetime.config import Settings
 from writetime.scylla_cdc.log import LogError
-from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between
+from writetime.scylla_cdc.offsets import Offset, first_offset, interval, next_offset, pieces_between
 from writetime.scylla_cdc.source import CdcSource, Gap, open_source
 from writetime.scylla_cdc.streams import StreamSets
 
@@ -53,7 +54,7 @@ def test_windows_read_each_row_once(cdc: CdcDatabase, logged: list[Logged]) -> N
 
 def test_a_page_may_end_anywhere(cdc: CdcDatabase, logged: list[Logged], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("writetime.scylla_cdc.pages.PAGE_ROWS", 1)
-    table = next(t for t in logged if any(len(g.rows) > 3 for g in t.groups) and t.schema.clustering)
+    table = max(logged, key=lambda t: max(len(group.rows) for group in t.groups))
     with open_source(cdc.settings, table.schema.full_name) as source:
         start = first_offset(source, table.sets[0].time, None)
         end = next_offset(source, start, now(), None)
@@ -64,7 +65,7 @@ def test_a_page_may_end_anywhere(cdc: CdcDatabase, logged: list[Logged], monkeyp
 def late(cdc: CdcDatabase, written: Written) -> Logged:
     """A table created anew for each test, with its own sets of streams; its log is empty as yet."""
     name = f"late{time.time_ns()}"
-    schema = cdc.create(LATE.__class__(LATE.keyspace, name, LATE.partition_key, regular=LATE.regular))
+    schema = cdc.create(replace(LATE, name=name))
     sets = sets_of_streams(random.Random(2), written.base, tablets=True)
     return Logged(schema, written.groups[LATE.name], sets, [])
 
@@ -135,7 +136,9 @@ def test_a_stream_that_was_away_for_longer_than_the_log_keeps_rows(
             first_offset(source, late.sets[0].time - 1, None)
 
 
-def test_a_stream_while_cdc_is_off(cdc: CdcDatabase, late: Logged, written: Written) -> None:
+def test_a_stream_while_cdc_is_off(
+    cdc: CdcDatabase, late: Logged, written: Written, caplog: pytest.LogCaptureFixture
+) -> None:
     cdc.announce_tablets(late.schema, late.sets)
     name = late.schema.full_name
     with open_source(cdc.settings, name) as source:
@@ -147,6 +150,8 @@ def test_a_stream_while_cdc_is_off(cdc: CdcDatabase, late: Logged, written: Writ
         assert pieces_between(source, offset, off) == []
         with pytest.raises(Gap, match="CDC is off; turn it on again"):
             next_offset(source, off, now(), now())
+        interval(source, None, None, None)
+        assert "is off: its log does not have" in caplog.text
     cdc.set_options(late.schema, enabled="true")
     with open_source(cdc.settings, name) as source:
         with pytest.raises(Gap, match="CDC was off"):

@@ -73,6 +73,8 @@ def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at:
             f"write times up to {instant_text(end)} are not settled yet: read up to {instant_text(settled)} at most, "
             "or set a shorter confidence_seconds"
         )
+    if not source.is_on:
+        log.warning("the CDC of %s is off: its log does not have what is written now", source.name)
     end = settled if end is None else end
     first = first_offset(source, start, snapshot_at)
     return source.sets.pieces(first.until, end, end, end) if first.until < end else []
