@@ -86,14 +86,14 @@ def whole(ids: np.ndarray, tokens: np.ndarray) -> Iterator[pa.RecordBatch]:
         yield changes(ids[part], tokens[part], {n: np.ones(len(ids[part]), bool) for n in COLUMNS}, 1)
 
 
-def updates(ids: np.ndarray, tokens: np.ndarray, count: int, at: int) -> Iterator[pa.RecordBatch]:
-    """Partial updates of rows at random, each of one column."""
+def updates(ids: np.ndarray, tokens: np.ndarray, count: int, at: int, columns: int = 1) -> Iterator[pa.RecordBatch]:
+    """Partial updates of rows at random, each of one column, or of more, at random."""
     random = np.random.default_rng(at)
     for start in range(0, count, CHUNK):
         size = min(CHUNK, count - start)
         rows = random.integers(0, len(ids), size)
-        column = random.integers(0, len(COLUMNS), size)
-        chosen = {name: column == i for i, name in enumerate(COLUMNS)}
+        places = random.random((size, len(COLUMNS))).argsort(axis=1)
+        chosen = {name: places[:, i] < columns for i, name in enumerate(COLUMNS)}
         yield changes(ids[rows], tokens[rows], chosen, at + start)
 
 

@@ -1,6 +1,6 @@
 """Compare the fold of partial updates with DuckDB, Polars and Spark SQL, and print one table.
 
-python -m bench.merge [--updates 10000000] [--per-key 3 --per-key 30] [--passes 2]
+python -m bench.merge [--updates 10000000] [--per-key 3 --per-key 30] [--columns 1] [--passes 2]
 """
 
 import tempfile
@@ -17,10 +17,11 @@ TARGETS = {"DuckDB, arg_max": 0.5, "Polars, group_by": 0.5, "Spark SQL, max(stru
 
 
 @click.command()
-@click.option("--updates", default=10_000_000, show_default=True, help="Partial updates, each of one column of five.")
+@click.option("--updates", default=10_000_000, show_default=True, help="Partial updates.")
 @click.option("--per-key", default=(3, 30), show_default=True, multiple=True, help="Updates of each key, on average.")
+@click.option("--columns", default=1, show_default=True, help="Columns, of five, that each update writes.")
 @click.option("--passes", default=2, show_default=True, help="Passes of each way; the best one counts.")
-def main(updates: int, per_key: tuple[int, ...], passes: int) -> None:
+def main(updates: int, per_key: tuple[int, ...], columns: int, passes: int) -> None:
     """Find the latest cells of the same files in all ways, and check that they find the same."""
     spark = ways.session()
     known = {
@@ -33,13 +34,13 @@ def main(updates: int, per_key: tuple[int, ...], passes: int) -> None:
     try:
         with tempfile.TemporaryDirectory() as name:
             lake = Path(name) / "warm-up"
-            data.write(lake, WARM_UP, 3)
+            data.write(lake, WARM_UP, 3, columns)
             for way in known.values():
                 ways.measure(way, lake, passes=1)
             for number in per_key:
                 lake = Path(name) / str(number)
-                size = data.write(lake, updates, number)
-                print(f"{updates:,} updates, {number} a key: {size >> 20:,} MiB of changes")
+                size = data.write(lake, updates, number, columns)
+                print(f"{updates:,} updates of {columns} columns, {number} a key: {size >> 20:,} MiB of changes")
                 print(f"  {'':32}{'CPU s':>8}{'wall s':>8}{'peak MiB':>10}{'times':>8}{'target':>8}")
                 results: dict[str, ways.Result] = {}
                 for title, way in known.items():

@@ -12,11 +12,12 @@ from writetime import config
 from writetime.lake.table import LakeTable, create_table, open_table
 
 
-def write(lake: Path, count: int, per_key: int) -> int:
-    """Write a lake whose changes are partial updates, each of one column of five, so many a key; return their bytes."""
+def write(lake: Path, count: int, per_key: int, columns: int) -> int:
+    """Write a lake whose changes are partial updates, so many a key, each of so many columns of five; return their
+    bytes."""
     ids = np.arange(count // per_key, dtype=np.int64)
     table = create_table(config.load(lake={"path": str(lake)}), SCHEMA)
-    add(table, updates(ids, tokens_of(ids), count, 1), 1)
+    add(table, updates(ids, tokens_of(ids), count, 1, columns), 1)
     return sum(file.size for file in table.changes.load().files)
 
 

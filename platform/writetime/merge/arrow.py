@@ -47,6 +47,14 @@ def take(array: pa.Array, indices: np.ndarray) -> pa.Array:
     return _take(array, pa.array(indices, mask=missing if missing.any() else None))
 
 
+def take_present(structs: pa.StructArray, indices: np.ndarray) -> pa.StructArray:
+    """Take structs of which none is null, null where the index is -1: as `take` does, but faster."""
+    missing = indices < 0
+    taken_by = pa.array(indices, mask=missing)
+    fields = [_take(structs.field(i), taken_by) for i in range(structs.type.num_fields)]
+    return pa.StructArray.from_arrays(fields, fields=list(structs.type), mask=pa.array(missing))
+
+
 def _take(array: pa.Array, indices: pa.Array) -> pa.Array:
     if array.null_count == len(array):
         return pa.nulls(len(indices), array.type)

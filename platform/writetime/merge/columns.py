@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.changes import udt_fields
-from writetime.merge.arrow import Bytes, bytes_of, numbers, pc, take
+from writetime.merge.arrow import Bytes, bytes_of, numbers, pc, take_present
 from writetime.merge.cells import NEVER, cell_times, deletion_times
 from writetime.merge.counters import merge_counter
 from writetime.merge.order import group_by
@@ -70,9 +70,8 @@ def _simple(
     times = cell_times(cells, dropped_at)
     values = cells.field("value")
     best = times.latest(group, len(deleted.write_time), lambda tied: serialised(values.take(pa.array(tied)), cql_type))
-    live = best >= 0
-    live[live] = times.write_time[best[live]] > deleted.write_time[live]
-    return take(cells, np.where(live, best, -1)), live
+    live = (best >= 0) & (times.write_time[best] > deleted.write_time)
+    return take_present(cells, np.where(live, best, -1)), live
 
 
 def _fields(
