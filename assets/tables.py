@@ -92,7 +92,8 @@ def _each_table(job_name: str, steps: Sequence[str], cron: str, description: str
             tags = {TABLE_TAG: table}
             if not context.instance.get_runs(RunsFilter(job_name=job_name, tags=tags, statuses=UNFINISHED), limit=1):
                 config = RunConfig({step: TableConfig(table=table) for step in steps})
-                yield RunRequest(run_config=config, tags=tags)
+                run_key = f"{table} {context.scheduled_execution_time.isoformat()}"
+                yield RunRequest(run_key, run_config=config, tags=tags)
 
     return each_table
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -62,10 +63,12 @@ def test_schedules_start_a_run_for_each_table(tmp_path: Path, monkeypatch: pytes
     config = tmp_path / "writetime.toml"
     monkeypatch.setenv("WRITETIME_CONFIG", str(config))
     repository = defs.get_repository_def()
-    with DagsterInstance.ephemeral() as instance:
+    with DagsterInstance.local_temp(str(tmp_path)) as instance:
 
         def requests(name: str) -> list[RunRequest]:
-            context = build_schedule_context(instance, resources={"lake": LakeResource()})
+            context = build_schedule_context(
+                instance, scheduled_execution_time=datetime.now(UTC), resources={"lake": LakeResource()}
+            )
             return list(repository.get_schedule_def(name).evaluate_tick(context).run_requests or [])
 
         for name in ("lake", "rows", "verify", "maintain"):
