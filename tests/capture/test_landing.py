@@ -1,5 +1,7 @@
 """From Kafka into the lake: each change once, whatever ends a batch, and what stops landing."""
 
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,19 @@ def assert_view(captured: Captured, table: str) -> None:
     assert view_rows(views.virtual(lake_table)) == cql_rows(captured.node.session(), captured.schema(table))
 
 
+def view_columns(captured: Captured, table: str) -> list[str]:
+    """The columns that the lake's view has now."""
+    return [c.name for c in open_table(captured.settings, f"{captured.keyspace}.{table}").schema().columns]
+
+
+def wait_until(done: Callable[[], Any]) -> None:
+    """Wait for something that an agent does."""
+    deadline = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
 def test_changes_land_once_and_new_columns_with_them(
     landed: Captured, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +90,10 @@ def test_changes_land_once_and_new_columns_with_them(
     assert not_landed(landed.settings, name) == 0
     assert_view(landed, "t")
     state.fold(open_table(landed.settings, name))
+    assert_view(landed, "t")
+    with landed.agent():  # A column that is dropped, and nothing is written after it.
+        landed.write("ALTER TABLE {ks}.t DROP w")
+        wait_until(lambda: Landing(landed.settings, name).drain() or "w" not in view_columns(landed, "t"))
     assert_view(landed, "t")
     write_settings(landed.settings, tmp_path / "land.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "land.toml"))

@@ -36,6 +36,8 @@ _PORTION = 50_000
 # How often progress is saved at least: a sync of the disk that the node's commit log may be on.
 _SAVE_SECONDS = 0.5
 _STATUS_SECONDS = 1.0
+# How often the node's schema version is asked for while nothing is written.
+_SCHEMA_SECONDS = 1.0
 _PAUSE_SECONDS = 1.0
 _WARNING_SECONDS = 60.0
 
@@ -71,6 +73,9 @@ class Agent:
         self._reached: dict[int, SegmentProgress] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._behind_since: float | None = None
+        # Consumers learn of a column that was dropped though no write follows.
+        self._unannounced = True
+        self._next_look = 0.0
         self._next_save = self._next_status = self._next_warning = 0.0
         self.published: Counter[str] = Counter()
 
@@ -100,9 +105,14 @@ class Agent:
         found = readable(listed)
         new = [(segment, until) for segment, until in found if self._unread(segment, until)]
         self._measure(found)
-        if new:
+        if new or time.monotonic() >= self._next_look:
             # Now that the offsets are read: of what was written below them the node knows the schema.
-            self._decoder.refresh()
+            self._unannounced |= self._decoder.refresh()
+            self._next_look = time.monotonic() + _SCHEMA_SECONDS
+        if self._unannounced:
+            for schema in self._decoder.captured:
+                self._publisher.announce(schema)
+            self._unannounced = False
         for segment, until in new:
             self._publish(segment, until, stop)
             if stop.is_set():

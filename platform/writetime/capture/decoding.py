@@ -34,13 +34,20 @@ class Decoder:
         self._reader: CommitLogReader | None = None
         self._captured: set[UUID | None] = set()
 
-    def refresh(self, *, always: bool = False) -> None:
-        """Take up the schemas of the node."""
-        if self._watch.refresh(self._node, always=always) or self._reader is None:
+    @property
+    def captured(self) -> list[TableSchema]:
+        """The schemas of the tables whose changes are published, as of the last `refresh`."""
+        return self._watch.captured
+
+    def refresh(self, *, always: bool = False) -> bool:
+        """Take up the schemas of the node; return whether any is new."""
+        new = self._watch.refresh(self._node, always=always) or self._reader is None
+        if new:
             known = self._watch.known
             self._captured = {schema.id for schema in self._watch.captured}
             names = {schema.full_name for schema in known if schema.id in self._captured}
             self._reader = CommitLogReader(known, names, on_unknown_table="skip", torn_tail="stop")
+        return new
 
     def read(self, segment: Segment, until: int, progress: SegmentProgress) -> Iterator[tuple[SegmentProgress, Window]]:
         """Yield the changes up to an offset by windows, each with the segment's progress after it.

@@ -48,6 +48,14 @@ class ChangePublisher:
         )
         self._tables: dict[TableSchema, tuple[ChangeEncoder, str, int]] = {}
 
+    def announce(self, schema: TableSchema) -> None:
+        """Have the topic of a table, and its schema in the topic of the schemas, even if no change comes.
+
+        Raises:
+            WritetimeError: Kafka refuses it.
+        """
+        self._table(schema)
+
     def send(self, schema: TableSchema, changes: pa.RecordBatch) -> int:
         """Hand over changes of a table, in order; return how many messages they are.
 
