@@ -58,9 +58,11 @@ def test_in_any_order_and_any_pieces(changes: list[Change], wanted: int | None) 
         states.append(merge([table(list(order), COUNTERS)], COUNTERS))
         pieces = [table([change], COUNTERS) for change in order]
         state = merge([], COUNTERS)
-        for piece in [*pieces, *pieces]:
+        # Each once, and then once more.
+        for piece in pieces:
             state = merge([state, piece], COUNTERS)
         states.append(state)
+        states.append(merge([state, *pieces], COUNTERS))
     assert all(state.equals(states[0]) for state in states)
     found = live_rows(states[0], COUNTERS, 0).to_pylist()
     assert [row["n"] for row in found] == ([] if wanted is None else [wanted])
