@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
 from dagster import DagsterInstance, RunConfig, materialize
 from pyspark.sql import SparkSession
 
 from assets import lake, rows
+from assets.tables import maintain_job
 from resources import KafkaResource, LakeResource, SparkResource
 from tests.assets.test_lake import numbers
 from tests.lake.answers import view_rows
@@ -14,12 +16,12 @@ from tests.rows.test_stream import replayed
 from writetime.config import Settings
 from writetime.lake import views
 from writetime.lake.table import create_table
-from writetime.rows.retention import merge_events
+from writetime.rows.retention import merged_to
 
 RESOURCES = {"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()}
 
 
-def test_events_to_topic(settings: Settings, spark: SparkSession) -> None:
+def test_events_to_topic(settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = replace(SCHEMA, keyspace=settings.cassandra.keyspace)
     table = create_table(settings, schema)
     of_table = lake.TableConfig(table=schema.full_name)
@@ -42,7 +44,11 @@ def test_events_to_topic(settings: Settings, spark: SparkSession) -> None:
     assert (events["events_create"], events["events_update"], events["events_delete"]) == (5, 10, 0)
     assert topic["events_published"] == 15
     # Old events give way to the rows that they led to; none is published again, and none is lost.
-    assert merge_events(table, views.time_now()) == 10
+    monkeypatch.setenv("WRITETIME_ROWS__KEEP_DAYS", "0")
+    upkeep = {name: RESOURCES[name] for name in ("spark", "lake")}
+    maintain_job.execute_in_process(run_config=RunConfig({"maintain_table": of_table}), resources=upkeep)
+    assert merged_to(table.rows.load()) == 2
+    assert table.state.load().files
     assert replayed(table) == view_rows(views.virtual(table))
     add(table, [write(0, 1, 7, v="c")], 3, schema)
     events, topic = run()
