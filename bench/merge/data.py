@@ -11,6 +11,9 @@ from bench.rows import COLUMNS, SCHEMA, add, tokens_of, updates
 from writetime import config
 from writetime.lake.table import LakeTable, create_table, open_table
 
+# Updates that are merged before anything is measured.
+WARM_UP = 100_000
+
 
 def write(lake: Path, count: int, per_key: int, columns: int) -> int:
     """Write a lake whose changes are partial updates, so many a key, each of so many columns of five; return their
