@@ -60,7 +60,7 @@ def test_what_others_lose_or_tell_wrongly(captured: Captured) -> None:
             "UPDATE {ks}.counts SET n = n - 7 WHERE k = 1",
         )
         captured.settle()
-    captured.assert_same("vectors", "ranges", "types")
+    captured.assert_same("vectors", "ranges", "types", "counts")
     assert row_of(captured, "counts", k=1)["n"]["value"] == -2
     deletions = [c for c in captured.changes("ranges").to_pylist() if c["kind"] == "range_tombstone"]
     assert sorted(c["tombstone"]["write_time"] for c in deletions) == [200, 300]

@@ -34,6 +34,7 @@ HEADER_BYTES = 10
 _BINARY = pa.large_binary()
 _ZERO, _VALUE = (pa.scalar(branch, _BINARY) for branch in (b"\x00", b"\x02"))
 _LIST_PATH = Native("timeuuid")
+_COUNTER = Native("counter")
 
 # A part of a message for each change of a batch: its bytes, null where there is nothing, or the same bytes for all.
 Part: TypeAlias = pa.Array | pa.Scalar
@@ -95,7 +96,12 @@ def _column_field(column: Column, namespace: str) -> dict[str, Any]:
     namespace = f"{namespace}.{name}"
     cql_type = column.type
     if not is_complex(cql_type):
-        return _optional(name, _cell("cell", cql_type, None, namespace))
+        cell = _cell("cell", cql_type, None, namespace)
+        if cql_type == _COUNTER:
+            text = [{"name": n, "type": "string"} for n in ("id", "kind")]
+            shard = _record("shard", [*text, *map(_long, ("clock", "count", "write_time"))], namespace)
+            cell["fields"].append(_optional("shards", {"type": "array", "items": shard}))
+        return _optional(name, cell)
     tombstone = _optional("tombstone", _tombstone(namespace))
     if isinstance(cql_type, Collection):
         path, content = _element_types(cql_type)
@@ -210,6 +216,8 @@ def _repeated(text: pa.Array) -> pa.Array:
 
 
 def _column_parts(cql_type: CqlType) -> Callable[[list[pa.Array]], list[Part]]:
+    if cql_type == _COUNTER:
+        return lambda fields: [*_cell_parts(fields[:-1], (cql_type,)), nullable(_shards(fields[-1]))]
     if not is_complex(cql_type):
         return lambda fields: _cell_parts(fields, (cql_type,))
     if isinstance(cql_type, Collection):
@@ -243,6 +251,14 @@ def _elements(lists: pa.ListArray, types: tuple[CqlType, ...]) -> pa.Array:
     if encoded.null_count:
         raise WritetimeError("an element of a collection lacks its write time")
     return array_of(lists, encoded)
+
+
+def _shards(lists: pa.ListArray) -> pa.Array:
+    shards = lists.flatten()
+    if not len(shards):
+        return _constant(lists, b"\x00")
+    node, kind, *numbers = shards.flatten()
+    return array_of(lists, joined([encode_bytes(node), encode_bytes(kind), *map(encode_long, numbers)]))
 
 
 def _cell_parts(fields: list[pa.Array], types: tuple[CqlType, ...]) -> list[Part]:
