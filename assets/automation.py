@@ -20,6 +20,9 @@ from assets import demo, ingest
 from resources import KafkaResource
 from writetime.errors import WritetimeError
 
+# What a run is tagged with that works on one table.
+TABLE_TAG = "writetime/table"
+
 UNFINISHED = [
     DagsterRunStatus.QUEUED,
     DagsterRunStatus.NOT_STARTED,

@@ -2,7 +2,7 @@
 
 from dagster import Definitions, in_process_executor
 
-from assets import automation, demo, ingest, lake, rows, tables
+from assets import automation, capture, demo, ingest, lake, rows, tables
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 
 defs = Definitions(
@@ -14,6 +14,9 @@ defs = Definitions(
         ingest.dead_letter_topic,
         ingest.dead_letters,
         lake.snapshots,
+        capture.commit_logs,
+        capture.changes_topics,
+        capture.landed_changes,
         lake.changes,
         lake.lake_state,
         lake.lake_view,
@@ -26,12 +29,13 @@ defs = Definitions(
         automation.dead_letters_job,
         automation.replay_flights_job,
         tables.backfill_job,
+        capture.land_job,
         tables.lake_job,
         tables.rows_job,
         tables.verify_job,
         tables.maintain_job,
     ],
-    sensors=[automation.user_events_lag],
+    sensors=[automation.user_events_lag, capture.captured_changes],
     schedules=[automation.ingest_schedule, automation.dead_letters_schedule, *tables.schedules],
     resources={
         "spark": SparkResource(),

@@ -43,6 +43,7 @@ from writetime.verify.verify import verify
 
 SNAPSHOTS = AssetKey(["sources", "snapshots"])
 CHANGES = AssetKey(["lake", "changes"])
+LANDED = AssetKey(["capture", "landed_changes"])
 STATE = AssetKey(["lake", "state"])
 VIEW = AssetKey(["lake", "view"])
 
@@ -113,7 +114,7 @@ def changes(
 
 @asset(
     key=STATE,
-    deps=[CHANGES],
+    deps=[CHANGES, LANDED],
     group_name="lake",
     kinds={"spark", "deltalake"},
     pool="lake_state",

@@ -23,14 +23,12 @@ from dagster import (
 )
 
 from assets import lake, rows
-from assets.automation import UNFINISHED
+from assets.automation import TABLE_TAG, UNFINISHED
 from assets.lake import TableConfig
 from resources import LakeResource, SparkResource
 from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table
 from writetime.maintain import maintain
-
-TABLE_TAG = "writetime/table"
 
 backfill_job = define_asset_job(
     "backfill",

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from dagster import AssetKey, DagsterInstance, RunRequest, build_schedule_context, validate_run_config
 
+from assets.automation import TABLE_TAG
 from assets.definitions import defs
 from assets.ingest import DEAD_LETTERS, USER_EVENTS
-from assets.tables import TABLE_TAG
 from resources import LakeResource
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +33,9 @@ def test_graph() -> None:
         ("ingest/dead_letter_topic", "ingest/dead_letters"),
         ("sources/snapshots", "lake/changes"),
         ("lake/changes", "lake/state"),
+        ("sources/commit_logs", "capture/changes_topics"),
+        ("capture/changes_topics", "capture/landed_changes"),
+        ("capture/landed_changes", "lake/state"),
         ("lake/state", "lake/view"),
         ("lake/state", "rows/events"),
         ("rows/events", "rows/topic"),
@@ -44,9 +47,9 @@ def test_graph() -> None:
 
 def test_jobs_schedules_and_sensors() -> None:
     repository = defs.get_repository_def()
-    own = {"ingest", "dead_letters", "replay_flights", "backfill", "lake", "rows", "verify", "maintain"}
+    own = {"ingest", "dead_letters", "replay_flights", "backfill", "land", "lake", "rows", "verify", "maintain"}
     assert own <= set(repository.job_names)
-    assert [s.name for s in repository.sensor_defs] == ["user_events_lag"]
+    assert sorted(s.name for s in repository.sensor_defs) == ["captured_changes", "user_events_lag"]
     assert sorted((s.name, s.cron_schedule) for s in repository.schedule_defs) == [
         ("dead_letters_schedule", "5-59/15 * * * *"),
         ("ingest_schedule", "*/15 * * * *"),

@@ -25,7 +25,7 @@ from writetime.lake.changes import ChangeWriter
 from writetime.lake.history import raise_history
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile
-from writetime.lake.table import LakeTable, create_table, open_table, table_storage
+from writetime.lake.table import LakeTable, create_table, table_storage
 from writetime.lake.views import time_now
 from writetime.publishing import SchemaTopic
 from writetime.schema.cql import parse_table
@@ -137,12 +137,13 @@ def not_landed(settings: Settings, table: str) -> int:
     """Return how many messages of a table's changes are not in the lake yet.
 
     Raises:
-        WritetimeError: the lake does not have the table, or the topic is missing.
+        WritetimeError: the topic is missing.
     """
-    now = open_table(settings, table).changes.load()
+    changes = LakeTable(table_storage(settings, table), 0).changes
+    now = changes.load() if changes.exists() else None
     topic = topic_of(table)
     firsts = beginning_offsets(settings, topic)
-    landed = {p: max(now.transaction(_place(topic, p)) or 0, first) for p, first in firsts.items()}
+    landed = {p: max((now and now.transaction(_place(topic, p))) or 0, first) for p, first in firsts.items()}
     return sum(max(end - landed[p], 0) for p, end in end_offsets(settings, topic).items())
 
 

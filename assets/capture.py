@@ -1,0 +1,108 @@
+"""Capture: the nodes' commit logs -> the topics `changes.<keyspace>.<table>` -> the lake's changes.
+
+What belongs here: the asset that lands changes, and what starts it. Not here: the agents, which are services of the
+nodes (`writetime agent`), and how landing works (`writetime.capture.landing`).
+"""
+
+import time
+from collections.abc import Iterator
+
+from dagster import (
+    AssetKey,
+    AssetSelection,
+    AssetSpec,
+    DefaultSensorStatus,
+    MaterializeResult,
+    RunConfig,
+    RunRequest,
+    RunsFilter,
+    SensorEvaluationContext,
+    SkipReason,
+    asset,
+    define_asset_job,
+    in_process_executor,
+    sensor,
+)
+
+from assets.automation import TABLE_TAG, UNFINISHED
+from assets.lake import LANDED, TableConfig
+from resources import KafkaResource, LakeResource, SparkResource
+from writetime.capture.landing import Landing, captured_tables, not_landed
+from writetime.errors import WritetimeError
+from writetime.lake.spark import in_spark
+from writetime.lake.table import open_table
+
+COMMIT_LOGS = AssetKey(["sources", "commit_logs"])
+TOPICS = AssetKey(["capture", "changes_topics"])
+
+commit_logs = AssetSpec(
+    COMMIT_LOGS,
+    group_name="sources",
+    kinds={"cassandra"},
+    description="The commit logs of the nodes of Cassandra, with the writes to tables with `cdc = true`.",
+)
+changes_topics = AssetSpec(
+    TOPICS,
+    deps=[COMMIT_LOGS],
+    group_name="capture",
+    kinds={"kafka"},
+    description="What the agents publish: the changes of each captured table, in `changes.<keyspace>.<table>`.",
+)
+
+
+@asset(key=LANDED, deps=[TOPICS], group_name="capture", kinds={"spark", "deltalake"}, pool="capture_landing")
+def landed_changes(
+    config: TableConfig, spark: SparkResource, lake: LakeResource, kafka: KafkaResource
+) -> MaterializeResult:
+    """The captured changes of a table, from Kafka in the lake's `changes`, each message once.
+
+    A run lands what the topic holds when it starts; one that fails is simply run again.
+    """
+    began = time.monotonic()
+    landed = Landing(kafka.settings, config.table).drain(in_spark(spark.spark_session))
+    seconds = time.monotonic() - began
+    files = open_table(lake.settings, config.table).changes.load().files
+    return MaterializeResult(
+        metadata={
+            "changes_landed": landed,
+            "changes_not_landed": not_landed(kafka.settings, config.table),
+            "changes": sum(file.rows for file in files),
+            "bytes": sum(file.size for file in files),
+            "files": len(files),
+            "landing_seconds": round(seconds, 2),
+            "table": config.table,
+        }
+    )
+
+
+land_job = define_asset_job(
+    "land",
+    AssetSelection.assets(LANDED),
+    description="Bring the captured changes of a table from Kafka into the lake.",
+    executor_def=in_process_executor,
+)
+
+
+@sensor(
+    job=land_job,
+    minimum_interval_seconds=30,
+    default_status=DefaultSensorStatus.STOPPED,
+    description="Starts the job `land` for each table whose topic has changes that are not in the lake. Not needed "
+    "where `writetime land --follow` runs.",
+)
+def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> Iterator[RunRequest | SkipReason]:
+    """Ask for a run for each table that is behind, unless one is under way."""
+    asked = 0
+    try:
+        for table in captured_tables(kafka.settings):
+            tags = {TABLE_TAG: table}
+            filters = RunsFilter(job_name=land_job.name, tags=tags, statuses=UNFINISHED)
+            if not context.instance.get_runs(filters, limit=1) and (behind := not_landed(kafka.settings, table)):
+                config = RunConfig({"capture__landed_changes": TableConfig(table=table)})
+                yield RunRequest(run_config=config, tags=tags | {"writetime/lag": str(behind)})
+                asked += 1
+    except WritetimeError as e:
+        yield SkipReason(f"the lag cannot be seen: {e}")
+        return
+    if not asked:
+        yield SkipReason("no captured table has changes to land")
