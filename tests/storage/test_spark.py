@@ -37,6 +37,7 @@ def test_sstables_in_spark(spark: SparkSession, written: Written) -> None:
         found = few.option("last_token", token).load(location.folder)
         assert found.columns == ["token", "position"]
         assert found.count() == sum(t == token for b in direct for t in b.column("token").to_pylist())
+        assert few.option("last_token", token).option("first_token", token + 1).load(location.folder).count() == 0
 
 
 def test_commit_logs_in_spark(spark: SparkSession, written: Written, tmp_path: Path) -> None:
@@ -48,6 +49,7 @@ def test_commit_logs_in_spark(spark: SparkSession, written: Written, tmp_path: P
     options = {"schema": cql_with_ids(schemas), "table": schema.full_name, "on_unknown_table": "skip"}
     frame = spark.read.format("commitlog").options(**options).load(str(written.server.cdc_raw))
     assert frame.count() == direct
+    assert spark.read.format("commitlog").options(**options).load(str(tmp_path)).count() == 0
     for _ in range(2):  # the second run has nothing to add
         stream = spark.readStream.format("commitlog").options(**options, segments_per_batch="1")
         query = (
