@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import great_expectations.expectations as gxe
+import pyarrow as pa
 from great_expectations.expectations.expectation import Expectation
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from writetime.changes import KINDS, field_name, udt_fields
+from writetime.changes import KINDS, change_schema, field_name, udt_fields
 from writetime.lake.buckets import token_range
 from writetime.lake.parquet import PARTITION, SORTED_BY, WrittenFile
 from writetime.lake.table import LakeTable
@@ -70,7 +72,10 @@ def of_events(rows: int) -> list[Expectation]:
 def levels(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
     """Return what there is to check of levels of the state, which need not be committed."""
     address = table.state.storage.address
-    frame = session.read.option("basePath", address).parquet(*(f"{address}/{file.path}" for file in files))
+    # Files lack the fields that are null in all of their rows.
+    whole = from_arrow_schema(pa.schema([*change_schema(table.schema()), pa.field(PARTITION, pa.int32())]))
+    reader = session.read.schema(whole).option("basePath", address)
+    frame = reader.parquet(*(f"{address}/{file.path}" for file in files))
     place = F.struct(*SORTED_BY)
     before = F.lag(place).over(Window.partitionBy("_metadata.file_path").orderBy("_metadata.row_index"))
     bits = table.buckets.bit_length() - 1

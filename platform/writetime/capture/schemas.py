@@ -72,6 +72,17 @@ class Node:
         return rows[0]["value"] if rows else None
 
 
+def _settled(node: Node) -> dict[str, list[dict[str, Any]]]:
+    """Return what `system_schema` says. A change of the schema writes its tables one after the other: what is read
+    amid it, such as a column that lives and is dropped, would be of no schema that ever was."""
+    found = None
+    while True:
+        rows = {name: node.rows(f"SELECT {what} FROM system_schema.{name}") for name, what in _ROWS.items()}
+        if rows == found:
+            return rows
+        found = rows
+
+
 @dataclass(frozen=True)
 class Table:
     """A table that the node has or had; `schema` is None if it cannot be read, because of a `fault`."""
@@ -108,7 +119,7 @@ class SchemaWatch:
         version = node.rows("SELECT schema_version FROM system.local")[0]["schema_version"]
         if version == self._version and not always:
             return False
-        rows = {name: node.rows(f"SELECT {what} FROM system_schema.{name}") for name, what in _ROWS.items()}
+        rows = _settled(node)
         before = dict(self._tables), self._live
         self._views = {row["id"] for row in rows["views"]}
         self._live = {row["id"] for row in rows["tables"]}
