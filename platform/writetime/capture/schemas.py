@@ -15,6 +15,7 @@ from uuid import UUID
 
 from cassandra import DriverException
 from cassandra.cluster import NoHostAvailable, Session
+from cassandra.connection import ConnectionException
 
 from writetime.capture.durable import read_json, write_json
 from writetime.errors import WritetimeError
@@ -59,7 +60,7 @@ class Node:
         """
         try:
             return [row._asdict() for row in self._session.execute(query, host=self._host)]
-        except (NoHostAvailable, DriverException) as e:
+        except (NoHostAvailable, DriverException, ConnectionException) as e:
             raise Unreachable(f"node {self._host.address} does not answer: {e}") from None
 
     def id(self) -> str:
