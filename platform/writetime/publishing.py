@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.kafka import TIMEOUT_SECONDS, client_config, end_offsets, ensure_topics
+from writetime.kafka import TIMEOUT_SECONDS, client_config, end_offsets, ensure_topics, messages_between
 from writetime.schema.avro import fingerprint
 
 SCHEMAS_TOPIC = "writetime.schemas"
@@ -130,25 +130,7 @@ class SchemaTopic:
 
         A schema comes again with the same fingerprint if something else of its table changed, such as what was dropped.
         """
-        end = end_offsets(self._settings, SCHEMAS_TOPIC).get(0, 0)
-        if self._next >= end:
-            return
-        own = {"group.id": "writetime-schemas", "enable.auto.commit": False, "isolation.level": "read_committed"}
-        consumer = Consumer(client_config(self._settings, **own, **{"enable.partition.eof": True}))
-        try:
-            consumer.assign([TopicPartition(SCHEMAS_TOPIC, 0, self._next)])
-            # Compaction leaves gaps, so that the last offset may never come.
-            while self._next < end:
-                message = consumer.poll(TIMEOUT_SECONDS)
-                if message is None:
-                    raise WritetimeError(f"topic {SCHEMAS_TOPIC} cannot be read: no answer in {TIMEOUT_SECONDS:g} s")
-                error = message.error()
-                if error is not None and error.code() == KafkaError._PARTITION_EOF:
-                    self._next = end
-                elif error is not None:
-                    raise WritetimeError(f"topic {SCHEMAS_TOPIC} cannot be read: {error.str()}")
-                else:
-                    self._next = (message.offset() or 0) + 1
-                    yield int(message.key() or b"", 16), json.loads(message.value() or b"")
-        finally:
-            consumer.close()
+        end = end_offsets(self._settings, SCHEMAS_TOPIC)[0]
+        for message in messages_between(self._settings, SCHEMAS_TOPIC, {0: self._next}, {0: end}):
+            yield int(message.key() or b"", 16), json.loads(message.value() or b"")
+        self._next = end

@@ -35,7 +35,7 @@ def progress_of(captured: Captured) -> dict[str, Any]:
 
 def complete(captured: Captured) -> list[Path]:
     """The segments that the node is done with."""
-    found = readable(find_segments(str(captured.node.cdc_raw)))
+    found, _ = readable(find_segments(str(captured.node.cdc_raw)))
     return [Path(segment.path) for segment, until in found if until == END]
 
 
@@ -124,6 +124,20 @@ def test_a_broken_segment_is_set_aside_and_stops_nothing(captured: Captured) -> 
         captured.settle()
         wait_for(lambda: not path.exists())
     captured.assert_same("t")
+
+
+def test_an_index_that_is_none_stops_no_other_segment(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
+    segment = captured.node.cdc_raw / "CommitLog-8-1.log"
+    index = segment.with_name("CommitLog-8-1_cdc.idx")
+    segment.write_bytes(b"")
+    index.write_text("no offset")
+    try:
+        with captured.agent():
+            captured.settle()
+    finally:
+        segment.unlink()
+        index.unlink()
+    assert "CommitLog-8-1_cdc.idx: offset 0: an offset, and maybe COMPLETED" in caplog.text
 
 
 def test_writes_to_a_table_that_nobody_knows_are_set_aside(captured: Captured) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import fsspec
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from pyarrow import fs
 
 from tests import oracle
@@ -23,6 +24,8 @@ from tests.storage.conftest import Written
 from tests.storage.databases import cql_with_ids
 from tests.storage.expected import assert_same, without_origin
 from tests.storage.generate import KEYSPACE
+from writetime.cli import main
+from writetime.errors import WritetimeError
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.sources.commitlog import CommitLogSource, CommitLogStreamReader
@@ -185,6 +188,34 @@ def test_a_flipped_bit_raises_or_changes_nothing(written: Written, tmp_path: Pat
     assert raised >= 23
     path.write_bytes(sound)
     same(written, read(reader, segment), whole)
+
+
+def test_the_rest_of_a_corrupt_segment_is_left_out_and_told(written: Written, tmp_path: Path) -> None:
+    segment = segment_of(written, tmp_path)
+    path = Path(segment.path)
+    broken = bytearray(path.read_bytes())
+    middle = len(bytes(broken).rstrip(b"\0")) // 2
+    broken[middle] ^= 0xFF
+    path.write_bytes(broken)
+    report = SegmentReport()
+    found = read(CommitLogReader(written.all_schemas, on_corrupt="skip-file"), segment, report=report)
+    with pytest.raises(CorruptFile) as fault:
+        read(CommitLogReader(written.all_schemas), segment)
+    assert report.skipped == [str(fault.value)]
+    assert segment.name in report.skipped[0]
+    assert 0 < report.position <= middle
+    until = report.position
+    same(written, found, read(CommitLogReader(written.all_schemas), segment_of(written), until=until))
+    schema = tmp_path / "schema.cql"
+    schema.write_text(cql_with_ids(written.all_schemas))
+    command = ["commitlog", segment.path, "--schema", str(schema), "--stats"]
+    assert CliRunner().invoke(main, command).exit_code == 1
+    answer = CliRunner().invoke(main, [*command, "--on-corrupt", "skip-file"], catch_exceptions=False)
+    assert f"left out: {report.skipped[0]}" in answer.stderr
+    options = {"schema": schema.read_text(), "table": generated(written)[0].full_name, "path": str(tmp_path)}
+    source = CommitLogSource(options | {"on_corrupt": "skip-partition"})
+    with pytest.raises(WritetimeError, match="on_corrupt is 'skip-partition'; it has to be one of fail, skip-file"):
+        source.reader(source.schema())
 
 
 FUZZ = """

@@ -76,7 +76,7 @@ class Agent:
         # Consumers learn of a column that was dropped though no write follows.
         self._unannounced = True
         self._next_look = 0.0
-        self._next_save = self._next_status = self._next_warning = 0.0
+        self._next_save = self._next_status = self._next_warning = self._next_fault = 0.0
         self.published: Counter[str] = Counter()
 
     def follow(self, stop: threading.Event) -> None:
@@ -102,7 +102,8 @@ class Agent:
             WritetimeError: the node or the broker does not do its part: go on from what was acknowledged.
         """
         listed = find_segments(str(self._folder.path))
-        found = readable(listed)
+        found, faults = readable(listed)
+        self._tell(faults)
         new = [(segment, until) for segment, until in found if self._unread(segment, until)]
         self._measure(found)
         if new or time.monotonic() >= self._next_look:
@@ -206,6 +207,14 @@ class Agent:
             self._progress.forget(segment_id)
         if gone:
             self._progress.save()
+
+    def _tell(self, faults: list[str]) -> None:
+        """Say now and then that segments cannot be read, which stay where they are until someone mends them."""
+        if faults and time.monotonic() >= self._next_fault:
+            self._next_fault = time.monotonic() + _WARNING_SECONDS
+            for fault in faults:
+                self._metrics.error("index")
+                log.error("%s; its segment is not read until that is mended or moved away", fault)
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
 

@@ -102,17 +102,19 @@ class Landing:
     def _follow_schemas(self) -> LakeTable:
         """Let the lake's table follow the schemas that were registered since the last call."""
         cqls = dict.fromkeys(avro["cql"] for _, avro in self._schemas.read_on() if "cql" in avro)
-        for schema in map(parse_table, cqls):
-            if schema.full_name != self._name:
-                continue
-            if self._table is None:
-                is_new = not LakeTable(table_storage(self._settings, self._name), 0).changes.exists()
-                self._table = create_table(self._settings, schema)
-                if is_new:
-                    # What the table had before its capture began is not among the changes.
-                    raise_history(self._table, time_now())
-            else:
-                self._table.follow(schema)
+        for schema in [s for s in map(parse_table, cqls) if s.full_name == self._name]:
+            lake = self._table or LakeTable(table_storage(self._settings, self._name), 0)
+            is_new = not lake.changes.exists()
+            if not is_new and lake.schema().id not in (None, schema.id):
+                raise WritetimeError(
+                    f"the table {self._name} was dropped and made again (id {schema.id}), and the lake has the one "
+                    f"before (id {lake.schema().id}): {self._topic} may have changes of both, so give the new table "
+                    "another name"
+                )
+            self._table = create_table(self._settings, schema)
+            if is_new:
+                # What the table had before its capture began is not among the changes.
+                raise_history(self._table, time_now())
         if self._table is None:
             raise WritetimeError(f"{self._topic} has no schema in the topic of the schemas: no agent has written to it")
         return self._table

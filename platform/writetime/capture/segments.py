@@ -13,6 +13,7 @@ from writetime.capture.durable import sync_folder, write_json
 from writetime.capture.progress import SegmentProgress
 from writetime.config import Settings
 from writetime.errors import WritetimeError
+from writetime.storage.errors import CorruptFile
 from writetime.storage.files import resolve
 from writetime.storage.segment import END, Segment
 
@@ -102,13 +103,22 @@ class SegmentFolder:
         (self.path / name.replace(".log", "_cdc.idx")).unlink(missing_ok=True)
 
 
-def readable(segments: Iterable[Segment]) -> list[tuple[Segment, int]]:
-    """Return the segments with changes, each with the offset up to which it may be read; `END` if it is complete.
+def readable(segments: Iterable[Segment]) -> tuple[list[tuple[Segment, int]], list[str]]:
+    """Return the segments with changes, each with the offset up to which it may be read (`END` if it is complete), and
+    what is wrong with the indexes of others.
 
     Only a segment that the node calls complete counts as that: one that a crash left is when the node has replayed it.
     """
-    found = [(segment, segment.cdc_index()) for segment in segments]
-    return [(s, END if index.completed else index.offset) for s, index in found if index is not None]
+    found, faults = [], []
+    for segment in segments:
+        try:
+            index = segment.cdc_index()
+        except CorruptFile as e:
+            faults.append(str(e))
+            continue
+        if index is not None:
+            found.append((segment, END if index.completed else index.offset))
+    return found, faults
 
 
 def _files(segment: Segment) -> tuple[Path, Path]:

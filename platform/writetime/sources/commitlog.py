@@ -6,8 +6,9 @@
 
 Options: `schema` (CQL text, or a file with it, of all tables that the node writes, each `WITH ID = ...`), `table` (the
 one to read, as keyspace.table), `fields` (those to read, separated by commas, or parts of them, as `amount.value`),
-`node`, `on_unknown_table` (`fail`, `skip`), `torn_tail` (`fail`, `stop`), `segments_per_batch` (of a stream; all that
-there is by default). What was skipped is logged.
+`node`, `on_unknown_table` (`fail`, `skip`), `torn_tail` (`fail`, `stop`), `on_corrupt` (`fail`, or `skip-file`: leave
+out the rest of a segment), `segments_per_batch` (of a stream; all that there is by default). What was skipped is
+logged.
 
 A stream follows the segments that have a `_cdc.idx`, as those in a node's `cdc_raw` do from their first synced change
 on; a batch reads the others too. Segments are never deleted here. One that is gone before it was read as a whole is an
@@ -26,12 +27,18 @@ from pyspark.sql.types import StructType
 
 from writetime.errors import WritetimeError
 from writetime.schema.table import TableSchema
-from writetime.sources.schemas import Selection, option_fields, option_schemas
+from writetime.sources.schemas import Selection, option_choice, option_fields, option_schemas
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.errors import Missing
 from writetime.storage.segment import END, Segment, find_segments, trusted
 
 log = logging.getLogger(__name__)
+
+_POLICIES = {
+    "on_unknown_table": ("fail", "skip"),
+    "torn_tail": ("fail", "stop"),
+    "on_corrupt": ("fail", "skip-file"),
+}
 
 
 @dataclass
@@ -91,6 +98,7 @@ class _Settings:
         self.options = {key.lower(): value for key, value in options.items()}
         _required(self.options, "schema", "path")
         self._selection = Selection.given(_table(option_schemas(self.options), self.options), schema)
+        self._policies = {name: option_choice(self.options, name, choices) for name, choices in _POLICIES.items()}
 
     def segments(self) -> list[Segment]:
         return find_segments(self.options["path"])
@@ -101,14 +109,15 @@ class _Settings:
             schemas,
             [_table(schemas, self.options).full_name],
             fields=self._selection.schema.names,
-            on_unknown_table=cast(Any, self.options.get("on_unknown_table", "fail")),
-            torn_tail=cast(Any, self.options.get("torn_tail", "fail")),
+            **self._policies,
         )
         report = SegmentReport()
         node = self.options.get("node")
         for _, batch in reader.read(part.segment, start=part.start, until=part.until, report=report, node=node):
             yield self._selection.cut(batch)
         path = part.segment.path
+        for skipped in report.skipped:
+            log.warning("left out: %s", skipped)
         for table, count in report.unknown_tables.items():
             log.warning("%s: %d mutations not read from the write to unknown table %s on", path, count, table)
         if report.torn_at is not None:

@@ -118,6 +118,18 @@ def option_fields(options: Mapping[str, str]) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
+def option_choice(options: Mapping[str, str], name: str, choices: Sequence[str]) -> Any:
+    """Return an option that is one of a few, the first of them by default.
+
+    Raises:
+        WritetimeError: it is something else.
+    """
+    value = options.get(name, choices[0])
+    if value not in choices:
+        raise WritetimeError(f"the option {name} is {value!r}; it has to be one of {', '.join(choices)}")
+    return value
+
+
 def option_tokens(options: Mapping[str, str], schema: TableSchema) -> tuple[int, int]:
     """Return the first and last token to read, by the options `first_token`, `last_token` and `partition_key`.
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, get_args
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from writetime.errors import WritetimeError
 from writetime.schema.table import TableSchema
-from writetime.sources.schemas import Selection, option_fields, option_schemas, option_tokens
+from writetime.sources.schemas import Selection, option_choice, option_fields, option_schemas, option_tokens
 from writetime.storage.batch import Origin
 from writetime.storage.files import Location, find_sstables
 from writetime.storage.infer import infer_schema
@@ -83,6 +83,7 @@ class SSTableReader(DataSourceReader):
         self._table = table
         self._selection = selection
         self._tokens = option_tokens(self._options, table)
+        self._on_corrupt: OnCorrupt = option_choice(self._options, "on_corrupt", get_args(OnCorrupt))
         self._captured_at = datetime.now(UTC)
 
     def partitions(self) -> list[InputPartition]:
@@ -106,7 +107,7 @@ class SSTableReader(DataSourceReader):
             self._selection.schema.names,
             split=piece.split,
             tokens=self._tokens,
-            on_corrupt=cast(OnCorrupt, self._options.get("on_corrupt", "fail")),
+            on_corrupt=self._on_corrupt,
             report=report,
             origin=Origin("sstable", piece.file, self._captured_at, self._options.get("node")),
         )

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import click
 import orjson
@@ -71,6 +71,7 @@ def sstable(
 @click.option(
     "--table", "tables", multiple=True, help="A table to read, as keyspace.table; all of the schema by default."
 )
+@click.option("--on-corrupt", type=click.Choice(["fail", "skip-file"]), default="fail")
 def commitlog(
     *,
     path: str,
@@ -79,6 +80,7 @@ def commitlog(
     output: Path | None,
     stats: bool,
     tables: tuple[str, ...],
+    on_corrupt: Literal["fail", "skip-file"],
 ) -> None:
     """Print the changes in the commit log segment at PATH, or in all those of the folder PATH.
 
@@ -89,7 +91,9 @@ def commitlog(
     schemas = parse_schemas(schema_file.read_text())
     chosen = [s for s in schemas if not tables or s.full_name in tables]
     wanted = chosen_fields(fields, chosen)
-    reader = CommitLogReader(schemas, tables or None, fields=wanted, on_unknown_table="skip", torn_tail="stop")
+    reader = CommitLogReader(
+        *(schemas, tables or None), fields=wanted, on_unknown_table="skip", torn_tail="stop", on_corrupt=on_corrupt
+    )
     report = SegmentReport()
 
     def batches() -> Batches:
@@ -100,6 +104,8 @@ def commitlog(
                 click.echo(f"{segment.path} ends at offset {report.torn_at} in what was not finished", err=True)
 
     write_changes(batches(), chosen, wanted, output, stats=stats)
+    for skipped in report.skipped:
+        click.echo(f"left out: {skipped}", err=True)
     for table, count in report.unknown_tables.items():
         click.echo(
             f"{count} mutations were not read from the write to table {table} on: its schema is not known", err=True

@@ -28,7 +28,8 @@ _MUTATIONS = 1 << 16
 class SegmentReport:
     """How far a segment was read, and what could not be: mutations cut short, by the unknown table that did it.
 
-    `place` is the last marker up to which all was read; reading on from there passes over nothing.
+    `place` is the last marker up to which all was read; reading on from there passes over nothing. `skipped` has the
+    fault of each segment whose rest was left out.
     """
 
     position: int = 0
@@ -36,6 +37,7 @@ class SegmentReport:
     mutations: int = 0
     unknown_tables: Counter[UUID] = field(default_factory=Counter)
     torn_at: int | None = None
+    skipped: list[str] = field(default_factory=list)
 
 
 class CommitLogReader:
@@ -51,6 +53,7 @@ class CommitLogReader:
         count it.
         torn_tail: at a fault in the last section of a segment that is not known to be complete, `fail`; or `stop`, as
             a node that crashed leaves such a tail.
+        on_corrupt: at any fault, `fail`; or `skip-file`: leave out the rest of the segment and report it.
 
     Raises:
         SchemaError: a table that is wanted has no schema, or a schema has no table id.
@@ -64,6 +67,7 @@ class CommitLogReader:
         fields: Sequence[str] | None = None,
         on_unknown_table: Literal["fail", "skip"] = "fail",
         torn_tail: Literal["fail", "stop"] = "fail",
+        on_corrupt: Literal["fail", "skip-file"] = "fail",
     ) -> None:
         if without := [s.full_name for s in schemas if s.id is None]:
             raise SchemaError(f"commit logs name tables by their id, which the schema of {without[0]} does not have")
@@ -71,6 +75,7 @@ class CommitLogReader:
             raise SchemaError(f"there is no schema of {', '.join(sorted(missing))}")
         self._on_unknown_table = on_unknown_table
         self._torn_tail = torn_tail
+        self._on_corrupt = on_corrupt
         self._plans: list[Plan] = []
         first = 0
         for schema in schemas:
@@ -139,6 +144,16 @@ class CommitLogReader:
         `report` tells of what was read up to the end of the window that came last. If it has the `place` of an earlier
         report, reading begins there.
         """
+        try:
+            yield from self._windows(segment, start, until, report, node)
+        except CorruptFile as e:
+            if self._on_corrupt == "fail":
+                raise
+            report.skipped.append(str(e))
+
+    def _windows(
+        self, segment: Segment, start: int, until: int | None, report: SegmentReport, node: str | None
+    ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
         report.position = max(report.position, start)
         index = segment.cdc_index()
         complete = index is not None and index.completed
