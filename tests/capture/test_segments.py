@@ -137,7 +137,7 @@ def test_an_index_that_is_none_stops_no_other_segment(captured: Captured, caplog
     finally:
         segment.unlink()
         index.unlink()
-    assert "CommitLog-8-1_cdc.idx: offset 0: an offset, and maybe COMPLETED" in caplog.text
+    assert "CommitLog-8-1_cdc.idx, offset 0: an offset, and maybe COMPLETED" in caplog.text
 
 
 def test_writes_to_a_table_that_nobody_knows_are_set_aside(captured: Captured) -> None:
