@@ -1,5 +1,6 @@
 """Which lines of numbers a table's columns need in the kernel, and the buffers that they write to."""
 
+import mmap
 from collections.abc import Collection as Names
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -213,6 +214,15 @@ class Plan:
         line.children = [self._child(line, "value", value), self._child(line, "path", path, cells=False)]
 
 
+def _room(count: int, dtype: type[np.generic]) -> np.ndarray:
+    """Return an array of memory that takes a page only once it is written to, and goes back when the array goes.
+
+    Room is for the worst case, of which little is used. The heap would hand out again what other buffers had,
+    and keep all pages that any of them ever wrote to: with nine tables, 6 GB after some segments.
+    """
+    return np.frombuffer(mmap.mmap(-1, count * np.dtype(dtype).itemsize), dtype)
+
+
 class Buffers:
     """Room for what the kernel writes from up to `capacity` bytes of input, for some tables, and the tables of
     numbers."""
@@ -267,21 +277,21 @@ class Buffers:
         if not line.wanted:
             return {}
         n = self.entries
-        arrays: dict[int, np.ndarray] = {L.STATE: np.empty(n, np.uint8)}
+        arrays: dict[int, np.ndarray] = {L.STATE: _room(n, np.uint8)}
         if line.shape == L.SIMPLE:
             if line.form in L.WIDTH:
-                arrays[L.VALUES] = np.empty(n * L.WIDTH[line.form], np.uint8)
+                arrays[L.VALUES] = _room(n * L.WIDTH[line.form], np.uint8)
             else:
                 # 16 bytes of a UUID become 36 characters.
-                arrays[L.VALUES] = np.empty(self.capacity * 9 // 4 + 64, np.uint8)
-                arrays[L.OFFSETS] = np.empty(n + 1, np.int32)
+                arrays[L.VALUES] = _room(self.capacity * 9 // 4 + 64, np.uint8)
+                arrays[L.OFFSETS] = _room(n + 1, np.int32)
         if line.shape == L.COLLECTION:
-            arrays[L.OFFSETS] = np.empty(n + 1, np.int32)
+            arrays[L.OFFSETS] = _room(n + 1, np.int32)
         if line.cells or line.shape != L.SIMPLE:
-            arrays[L.WRITE_TIME] = np.empty(n, np.int64)
-            arrays[L.DELETION_TIME] = np.empty(n, np.int64)
+            arrays[L.WRITE_TIME] = _room(n, np.int64)
+            arrays[L.DELETION_TIME] = _room(n, np.int64)
         if line.cells:
-            arrays[L.TTL] = np.empty(n, np.int32)
+            arrays[L.TTL] = _room(n, np.int32)
         if L.OFFSETS in arrays:
             arrays[L.OFFSETS][0] = 0
         for number, array in arrays.items():
@@ -295,23 +305,23 @@ class Buffers:
         # start of a range tombstone may stem from an earlier window.
         room = 4 * self.capacity + n * (clusterings + 4) + 64
         arrays: dict[int, np.ndarray] = {
-            L.ROW_KIND: np.empty(n, np.int8),
-            L.FIRST_ROW: np.empty(n + 1, np.int32),
-            L.ROW_OFFSET: np.empty(n, np.int64),
-            L.POSITION_OFFSETS: np.empty(n + 1, np.int32),
-            L.POSITION_BYTES: np.empty(room, np.uint8),
-            L.END_OFFSETS: np.empty(n + 1, np.int32),
-            L.END_BYTES: np.empty(room, np.uint8),
-            L.MARKER_STATE: np.empty(n, np.uint8),
-            L.MARKER_WRITE_TIME: np.empty(n, np.int64),
-            L.MARKER_TTL: np.empty(n, np.int32),
-            L.MARKER_EXPIRY: np.empty(n, np.int64),
-            L.TOMBSTONE_STATE: np.empty(n, np.uint8),
-            L.TOMBSTONE_WRITE_TIME: np.empty(n, np.int64),
-            L.TOMBSTONE_DELETION_TIME: np.empty(n, np.int64),
-            L.KEY_OFFSETS: np.empty(n + 1, np.int32),
-            L.KEY_BYTES: np.empty(self.capacity + 65536, np.uint8),
-            L.TOKENS: np.empty(n, np.int64),
+            L.ROW_KIND: _room(n, np.int8),
+            L.FIRST_ROW: _room(n + 1, np.int32),
+            L.ROW_OFFSET: _room(n, np.int64),
+            L.POSITION_OFFSETS: _room(n + 1, np.int32),
+            L.POSITION_BYTES: _room(room, np.uint8),
+            L.END_OFFSETS: _room(n + 1, np.int32),
+            L.END_BYTES: _room(room, np.uint8),
+            L.MARKER_STATE: _room(n, np.uint8),
+            L.MARKER_WRITE_TIME: _room(n, np.int64),
+            L.MARKER_TTL: _room(n, np.int32),
+            L.MARKER_EXPIRY: _room(n, np.int64),
+            L.TOMBSTONE_STATE: _room(n, np.uint8),
+            L.TOMBSTONE_WRITE_TIME: _room(n, np.int64),
+            L.TOMBSTONE_DELETION_TIME: _room(n, np.int64),
+            L.KEY_OFFSETS: _room(n + 1, np.int32),
+            L.KEY_BYTES: _room(self.capacity + 65536, np.uint8),
+            L.TOKENS: _room(n, np.int64),
         }
         for number in (L.POSITION_OFFSETS, L.END_OFFSETS, L.KEY_OFFSETS):
             arrays[number][0] = 0
