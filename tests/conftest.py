@@ -19,6 +19,7 @@ from writetime.spark import spark_conf
 _LONGEST_FIRST = ("storage", "faults", "lake", "capture", "merge", "assets", "scylla_cdc", "rows", "integration")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Make each folder of tests a part for `pytest -n`, and put the parts in order."""
     parts = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
