@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.capture.endtoend import NODE
 from tests.capture.harness import Captured
 from tests.storage.databases import FormatServer
 from writetime.config import Capture, Settings
@@ -13,15 +14,8 @@ from writetime.config import Capture, Settings
 
 @pytest.fixture(scope="package")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
-    """A node with segments of one mebibyte, which it syncs every 20 ms."""
-    server = FormatServer(
-        tmp_path_factory.mktemp("capture"),
-        "oa",
-        commitlog_segment_size="1MiB",
-        commitlog_sync="periodic",
-        commitlog_sync_period="20ms",
-        materialized_views_enabled=True,
-    )
+    """A node with segments of one mebibyte, which it syncs before it acknowledges a write."""
+    server = FormatServer(tmp_path_factory.mktemp("capture"), "oa", **NODE)
     try:
         server.start()
         yield server
@@ -34,4 +28,4 @@ def captured(node: FormatServer, server_settings: Settings, tmp_path: Path) -> C
     """A keyspace that is captured."""
     cassandra = server_settings.cassandra.model_copy(update={"port": node.port})
     settings = server_settings.model_copy(update={"cassandra": cassandra, "capture": Capture(state=tmp_path / "state")})
-    return Captured(node, settings, f"c{uuid.uuid4().hex[:10]}", tmp_path)
+    return Captured(node, settings, f"c{uuid.uuid4().hex[:10]}")

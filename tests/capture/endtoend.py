@@ -1,0 +1,404 @@
+"""From writes to the lake while everything is killed: a real node, a broker, agents and landing as programs.
+
+    python -m tests.capture.endtoend --seconds 600 --seed 1
+
+Threads write to tables and change their schemas. Meanwhile the agent and landing are killed at random, broker and node
+crash and start again, and agents of two more replicas publish copies of the same segments, late and in another order.
+At the end, for every table, the lake's views are what `SELECT *` answers, and each write that the database acknowledged
+is among the lake's changes.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from cassandra.cluster import Cluster
+from cassandra.policies import ConstantReconnectionPolicy
+
+from tests.capture.harness import Captured
+from tests.capture.workload import SHORT_TTL, TYPES, Clock, Counters, Filling, Writer, write_times
+from tests.conftest import write_settings
+from tests.merge import answers
+from tests.merge.test_cql import with_one_form
+from tests.storage.databases import FormatServer
+from tests.storage.expected import assert_same
+from writetime import config
+from writetime.capture.agent import Agent
+from writetime.capture.landing import Landing, not_landed
+from writetime.capture.progress import Progress
+from writetime.capture.schemas import Node
+from writetime.changes import change_schema
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.lake import state, views
+from writetime.lake.parquet import PARTITION, read_file
+from writetime.lake.table import LakeTable, open_table, view_schema
+from writetime.servers.kafka import KafkaServer
+from writetime.servers.process import EmbeddedServer, free_port
+
+_TABLES = 3
+_REPLICAS = 2
+_PATIENCE_SECONDS = 240.0
+NODE: dict[str, object] = {
+    "commitlog_segment_size": "1MiB",
+    # What is acknowledged outlives a crash.
+    "commitlog_sync": "batch",
+    "materialized_views_enabled": True,
+}
+
+
+class Program(threading.Thread):
+    """A program of Writetime that is started again whenever it ends, as an operating system does."""
+
+    def __init__(self, home: Path, name: str, *arguments: str) -> None:
+        super().__init__(name=name)
+        self.log = home / f"{name}.log"
+        self.ends: Counter[int] = Counter()
+        self._command = [sys.executable, "-m", "writetime", *arguments]
+        self._environment = {**os.environ, "WRITETIME_CONFIG": str(home / "writetime.toml")}
+        self._stopping = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> None:
+        while not self._stopping:
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment)
+            self.ends[self._process.wait()] += 1
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+
+    def end(self) -> None:
+        """End it for good, as an operator does."""
+        self._stopping = True
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self.join(_PATIENCE_SECONDS)
+
+    def tail(self) -> str:
+        """The end of what it printed."""
+        return self.log.read_text()[-3000:] if self.log.exists() else ""
+
+
+class _Other(Node):
+    """Says the same of the schema, and is another node."""
+
+    def id(self) -> str:
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, str(id(self))))
+
+
+class Replica:
+    """The agent of another node with the same data: it gets copies of segments, and lets go of them."""
+
+    def __init__(self, captured: Captured, home: Path) -> None:
+        self.folder = home / "cdc_raw"
+        self.folder.mkdir(parents=True)
+        self.fault: BaseException | None = None
+        self._delivered: set[str] = set()
+        self._settings = captured.with_options(state=home / "state", cdc_raw=self.folder, finished="delete")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with closing(Progress(self._settings.capture.state)) as progress, connect(self._settings) as session:
+                Agent(self._settings, _Other(session, None), progress).follow(self._stop)
+        except BaseException as e:
+            self.fault = e
+
+    def deliver(self, archive: Path, chooser: random.Random) -> int:
+        """Hand over the segments that the first agent is done with, in any order; return how many."""
+        new = [path for path in sorted(archive.glob("*_cdc.idx")) if path.name not in self._delivered]
+        chooser.shuffle(new)
+        for index in new:
+            for path in (index.with_name(index.name.replace("_cdc.idx", ".log")), index):
+                partial = self.folder / f"{path.name}.part"
+                partial.write_bytes(path.read_bytes())
+                partial.replace(self.folder / path.name)
+            self._delivered.add(index.name)
+        return len(new)
+
+    def is_done(self) -> bool:
+        """Whether all that was delivered is published."""
+        assert self.fault is None, self.fault
+        return not list(self.folder.glob("*.log"))
+
+    def end(self) -> None:
+        """Stop the agent."""
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What the agent keeps of how far it is."""
+        return json.loads((self._settings.capture.state / "progress.json").read_text())
+
+
+@dataclass
+class Report:
+    """What a run did."""
+
+    acknowledged: int
+    unknown: int
+    refused: int
+    alterations: int
+    rows: int
+    changes: int
+    segments: int
+    delivered: int
+    faults: Counter[str]
+    agent_ends: Counter[int]
+    landing_ends: Counter[int]
+
+
+class EndToEnd:
+    """One run in a keyspace of its own."""
+
+    def __init__(self, node: FormatServer, kafka: KafkaServer, settings: Settings, home: Path, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._node = node
+        self._kafka = kafka
+        self._home = home
+        self._archive = home / "archive"
+        lake = {"path": str(home / "lake"), "buckets": 4}
+        capture = {"state": home / "state", "finished": "archive", "archive": str(self._archive), "partitions": 2}
+        self._settings = settings.model_copy(
+            update={
+                "cassandra": settings.cassandra.model_copy(update={"port": node.port}),
+                "lake": settings.lake.model_copy(update=lake),
+                "capture": settings.capture.model_copy(update=capture),
+            }
+        )
+        self._captured = Captured(node, self._settings, f"e{uuid.uuid4().hex[:10]}")
+        self._captured.write(*TYPES)
+        write_settings(self._settings, home / "writetime.toml")
+        self._agent = Program(home, "agent", "agent")
+        self._landing = Program(home, "landing", "land", "--follow")
+        self._stop = threading.Event()
+        self._faults: Counter[str] = Counter()
+        clock = Clock()
+        self._cluster = Cluster(
+            ["127.0.0.1"],
+            port=node.port,
+            connect_timeout=60,
+            reconnection_policy=ConstantReconnectionPolicy(0.5, max_attempts=100_000),
+            timestamp_generator=clock,
+        )
+        session = self._cluster.connect()
+        kinds = [(Writer, f"t{i}") for i in range(_TABLES)] + [(Counters, "counts"), (Filling, "filling")]
+        self._writers = [
+            kind(session, clock, self._captured.keyspace, name, 1000 * seed + i, self._stop)
+            for i, (kind, name) in enumerate(kinds)
+        ]
+
+    def run(self, seconds: float) -> Report:
+        """Write and break things for this long, at least each once; then check.
+
+        Raises:
+            AssertionError: something is missing or wrong; the seed and the ends of the logs are printed.
+        """
+        replicas: list[Replica] = []
+        try:
+            replicas = [Replica(self._captured, self._home / f"replica{i}") for i in range(_REPLICAS)]
+            for thread in (*self._writers[1:], self._agent, self._landing):
+                thread.start()
+            deadline = time.monotonic() + seconds
+            self._break_things(replicas)
+            while time.monotonic() < deadline:
+                self._break_things(replicas)
+            self._stop.set()
+            for writer in self._writers:
+                writer.join(_PATIENCE_SECONDS)
+                assert writer.fault is None, f"{writer.name}: {writer.fault!r}"
+            self._drain(replicas)
+            print("all has arrived", flush=True)
+            return self._check(replicas)
+        except BaseException:
+            for program in (self._agent, self._landing):
+                print(f"--- {program.name} ended {dict(program.ends)}\n{program.tail()}")
+            raise
+        finally:
+            self._stop.set()
+            for thread in (self._agent, self._landing):
+                thread.end()
+            for replica in replicas:
+                replica.end()
+            self._cluster.shutdown()
+
+    # --- faults -------------------------------------------------------------------------------------------------------
+
+    def _break_things(self, replicas: list[Replica]) -> None:
+        """Do each of the faults, in any order."""
+        faults: list[tuple[str, Callable[[], Any]]] = [
+            ("agent", self._agent.kill),
+            ("agent", self._agent.kill),
+            ("landing", self._landing.kill),
+            ("landing", self._landing.kill),
+            ("broker", lambda: self._crash(self._kafka)),
+            ("node", lambda: self._crash(self._node)),
+            ("fold", self._fold),
+        ]
+        self._random.shuffle(faults)
+        for name, fault in faults:
+            time.sleep(self._random.uniform(0.2, 3))
+            if not self._writers[0].is_alive() and self._random.random() < 0.5:
+                # A table that comes later than the others.
+                self._begin(self._writers[0])
+            began = time.monotonic()
+            fault()
+            print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+            self._faults[name] += 1
+            for writer in self._writers:
+                assert writer.fault is None, f"{writer.name}: {writer.fault!r}"
+            for replica in replicas:
+                if self._random.random() < 0.7:
+                    replica.deliver(self._archive, self._random)
+        self._begin(self._writers[0])
+
+    def _begin(self, writer: Writer) -> None:
+        if writer.ident is None:
+            writer.start()
+
+    def _crash(self, server: EmbeddedServer) -> None:
+        """Kill a server, and now and then what uses it while it is away."""
+        server.stop(signal.SIGKILL)
+        time.sleep(self._random.random())
+        for program in (self._agent, self._landing):
+            if self._random.random() < 0.4:
+                program.kill()
+        server.start()
+
+    def _fold(self) -> None:
+        """Maintain the lake while it is landed in."""
+        for writer in self._writers:
+            try:
+                table = open_table(self._settings, f"{self._captured.keyspace}.{writer.table}")
+            except WritetimeError:
+                continue  # Nothing of it has landed yet.
+            state.fold(table)
+            state.compact(table)
+
+    def _drain(self, replicas: list[Replica]) -> None:
+        """Wait until everything has arrived."""
+        self._captured.fill(2)
+        self._captured.settle(_PATIENCE_SECONDS)
+        self._until(lambda: len(list(self._node.cdc_raw.glob("*_cdc.idx"))) <= 2, "segments are let go of")
+        for replica in replicas:
+            replica.deliver(self._archive, self._random)
+        for replica in replicas:
+            self._until(replica.is_done, "the replicas' segments are published")
+        self._agent.end()
+        for replica in replicas:
+            replica.end()
+        names = [f"{self._captured.keyspace}.{writer.table}" for writer in self._writers]
+        self._until(lambda: not any(not_landed(self._settings, name) for name in names), "all is landed")
+        self._landing.end()
+        for name in names:
+            # The schemas that were announced last, though no change came after them.
+            Landing(self._settings, name).drain()
+        # What expires soon has expired.
+        time.sleep(SHORT_TTL)
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {_PATIENCE_SECONDS:.0f} s in vain until {what}"
+            time.sleep(0.1)
+
+    # --- what has to be true ------------------------------------------------------------------------------------------
+
+    def _check(self, replicas: list[Replica]) -> Report:
+        for program in (self._agent, self._landing):
+            assert program.ends[0] == 1, f"{program.name} ended {dict(program.ends)}"
+        found = json.loads((self._home / "state/progress.json").read_text())
+        for progress in (found, *(replica.progress for replica in replicas)):
+            for segment in progress["segments"].values():
+                assert segment["decoded"] == segment["published"]
+                assert segment["reason"] is None
+            totals = progress["totals"]
+            assert totals["segments_vanished"] == totals["segments_set_aside"] == 0, totals
+        rows = changes = 0
+        for writer in self._writers:
+            table = open_table(self._settings, f"{self._captured.keyspace}.{writer.table}")
+            rows += self._check_views(writer, table)
+            files = table.changes.load().files
+            changes += sum(file.rows for file in files)
+            schema = change_schema(table.schema())
+            landed = write_times(read_file(table.changes.storage, file.path, schema) for file in files)
+            missing = list(writer.missing(landed))
+            assert not missing, f"{writer.table}: {len(missing)} acknowledged writes are missing: {missing[:3]}"
+        return Report(
+            acknowledged=sum(len(writer.acknowledged) for writer in self._writers),
+            unknown=sum(writer.unknown for writer in self._writers),
+            refused=sum(writer.refused for writer in self._writers),
+            alterations=sum(writer.alterations for writer in self._writers),
+            rows=rows,
+            changes=changes,
+            segments=found["totals"]["segments"],
+            delivered=sum(replica.progress["totals"]["segments"] for replica in replicas),
+            faults=self._faults,
+            agent_ends=self._agent.ends,
+            landing_ends=self._landing.ends,
+        )
+
+    def _check_views(self, writer: Writer, table: LakeTable) -> int:
+        """Compare both views with the database's answer; return how many rows it has."""
+        schema = self._captured.schema(writer.table)
+        with answers.raw_session(self._node.port) as session:
+            wanted = with_one_form(answers.decoded(answers.rows(session, schema), schema), schema)
+        assert table.schema().columns == schema.columns, f"{writer.table} has other columns in the lake"
+        virtual = pa.concat_tables([view_schema(schema).empty_table(), *views.virtual(table)])
+        assert_same(with_one_form(virtual, schema), wanted)
+        state.fold(table)
+        views.refresh(table)
+        compacted = table.view.load().table.to_pyarrow_table().sort_by(PARTITION).select(virtual.column_names)
+        assert_same(with_one_form(compacted, schema), wanted)
+        return wanted.num_rows
+
+
+def main() -> None:
+    """Run once, on servers of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long things are broken, at least")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="endtoend-") as folder:
+        home = Path(folder)
+        settings = config.load(
+            kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
+            embedded={"home": home, "kafka_controller_port": free_port()},
+        )
+        node, kafka = FormatServer(home / "node", "oa", **NODE), KafkaServer(settings)
+        try:
+            node.start()
+            kafka.start()
+            began = time.monotonic()
+            report = EndToEnd(node, kafka, settings, home, options.seed).run(options.seconds)
+            print(f"seed {options.seed}, {time.monotonic() - began:.0f} s: {report}")
+        finally:
+            node.stop()
+            kafka.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""The whole way from writes to the lake, while everything is killed; `endtoend` runs it for longer."""
+
+from pathlib import Path
+
+from tests.capture.endtoend import EndToEnd
+from tests.storage.databases import FormatServer
+from tests.storage.generate import SEED
+from writetime.config import Settings
+from writetime.servers.kafka import KafkaServer
+
+
+def test_whatever_is_killed_the_lake_answers_as_the_database(
+    node: FormatServer, server_settings: Settings, tmp_path: Path
+) -> None:
+    report = EndToEnd(node, KafkaServer(server_settings), server_settings, tmp_path, SEED).run(0)
+    print(report)
+    assert min(report.acknowledged, report.rows, report.segments, report.delivered, report.alterations) > 0
