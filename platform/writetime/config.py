@@ -96,8 +96,10 @@ class Rows(_Section):
 
 
 class Capture(_Section):
-    """`writetime agent`: the changes of one Cassandra node, from its `cdc_raw` to Kafka."""
+    """`writetime agent`: the changes of one Cassandra node, from its `cdc_raw`, or of ScyllaDB tables, to Kafka."""
 
+    source: Literal["commitlog", "scylla-cdc"] = "commitlog"
+    tables: list[str] = Field(default=[], description="As keyspace.table: those whose CDC logs in ScyllaDB are read.")
     node: str | None = Field(default=None, description="The node's address; needed where the cluster has others.")
     cdc_raw: Path | None = Field(default=None, description="The node's cdc_raw_directory; by default it is asked.")
     state: Path = Field(default=Path(".writetime/capture"), description="Where the agent keeps how far it is.")
@@ -112,6 +114,17 @@ class Capture(_Section):
     )
     metrics_port: int | None = Field(default=None, description="Where the agent serves Prometheus metrics.")
     metrics_host: str = "127.0.0.1"
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        """Refuse what would capture nothing, or less than it seems to."""
+        if self.source == "scylla-cdc" and not self.tables:
+            raise ValueError('source = "scylla-cdc" needs tables, such as ["shop.orders"]')
+        if self.source == "commitlog" and self.tables:
+            raise ValueError("tables are named for scylla-cdc only: of a node all tables with cdc = true are captured")
+        if faults := [name for name in self.tables if name.count(".") != 1]:
+            raise ValueError(f"{faults[0]} is not named as keyspace.table")
+        return self
 
 
 class ScyllaCdc(_Section):
@@ -129,6 +142,9 @@ class ScyllaCdc(_Section):
         default=None,
         ge=0,
         description="How long the log keeps rows (0: forever); by default what `table_options` tells.",
+    )
+    empty_updates: Literal["fail", "pass"] = Field(
+        default="fail", description="pass: for tables with updates that write nothing."
     )
     tasks: int = Field(default=8, ge=1, description="Spark tasks a batch, at most.")
     streams_at_once: int = Field(default=16, ge=1, description="Streams that a task asks for at once.")

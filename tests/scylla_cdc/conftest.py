@@ -1,6 +1,7 @@
 """Generated tables with their logs, in sets of streams that change twice."""
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from tests.merge.tables import every_type
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, Timed, groups_of, now, stream_set
-from tests.scylla_cdc.examples import EXAMPLES, LATE, examples, late
+from tests.scylla_cdc.examples import EXAMPLES, LATE, examples, late_writes
 from tests.scylla_cdc.writer import Group
 from tests.storage.conftest import create_udts
 from tests.storage.generate import SEED, Generator
@@ -83,7 +84,7 @@ def written(cdc: CdcDatabase) -> Written:
     base = (now() // SECOND - 120) * SECOND
     made = [generator.schema(f"cdc{i}") for i in range(TABLES)] + [replace(every_type(), name="cdc_types")]
     writes = {s.name: list(map(Timed(i, base, TIMES), generator.writes(s, WRITES))) for i, s in enumerate(made)}
-    for name, statements in ((EXAMPLES.name, examples(base)), (LATE.name, late(base))):
+    for name, statements in ((EXAMPLES.name, examples(base)), (LATE.name, late_writes(base))):
         writes[name] = statements
     schemas = {}
     for schema in [*made, EXAMPLES, LATE]:
@@ -107,3 +108,12 @@ def logged(cdc: CdcDatabase, written: Written) -> list[Logged]:
         groups = written.groups[schema.name]
         logs.append(Logged(schema, groups, sets, cdc.log(schema, groups, sets, i)))
     return logs
+
+
+@pytest.fixture
+def late(cdc: CdcDatabase, written: Written) -> Logged:
+    """A table created anew for each test, with its own sets of streams; its log is empty as yet."""
+    name = f"late{time.time_ns()}"
+    schema = cdc.create(replace(LATE, name=name))
+    sets = sets_of_streams(random.Random(2), written.base, tablets=True)
+    return Logged(schema, written.groups[LATE.name], sets, [])

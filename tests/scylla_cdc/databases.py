@@ -78,6 +78,11 @@ class CdcDatabase:
     def close(self) -> None:
         self._cluster.shutdown()
 
+    def with_options(self, **scylla_cdc: object) -> Settings:
+        """Return the settings with others for reading logs."""
+        changed = self.settings.scylla_cdc.model_copy(update=scylla_cdc)
+        return self.settings.model_copy(update={"scylla_cdc": changed})
+
     def options(self) -> dict[str, str]:
         """Return the options of the data source."""
         given = self.settings.scylla_cdc.model_dump(exclude_defaults=True)
@@ -89,6 +94,10 @@ class CdcDatabase:
         self.session.execute(schema.create_statement() + joiner + "cdc = true")
         self.create_log(schema)
         self.set_options(schema, **{"enabled": "true", **options})
+        return self.current(schema)
+
+    def current(self, schema: TableSchema) -> TableSchema:
+        """Return what a table is now."""
         return next(s for s in read_schemas(self.session, [schema.keyspace]) if s.name == schema.name)
 
     def create_log(self, schema: TableSchema) -> None:

@@ -127,7 +127,7 @@ def examples(base: int) -> list[str]:
     ]
 
 
-def late(base: int) -> list[str]:
+def late_writes(base: int) -> list[str]:
     """Return writes to few rows, one each second."""
     table = f"{KEYSPACE}.{LATE.name}"
     return [

@@ -24,7 +24,7 @@ def origins(changes: pa.Table | pa.RecordBatch) -> list[str]:
 
 def read_all(cdc: CdcDatabase, schema: TableSchema) -> pa.Table:
     with open_source(cdc.settings, schema.full_name) as source:
-        batches = list(source.read(interval(source, None, None, None), None, empty_updates=False))
+        batches = list(source.read(interval(source, None, None, None)))
     changes = pa.Table.from_batches(batches, schema=change_schema(schema))
     changes.validate(full=True)
     return changes

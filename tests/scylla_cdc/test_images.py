@@ -14,7 +14,7 @@ from writetime.scylla_cdc.source import open_source
 def compared(odd: Odd) -> list[Disagreement]:
     with open_source(odd.cdc.settings, odd.name) as source:
         pieces = interval(source, None, None, None)
-        changes = pa.Table.from_batches(list(source.read(pieces, None, empty_updates=False)))
+        changes = pa.Table.from_batches(list(source.read(pieces)))
         return list(disagreements(source.images(pieces), changes, source.schema))
 
 

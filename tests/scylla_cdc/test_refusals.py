@@ -52,10 +52,9 @@ class Odd:
         self.cdc.session.execute(f"ALTER TABLE {self.name} {change}")
         self.cdc.session.execute(f"ALTER TABLE {self.name}_scylla_cdc_log {log_change or change}")
 
-    def changes(self, *, empty_updates: bool = False) -> pa.Table:
-        with open_source(self.cdc.settings, self.name) as source:
-            pieces = interval(source, None, None, None)
-            return pa.Table.from_batches(list(source.read(pieces, None, empty_updates=empty_updates)))
+    def changes(self, **scylla_cdc: object) -> pa.Table:
+        with open_source(self.cdc.with_options(**scylla_cdc), self.name) as source:
+            return pa.Table.from_batches(list(source.read(interval(source, None, None, None))))
 
     def current(self) -> TableSchema:
         return next(s for s in read_schemas(self.cdc.session, ["generated"]) if s.full_name == self.name)
@@ -108,7 +107,7 @@ def test_what_is_said_by_no_change(cdc: CdcDatabase) -> None:
     assert [t and t["write_time"] - odd.start for t in found["tombstone"].to_pylist()] == [None, 2 * SECOND, 3 * SECOND]
     assert found["v"].to_pylist()[0]["value"] == 8
     odd.log(4, {"operation": 1, "p": 1, "c": 1})
-    assert odd.changes(empty_updates=True).num_rows == 4
+    assert odd.changes(empty_updates="pass").num_rows == 4
 
 
 def test_delta_keys(cdc: CdcDatabase, odd: Odd) -> None:

@@ -1,30 +1,22 @@
 """How a stream advances: windows, sets of streams that change, late writes, and what is not in the log any more."""
 
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
-from tests.scylla_cdc.conftest import Logged, Written, sets_of_streams
+from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now, stream_set
-from tests.scylla_cdc.examples import LATE
 from tests.scylla_cdc.test_base import origins
-from writetime.config import Settings
 from writetime.scylla_cdc.log import LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, interval, next_offset, pieces_between
 from writetime.scylla_cdc.source import CdcSource, Gap, open_source
 from writetime.scylla_cdc.streams import StreamSets
 
 
-def with_(cdc: CdcDatabase, **changed: object) -> Settings:
-    return cdc.settings.model_copy(update={"scylla_cdc": cdc.settings.scylla_cdc.model_copy(update=changed)})
-
-
 def read(source: CdcSource, start: Offset, end: Offset) -> Counter[str]:
-    batches = source.read(pieces_between(source, start, end), ["origin"], empty_updates=False)
+    batches = source.read(pieces_between(source, start, end), ["origin"])
     return Counter(o for batch in batches for o in origins(batch))
 
 
@@ -38,8 +30,8 @@ def windows(source: CdcSource, offset: Offset, until: int) -> Iterator[tuple[Off
 def test_windows_read_each_row_once(cdc: CdcDatabase, logged: list[Logged]) -> None:
     r = random.Random(1)
     for table in logged:
-        settings = with_(
-            cdc, window_seconds=r.choice([1.5, 7, 10]), batch_seconds=r.choice([10, 60]), streams_at_once=3
+        settings = cdc.with_options(
+            window_seconds=r.choice([1.5, 7, 10]), batch_seconds=r.choice([10, 60]), streams_at_once=3
         )
         last = max(group.time for group in table.groups) + 11 * SECOND
         found: Counter[str] = Counter()
@@ -61,27 +53,18 @@ def test_a_page_may_end_anywhere(cdc: CdcDatabase, logged: list[Logged], monkeyp
         assert read(source, start, end) == Counter(table.origins)
 
 
-@pytest.fixture
-def late(cdc: CdcDatabase, written: Written) -> Logged:
-    """A table created anew for each test, with its own sets of streams; its log is empty as yet."""
-    name = f"late{time.time_ns()}"
-    schema = cdc.create(replace(LATE, name=name))
-    sets = sets_of_streams(random.Random(2), written.base, tablets=True)
-    return Logged(schema, written.groups[LATE.name], sets, [])
-
-
 def test_a_set_that_is_published_late_is_read_from_its_beginning(
     cdc: CdcDatabase, late: Logged, written: Written
 ) -> None:
     cdc.announce_tablets(late.schema, late.sets[:1])
     wanted = cdc.log(late.schema, late.groups, late.sets)
-    with open_source(with_(cdc, window_seconds=1), late.schema.full_name) as source:
+    with open_source(cdc.with_options(window_seconds=1), late.schema.full_name) as source:
         start = first_offset(source, written.base, None)
         end = next_offset(source, start, written.base + 30 * SECOND, None)
         found = read(source, start, end)
     assert sum(found.values()) < len([g for g in late.groups if g.time < end.until])
     cdc.announce_tablets(late.schema, late.sets)
-    with open_source(with_(cdc, window_seconds=1), late.schema.full_name) as source:
+    with open_source(cdc.with_options(window_seconds=1), late.schema.full_name) as source:
         for _, batch in windows(source, end, written.base + 70 * SECOND):
             found += batch
     assert found == Counter(wanted)
@@ -96,7 +79,7 @@ def test_late_writes_are_found_by_looking_again(cdc: CdcDatabase, late: Logged, 
     late_rows: list[str] = []
     for again in (False, True):
         with open_source(
-            with_(cdc, window_seconds=5, rescan_seconds=60 if again else 0), late.schema.full_name
+            cdc.with_options(window_seconds=5, rescan_seconds=60 if again else 0), late.schema.full_name
         ) as source:
             start = first_offset(source, written.base, None)
             middle = next_offset(source, start, written.base + 60 * SECOND, None)
@@ -114,7 +97,7 @@ def test_a_stream_that_was_away_for_longer_than_the_log_keeps_rows(
 ) -> None:
     cdc.announce_tablets(late.schema, late.sets)
     start = written.base + 5 * SECOND
-    with open_source(with_(cdc, log_ttl_seconds=30, window_seconds=1), late.schema.full_name) as source:
+    with open_source(cdc.with_options(log_ttl_seconds=30, window_seconds=1), late.schema.full_name) as source:
         offset = Offset(start, late.sets[0].time, start, str(late.schema.id))
         before = now() - 30 * SECOND
         with pytest.raises(
@@ -130,7 +113,7 @@ def test_a_stream_that_was_away_for_longer_than_the_log_keeps_rows(
         assert next_offset(source, offset, source.settled(), now()).until > start
         # Who names no time gets what there is, with some time to read it before it expires.
         assert first_offset(source, None, None).until >= before + 3 * SECOND
-    with open_source(with_(cdc, log_ttl_seconds=0), late.schema.full_name) as source:
+    with open_source(cdc.with_options(log_ttl_seconds=0), late.schema.full_name) as source:
         assert next_offset(source, offset, source.settled(), None).until > start
         with pytest.raises(Gap, match="no streams that are still known"):
             first_offset(source, late.sets[0].time - 1, None)
@@ -174,7 +157,7 @@ def test_sets_that_are_not_complete(cdc: CdcDatabase, late: Logged) -> None:
     incomplete = pytest.raises(LogError, match="cdc_streams has no streams of the set that begins at")
     with open_source(cdc.settings, late.schema.full_name) as source, incomplete:
         source.sets.pieces(now() - SECOND, now(), now(), now())
-    settings = with_(cdc, tablet_times="system.cdc_timestamps", generation_times="system.nothing")
+    settings = cdc.with_options(tablet_times="system.cdc_timestamps", generation_times="system.nothing")
     none = pytest.raises(LogError, match="the database tells of no CDC streams for")
     with none, open_source(settings, late.schema.full_name):
         pass

@@ -10,21 +10,31 @@ from typing import Any
 import click
 
 from writetime import config
+from writetime.capture import cdc_log
 from writetime.capture.agent import run
 from writetime.capture.landing import Landing, captured_tables
 from writetime.capture.metrics import read_status
 from writetime.config import Settings
 from writetime.errors import WritetimeError
+from writetime.instants import parse_instant
 from writetime.logs import log_as_json
 
 log = logging.getLogger(__name__)
 
 
 @click.command()
-def agent() -> None:
-    """Publish the changes of this machine's Cassandra node to Kafka until SIGTERM or Ctrl-C."""
+@click.option("--snapshot-at", help="When the snapshot was begun that closes the gap in a ScyllaDB table's log.")
+def agent(*, snapshot_at: str | None) -> None:
+    """Publish changes to Kafka until SIGTERM or Ctrl-C: those of this machine's Cassandra node, or of ScyllaDB tables
+    (capture.source)."""
     log_as_json()
-    published = run(config.load(), _stopped_by_signal())
+    settings, stop = config.load(), _stopped_by_signal()
+    if settings.capture.source == "scylla-cdc":
+        published = cdc_log.run(settings, stop, None if snapshot_at is None else parse_instant(snapshot_at))
+    elif snapshot_at is not None:
+        raise WritetimeError('--snapshot-at is for capture.source = "scylla-cdc"')
+    else:
+        published = run(settings, stop)
     click.echo(", ".join(f"{count} changes of {table}" for table, count in sorted(published.items())) or "no changes")
 
 
@@ -70,17 +80,27 @@ def status_lines(settings: Settings) -> Iterator[str]:
     found: dict[str, Any] | None = read_status(settings.capture.state)
     if found is None:
         return
-    lag, totals = found["lag"], found["totals"]
+    yield f"agent      {time.time() - found['at']:.0f} s ago      state {settings.capture.state}"
+    yield from _log_lines(found["logs"]) if "logs" in found else _node_lines(found["lag"], found["totals"])
+    for table, kinds in sorted(found["changes"].items()):
+        yield f"  {table}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    for what, count in sorted(found["errors"].items()):
+        yield f"  errors   {count} of {what}"
+
+
+def _node_lines(lag: dict[str, Any], totals: dict[str, Any]) -> Iterator[str]:
     limit = lag["backlog_limit_bytes"]
     share = f" ({100 * lag['backlog_bytes'] / limit:.0f} % of cdc_total_space)" if limit else ""
-    yield f"agent      {time.time() - found['at']:.0f} s ago      state {settings.capture.state}"
     yield f"  lag      {lag['bytes']:,} bytes, {lag['segments']} segments, {lag['seconds']:.1f} s"
     yield f"  backlog  {lag['backlog_bytes']:,} bytes{share}"
     yield (
         f"  segments {totals['segments']:,} done with, {totals['segments_set_aside']} set aside, "
         f"{totals['segments_vanished']} vanished"
     )
-    for table, kinds in sorted(found["changes"].items()):
-        yield f"  {table}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
-    for what, count in sorted(found["errors"].items()):
-        yield f"  errors   {count} of {what}"
+
+
+def _log_lines(logs: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for table, found in sorted(logs.items()):
+        yield f"  {table}: published up to {found['until']}, {found['seconds']:.1f} s ago"
+        if found["fault"]:
+            yield f"    {found['fault']}"

@@ -1,11 +1,28 @@
-"""Small files that survive a crash: written whole or not at all."""
+"""What agents keep in their state folder: small files that survive a crash, written whole or not at all."""
 
+import fcntl
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 from writetime.errors import WritetimeError
+
+
+def lock_folder(folder: Path) -> int:
+    """Make a state folder if there is none, and have it alone; return the handle that gives it back when closed.
+
+    Raises:
+        WritetimeError: another agent has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise WritetimeError(f"another agent uses the state folder {folder}") from None
+    return handle
 
 
 def write_json(path: Path, content: Any) -> None:

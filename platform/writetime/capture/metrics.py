@@ -54,6 +54,12 @@ class AgentMetrics:
                 "backlog_limit_bytes": "The node's cdc_total_space, at which it refuses writes.",
             }.items()
         }
+        self._log_lag = Gauge(
+            "writetime_capture_log_lag_seconds",
+            "Of a ScyllaDB table: how long ago the write time was up to which its CDC log is published.",
+            ["table"],
+            registry=registry,
+        )
         self._counts: dict[str, dict[str, int]] = {}
         self._faults: dict[str, int] = {}
         port = settings.capture.metrics_port
@@ -88,6 +94,10 @@ class AgentMetrics:
         values = asdict(lag)
         for name, gauge in self._gauges.items():
             gauge.set(values[name.removeprefix("lag_")])
+
+    def log_lag(self, table: str, seconds: float) -> None:
+        """Show how far a ScyllaDB table's log is behind."""
+        self._log_lag.labels(table).set(seconds)
 
     def status(self, lag: Lag) -> dict[str, Any]:
         """Return the numbers since the start of the agent."""

@@ -4,13 +4,12 @@ It is written after the broker has acknowledged what it says, positions and coun
 agent goes on where it had been, repeats at most what was not saved, and its counts stay those of each mutation once.
 """
 
-import fcntl
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from writetime.capture.durable import read_json, write_json
+from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.errors import WritetimeError
 
 _FILE = "progress.json"
@@ -58,14 +57,8 @@ class Progress:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_folder(folder)
         self.folder = folder
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise WritetimeError(f"another agent uses the state folder {folder}") from None
         stored: dict[str, Any] = read_json(folder / _FILE) or {}
         self.node: str | None = stored.get("node")
         self.totals = Totals(**stored.get("totals", {}))

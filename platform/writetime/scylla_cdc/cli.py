@@ -23,7 +23,6 @@ _INSTANT = "an instant, such as 2025-06-01T12:00:00Z, or microseconds since 1970
 @click.option("--snapshot-at", help="When the snapshot was begun that has what the log lacks.")
 @click.option("--fields", help="The fields to read, separated by commas; all by default.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write a .parquet or .arrow file instead.")
-@click.option("--empty-updates", type=click.Choice(["fail", "pass"]), default="fail", show_default=True)
 @click.option("--stats", is_flag=True, help="Print counts, sizes and time ranges instead of changes.")
 def scylla_cdc(
     *,
@@ -33,7 +32,6 @@ def scylla_cdc(
     snapshot_at: str | None,
     fields: str | None,
     output: Path | None,
-    empty_updates: str,
     stats: bool,
 ) -> None:
     """Print the changes in the CDC log of a ScyllaDB table, one JSON object a line."""
@@ -44,7 +42,7 @@ def scylla_cdc(
         pieces = interval(source, start, end, snapshot)
 
         def batches() -> Iterator[tuple[TableSchema, pa.RecordBatch]]:
-            for batch in source.read(pieces, wanted, empty_updates=empty_updates == "pass"):
+            for batch in source.read(pieces, wanted):
                 yield schema, batch
 
         write_changes(batches(), [schema], wanted, output, stats=stats)

@@ -203,7 +203,7 @@ class Rows:
                 f"{_where_in(self.page, empty, self._table)} is an update without values: it was written while the "
                 "table's CDC option was delta: keys, which does not log what was written, and is not supported; set "
                 "delta: full, take a snapshot, backfill it, and read on from there (or, if the table has updates that "
-                "write nothing, set the option empty_updates to pass)"
+                "write nothing, set scylla_cdc.empty_updates to pass)"
             )
 
     @cached_property
@@ -374,7 +374,7 @@ class Rows:
             for i, (name, t) in enumerate(fields)
         ]
         some = np.any([cell.is_valid().to_numpy(zero_copy_only=False) for cell in cells], axis=0)
-        return pa.StructArray.from_arrays(cells, fields=list(arrow), mask=pa.array(~some)), some
+        return pa.StructArray.from_arrays(cells, fields=list(arrow)), some
 
 
 def _where_in(page: pa.RecordBatch, rows: np.ndarray, table: TableSchema) -> str:

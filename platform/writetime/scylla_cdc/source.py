@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
-from cassandra.cluster import Cluster, Session
+from cassandra.cluster import Session
 
 from writetime.config import Settings
 from writetime.database import connect
@@ -27,8 +27,8 @@ class Gap(WritetimeError):
         super().__init__(
             f"changes of {table} from {instant_text(start)} to {instant_text(end)} cannot be read from its log: "
             f"{reason}. To close the gap, take a snapshot of the table now (nodetool snapshot, on each node), backfill "
-            f"it (writetime backfill {table} PATHS), and read on with the option snapshot_at set to the time at which "
-            "the snapshot was begun"
+            f"it (writetime backfill {table} PATHS), and read on with the option snapshot_at (writetime agent: "
+            "--snapshot-at) set to the time at which the snapshot was begun"
         )
         self.start = start
         self.end = end
@@ -37,8 +37,8 @@ class Gap(WritetimeError):
 class CdcSource:
     """The log of one table. Times are in microseconds."""
 
-    def __init__(self, session: Session, cluster: Cluster, settings: Settings, table: str) -> None:
-        """Read the table's schema and CDC options.
+    def __init__(self, session: Session, pages: Pages, settings: Settings, table: str) -> None:
+        """Read the table's schema and CDC options, and when its sets of streams begin.
 
         Raises:
             LogError: there is no such table, it has no log, or one that cannot be read.
@@ -46,8 +46,7 @@ class CdcSource:
         self.settings = settings.scylla_cdc
         self.name = table
         self._session = session
-        # Its own session, as its rows come in another form.
-        self._pages = Pages(cluster.connect())
+        self._pages = pages
         self.schema = self.current_schema()
         self._options = cdc_options(self._pages, self.settings, self.schema.keyspace, self.schema.name)
         if self._options is not None and self._options.get("delta") == "keys":
@@ -106,15 +105,13 @@ class CdcSource:
             reason = f"the log keeps rows for {self.ttl // 1_000_000} seconds"
         raise Gap(self.name, start, first, reason)
 
-    def read(
-        self, pieces: Sequence[Piece], fields: Sequence[str] | None, *, empty_updates: bool
-    ) -> Iterator[pa.RecordBatch]:
+    def read(self, pieces: Sequence[Piece], fields: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Read pieces of streams as batches of changes, with the fields that are asked for.
 
         Raises:
             LogError: rows are missing, are not what ScyllaDB writes, or the table was altered meanwhile.
         """
-        deltas = Deltas(self.schema, fields, empty_updates=empty_updates)
+        deltas = Deltas(self.schema, fields, empty_updates=self.settings.empty_updates == "pass")
         yield from read_pieces(self._pages, deltas, pieces, self.settings.streams_at_once)
 
     def images(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
@@ -143,9 +140,20 @@ def open_source(settings: Settings, table: str) -> Iterator[CdcSource]:
         WritetimeError: the database does not answer.
         LogError: there is no such table, it has no log, or one that cannot be read.
     """
+    with connect_for_pages(settings) as (session, pages):
+        yield CdcSource(session, pages, settings, table)
+
+
+@contextmanager
+def connect_for_pages(settings: Settings) -> Iterator[tuple[Session, Pages]]:
+    """Connect to the database, for rows and for pages: one session each, as theirs come in different forms.
+
+    Raises:
+        WritetimeError: the database does not answer.
+    """
     with connect(settings) as session:
         assert session.cluster is not None
-        yield CdcSource(session, session.cluster, settings, table)
+        yield session, Pages(session.cluster.connect())
 
 
 def now() -> int:

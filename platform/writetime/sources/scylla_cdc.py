@@ -6,9 +6,8 @@
 
 Options: `table` (keyspace.table, the base table), `from` (an instant: write times before it are not read; by default
 all that the log has), `to` (of a batch; by default, and at most, what is settled), `snapshot_at` (when the snapshot was
-begun that closes a gap), `fields`, `empty_updates` (`fail`, `pass`), and every setting of the sections `[cassandra]`
-and `[scylla_cdc]` by its name (`contact_points`, separated by commas, `port`, `window_seconds`, ...), over what the
-settings file says.
+begun that closes a gap), `fields`, and every setting of the sections `[cassandra]` and `[scylla_cdc]` by its name
+(`contact_points`, separated by commas, `port`, `window_seconds`, ...), over what the settings file says.
 
 A stream reads windows of write times, each once all of its rows should have reached the log. `docs/scylla-cdc.md` says
 what is promised.
@@ -37,7 +36,7 @@ from writetime.sources.schemas import Selection, option_fields
 
 log = logging.getLogger(__name__)
 
-_OPTIONS = {"table", "from", "to", "snapshot_at", "fields", "empty_updates"}
+_OPTIONS = {"table", "from", "to", "snapshot_at", "fields"}
 
 
 @dataclass
@@ -87,7 +86,6 @@ class _Asked:
         self.start, self.end, self.snapshot_at = (
             parse_instant(options[name]) if name in options else None for name in ("from", "to", "snapshot_at")
         )
-        self.empty_updates = options.get("empty_updates", "fail") == "pass"
 
     def current_schema(self) -> TableSchema:
         with open_source(self.settings, self.table) as source:
@@ -99,7 +97,7 @@ class _Asked:
             return
         with open_source(self.settings, self.table) as source:
             source.check_schema(table)
-            batches = source.read(part.pieces, selection.schema.names, empty_updates=self.empty_updates)
+            batches = source.read(part.pieces, selection.schema.names)
             yield from map(selection.cut, batches)
             source.check_schema(table)
             source.check_gap(part.start, self.snapshot_at)

@@ -1,0 +1,205 @@
+"""The agent of ScyllaDB tables: follows their CDC logs, and publishes their changes as the agent of a node does.
+
+Logs are read over the network, so one agent is enough for a cluster. Each table advances by itself: what its log has
+for some windows of write times is read and handed over; when the broker has acknowledged all of it, the time that was
+reached is saved. So a crash at any point repeats some windows and misses none. A table that cannot go on, such as one
+with a gap, says so and stops no other.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cassandra import DriverException
+from cassandra.cluster import NoHostAvailable, Session
+from cassandra.connection import ConnectionException
+
+from writetime.capture.durable import lock_folder, read_json, write_json
+from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
+from writetime.capture.publisher import ChangePublisher
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.instants import instant_text
+from writetime.scylla_cdc.log import LogError
+from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between
+from writetime.scylla_cdc.pages import Pages
+from writetime.scylla_cdc.source import CdcSource, Gap, connect_for_pages, now
+
+log = logging.getLogger(__name__)
+
+_FILE = "logs.json"
+# Changes that are handed over before the broker is waited for, about.
+_PORTION = 50_000
+_PAUSE_SECONDS = 1.0
+_STATUS_SECONDS = 1.0
+_WARNING_SECONDS = 60.0
+
+
+def run(settings: Settings, stop: threading.Event, snapshot_at: int | None = None) -> Counter[str]:
+    """Publish changes until `stop` is set; return how many of each table were acknowledged.
+
+    Args:
+        settings: with `capture.tables`.
+        stop: ends it.
+        snapshot_at: when the snapshot was begun that closes gaps, in microseconds.
+
+    Raises:
+        WritetimeError: no database at the start, or another agent has the state folder.
+    """
+    with (
+        closing(LogProgress(settings.capture.state)) as progress,
+        connect_for_pages(settings) as (session, pages),
+    ):
+        agent = LogAgent(settings, session, pages, progress, snapshot_at)
+        agent.follow(stop)
+        return agent.published
+
+
+class LogProgress:
+    """How far each table's log is published: `logs.json`, replaced in one step. Only one agent at a time may have it.
+
+    Raises:
+        WritetimeError: another agent has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._lock = lock_folder(folder)
+        self.folder = folder
+        self.offsets = {name: Offset.parse(found) for name, found in (read_json(folder / _FILE) or {}).items()}
+
+    def save(self, table: str, offset: Offset) -> None:
+        """Keep the place of a table, which the broker has everything before."""
+        self.offsets[table] = offset
+        write_json(self.folder / _FILE, {name: found.json() for name, found in sorted(self.offsets.items())})
+
+    def close(self) -> None:
+        """Let another agent have the folder."""
+        os.close(self._lock)
+
+
+@dataclass
+class _Table:
+    """When a table is looked at next, and why it cannot go on."""
+
+    name: str
+    next_look: float = 0.0
+    fault: str | None = None
+    next_warning: float = 0.0
+
+
+class LogAgent:
+    """See the module."""
+
+    def __init__(
+        self, settings: Settings, session: Session, pages: Pages, progress: LogProgress, snapshot_at: int | None
+    ) -> None:
+        self._settings = settings
+        self._session = session
+        self._pages = pages
+        self._progress = progress
+        self._snapshot_at = snapshot_at
+        self._metrics = AgentMetrics(settings)
+        self._publisher = ChangePublisher(settings)
+        self._tables = [_Table(name) for name in settings.capture.tables]
+        self._next_status = 0.0
+        self.published: Counter[str] = Counter()
+
+    def follow(self, stop: threading.Event) -> None:
+        """Let each table advance, again and again, until told to stop."""
+        while not stop.is_set():
+            for table in self._tables:
+                if self._is_due(table) and not stop.is_set():
+                    with self._faults_of(table):
+                        self.advance(table.name, stop)
+            self._measure()
+            stop.wait(self._settings.capture.poll_seconds)
+
+    def advance(self, name: str, stop: threading.Event) -> None:
+        """Publish what a table's log has for the windows that are settled, up to `scylla_cdc.batch_seconds` of them.
+
+        Raises:
+            Gap: what comes next is not in the log.
+            LogError: the log cannot be read, or the table was altered meanwhile: read it again.
+            WritetimeError: Kafka refuses a change.
+        """
+        source = CdcSource(self._session, self._pages, self._settings, name)
+        schema = source.schema
+        # Consumers learn of new columns though no write follows.
+        self._publisher.announce(schema)
+        offset = self._progress.offsets.get(name)
+        if offset is None:
+            offset = first_offset(source, None, self._snapshot_at)
+            # Before anything is read: what the log loses from here on is a gap.
+            self._progress.save(name, offset)
+        end = next_offset(source, offset, source.settled(), self._snapshot_at)
+        if end == offset:
+            return
+        counts: Counter[tuple[str, str]] = Counter()
+        sent = 0
+        for changes in source.read(pieces_between(source, offset, end)):
+            sent += self._publisher.send(schema, changes)
+            counts.update(counts_of(name, changes))
+            if sent >= _PORTION:
+                self._publisher.flush(stop)
+                sent = 0
+            if stop.is_set():
+                return
+        # If it was altered, what was sent is true, but may lack columns: nothing is saved, so it is read again.
+        source.check_schema(schema)
+        source.check_gap(offset.until, self._snapshot_at)
+        if self._publisher.flush(stop):
+            self._progress.save(name, end)
+            self._metrics.published(counts)
+            self.published[name] += counts.total()
+
+    @contextmanager
+    def _faults_of(self, table: _Table) -> Iterator[None]:
+        """Note why a table cannot go on, and say so now and then; it is tried again."""
+        try:
+            yield
+        except (WritetimeError, DriverException, NoHostAvailable, ConnectionException) as e:
+            kind = "gap" if isinstance(e, Gap) else "log" if isinstance(e, LogError) else "publishing"
+            if not isinstance(e, WritetimeError):
+                kind = "database"
+            elif kind == "publishing":
+                # What was handed over is not acknowledged, and is read and sent again.
+                self._publisher = ChangePublisher(self._settings)
+            self._metrics.error(kind)
+            if str(e) != table.fault or time.monotonic() >= table.next_warning:
+                table.next_warning = time.monotonic() + _WARNING_SECONDS
+                log.error("%s: %s; trying again", table.name, e)
+            table.fault = str(e)
+        else:
+            table.fault = None
+            table.next_warning = 0.0
+        table.next_look = time.monotonic() + _PAUSE_SECONDS
+
+    def _is_due(self, table: _Table) -> bool:
+        """Whether a window is settled that is not published."""
+        offset = self._progress.offsets.get(table.name)
+        reading = self._settings.scylla_cdc
+        settled = now() - round(reading.confidence_seconds * 1e6)
+        if table.fault is None and offset is not None and offset.off_since is None:
+            return settled >= offset.until + round(reading.window_seconds * 1e6)
+        return time.monotonic() >= table.next_look
+
+    def _measure(self) -> None:
+        if time.monotonic() < self._next_status:
+            return
+        self._next_status = time.monotonic() + _STATUS_SECONDS
+        logs = {}
+        for table in self._tables:
+            offset = self._progress.offsets.get(table.name)
+            if offset is not None:
+                behind = max(now() - offset.until, 0) / 1e6
+                self._metrics.log_lag(table.name, behind)
+                logs[table.name] = {"until": instant_text(offset.until), "seconds": behind, "fault": table.fault}
+        lag = Lag(seconds=max((found["seconds"] for found in logs.values()), default=0.0))
+        self._metrics.lag(lag)
+        write_status(self._progress.folder, self._metrics.status(lag) | {"logs": logs})

@@ -1,0 +1,173 @@
+"""From logs to Kafka and the lake: an agent that is killed, streams that change, gaps."""
+
+import json
+import random
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.capture.endtoend import Program
+from tests.conftest import write_settings
+from tests.merge import answers
+from tests.merge.test_cql import with_one_form
+from tests.scylla_cdc.conftest import Logged, Written
+from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
+from tests.scylla_cdc.test_base import origins
+from tests.scylla_cdc.writer import Group
+from tests.storage.expected import assert_same
+from tests.storage.generate import SEED
+from writetime.capture import cdc_log
+from writetime.capture.cli import status_lines
+from writetime.capture.landing import Landing
+from writetime.changes import change_schema
+from writetime.config import Capture, Settings
+from writetime.lake import views
+from writetime.lake.parquet import read_file
+from writetime.lake.table import open_table, view_schema
+
+
+def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: object) -> Settings:
+    """Settings of an agent of some tables, with a lake of its own."""
+    settings = cdc.with_options(**scylla_cdc)
+    names = [table.schema.full_name for table in tables]
+    capture = Capture(source="scylla-cdc", tables=names, state=folder / "state", partitions=2)
+    lake = settings.lake.model_copy(update={"path": str(folder / "lake"), "buckets": 4})
+    return settings.model_copy(update={"capture": capture, "lake": lake})
+
+
+def reached(settings: Settings) -> dict[str, int]:
+    """Up to which write time the agent has published each table."""
+    path = settings.capture.state / "logs.json"
+    return {name: found["until"] for name, found in json.loads(path.read_text()).items()} if path.exists() else {}
+
+
+def wait_until(settings: Settings, table: Logged, at: int) -> None:
+    """Wait until a table is published up to a write time."""
+    deadline = time.monotonic() + 120
+    while reached(settings).get(table.schema.full_name, 0) < at:
+        assert time.monotonic() < deadline, f"the agent is late: {'; '.join(status_lines(settings))}"
+        time.sleep(0.05)
+
+
+@contextmanager
+def agent(settings: Settings, snapshot_at: int | None = None) -> Iterator[None]:
+    """An agent in a thread."""
+    stop = threading.Event()
+    thread = threading.Thread(target=cdc_log.run, args=(settings, stop, snapshot_at))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def land(settings: Settings, table: Logged) -> Counter[str]:
+    """Land what was published of a table; return which rows of the log the lake has then, and how often."""
+    Landing(settings, table.schema.full_name).drain()
+    changes = open_table(settings, table.schema.full_name).changes
+    schema = change_schema(table.schema)
+    return Counter(o for f in changes.load().files for o in origins(read_file(changes.storage, f.path, schema)))
+
+
+def assert_view(settings: Settings, table: Logged) -> None:
+    """Compare the lake's view with what the database answers of the base table."""
+    schema = table.schema
+    parts = [view_schema(schema).empty_table(), *views.virtual(open_table(settings, schema.full_name))]
+    with answers.raw_session(settings.cassandra.port) as session:
+        wanted = answers.decoded(answers.rows(session, schema), schema)
+    assert_same(with_one_form(pa.concat_tables(parts), schema), with_one_form(wanted, schema))
+
+
+def test_logs_reach_the_lake_however_often_the_agent_is_killed(
+    cdc: CdcDatabase, logged: list[Logged], tmp_path: Path
+) -> None:
+    """Two changes of the streams lie in what is read, with vnodes and with tablets."""
+    r = random.Random(SEED)
+    tables = logged[1:3]
+    settings = settings_for(cdc, tmp_path, *tables, window_seconds=8, batch_seconds=8)
+    write_settings(settings, tmp_path / "writetime.toml")
+    program = Program(tmp_path, "agent", "agent")
+    first, last = tables[0].sets[0].time, max(group.time for table in tables for group in table.groups)
+    program.start()
+    try:
+        for _ in range(3):
+            wait_until(settings, tables[0], r.randrange(first, last))
+            time.sleep(r.random() / 5)
+            program.kill()
+        for table in tables:
+            wait_until(settings, table, last + 1)
+        program.end()
+    finally:
+        program.kill()
+        program.end()
+    assert program.ends == {-9: 3, 0: 1}, program.tail()
+    for table in tables:
+        found = land(settings, table)
+        assert found.keys() == set(table.origins)
+        # What was read again is some windows a kill.
+        assert found.total() < 2 * len(table.origins)
+        assert_view(settings, table)
+    shown = list(status_lines(settings))
+    assert any(f"{tables[0].schema.full_name}: published up to " in line for line in shown)
+
+
+def insert(cdc: CdcDatabase, table: Logged, key: int) -> None:
+    """Write now, and what ScyllaDB would log of it."""
+    at = now()
+    name = table.schema.full_name
+    cdc.session.execute(f"INSERT INTO {name} (p, v) VALUES ({key}, {key}) USING TIMESTAMP {at}")
+    data = struct.pack(">i", key)
+    rows: list[dict[str, bytes | None]] = [{"operation": b"\x02", "ttl": None, "p": data, "v": data}]
+    table.origins += cdc.log(table.schema, [Group(data, at, rows)], table.sets, key)
+
+
+def test_a_log_is_followed_while_its_streams_change(cdc: CdcDatabase, late: Logged, tmp_path: Path) -> None:
+    late.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
+    cdc.announce_tablets(late.schema, late.sets)
+    settings = settings_for(cdc, tmp_path, late, window_seconds=0.5, confidence_seconds=5)
+    with agent(settings):
+        for key in range(10):
+            insert(cdc, late, key)
+        # Announced before it begins, as ScyllaDB does.
+        late.sets.append(stream_set(random.Random(2), now() // 1000 * 1000 + 2 * SECOND, [-5, 5]))
+        cdc.announce_tablets(late.schema, late.sets)
+        cdc.session.execute(f"ALTER TABLE {late.schema.full_name} ADD w int")
+        cdc.session.execute(f"ALTER TABLE {late.schema.full_name}_scylla_cdc_log ADD w int")
+        cdc.session.execute(f'ALTER TABLE {late.schema.full_name}_scylla_cdc_log ADD "cdc$deleted_w" boolean')
+        while now() < late.sets[1].time + SECOND:
+            insert(cdc, late, random.randrange(10, 1000))
+            time.sleep(0.1)
+        wait_until(settings, late, now())
+    late.schema = cdc.current(late.schema)
+    assert [c.name for c in late.schema.regular] == ["v", "w"]
+    assert land(settings, late) == Counter(late.origins)
+    assert_view(settings, late)
+
+
+def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
+    cdc: CdcDatabase, late: Logged, written: Written, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cdc.announce_tablets(late.schema, late.sets)
+    name = late.schema.full_name
+    settings = settings_for(cdc, tmp_path, late, window_seconds=1, log_ttl_seconds=30)
+    start: dict[str, Any] = {"newest": late.sets[0].time, "since": written.base, "table_id": str(late.schema.id)}
+    settings.capture.state.mkdir()
+    (settings.capture.state / "logs.json").write_text(json.dumps({name: {"until": written.base, **start}}))
+    with agent(settings):
+        deadline = time.monotonic() + 60
+        while not any("the log keeps rows for 30 seconds" in line for line in status_lines(settings)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert f"writetime backfill {name} PATHS" in caplog.text
+    assert reached(settings) == {name: written.base}
+    with agent(settings, snapshot_at=now()):
+        wait_until(settings, late, now() - 5 * SECOND)
