@@ -23,7 +23,9 @@ from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.kafka import client_config, end_offsets
 from writetime.lake import state, views
+from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.delta import BucketedTable
+from writetime.lake.snapshot import take_snapshot
 from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table
 
@@ -158,3 +160,25 @@ def test_a_table_that_was_made_again_is_refused(landed: Captured) -> None:
     with pytest.raises(WritetimeError, match=f"{name} was dropped and made again"):
         Landing(landed.settings, name).drain()
     assert count(landed.settings, name) == 1
+
+
+def test_a_snapshot_does_not_beat_what_was_written_after_it(landed: Captured) -> None:
+    """Rows of a snapshot have their own write times: others give them the time at which they are read, which is later
+    than all that is captured."""
+    name = f"{landed.keyspace}.t"
+    landed.write("CREATE TABLE {ks}.t (k int PRIMARY KEY, v text) WITH cdc = true")
+    landed.write(*(f"INSERT INTO {{ks}}.t (k, v) VALUES ({k}, 'old') USING TIMESTAMP 1000" for k in range(3)))
+    folders = take_snapshot(landed.settings, name, "before")
+    with landed.agent():
+        landed.write(
+            "UPDATE {ks}.t USING TIMESTAMP 2000 SET v = 'new' WHERE k = 0",
+            "DELETE FROM {ks}.t USING TIMESTAMP 2000 WHERE k = 1",
+            "INSERT INTO {ks}.t (k, v) VALUES (2, 'too late') USING TIMESTAMP 500",
+        )
+        landed.settle()
+    Landing(landed.settings, name).drain()
+    found = find_snapshots([str(folder) for folder in folders])
+    assert sum(count for _, count in backfill(open_table(landed.settings, name), found)) == 3
+    assert_view(landed, "t")
+    rows = [row for part in views.virtual(open_table(landed.settings, name)) for row in part.to_pylist()]
+    assert {row["k"]: row["v"] for row in rows} == {0: "new", 2: "old"}
