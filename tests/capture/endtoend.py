@@ -229,7 +229,7 @@ class EndToEnd:
             self._stop.set()
             for writer in self._writers:
                 writer.join(_PATIENCE_SECONDS)
-                assert writer.fault is None, f"{writer.name}: {writer.fault!r}"
+                assert writer.fault is None, f"{writer.name}: {writer.fault}"
             self._drain(replicas)
             print("all has arrived", flush=True)
             return self._check(replicas)
@@ -269,7 +269,7 @@ class EndToEnd:
             print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
             self._faults[name] += 1
             for writer in self._writers:
-                assert writer.fault is None, f"{writer.name}: {writer.fault!r}"
+                assert writer.fault is None, f"{writer.name}: {writer.fault}"
             for replica in replicas:
                 if self._random.random() < 0.7:
                     replica.deliver(self._archive, self._random)
