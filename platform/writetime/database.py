@@ -30,7 +30,7 @@ COUNT_RANGES = 128
 
 
 class DatabaseUnreachable(WritetimeError):
-    """No contact point answers, or lets us in."""
+    """No contact point answers, or lets us in; or one does not answer any more."""
 
 
 @contextmanager

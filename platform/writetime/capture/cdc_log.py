@@ -24,6 +24,7 @@ from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
 from writetime.capture.publisher import ChangePublisher
 from writetime.config import Settings
+from writetime.database import DatabaseUnreachable
 from writetime.errors import WritetimeError
 from writetime.instants import instant_text
 from writetime.scylla_cdc.log import LogError
@@ -164,12 +165,17 @@ class LogAgent:
         try:
             yield
         except (WritetimeError, DriverException, NoHostAvailable, ConnectionException) as e:
-            kind = "gap" if isinstance(e, Gap) else "log" if isinstance(e, LogError) else "publishing"
-            if not isinstance(e, WritetimeError):
-                kind = "database"
-            elif kind == "publishing":
-                # What was handed over is not acknowledged, and is read and sent again.
-                self._publisher = ChangePublisher(self._settings)
+            match e:
+                case Gap():
+                    kind = "gap"
+                case LogError():
+                    kind = "log"
+                case WritetimeError() if not isinstance(e, DatabaseUnreachable):
+                    kind = "publishing"
+                    # What was handed over is not acknowledged, and is read and sent again.
+                    self._publisher = ChangePublisher(self._settings)
+                case _:
+                    kind = "database"
             self._metrics.error(kind)
             if str(e) != table.fault or time.monotonic() >= table.next_warning:
                 table.next_warning = time.monotonic() + _WARNING_SECONDS

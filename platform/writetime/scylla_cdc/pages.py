@@ -15,7 +15,7 @@ from cassandra.policies import RetryPolicy
 from cassandra.protocol import ResultMessage, _ProtocolHandler, read_int  # type: ignore[attr-defined]
 from cassandra.query import PreparedStatement
 
-from writetime.errors import WritetimeError
+from writetime.database import DatabaseUnreachable
 
 PAGE_ROWS = 5000
 
@@ -128,7 +128,9 @@ class Reading:
             try:
                 (found,) = self._future.result().current_rows
             except (DriverException, NoHostAvailable) as e:
-                raise WritetimeError(f"the database did not answer `{self._statement.query_string}`: {e}") from None
+                raise DatabaseUnreachable(
+                    f"the database did not answer `{self._statement.query_string}`: {e}"
+                ) from None
             more = self._future.has_more_pages
             if more:
                 self._future.start_fetching_next_page()
