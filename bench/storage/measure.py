@@ -3,6 +3,7 @@
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -12,6 +13,9 @@ from multiprocessing import get_context
 from typing import Any
 
 import psutil
+
+# What a process takes between the last look at it and its end is not counted.
+_WATCH_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -96,18 +100,38 @@ def python(module: str, *arguments: str) -> list[str]:
 def with_others(*pids: int) -> Iterator[list[float]]:
     """Measure this process and the trees of others; the CPU and the wall seconds are in the list at the end."""
     result: list[float] = []
-    cpu, wall = _trees(pids), time.perf_counter()
-    yield result
-    result += [_trees(pids) - cpu, time.perf_counter() - wall]
+    trees, done = _Trees(pids), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_WATCH_SECONDS):
+            trees.look()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    cpu, wall = trees.look(), time.perf_counter()
+    watcher.start()
+    try:
+        yield result
+    finally:
+        done.set()
+        watcher.join()
+    result += [trees.look() - cpu, time.perf_counter() - wall]
 
 
-def _trees(pids: Iterable[int]) -> float:
-    """Return the CPU seconds so far of this process and of others, with all that they started, dead or alive."""
-    total = time.process_time()
-    for pid in pids:
-        process = psutil.Process(pid)
-        for each in [process, *process.children(recursive=True)]:
-            with suppress(psutil.NoSuchProcess):  # It ended just now, and is in its parent's count.
-                times = each.cpu_times()
-                total += times.user + times.system + times.children_user + times.children_system
-    return total
+class _Trees:
+    """The CPU seconds of this process and of others with all that they started.
+
+    A process that has ended counts with what it was last seen with: its parent need not have it in its own count, as
+    PySpark's daemon, which ignores SIGCHLD.
+    """
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._roots = [psutil.Process(pid) for pid in pids]
+        self._seen: dict[tuple[int, float], float] = {}
+
+    def look(self) -> float:
+        for root in self._roots:
+            for each in [root, *root.children(recursive=True)]:
+                with suppress(psutil.NoSuchProcess):
+                    times = each.cpu_times()
+                    self._seen[each.pid, each.create_time()] = times.user + times.system
+        return time.process_time() + sum(self._seen.values())

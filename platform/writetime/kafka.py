@@ -45,7 +45,11 @@ def client_config(settings: Settings, **own: Any) -> dict[str, Any]:
 
 
 def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], partitions: int) -> list[str]:
-    """Create the topics that do not exist, with their own options; return their names."""
+    """Create the topics that do not exist, with their own options, and wait until brokers name them all.
+
+    Returns:
+        The names of those that were created.
+    """
     new = [NewTopic(t, partitions, settings.kafka.replication_factor, config=dict(o)) for t, o in topics.items()]
     created = []
     for name, future in _admin(settings).create_topics(new, request_timeout=TIMEOUT_SECONDS).items():
@@ -55,10 +59,18 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
         except KafkaException as e:
             if e.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise _unreachable(settings, f"topic {name} cannot be created", e) from None
+    # A broker answers that a topic was created before it learns of it itself.
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while missing := sorted(set(topics) - set(topic_names(settings))):
+        if time.monotonic() > deadline:
+            raise WritetimeError(
+                f"topic {missing[0]} was created, and brokers do not name it after {TIMEOUT_SECONDS:.0f} s"
+            )
+        time.sleep(0.05)
     return created
 
 
-def topics(settings: Settings) -> list[str]:
+def topic_names(settings: Settings) -> list[str]:
     """Return the names of all topics.
 
     Raises:

@@ -20,7 +20,7 @@ from writetime.capture.avro import ChangeDecoder
 from writetime.capture.publisher import topic_of
 from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.kafka import beginning_offsets, end_offsets, messages_between, place_of, topics
+from writetime.kafka import beginning_offsets, end_offsets, messages_between, place_of, topic_names
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.history import raise_history
 from writetime.lake.merging import Runner
@@ -49,7 +49,7 @@ class Part:
 def captured_tables(settings: Settings) -> list[str]:
     """Return the tables that have a topic of changes, as keyspace.table."""
     prefix = topic_of("")
-    return sorted(topic.removeprefix(prefix) for topic in topics(settings) if topic.startswith(prefix))
+    return sorted(topic.removeprefix(prefix) for topic in topic_names(settings) if topic.startswith(prefix))
 
 
 class Landing:
