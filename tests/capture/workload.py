@@ -82,7 +82,6 @@ class Writer(threading.Thread):
         self._generator = Generator(seed)
         self._generator._ttls = [SHORT_TTL, 1000, 86_400]
         self._random = self._generator.random
-        self._keys = 0
         self._gone: dict[str, tuple[Column, str]] = {}
         self._ever_gone: set[str] = set()
 
@@ -124,19 +123,19 @@ class Writer(threading.Thread):
         self._tokens: list[int | None] = [self._token(key) for key in self._places[0]]
 
     def _token(self, key: list[str]) -> int | None:
-        """Ask for the token of a key; None if it is no key."""
+        """Ask for the token of a key; None if it is none: the database keeps one value of a map literal that has a key
+        twice when it is inserted, and both where it is asked for."""
         table = f"{self._keyspace}.keys_{self.table}"
-        self._keys += 1
+        where = " AND ".join(f"{quote_name(c.name)} = {v}" for c, v in zip(self.schema.partition_key, key, strict=True))
         try:
-            self.insist(f"INSERT INTO {table} ({self._key_names()}, n) VALUES ({', '.join(key)}, {self._keys})")
+            self.insist(f"INSERT INTO {table} ({self._key_names()}, n) VALUES ({', '.join(key)}, 0)")
         except InvalidRequest as e:
             if "Key may not be empty" not in str(e):
                 raise
             return None
-        # By its number: the database does not find every literal of a map that it has just taken as a key.
-        query = f"SELECT token({self._key_names()}), n FROM {table}"
-        rows = self._until_answered(lambda: list(self._session.execute(query)))
-        return next(token for token, number in rows if number == self._keys)
+        query = f"SELECT token({self._key_names()}) FROM {table} WHERE {where} LIMIT 1"
+        found = self._until_answered(lambda: list(self._session.execute(query)))
+        return found[0][0] if found else None
 
     def alter(self) -> None:
         """Change the table's schema, or a type that it may use."""
