@@ -107,6 +107,9 @@ class Capture(_Section):
     partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
     poll_seconds: float = Field(default=0.02, gt=0, description="How often the node's segments are looked at.")
     land_seconds: float = Field(default=1.0, gt=0, description="How often `writetime land --follow` looks for changes.")
+    stale_seconds: float = Field(
+        default=900.0, gt=0, description="Age of what the lake has of a table at which Dagster's check warns."
+    )
     backlog_warning: float = Field(
         default=0.5, gt=0, le=1, description="Share of the node's cdc_total_space at which to warn: at 1 writes fail."
     )
