@@ -101,6 +101,9 @@ class Capture(_Section):
     node: str | None = Field(default=None, description="The node's address; needed where the cluster has others.")
     cdc_raw: Path | None = Field(default=None, description="The node's cdc_raw_directory; by default it is asked.")
     state: Path = Field(default=Path(".writetime/capture"), description="Where the agent keeps how far it is.")
+    snapshot: Literal["initial", "always", "never", "schema-only"] = Field(
+        default="initial", description="What is published of a table beside its live changes."
+    )
     finished: Literal["delete", "archive", "keep"] = "delete"
     archive: str | None = Field(default=None, description="A folder or URL for published segments.")
     aside: Path | None = Field(default=None, description="Where faulty segments go; by default in the state's folder.")

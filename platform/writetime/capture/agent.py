@@ -20,13 +20,15 @@ from dataclasses import asdict, replace
 from writetime.capture.decoding import Decoder
 from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
 from writetime.capture.progress import Progress, SegmentProgress
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.publisher import ChangePublisher, topic_of
 from writetime.capture.schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.segments import SegmentFolder, readable, space_of
+from writetime.capture.snapshots import Snapshots
 from writetime.capture.watermarks import NodeMarks, TableMark
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
+from writetime.kafka import topics
 from writetime.storage.commitlog import count_mutations
 from writetime.storage.errors import Missing, StorageError
 from writetime.storage.segment import END, Segment, find_segments
@@ -55,7 +57,7 @@ def run(settings: Settings, stop: threading.Event) -> Counter[str]:
     with closing(Progress(settings.capture.state)) as progress, connect(settings) as session:
         agent = Agent(settings, Node(session, settings.capture.node), progress)
         agent.follow(stop)
-        return agent.published
+        return agent.published + agent.snapshots.published
 
 
 class Agent:
@@ -73,13 +75,14 @@ class Agent:
         self._metrics = AgentMetrics(settings)
         self._decoder = Decoder(node, self._node_id, SchemaWatch(capture.state))
         self._publisher = ChangePublisher(settings)
+        self.snapshots = Snapshots(settings, node, self._metrics, self._announce_marks)
         # What was handed over and is not acknowledged yet: how far each segment is with it, and its changes.
         self._reached: dict[int, SegmentProgress] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._behind_since: float | None = None
         # Consumers learn of a column that was dropped though no write follows.
         self._unannounced = True
-        self._until: int | None = None
+        self._until = 0
         self._next_look = self._next_mark = 0.0
         self._next_save = self._next_status = self._next_warning = self._next_fault = 0.0
         self.published: Counter[str] = Counter()
@@ -92,6 +95,8 @@ class Agent:
             pause = self._settings.capture.poll_seconds
             try:
                 self.round(stop)
+                if not stop.is_set() and self.snapshots.step(self._decoder, self._publisher, stop):
+                    pause = 0
             except WritetimeError as e:
                 self._metrics.error("node" if isinstance(e, Unreachable) else "publishing")
                 log.error("%s; trying again", e)
@@ -100,6 +105,7 @@ class Agent:
                 self._reached, self._counts = {}, Counter()
                 self._publisher = ChangePublisher(self._settings)
             stop.wait(pause)
+        self.snapshots.close()
         self._progress.save()
 
     def round(self, stop: threading.Event) -> None:
@@ -123,8 +129,7 @@ class Agent:
             self._unannounced |= self._decoder.refresh()
             self._next_look = time.monotonic() + _SCHEMA_SECONDS
         if self._unannounced:
-            for schema in self._decoder.captured:
-                self._publisher.announce(schema)
+            self._announce_schemas()
             self._unannounced = False
         for segment, until in new:
             self._publish(segment, until, stop)
@@ -140,6 +145,13 @@ class Agent:
             if progress.finished and not progress.kept:
                 self._let_go(segment, progress)
         self._measure([(segment, until) for segment, until in found if segment.id in self._progress.segments])
+
+    def _announce_schemas(self) -> None:
+        """Have the topics and schemas of the captured tables; with `never`, of those only that have changes."""
+        there = set(topics(self._settings)) if self._settings.capture.snapshot == "never" else None
+        for schema in self._decoder.captured:
+            if there is None or topic_of(schema.full_name) in there:
+                self._publisher.announce(schema)
 
     def _unread(self, segment: Segment, until: int) -> int:
         """Return how many bytes of a segment may be read and were not."""
@@ -201,10 +213,19 @@ class Agent:
         self._next_mark = time.monotonic() + _MARK_SECONDS
         self.held_by = held_by
         if held_by is None:
-            self._until = max(until, self._until or 0)
-            tables = {schema.full_name: TableMark(self._until) for schema in self._decoder.captured}
-            self._publisher.mark(self._node_id, NodeMarks(tables))
-            self._publisher.flush(stop)
+            self._until = max(until, self._until)
+            self._announce_marks(stop)
+
+    def _announce_marks(self, stop: threading.Event) -> bool:
+        """Publish how far each table is; return whether the broker has it, False only if it is to stop."""
+        tables = {
+            schema.full_name: TableMark(
+                0 if self.snapshots.is_pending(schema) else self._until, self.snapshots.taken_at(schema)
+            )
+            for schema in self._decoder.captured
+        }
+        self._publisher.mark(self._node_id, NodeMarks(tables))
+        return self._publisher.flush(stop)
 
     # --- segments that are done with ----------------------------------------------------------------------------------
 
@@ -274,7 +295,7 @@ class Agent:
         if now >= self._next_status:
             self._next_status = now + _STATUS_SECONDS
             totals = asdict(self._progress.totals)
-            mark = {"published_until": self._until, "held_by": self.held_by}
+            mark = {"snapshots": self.snapshots.status(), "published_until": self._until, "held_by": self.held_by}
             write_status(self._progress.folder, self._metrics.status(lag) | {"totals": totals} | mark)
         share = lag.backlog_bytes / self._limit if self._limit else 0.0
         if share >= self._settings.capture.backlog_warning and now >= self._next_warning:

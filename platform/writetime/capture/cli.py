@@ -96,6 +96,12 @@ def status_lines(settings: Settings) -> Iterator[str]:
     )
     if until := found["published_until"]:
         yield f"  all that was written is published up to {instant_text(until)}, {time.time() - until / 1e6:.0f} s ago"
+    for table, snapshot in sorted(found["snapshots"].items()):
+        if snapshot["state"] != "done":
+            yield (
+                f"  snapshot {table}: {snapshot['state']}, {snapshot['sstables_read']} of {snapshot['sstables']} "
+                f"SSTables, {snapshot['changes']:,} changes"
+            )
     if found["held_by"]:
         yield f"  held     {found['held_by']}"
     for table, kinds in sorted(found["changes"].items()):

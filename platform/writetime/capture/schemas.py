@@ -74,6 +74,10 @@ class Node:
         rows = self.rows(f"SELECT value FROM system_views.settings WHERE name = '{name}'")
         return rows[0]["value"] if rows else None
 
+    def pairs(self, query: str) -> dict[str, str | None]:
+        """Return the rows of a query for names and values."""
+        return {row["name"]: row["value"] for row in self.rows(query)}
+
     def synced_until(self) -> int:
         """Return an instant (microseconds): all that the node acknowledged before it is in segments as far as their
         `_cdc.idx` says, from now on.
@@ -167,6 +171,10 @@ class SchemaWatch:
             for t in self._tables.values()
             if t.captured and t.schema is not None and (t.id in self._live or (t.keyspace, t.name) not in names)
         ]
+
+    def is_live(self, schema: TableSchema) -> bool:
+        """Return whether the node has a table now, as of the last `refresh`."""
+        return schema.id in self._live
 
     @property
     def known(self) -> list[TableSchema]:
