@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -45,7 +45,7 @@ def client_config(settings: Settings, **own: Any) -> dict[str, Any]:
 
 
 def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], partitions: int) -> list[str]:
-    """Create the topics that do not exist, with their own options; return their names."""
+    """Create the topics that do not exist, with their own options; return their names once the brokers know them."""
     new = [NewTopic(t, partitions, settings.kafka.replication_factor, config=dict(o)) for t, o in topics.items()]
     created = []
     for name, future in _admin(settings).create_topics(new, request_timeout=TIMEOUT_SECONDS).items():
@@ -55,7 +55,16 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
         except KafkaException as e:
             if e.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise _unreachable(settings, f"topic {name} cannot be created", e) from None
+    _await(settings, created)
     return created
+
+
+def _await(settings: Settings, created: Iterable[str]) -> None:
+    """Wait for topics that were created just now: a broker may not know yet of what the controller has made."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    missing = set(created)
+    while (missing := missing - set(topics(settings))) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def topics(settings: Settings) -> list[str]:

@@ -22,7 +22,7 @@ from writetime.lake.horizon import captured_until
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now, virtual
 
-ROWS, FILES = 24_000, 3
+ROWS, FILES = 12_000, 2
 
 
 @pytest.fixture
