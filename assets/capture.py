@@ -8,11 +8,15 @@ import time
 from collections.abc import Iterator
 
 from dagster import (
+    AssetCheckResult,
+    AssetCheckSeverity,
+    AssetCheckSpec,
     AssetKey,
     AssetSelection,
     AssetSpec,
     DefaultSensorStatus,
     MaterializeResult,
+    MetadataValue,
     RunConfig,
     RunRequest,
     RunsFilter,
@@ -27,8 +31,10 @@ from dagster import (
 from assets.automation import TABLE_TAG, UNFINISHED
 from assets.lake import LANDED, TableConfig
 from resources import KafkaResource, LakeResource, SparkResource
-from writetime.capture.landing import Landing, captured_tables, not_landed
+from writetime.capture.landing import Landing, captured_tables, not_landed, watermarks_not_landed
+from writetime.capture.watermarks import WatermarkTopic
 from writetime.errors import WritetimeError
+from writetime.lake.horizon import captured_until
 from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table
 
@@ -50,7 +56,21 @@ changes_topics = AssetSpec(
 )
 
 
-@asset(key=LANDED, deps=[TOPICS], group_name="capture", kinds={"spark", "deltalake"}, pool="capture_landing")
+@asset(
+    key=LANDED,
+    deps=[TOPICS],
+    group_name="capture",
+    kinds={"spark", "deltalake"},
+    pool="capture_landing",
+    check_specs=[
+        AssetCheckSpec(
+            "lake_is_fresh",
+            asset=LANDED,
+            description="All that every node wrote until `capture.stale_seconds` ago is in the lake. If not, an agent "
+            "is behind or down, holds a segment aside, or its node is gone and was not retired.",
+        )
+    ],
+)
 def landed_changes(
     config: TableConfig, spark: SparkResource, lake: LakeResource, kafka: KafkaResource
 ) -> MaterializeResult:
@@ -61,7 +81,11 @@ def landed_changes(
     began = time.monotonic()
     landed = Landing(kafka.settings, config.table).drain(in_spark(spark.spark_session))
     seconds = time.monotonic() - began
-    files = open_table(lake.settings, config.table).changes.load().files
+    changes = open_table(lake.settings, config.table).changes.load()
+    files = changes.files
+    until = captured_until(changes) / 1_000_000
+    age = time.time() - until
+    freshness = {"captured_until": MetadataValue.timestamp(until), "age_seconds": round(age, 1)} if until else {}
     return MaterializeResult(
         metadata={
             "changes_landed": landed,
@@ -71,7 +95,16 @@ def landed_changes(
             "files": len(files),
             "landing_seconds": round(seconds, 2),
             "table": config.table,
-        }
+            **freshness,
+        },
+        check_results=[
+            AssetCheckResult(
+                check_name="lake_is_fresh",
+                passed=bool(until) and age <= lake.settings.capture.stale_seconds,
+                severity=AssetCheckSeverity.WARN,
+                metadata={"table": config.table, **freshness},
+            )
+        ],
     )
 
 
@@ -87,17 +120,22 @@ land_job = define_asset_job(
     job=land_job,
     minimum_interval_seconds=30,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Starts the job `land` for each table whose topic has changes that are not in the lake. Not needed "
-    "where `writetime land --follow` runs.",
+    description="Starts the job `land` for each table whose topic has changes that are not in the lake, and at times "
+    "for one without, so that the lake knows that there are none. Not needed where `writetime land --follow` runs.",
 )
 def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> Iterator[RunRequest | SkipReason]:
     """Ask for a run for each table that is behind, unless one is under way."""
     asked = 0
+    settings = kafka.settings
     try:
-        for table in captured_tables(kafka.settings):
+        nodes = WatermarkTopic(settings).read()
+        for table in captured_tables(settings):
             tags = {TABLE_TAG: table}
             filters = RunsFilter(job_name=land_job.name, tags=tags, statuses=UNFINISHED)
-            if not context.instance.get_runs(filters, limit=1) and (behind := not_landed(kafka.settings, table)):
+            if context.instance.get_runs(filters, limit=1):
+                continue
+            behind = not_landed(settings, table)
+            if behind or watermarks_not_landed(settings, table, nodes) > settings.capture.stale_seconds / 2:
                 config = RunConfig({"capture__landed_changes": TableConfig(table=table)})
                 yield RunRequest(run_config=config, tags=tags | {"writetime/lag": str(behind)})
                 asked += 1

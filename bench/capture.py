@@ -61,7 +61,7 @@ def settings_of(home: Path, node: FormatServer, **capture: object) -> Settings:
         cassandra={"port": node.port},
         kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
         embedded={"home": home / "kafka", "kafka_controller_port": free_port(), "kafka_heap_mb": 512},
-        capture={"state": home / "state", **capture},
+        capture={"state": home / "state", "snapshot": "schema-only", **capture},
     )
 
 

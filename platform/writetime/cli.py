@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from writetime import config, database, servers
-from writetime.capture.cli import agent, land, status_lines
+from writetime.capture.cli import agent, land, retire, status_lines
 from writetime.errors import WritetimeError
 from writetime.ingest import deadletters, ingress, sink
 from writetime.ingest.topics import ensure_ingest_topics
@@ -117,7 +117,7 @@ def redrive() -> None:
 
 
 for command in (
-    *(agent, land, scylla_cdc, sstable, commitlog),
+    *(agent, land, retire, scylla_cdc, sstable, commitlog),
     *(snapshot, backfill, view, maintain, rows, publish, rebuild, verify),
 ):
     main.add_command(command)

@@ -103,12 +103,18 @@ class Capture(_Section):
     node: str | None = Field(default=None, description="The node's address; needed where the cluster has others.")
     cdc_raw: Path | None = Field(default=None, description="The node's cdc_raw_directory; by default it is asked.")
     state: Path = Field(default=Path(".writetime/capture"), description="Where the agent keeps how far it is.")
+    snapshot: Literal["initial", "always", "never", "schema-only"] = Field(
+        default="initial", description="What is published of a table beside its live changes."
+    )
     finished: Literal["delete", "archive", "keep"] = "delete"
     archive: str | None = Field(default=None, description="A folder or URL for published segments.")
     aside: Path | None = Field(default=None, description="Where faulty segments go; by default in the state's folder.")
     partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
     poll_seconds: float = Field(default=0.02, gt=0, description="How often the node's segments are looked at.")
     land_seconds: float = Field(default=1.0, gt=0, description="How often `writetime land --follow` looks for changes.")
+    stale_seconds: float = Field(
+        default=900.0, gt=0, description="Age of what the lake has of a table at which Dagster's check warns."
+    )
     backlog_warning: float = Field(
         default=0.5, gt=0, le=1, description="Share of the node's cdc_total_space at which to warn: at 1 writes fail."
     )

@@ -110,13 +110,30 @@ def ensure_schemas_topic(settings: Settings) -> None:
     ensure_topics(settings, {SCHEMAS_TOPIC: {"cleanup.policy": "compact"}}, 1)
 
 
+class CompactedTopic:
+    """A topic of one partition whose values are JSON, of which the last of each key counts; read on from call to
+    call."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._next = 0
+
+    def read_on(self) -> Iterator[tuple[bytes, Any]]:
+        """Yield keys and values of what was written since the last call, in order."""
+        end = end_offsets(self._settings, self._name)[0]
+        if end > self._next:
+            for message in messages_between(self._settings, self._name, {0: self._next}, {0: end}):
+                yield message.key() or b"", json.loads(message.value() or b"")
+            self._next = end
+
+
 class SchemaTopic:
     """The schemas of `writetime.schemas`, by fingerprint; read on when one is asked for that is not known yet."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self._topic = CompactedTopic(settings, SCHEMAS_TOPIC)
         self._known: dict[int, Any] = {}
-        self._next = 0
 
     def get(self, fingerprint: int) -> Any | None:
         """Return the Avro schema with a fingerprint; None if the topic has none."""
@@ -130,7 +147,5 @@ class SchemaTopic:
 
         A schema comes again with the same fingerprint if something else of its table changed, such as what was dropped.
         """
-        end = end_offsets(self._settings, SCHEMAS_TOPIC)[0]
-        for message in messages_between(self._settings, SCHEMAS_TOPIC, {0: self._next}, {0: end}):
-            yield int(message.key() or b"", 16), json.loads(message.value() or b"")
-        self._next = end
+        for key, avro in self._topic.read_on():
+            yield int(key, 16), avro

@@ -27,5 +27,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
 def captured(node: FormatServer, server_settings: Settings, tmp_path: Path) -> Captured:
     """A keyspace that is captured."""
     cassandra = server_settings.cassandra.model_copy(update={"port": node.port})
-    settings = server_settings.model_copy(update={"cassandra": cassandra, "capture": Capture(state=tmp_path / "state")})
-    return Captured(node, settings, f"c{uuid.uuid4().hex[:10]}")
+    settings = server_settings.model_copy(
+        update={"cassandra": cassandra, "capture": Capture(state=tmp_path / "state", snapshot="schema-only")}
+    )
+    return Captured(node, settings, f"c{uuid.uuid4().hex[:10]}", tmp_path)

@@ -189,7 +189,7 @@ class EndToEnd:
                 "capture": settings.capture.model_copy(update=capture),
             }
         )
-        self._captured = Captured(node, self._settings, f"e{uuid.uuid4().hex[:10]}")
+        self._captured = Captured(node, self._settings, f"e{uuid.uuid4().hex[:10]}", home)
         self._captured.write(*TYPES)
         write_settings(self._settings, home / "writetime.toml")
         self._agent = Program(home, "agent", "agent")

@@ -1,14 +1,18 @@
 """A node of its own with tiny segments, agents as threads or programs, and what they published, merged."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from tests.conftest import write_settings
 from tests.lake.answers import cql_rows, view_rows
 from tests.rows.test_publish import messages
 from tests.storage.databases import FormatServer
@@ -28,10 +32,12 @@ REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
 class Captured:
     """A keyspace of a node, an agent's settings, and what the agent published of the keyspace."""
 
-    def __init__(self, node: FormatServer, settings: Settings, keyspace: str) -> None:
+    def __init__(self, node: FormatServer, settings: Settings, keyspace: str, home: Path) -> None:
         self.node = node
         self.settings = settings
         self.keyspace = keyspace
+        self._home = home
+        self.log = home / "agent.log"
         self._schemas = SchemaTopic(settings)
         self._marks = 0
         self.write(f"CREATE KEYSPACE {keyspace} WITH replication = {REPLICATION}")
@@ -111,3 +117,17 @@ class Captured:
     def with_options(self, **capture: Any) -> Settings:
         """The settings with others for capture."""
         return self.settings.model_copy(update={"capture": self.settings.capture.model_copy(update=capture)})
+
+    def program(self) -> subprocess.Popen[bytes]:
+        """An agent as a program, which may be killed; it runs when this returns."""
+        status = self.settings.capture.state / "status.json"
+        status.unlink(missing_ok=True)
+        file = self._home / "agent.toml"
+        write_settings(self.settings, file)
+        log = self.log.open("ab")
+        environment = {**os.environ, "WRITETIME_CONFIG": str(file)}
+        process = subprocess.Popen([sys.executable, "-m", "writetime", "agent"], stderr=log, env=environment)
+        while not status.exists():
+            assert process.poll() is None, self.log.read_text()[-2000:]
+            time.sleep(0.05)
+        return process

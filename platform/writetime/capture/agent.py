@@ -6,7 +6,8 @@ is saved after the broker has acknowledged it. So a crash at any point repeats s
 
 A segment is done with when it is read to its end and its accounting closes: the mutations that were read in it are as
 many as a count of its frames finds, and every change that was decoded was acknowledged. Whatever cannot be decoded is
-set aside with its segment, and stops nothing else.
+set aside with its segment, and stops nothing else but the watermark: the instant up to which all that the node wrote is
+published.
 """
 
 import logging
@@ -19,12 +20,15 @@ from dataclasses import asdict, replace
 from writetime.capture.decoding import Decoder
 from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
 from writetime.capture.progress import Progress, SegmentProgress
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.publisher import ChangePublisher, topic_of
 from writetime.capture.schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.segments import SegmentFolder, readable, space_of
+from writetime.capture.snapshots import Snapshots
+from writetime.capture.watermarks import NodeMarks, TableMark
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
+from writetime.kafka import topic_names
 from writetime.storage.commitlog import count_mutations
 from writetime.storage.errors import Missing, StorageError
 from writetime.storage.segment import END, Segment, find_segments
@@ -39,6 +43,7 @@ _STATUS_SECONDS = 1.0
 # How often the node's schema version is asked for while nothing is written.
 _SCHEMA_SECONDS = 1.0
 _PAUSE_SECONDS = 1.0
+_MARK_SECONDS = 5.0
 _WARNING_SECONDS = 60.0
 
 
@@ -52,7 +57,7 @@ def run(settings: Settings, stop: threading.Event) -> Counter[str]:
     with closing(Progress(settings.capture.state)) as progress, connect(settings) as session:
         agent = Agent(settings, Node(session, settings.capture.node), progress)
         agent.follow(stop)
-        return agent.published
+        return agent.published + agent.snapshots.published
 
 
 class Agent:
@@ -60,24 +65,29 @@ class Agent:
 
     def __init__(self, settings: Settings, node: Node, progress: Progress) -> None:
         capture = settings.capture
-        node_id = node.id()
-        progress.of_node(node_id)
+        self._node = node
+        self._node_id = node.id()
+        progress.of_node(self._node_id)
         self._settings = settings
         self._progress = progress
         self._folder = SegmentFolder(settings, node.setting("cdc_raw_directory"))
         self._limit = space_of(node.setting("cdc_total_space") or "0B")
         self._metrics = AgentMetrics(settings)
-        self._decoder = Decoder(node, node_id, SchemaWatch(capture.state))
+        self._decoder = Decoder(node, self._node_id, SchemaWatch(capture.state))
         self._publisher = ChangePublisher(settings)
+        self.snapshots = Snapshots(settings, node, self._metrics, self._announce_marks)
         # What was handed over and is not acknowledged yet: how far each segment is with it, and its changes.
         self._reached: dict[int, SegmentProgress] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._behind_since: float | None = None
         # Consumers learn of a column that was dropped though no write follows.
         self._unannounced = True
-        self._next_look = 0.0
+        self._until = 0
+        self._next_look = self._next_mark = 0.0
         self._next_save = self._next_status = self._next_warning = self._next_fault = 0.0
         self.published: Counter[str] = Counter()
+        # What keeps the watermark from moving.
+        self.held_by: str | None = None
 
     def follow(self, stop: threading.Event) -> None:
         """Run rounds until told to stop."""
@@ -85,6 +95,8 @@ class Agent:
             pause = self._settings.capture.poll_seconds
             try:
                 self.round(stop)
+                if not stop.is_set() and self.snapshots.step(self._decoder, self._publisher, stop):
+                    pause = 0
             except WritetimeError as e:
                 self._metrics.error("node" if isinstance(e, Unreachable) else "publishing")
                 log.error("%s; trying again", e)
@@ -93,6 +105,7 @@ class Agent:
                 self._reached, self._counts = {}, Counter()
                 self._publisher = ChangePublisher(self._settings)
             stop.wait(pause)
+        self.snapshots.close()
         self._progress.save()
 
     def round(self, stop: threading.Event) -> None:
@@ -101,9 +114,14 @@ class Agent:
         Raises:
             WritetimeError: the node or the broker does not do its part: go on from what was acknowledged.
         """
+        # Before the segments are looked at, which so have all that was written until then.
+        synced_until = self._node.synced_until() if time.monotonic() >= self._next_mark else None
         listed = find_segments(str(self._folder.path))
         found, faults = readable(listed)
         self._tell(faults)
+        for segment, _ in found:
+            # So that none can vanish unnoticed.
+            self._progress.segments.setdefault(segment.id, SegmentProgress(segment.name))
         new = [(segment, until) for segment, until in found if self._unread(segment, until)]
         self._measure(found)
         if new or time.monotonic() >= self._next_look:
@@ -111,8 +129,7 @@ class Agent:
             self._unannounced |= self._decoder.refresh()
             self._next_look = time.monotonic() + _SCHEMA_SECONDS
         if self._unannounced:
-            for schema in self._decoder.captured:
-                self._publisher.announce(schema)
+            self._announce_schemas()
             self._unannounced = False
         for segment, until in new:
             self._publish(segment, until, stop)
@@ -120,16 +137,25 @@ class Agent:
                 break
         if not self._settle(stop):
             return
-        for segment, _ in found:
-            progress = self._progress.segments.get(segment.id)
-            if progress is not None and progress.finished and not progress.kept:
-                self._let_go(segment, progress)
         self._note_gone({segment.id for segment in listed})
+        if synced_until is not None:
+            self._mark(synced_until, self._not_published(found, faults), stop)
+        for segment, _ in found:
+            progress = self._progress.segments[segment.id]
+            if progress.finished and not progress.kept:
+                self._let_go(segment, progress)
         self._measure([(segment, until) for segment, until in found if segment.id in self._progress.segments])
+
+    def _announce_schemas(self) -> None:
+        """Have the topics and schemas of the captured tables; with `never`, of those only that have changes."""
+        there = set(topic_names(self._settings)) if self._settings.capture.snapshot == "never" else None
+        for schema in self._decoder.captured:
+            if there is None or topic_of(schema.full_name) in there:
+                self._publisher.announce(schema)
 
     def _unread(self, segment: Segment, until: int) -> int:
         """Return how many bytes of a segment may be read and were not."""
-        progress = self._progress.segments.get(segment.id) or SegmentProgress(segment.name)
+        progress = self._progress.segments[segment.id]
         if progress.finished:
             return 0
         if until == END:
@@ -138,7 +164,7 @@ class Agent:
         return 0 if progress.broken else max(until - progress.position, 0)
 
     def _publish(self, segment: Segment, until: int, stop: threading.Event) -> None:
-        progress = self._progress.segments.get(segment.id) or SegmentProgress(segment.name)
+        progress = self._progress.segments[segment.id]
         published = progress.published
         try:
             for reached, window in self._decoder.read(segment, until, progress):
@@ -169,6 +195,38 @@ class Agent:
             self._next_save = time.monotonic() + _SAVE_SECONDS
         return True
 
+    # --- the watermark ------------------------------------------------------------------------------------------------
+
+    def _not_published(self, found: list[tuple[Segment, int]], faults: list[str]) -> str | None:
+        """Return what of the segments that were looked at is not published, if anything, or was not before."""
+        for fault in faults:
+            return fault
+        for segment, until in found:
+            if reason := self._progress.segments[segment.id].reason:
+                return reason
+            if self._unread(segment, until):
+                return f"{segment.name} is not published"
+        return self._folder.missing()
+
+    def _mark(self, until: int, held_by: str | None, stop: threading.Event) -> None:
+        """Say that all that was written before an instant is published, unless something is not."""
+        self._next_mark = time.monotonic() + _MARK_SECONDS
+        self.held_by = held_by
+        if held_by is None:
+            self._until = max(until, self._until)
+            self._announce_marks(stop)
+
+    def _announce_marks(self, stop: threading.Event) -> bool:
+        """Publish how far each table is; return whether the broker has it, False only if it is to stop."""
+        tables = {
+            schema.full_name: TableMark(
+                0 if self.snapshots.is_pending(schema) else self._until, self.snapshots.taken_at(schema)
+            )
+            for schema in self._decoder.captured
+        }
+        self._publisher.mark(self._node_id, NodeMarks(tables))
+        return self._publisher.flush(stop)
+
     # --- segments that are done with ----------------------------------------------------------------------------------
 
     def _let_go(self, segment: Segment, progress: SegmentProgress) -> None:
@@ -198,11 +256,12 @@ class Agent:
             progress = self._progress.segments[segment_id]
             if not progress.finished:
                 self._metrics.vanished()
-                log.error(
-                    "%s vanished before all of it was read (up to offset %d): its changes from there on are missing; "
-                    "put it back, or bring a snapshot of the tables into the lake by `writetime backfill`",
-                    *(progress.name, progress.position),
+                reason = (
+                    f"vanished before all of it was read (up to offset {progress.position}): its changes from there on "
+                    "are missing; put it back, or bring a snapshot of the tables into the lake by `writetime backfill`"
                 )
+                log.error("%s %s", progress.name, reason)
+                self._folder.note_missing(replace(progress, reason=f"{progress.name} {reason}"))
             self._folder.tidy(progress.name)
             self._progress.forget(segment_id)
         if gone:
@@ -236,7 +295,8 @@ class Agent:
         if now >= self._next_status:
             self._next_status = now + _STATUS_SECONDS
             totals = asdict(self._progress.totals)
-            write_status(self._progress.folder, self._metrics.status(lag) | {"totals": totals})
+            mark = {"snapshots": self.snapshots.status(), "published_until": self._until, "held_by": self.held_by}
+            write_status(self._progress.folder, self._metrics.status(lag) | {"totals": totals} | mark)
         share = lag.backlog_bytes / self._limit if self._limit else 0.0
         if share >= self._settings.capture.backlog_warning and now >= self._next_warning:
             self._next_warning = now + _WARNING_SECONDS

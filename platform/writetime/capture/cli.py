@@ -14,9 +14,11 @@ from writetime.capture import cdc_log
 from writetime.capture.agent import run
 from writetime.capture.landing import Landing, captured_tables
 from writetime.capture.metrics import read_status
+from writetime.capture.watermarks import WatermarkTopic
+from writetime.capture.watermarks import retire as retire_node
 from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.instants import parse_instant
+from writetime.instants import instant_text, parse_instant
 from writetime.logs import log_as_json
 
 log = logging.getLogger(__name__)
@@ -52,10 +54,13 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool) -> None:
     log_as_json()
     stop = _stopped_by_signal()
     landings: dict[str, Landing] = {}
+    nodes: WatermarkTopic | None = None
     while not stop.is_set():
         try:
+            nodes = nodes or WatermarkTopic(settings)
             for table in tables or captured_tables(settings):
-                landings.setdefault(table, Landing(settings, table))
+                if table not in landings:
+                    landings[table] = Landing(settings, table, nodes)
         except WritetimeError as e:
             log.error("%s; trying again", e)
         for table, landing in landings.items():
@@ -66,6 +71,14 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool) -> None:
                 # What is wrong with one table stops no other.
                 log.error("%s; trying again", e)
         stop.wait(settings.capture.land_seconds)
+
+
+@click.command()
+@click.argument("node", metavar="HOST_ID")
+def retire(*, node: str) -> None:
+    """Say that a node was decommissioned: the lake no longer waits for its changes. Stop its agent first."""
+    retire_node(config.load(), node)
+    click.echo(f"{node} is retired: each table of the lake takes that up when its changes are landed next")
 
 
 def _stopped_by_signal() -> threading.Event:
@@ -81,14 +94,15 @@ def status_lines(settings: Settings) -> Iterator[str]:
     if found is None:
         return
     yield f"agent      {time.time() - found['at']:.0f} s ago      state {settings.capture.state}"
-    yield from _log_lines(found["logs"]) if "logs" in found else _node_lines(found["lag"], found["totals"])
+    yield from _log_lines(found["logs"]) if "logs" in found else _node_lines(found)
     for table, kinds in sorted(found["changes"].items()):
         yield f"  {table}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
     for what, count in sorted(found["errors"].items()):
         yield f"  errors   {count} of {what}"
 
 
-def _node_lines(lag: dict[str, Any], totals: dict[str, Any]) -> Iterator[str]:
+def _node_lines(found: dict[str, Any]) -> Iterator[str]:
+    lag, totals = found["lag"], found["totals"]
     limit = lag["backlog_limit_bytes"]
     share = f" ({100 * lag['backlog_bytes'] / limit:.0f} % of cdc_total_space)" if limit else ""
     yield f"  lag      {lag['bytes']:,} bytes, {lag['segments']} segments, {lag['seconds']:.1f} s"
@@ -97,6 +111,16 @@ def _node_lines(lag: dict[str, Any], totals: dict[str, Any]) -> Iterator[str]:
         f"  segments {totals['segments']:,} done with, {totals['segments_set_aside']} set aside, "
         f"{totals['segments_vanished']} vanished"
     )
+    if until := found["published_until"]:
+        yield f"  all that was written is published up to {instant_text(until)}, {time.time() - until / 1e6:.0f} s ago"
+    for table, snapshot in sorted(found["snapshots"].items()):
+        if snapshot["state"] != "done":
+            yield (
+                f"  snapshot {table}: {snapshot['state']}, {snapshot['sstables_read']} of {snapshot['sstables']} "
+                f"SSTables, {snapshot['changes']:,} changes"
+            )
+    if found["held_by"]:
+        yield f"  held     {found['held_by']}"
 
 
 def _log_lines(logs: dict[str, dict[str, Any]]) -> Iterator[str]:

@@ -39,6 +39,10 @@ class Decoder:
         """The schemas of the tables whose changes are published, as of the last `refresh`."""
         return self._watch.captured
 
+    def is_live(self, schema: TableSchema) -> bool:
+        """Return whether the node has a table now, as of the last `refresh`."""
+        return self._watch.is_live(schema)
+
     def refresh(self, *, always: bool = False) -> bool:
         """Take up the schemas of the node; return whether any is new."""
         new = self._watch.refresh(self._node, always=always) or self._reader is None

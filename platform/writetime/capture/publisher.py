@@ -9,6 +9,7 @@ import threading
 
 import pyarrow as pa
 
+from writetime.capture import watermarks
 from writetime.capture.avro import ChangeEncoder
 from writetime.config import Settings
 from writetime.errors import WritetimeError
@@ -47,6 +48,7 @@ class ChangePublisher:
             },
         )
         self._tables: dict[TableSchema, tuple[ChangeEncoder, str, int]] = {}
+        self._marked = False
 
     def announce(self, schema: TableSchema) -> None:
         """Have the topic of a table, and its schema in the topic of the schemas, even if no change comes.
@@ -67,6 +69,17 @@ class ChangePublisher:
         buckets = self._settings.lake.buckets
         chosen = partition_of_bucket(buckets_of(changes["token"], buckets), buckets, partitions).tolist()
         return self._sender.produce_all(topic, messages, changes["key"].to_pylist(), chosen)
+
+    def mark(self, node: str, marks: watermarks.NodeMarks) -> None:
+        """Say how far a node is published, in the topic of the watermarks.
+
+        Raises:
+            WritetimeError: Kafka refuses it, or something that was handed over before.
+        """
+        if not self._marked:
+            watermarks.ensure_watermarks_topic(self._settings)
+            self._marked = True
+        watermarks.send(self._sender, node, marks)
 
     def flush(self, stop: threading.Event | None = None) -> bool:
         """Wait until all is acknowledged; return whether it is, False only if it is to stop."""

@@ -7,6 +7,8 @@ state folder (`schemas/<table id>.json`): tables and columns that were dropped a
 """
 
 import logging
+import re
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,6 +73,37 @@ class Node:
         """Return a setting of `cassandra.yaml` that is in force."""
         rows = self.rows(f"SELECT value FROM system_views.settings WHERE name = '{name}'")
         return rows[0]["value"] if rows else None
+
+    def pairs(self, query: str) -> dict[str, str | None]:
+        """Return the rows of a query for names and values."""
+        return {row["name"]: row["value"] for row in self.rows(query)}
+
+    def synced_until(self) -> int:
+        """Return an instant (microseconds): all that the node acknowledged before it is in segments as far as their
+        `_cdc.idx` says, from now on.
+
+        With `commitlog_sync: periodic` a write is acknowledged first and synced later, by the sync that begins within
+        a period and that takes less than one; a node whose disk is slower warns of that in its log. The node answers
+        only when it has replayed what a crash left.
+
+        Raises:
+            Unreachable: the node does not answer.
+        """
+        before = time.time_ns() // 1000
+        if self.setting("commitlog_sync") != "periodic":
+            return before
+        # In version 4.0 the name has the unit.
+        period = self.setting("commitlog_sync_period") or self.setting("commitlog_sync_period_in_ms") or ""
+        return before - 2 * _micros(period)
+
+
+def _micros(text: str) -> int:
+    """Return the microseconds of a duration as settings of Cassandra have it, such as `100ms`; of a number, as
+    milliseconds."""
+    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|)", text)
+    if match is None:
+        raise WritetimeError(f"the node says that it syncs its commit log every {text!r}, which is no duration")
+    return int(match[1]) * {"": 1000, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6}[match[2]]
 
 
 def _settled(node: Node) -> dict[str, list[dict[str, Any]]]:
@@ -138,6 +171,10 @@ class SchemaWatch:
             for t in self._tables.values()
             if t.captured and t.schema is not None and (t.id in self._live or (t.keyspace, t.name) not in names)
         ]
+
+    def is_live(self, schema: TableSchema) -> bool:
+        """Return whether the node has a table now, as of the last `refresh`."""
+        return schema.id in self._live
 
     @property
     def known(self) -> list[TableSchema]:

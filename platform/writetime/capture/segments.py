@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from writetime.capture.durable import sync_folder, write_json
+from writetime.capture.durable import read_json, sync_folder, write_json
 from writetime.capture.progress import SegmentProgress
 from writetime.config import Settings
 from writetime.errors import WritetimeError
@@ -58,8 +58,18 @@ class SegmentFolder:
                 continue
         return total
 
+    def missing(self) -> str | None:
+        """Return the reason why changes of a segment are missing, as long as one is set aside or vanished; None if all
+        that there were are published.
+
+        A reason is gone when the segment was put back and published, or when someone deletes its file.
+        """
+        reasons = sorted(self._aside.glob("*.reason.json"))
+        return None if not reasons else f"{reasons[0]}: {read_json(reasons[0])['reason']}"
+
     def release(self, segment: Segment) -> bool:
         """Delete or archive a segment whose changes are all published, or keep it; return whether it is gone."""
+        self._reason(segment.name).unlink(missing_ok=True)
         if self._keep:
             return False
         log_file, index = _files(segment)
@@ -75,17 +85,8 @@ class SegmentFolder:
 
     def set_aside(self, segment: Segment, progress: SegmentProgress) -> Path:
         """Move a segment with a fault to where it is kept, with the reason beside it; return where it is then."""
-        self._aside.mkdir(parents=True, exist_ok=True)
+        self.note_missing(progress)
         target = self._aside / segment.name
-        reason = {
-            "segment": segment.name,
-            "reason": progress.reason,
-            "published_up_to": progress.position,
-            "mutations_read": progress.mutations,
-            "mutations_set_aside_by_table": progress.set_aside,
-            "set_aside_at": datetime.now(UTC).isoformat(),
-        }
-        write_json(target.with_suffix(".reason.json"), reason)
         log_file, index = _files(segment)
         for file in (log_file, index):
             if file.exists():
@@ -97,6 +98,22 @@ class SegmentFolder:
         log_file.unlink(missing_ok=True)
         index.unlink(missing_ok=True)
         return target
+
+    def note_missing(self, progress: SegmentProgress) -> None:
+        """Keep the reason why changes of a segment are missing, where segments are set aside."""
+        self._aside.mkdir(parents=True, exist_ok=True)
+        reason = {
+            "segment": progress.name,
+            "reason": progress.reason,
+            "published_up_to": progress.position,
+            "mutations_read": progress.mutations,
+            "mutations_set_aside_by_table": progress.set_aside,
+            "set_aside_at": datetime.now(UTC).isoformat(),
+        }
+        write_json(self._reason(progress.name), reason)
+
+    def _reason(self, name: str) -> Path:
+        return (self._aside / name).with_suffix(".reason.json")
 
     def tidy(self, name: str) -> None:
         """Delete what is left of a segment that is gone: its index."""

@@ -50,7 +50,7 @@ def retire_source(table: LakeTable, source: str) -> None:
 def watermark(source: str, instant: int) -> dict[str, int]:
     """Return what to give `BucketedTable.append` as `also`: that with this batch the lake has all that the source wrote
     before an instant (microseconds). It never falls."""
-    return {f"watermark/{source}": instant}
+    return {_watermark(source): instant}
 
 
 def raise_snapshot(table: LakeTable, taken_at: int) -> None:
@@ -59,16 +59,21 @@ def raise_snapshot(table: LakeTable, taken_at: int) -> None:
         table.changes.set_property(NEWEST_SNAPSHOT, str(taken_at))
 
 
+def registered_sources(changes: Snapshot) -> set[str]:
+    """Return the sources that send changes."""
+    properties = changes.properties.items()
+    return {n.removeprefix(_SOURCE) for n, value in properties if n.startswith(_SOURCE) and value == "registered"}
+
+
+def watermark_of(changes: Snapshot, source: str) -> int:
+    """Return the watermark of a source (microseconds); 0 if it has none yet."""
+    return changes.transaction(_watermark(source)) or 0
+
+
 def captured_until(changes: Snapshot) -> int:
     """Return the instant (microseconds) up to which all has been captured; 0 if that is not known."""
-    sources = [
-        name.removeprefix(_SOURCE)
-        for name, value in changes.properties.items()
-        if name.startswith(_SOURCE) and value == "registered"
-    ]
-    if not sources:
-        return _newest_snapshot(changes)
-    return min(changes.transaction(f"watermark/{source}") or 0 for source in sources)
+    sources = registered_sources(changes)
+    return min((watermark_of(changes, source) for source in sources), default=_newest_snapshot(changes))
 
 
 def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
@@ -132,6 +137,10 @@ def _stays(cells: pa.StructArray, horizon: int) -> pa.Array:
     ended = cells.field("expiry" if "expiry" in names else "deletion_time")
     dropped = pc.and_(pc.less_equal(ended, horizon // 1_000_000), pc.less_equal(cells.field(WRITTEN), horizon))
     return pc.invert(dropped.fill_null(False))
+
+
+def _watermark(source: str) -> str:
+    return f"watermark/{source}"
 
 
 def _newest_snapshot(changes: Snapshot) -> int:

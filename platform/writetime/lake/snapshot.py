@@ -7,6 +7,7 @@ data folders, in its virtual tables.
 import ast
 from collections.abc import Mapping
 from pathlib import Path
+from uuid import UUID
 
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
@@ -32,11 +33,18 @@ def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
         if found is None:
             raise WritetimeError(f"the database has no table {table}: name it as KEYSPACE.TABLE")
         properties, port = local_node(session)
+    return take(listed(properties["data_file_directories"]), port, table, found.id, tag)
+
+
+def take(data_folders: list[str], port: int, table: str, table_id: UUID, tag: str) -> list[Path]:
+    """Do what `take_snapshot` does, on a node of which the data folders and the JMX port are known.
+
+    Raises:
+        WritetimeError: nodetool fails, or the snapshot is not where it was to be.
+    """
+    keyspace, _, name = table.partition(".")
     nodetool(port, "snapshot", "-t", tag, "-kt", table)
-    folders = [
-        Path(folder) / keyspace / f"{name}-{found.id.hex}" / "snapshots" / tag
-        for folder in listed(properties["data_file_directories"])
-    ]
+    folders = [Path(folder) / keyspace / f"{name}-{table_id.hex}" / "snapshots" / tag for folder in data_folders]
     present = [folder for folder in folders if folder.is_dir()]
     if not present:
         raise WritetimeError(
@@ -50,6 +58,11 @@ def clear_snapshot(settings: Settings, table: str, tag: str) -> None:
     """Delete a snapshot."""
     with connect(settings) as session:
         _, port = local_node(session)
+    delete(port, table, tag)
+
+
+def delete(port: int, table: str, tag: str) -> None:
+    """Do what `clear_snapshot` does, on a node of which the JMX port is known."""
     nodetool(port, "clearsnapshot", "-t", tag, "--", table.partition(".")[0])
 
 
@@ -67,9 +80,18 @@ def local_node(session: Session) -> tuple[Mapping[str, str], int]:
             "the database has no virtual tables of Cassandra 4 or later: take the snapshot with the node's own "
             "nodetool, and give its folder to `writetime backfill`"
         ) from None
+    return settings, jmx_port(properties)
+
+
+def jmx_port(properties: Mapping[str, str | None]) -> int:
+    """Return the JMX port that a node's system properties say.
+
+    Raises:
+        WritetimeError: they say none.
+    """
     for name in _JMX_PORTS:
-        if properties.get(name):
-            return settings, int(properties[name])
+        if port := properties.get(name):
+            return int(port)
     raise WritetimeError(f"the node says no JMX port: start it with -D{_JMX_PORTS[0]}=7199 (cassandra-env.sh does)")
 
 

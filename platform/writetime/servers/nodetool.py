@@ -27,6 +27,9 @@ def nodetool(port: int, *arguments: str) -> None:
             str(java()),
             *module_options(),
             "-Xmx96m",
+            # It runs for a moment only.
+            "-XX:TieredStopAtLevel=1",
+            "-XX:+UseSerialGC",
             # The JDK that comes from PyPI cannot look up an RMI address by JNDI itself.
             "-Djava.naming.factory.url.pkgs=writetime",
             # It keeps a history of its commands there.

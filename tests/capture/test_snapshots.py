@@ -1,0 +1,164 @@
+"""What a table had before its capture began: published beside live writes, whoever is killed amid it."""
+
+import json
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cassandra.concurrent import execute_concurrent_with_args
+
+from tests.capture.harness import Captured
+from tests.capture.test_segments import wait_for
+from tests.lake.answers import cql_rows, view_rows
+from writetime.capture import agent
+from writetime.capture.landing import Landing, captured_tables
+from writetime.capture.watermarks import WatermarkTopic
+from writetime.lake.history import history_from
+from writetime.lake.horizon import captured_until
+from writetime.lake.table import open_table
+from writetime.lake.views import time_now, virtual
+
+ROWS, FILES = 12_000, 2
+
+
+@pytest.fixture
+def landed(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Captured:
+    """A keyspace that is captured with its snapshots, and a lake of its own."""
+    lake = captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake")})
+    captured.settings = captured.with_options(snapshot="initial").model_copy(update={"lake": lake})
+    monkeypatch.setattr(agent, "_MARK_SECONDS", 0.05)
+    # Of other tests' tables no snapshots are to be taken.
+    session = captured.node.session()
+    for table in session.execute("SELECT keyspace_name, table_name, cdc FROM system_schema.tables"):
+        if table.cdc and table.keyspace_name != captured.keyspace:
+            session.execute(f"ALTER TABLE {table.keyspace_name}.{table.table_name} WITH cdc = false")
+    return captured
+
+
+def fill(captured: Captured, table: str, files: int = FILES) -> None:
+    """Write a table of several SSTables, with rows, cells, a range and a partition deleted."""
+    session = captured.node.session()
+    insert = session.prepare(f"INSERT INTO {captured.keyspace}.{table} (k, c, v, w) VALUES (?, ?, ?, {{'a': 1}})")
+    for number in range(files):
+        rows = [(i % 97, i, f"{number} {i}") for i in range(number, ROWS, files)]
+        assert all(done for done, _ in execute_concurrent_with_args(session, insert, rows, concurrency=100))
+        captured.write(
+            f"DELETE FROM {{ks}}.{table} WHERE k = {number + 1}",
+            f"DELETE FROM {{ks}}.{table} WHERE k = {number + 20} AND c > 100 AND c < 2000",
+            f"UPDATE {{ks}}.{table} USING TTL 100000 SET s = 'static' WHERE k = {number + 40}",
+        )
+        captured.node.nodetool("flush", captured.keyspace, table)
+
+
+def snapshots(captured: Captured) -> dict[str, dict[str, Any]]:
+    """How far the snapshots are, by table."""
+    path = captured.settings.capture.state / "snapshots.json"
+    found = json.loads(path.read_text()).values() if path.exists() else ()
+    return {progress["table"].partition(".")[2]: progress for progress in found}
+
+
+def is_done(captured: Captured, *tables: str) -> bool:
+    """Whether the snapshots of these tables are published and deleted."""
+    return all(snapshots(captured).get(table, {}).get("state") == "done" for table in tables)
+
+
+def test_a_snapshot_beside_live_writes_and_a_kill(landed: Captured) -> None:
+    create = "CREATE TABLE {ks}.t (k int, c int, s text static, v text, w map<text, int>, PRIMARY KEY (k, c))"
+    landed.write(create + " WITH compaction = {'class': 'SizeTieredCompactionStrategy', 'enabled': false}")
+    fill(landed, "t")
+    landed.write("ALTER TABLE {ks}.t WITH cdc = true")
+    name = f"{landed.keyspace}.t"
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            landed.write(
+                f"UPDATE {{ks}}.t SET v = 'live {number}', w = w + {{'b': {number}}} WHERE k = {number % 97} AND c = 7",
+                f"DELETE FROM {{ks}}.t WHERE k = {(number * 7) % 97} AND c > {number * 3} AND c < {number * 3 + 50}",
+            )
+            time.sleep(0.002)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    process = landed.program()
+    try:
+        while not snapshots(landed).get("t", {}).get("read"):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        killed = snapshots(landed)["t"]
+        assert killed["state"] == "taken"
+        assert 0 < killed["published"] < ROWS
+        Landing(landed.settings, name).drain()
+        # Not all of it is there, so the lake does not say that it is complete.
+        assert captured_until(open_table(landed.settings, name).changes.load()) == 0
+        process = landed.program()
+        wait_for(lambda: is_done(landed, "t", "marks"))
+        stop.set()
+        writer.join()
+        landed.settle()
+        written_at = time_now()
+        node = next(iter(WatermarkTopic(landed.settings).read()))
+        wait_for(lambda: WatermarkTopic(landed.settings).read()[node].tables[name].until > written_at)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        stop.set()
+        writer.join()
+        process.kill()
+        process.wait()
+    progress = snapshots(landed)["t"]
+    assert progress["changes"] == progress["published"] > ROWS
+    assert progress["read"] == progress["sstables"] == FILES + 1
+    assert not list(landed.node.folder.glob("data/*/*/snapshots/writetime-*"))
+    # What was read and kept before the kill was not read again.
+    origins = [o for o in landed.changes("t")["origin"].to_pylist() if o["source"] == "sstable"]
+    files = Counter(o["file"] for o in origins)
+    assert len(files) == FILES + 1
+    assert progress["published"] <= sum(files.values()) < progress["published"] + 1.5 * ROWS / FILES
+    assert {o["node"] for o in origins} == {node}
+    Landing(landed.settings, name).drain()
+    table = open_table(landed.settings, name)
+    assert view_rows(virtual(table)) == cql_rows(landed.node.session(), landed.schema("t"))
+    changes = table.changes.load()
+    assert captured_until(changes) > written_at
+    assert progress["taken_at"] <= (history_from(changes) or 0)
+
+
+def test_modes(landed: Captured) -> None:
+    landed.write(
+        "CREATE TABLE {ks}.old (k int PRIMARY KEY, v text)",
+        "INSERT INTO {ks}.old (k, v) VALUES (1, 'a')",
+        "CREATE TABLE {ks}.dropped (k int PRIMARY KEY) WITH cdc = true",
+    )
+    old = f"{landed.keyspace}.old"
+    with landed.agent(snapshot="never"):
+        # Past what the log has of it.
+        landed.settle()
+        landed.write("ALTER TABLE {ks}.old WITH cdc = true")
+        landed.settle()
+    assert old not in captured_tables(landed.settings)
+    with landed.agent(snapshot="schema-only"):
+        wait_for(lambda: old in captured_tables(landed.settings))
+        landed.settle()
+    assert Landing(landed.settings, old).drain() == 0
+    assert view_rows(virtual(open_table(landed.settings, old))) == []
+    assert snapshots(landed) == {}
+    landed.write("DROP TABLE {ks}.dropped", "CREATE TABLE {ks}.empty (k int PRIMARY KEY) WITH cdc = true")
+    with landed.agent():
+        wait_for(lambda: is_done(landed, "old", "empty", "marks"))
+    assert [snapshots(landed)[table]["published"] for table in ("old", "empty")] == [1, 0]
+    assert "dropped" not in snapshots(landed)
+    landed.assert_same("old", "marks")
+    with landed.agent():
+        landed.settle()
+    assert landed.changes("old").num_rows == 1
+    with landed.agent(snapshot="always"):
+        wait_for(lambda: landed.changes("old").num_rows == 2)

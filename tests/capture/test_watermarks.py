@@ -1,0 +1,151 @@
+"""How far the lake knows its sources: never beyond what is published and landed, and who holds that back."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.capture.harness import Captured
+from tests.capture.test_segments import complete, wait_for
+from tests.conftest import write_settings
+from writetime.capture import agent
+from writetime.capture.agent import Agent
+from writetime.capture.landing import Landing, watermarks_not_landed
+from writetime.capture.progress import Progress
+from writetime.capture.schemas import Node
+from writetime.capture.watermarks import NodeMarks, TableMark, WatermarkTopic
+from writetime.cli import main
+from writetime.lake.delta import Snapshot
+from writetime.lake.horizon import captured_until, registered_sources
+from writetime.lake.table import open_table
+from writetime.lake.views import time_now
+
+
+@pytest.fixture
+def landed(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Captured:
+    """A keyspace that is captured, a lake of its own, and agents that say all the time how far they are."""
+    lake = captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake")})
+    captured.settings = captured.settings.model_copy(update={"lake": lake})
+    monkeypatch.setattr(agent, "_MARK_SECONDS", 0.05)
+    return captured
+
+
+def node_id(captured: Captured) -> str:
+    """The node's host id."""
+    return str(captured.node.session().execute("SELECT host_id FROM system.local").one().host_id)
+
+
+def mark(captured: Captured, table: str = "marks") -> TableMark:
+    """What the node's agent has said last of a table."""
+    marks = WatermarkTopic(captured.settings).read().get(node_id(captured), NodeMarks())
+    return marks.tables.get(f"{captured.keyspace}.{table}", TableMark(0))
+
+
+def land(captured: Captured) -> Snapshot:
+    """Land the marks; return the changes then."""
+    name = f"{captured.keyspace}.marks"
+    Landing(captured.settings, name).drain()
+    return open_table(captured.settings, name).changes.load()
+
+
+def status(captured: Captured) -> dict[str, Any]:
+    """What the agent says of itself."""
+    return json.loads((captured.settings.capture.state / "status.json").read_text())
+
+
+def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, node = f"{landed.keyspace}.marks", node_id(landed)
+    with landed.agent():
+        landed.settle()
+        first = time_now()
+        wait_for(lambda: mark(landed).until > first)
+        changes = land(landed)
+        assert registered_sources(changes) == {node}
+        assert first < captured_until(changes) <= time_now()
+        # With messages each commit has the watermark; without, only one that has moved by a minute.
+        second = time_now()
+        landed.settle()
+        wait_for(lambda: mark(landed).until > second)
+        changes = land(landed)
+        assert captured_until(changes) > second
+        wait_for(lambda: mark(landed).until > captured_until(changes))
+        assert land(landed).version == changes.version
+        assert 0 < watermarks_not_landed(landed.settings, name, WatermarkTopic(landed.settings).read()) < 60
+        wait_for((landed.settings.capture.state / "status.json").exists)
+        time.sleep(1.1)
+        landed.settle()
+        monkeypatch.setattr("writetime.capture.landing._WATERMARK_MICROS", 1)
+        assert land(landed).version == changes.version + 1
+    # A node that is not there any more: it holds back nothing, until an agent says that it is there.
+    write_settings(landed.settings, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    shown = CliRunner().invoke(main, ["status"]).output
+    assert "all that was written is published up to 20" in shown
+    answer = CliRunner().invoke(main, ["retire", "nobody"])
+    assert "no agent has said how far node nobody is" in answer.output
+    assert node in answer.output
+    assert CliRunner().invoke(main, ["retire", node], catch_exceptions=False).exit_code == 0
+    assert registered_sources(land(landed)) == set()
+    with landed.agent():
+        landed.settle()
+        wait_for(lambda: not WatermarkTopic(landed.settings).read()[node].retired)
+    assert registered_sources(land(landed)) == {node}
+
+
+def test_no_watermark_passes_what_is_not_published(landed: Captured) -> None:
+    with landed.agent():
+        landed.settle()
+        wait_for(lambda: mark(landed).until)
+    # What the node has written since is published by rounds that the agent does one by one.
+    before = mark(landed).until
+    assert before
+    written_at = time_now()
+    landed.fill(3)
+    wait_for(lambda: complete(landed))
+    progress = Progress(landed.settings.capture.state)
+    one = Agent(landed.settings, Node(landed.node.session(), None), progress)
+    stop = threading.Event()
+    stop.set()
+    one.round(stop)
+    assert mark(landed).until == before
+    wait_for(lambda: one.round(threading.Event()) or mark(landed).until > written_at)
+    # A segment that cannot be read holds it, until it is put back as it was.
+    landed.fill(3)
+    *_, path = complete(landed)
+    held_from = mark(landed).until
+    content = path.read_bytes()
+    broken = bytearray(content)
+    broken[len(broken) // 2] ^= 1
+    index = path.with_name(f"{path.stem}_cdc.idx")
+    index_content = index.read_text()
+    copy = path.with_suffix(".broken")
+    copy.write_bytes(broken)
+    copy.replace(path)
+    wait_for(lambda: one.round(threading.Event()) or not path.exists())
+    time.sleep(0.1)
+    one.round(threading.Event())
+    assert mark(landed).until == held_from
+    assert path.name in str(one.held_by)
+    index.write_text(index_content)
+    path.write_bytes(content)
+    wait_for(lambda: one.round(threading.Event()) or not path.exists())
+    wait_for(lambda: one.round(threading.Event()) or one.held_by is None)
+    assert mark(landed).until > held_from
+    # So does one that vanished, until someone deletes the file that says so.
+    landed.fill(2)
+    for path in complete(landed):
+        path.unlink()
+    held_from = mark(landed).until
+    time.sleep(0.1)
+    one.round(threading.Event())
+    assert "vanished before all of it was read" in str(one.held_by)
+    assert mark(landed).until == held_from
+    (reason,) = (landed.settings.capture.state / "aside").glob("*.reason.json")
+    reason.unlink()
+    wait_for(lambda: one.round(threading.Event()) or one.held_by is None)
+    assert mark(landed).until > held_from
+    progress.close()
