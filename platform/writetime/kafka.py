@@ -55,7 +55,8 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
         except KafkaException as e:
             if e.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise _unreachable(settings, f"topic {name} cannot be created", e) from None
-    _await(settings, created)
+    if created:
+        _await(settings, created)
     return created
 
 
