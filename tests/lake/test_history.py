@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tests.lake.answers import view_rows
-from tests.lake.made import add, batch, new_table, write
+from tests.lake.made import SCHEMA, add, batch, new_table, write
 from writetime.changes import change_schema
 from writetime.errors import WritetimeError
 from writetime.lake import retention, state, views
@@ -15,7 +15,7 @@ from writetime.lake.cli import parse_instant
 from writetime.lake.history import after, history_from, raise_history, until
 from writetime.lake.state import BASE
 from writetime.lake.table import LakeTable
-from writetime.merge import merge
+from writetime.merge import live_rows, merge
 from writetime.schema.cql import parse_table
 
 SECOND = 1_000_000
@@ -158,3 +158,12 @@ def test_instants() -> None:
     assert parse_instant("-5") == -5
     with pytest.raises(WritetimeError, match="is no time"):
         parse_instant("yesterday")
+
+
+@pytest.mark.parametrize(("as_of", "there"), [(1999, [1, 2]), (2000, [])])
+def test_what_expires_is_gone_at_its_second(as_of: int, there: list[int]) -> None:
+    """The row marker and the cell, each alone in its row (`LivenessInfo.isLive`, `AbstractCell.isLive`)."""
+    by_marker, by_cell = write(1, 0, 5), write(2, 0, 5, v="x")
+    by_marker["marker"] |= {"ttl": 10, "expiry": 2000}
+    by_cell |= {"marker": None, "v": by_cell["v"] | {"ttl": 10, "deletion_time": 2000}}
+    assert live_rows(merge([batch([by_marker, by_cell])], SCHEMA), SCHEMA, as_of)["id"].to_pylist() == there
