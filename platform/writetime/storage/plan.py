@@ -218,7 +218,7 @@ def _room(count: int, dtype: type[np.generic]) -> np.ndarray:
     """Return an array of memory that takes a page only once it is written to, and goes back when the array goes.
 
     Room is for the worst case, of which little is used. The heap would hand out again what other buffers had,
-    and keep all pages that any of them ever wrote to: with nine tables, 6 GB after some segments.
+    and keep all pages that any of them ever wrote to.
     """
     return np.frombuffer(mmap.mmap(-1, count * np.dtype(dtype).itemsize), dtype)
 
