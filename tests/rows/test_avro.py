@@ -44,7 +44,10 @@ def values(arrow: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_map(arrow):
         return st.lists(st.tuples(values(arrow.key_type), st.none() | values(arrow.item_type)), max_size=3)
     if pa.types.is_list(arrow):
-        return st.lists(st.none() | values(arrow.value_type), max_size=3)
+        element = arrow.value_type
+        # A map whose keys hold maps is a list of its entries, of which none is null.
+        is_entry = pa.types.is_struct(element) and [f.name for f in element] == ["key", "value"]
+        return st.lists(values(element) if is_entry else st.none() | values(element), max_size=3)
     if pa.types.is_boolean(arrow):
         return st.booleans()
     if pa.types.is_floating(arrow):
