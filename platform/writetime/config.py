@@ -54,6 +54,21 @@ class Kafka(_Section):
     client: dict[str, SecretStr] = {}
 
 
+class SchemaRegistry(_Section):
+    """A registry with Confluent's REST API. With a `url`, messages in Avro name their schemas by its ids."""
+
+    url: str | None = Field(default=None, pattern=r"^https?://")
+    username: str | None = None
+    password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        """Refuse a half of what belongs together."""
+        if (self.username is None) != (self.password is None):
+            raise ValueError("username and password belong together")
+        return self
+
+
 class ZooKeeper(_Section):
     """The ZooKeeper ensemble."""
 
@@ -227,6 +242,7 @@ class Settings(BaseSettings):
 
     cassandra: Cassandra = Cassandra()
     kafka: Kafka = Kafka()
+    schema_registry: SchemaRegistry = SchemaRegistry()
     zookeeper: ZooKeeper = ZooKeeper()
     spark: Spark = Spark()
     lake: Lake = Lake()

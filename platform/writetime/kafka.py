@@ -16,7 +16,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka._model import IsolationLevel
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from writetime.config import Settings
 from writetime.errors import WritetimeError
@@ -93,6 +93,17 @@ def partitions_of(settings: Settings, topic: str) -> list[int]:
         return sorted(described.partitions)
 
     return _ask(settings, f"topic {topic}", ask)
+
+
+def max_message_bytes(settings: Settings, topic: str) -> int:
+    """Return how large a message of a topic may be.
+
+    Raises:
+        WritetimeError: there is no such topic, or no broker answers.
+    """
+    asked = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
+    options = _ask(settings, f"topic {topic}", lambda admin: _first(admin.describe_configs(asked)))
+    return int(options["max.message.bytes"].value)
 
 
 def beginning_offsets(settings: Settings, topic: str) -> dict[int, int]:
@@ -237,7 +248,7 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
         time.sleep(0.1)
 
 
-def _first(futures: Mapping[str, Future[Any]]) -> Any:
+def _first(futures: Mapping[Any, Future[Any]]) -> Any:
     return next(iter(futures.values())).result(TIMEOUT_SECONDS)
 
 

@@ -1,7 +1,9 @@
 """What publishers share: sending messages until the broker has them, and the topic of the Avro schemas that they need.
 
 The compacted topic `writetime.schemas` has each schema by its fingerprint (16 hexadecimal digits). A message in Avro's
-single-object encoding begins with that fingerprint, so a consumer reads it by this topic alone.
+single-object encoding begins with that fingerprint, so a consumer reads it by this topic alone. Where a schema registry
+is configured, messages are in Confluent's wire format instead; the topic has the schemas all the same, as landing
+learns from it of tables and columns.
 """
 
 import json
@@ -15,7 +17,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.kafka import TIMEOUT_SECONDS, client_config, end_offsets, ensure_topics, messages_between
-from writetime.schema.avro import fingerprint
+from writetime.registry import Compatibility, registry_of, wire_header
+from writetime.schema.avro import fingerprint, single_object_header
 
 SCHEMAS_TOPIC = "writetime.schemas"
 
@@ -32,6 +35,7 @@ class Sender:
         shared = {"compression.type": "zstd", "linger.ms": 20, "acks": "all", "delivery.report.only.error": True}
         self._producer = Producer(client_config(settings, **shared | own))
         self._fault: KafkaError | None = None
+        self._registry = registry_of(settings)
 
     def produce(self, topic: str, value: bytes, key: bytes, partition: int) -> None:
         """Hand over a message.
@@ -66,9 +70,17 @@ class Sender:
         self.check()
         return taken
 
-    def register(self, avro: Any) -> None:
-        """Hand over a schema; the topic, which has to be there, keeps one of each fingerprint."""
+    def register(self, topic: str, avro: Any, compatibility: Compatibility) -> bytes:
+        """Hand over the schema of a topic's values to the topic of the schemas, which has to be there and keeps one of
+        each fingerprint, and to the registry, if there is one; return what each message of the schema begins with.
+
+        Raises:
+            SchemaRefused: the registry takes no such schema.
+            WritetimeError: the registry does not answer, or a message was refused.
+        """
+        schema_id = None if self._registry is None else self._registry.register(topic, avro, compatibility)
         self.produce(SCHEMAS_TOPIC, json.dumps(avro).encode(), f"{fingerprint(avro):016x}".encode(), 0)
+        return single_object_header(avro) if schema_id is None else wire_header(schema_id)
 
     def flush(self, stop: threading.Event | None = None) -> bool:
         """Wait until the broker has all that was handed over; False if it is to stop and the broker is late.

@@ -24,6 +24,7 @@ from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.merge import live_rows, merge
 from writetime.publishing import SchemaTopic
+from writetime.registry import registry_of
 from writetime.schema.table import TableSchema, read_schemas
 
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
@@ -40,6 +41,7 @@ class Captured:
         self.log = home / "agent.log"
         self._schemas = SchemaTopic(settings)
         self._marks = 0
+        self._faults: list[BaseException] = []
         self.write(f"CREATE KEYSPACE {keyspace} WITH replication = {REPLICATION}")
         self.write("CREATE TABLE {ks}.marks (id int PRIMARY KEY, filling blob) WITH cdc = true")
 
@@ -66,7 +68,9 @@ class Captured:
             found = messages(self.settings, topic_of(schema.full_name))
         except WritetimeError:
             return change_schema(schema).empty_table()
-        changes = ChangeDecoder(schema, self._schemas.get).decode([value for _, _, value in found])
+        registry = registry_of(self.settings)
+        decoder = ChangeDecoder(schema, self._schemas.get, registry and registry.get)
+        changes = decoder.decode([value for _, _, value in found])
         assert changes["key"].to_pylist() == [key for _, key, _ in found]
         return changes
 
@@ -76,6 +80,7 @@ class Captured:
         self.write(f"INSERT INTO {{ks}}.marks (id) VALUES ({self._marks})")
         deadline = time.monotonic() + seconds
         while self._marks not in self.changes("marks")["id"].to_pylist():
+            assert not self._faults, self._faults
             assert time.monotonic() < deadline, "the agent is late"
             time.sleep(0.05)
 
@@ -97,13 +102,12 @@ class Captured:
     def agent(self, **capture: Any) -> Iterator[None]:
         """An agent in a thread."""
         stop = threading.Event()
-        faults: list[BaseException] = []
 
         def work() -> None:
             try:
                 run(self.with_options(**capture), stop)
             except BaseException as e:
-                faults.append(e)
+                self._faults.append(e)
 
         thread = threading.Thread(target=work)
         thread.start()
@@ -112,7 +116,7 @@ class Captured:
         finally:
             stop.set()
             thread.join()
-        assert not faults, faults
+        assert not self._faults, self._faults
 
     def with_options(self, **capture: Any) -> Settings:
         """The settings with others for capture."""

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import time
 import urllib.request
 from collections.abc import Callable
@@ -11,13 +12,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.capture.harness import Captured
 from tests.conftest import write_settings
 from writetime.capture.progress import Progress, SegmentProgress
+from writetime.capture.publisher import topic_of
 from writetime.capture.segments import readable
 from writetime.cli import main
 from writetime.errors import WritetimeError
+from writetime.kafka import client_config, ensure_topics
 from writetime.servers.process import free_port
 from writetime.storage.segment import END, find_segments
 
@@ -124,6 +128,49 @@ def test_a_broken_segment_is_set_aside_and_stops_nothing(captured: Captured) -> 
         captured.settle()
         wait_for(lambda: not path.exists())
     captured.assert_same("t")
+
+
+def put_back(captured: Captured, aside: Path) -> None:
+    """Put the segments that were set aside back to where the node left them."""
+    for path in sorted(aside.glob("CommitLog-*"), key=lambda p: p.suffix != ".log"):
+        if path.suffix != ".json":
+            path.rename(captured.node.cdc_raw / path.name)
+
+
+def test_a_change_that_is_too_large_stops_no_other(captured: Captured) -> None:
+    topic = topic_of(f"{captured.keyspace}.t")
+    ensure_topics(captured.settings, {topic: {"max.message.bytes": "150000"}}, 4)
+    captured.write("CREATE TABLE {ks}.t (k int PRIMARY KEY, v blob) WITH cdc = true")
+    insert = captured.node.session().prepare(f"INSERT INTO {captured.keyspace}.t (k, v) VALUES (?, ?)")
+    sizes = {1: 100, 2: 200_000, 3: 140_000, 4: 148_000, 5: 100}
+    for k, size in sizes.items():
+        captured.node.session().execute(insert, (k, os.urandom(size)))
+    captured.fill(2)
+    aside = captured.settings.capture.state / "aside"
+    port = free_port()
+    with captured.agent(metrics_port=port):
+        captured.settle()
+        wait_for(lambda: list(aside.glob("*.reason.json")))
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            metrics = answer.read().decode()
+    (file,) = aside.glob("*.reason.json")
+    reason = json.loads(file.read_text())
+    assert re.search(rf"a change of 200\d+ bytes is more than the 150000 bytes .* the topic {topic}", reason["reason"])
+    assert reason["changes_set_aside"] == progress_of(captured)["totals"]["changes_set_aside"] == 1
+    assert f'writetime_capture_changes_refused_total{{table="{captured.keyspace}.t"}} 1.0' in metrics
+    assert sorted(set(captured.changes("t")["k"].to_pylist())) == [1, 3, 4, 5]
+    # Once the topic takes it, the segment is put back.
+    change = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    change.add_incremental_config(
+        ConfigEntry("max.message.bytes", "1000000", incremental_operation=AlterConfigOpType.SET)
+    )
+    admin = AdminClient(client_config(captured.settings))
+    for future in admin.incremental_alter_configs([change]).values():
+        future.result(15)
+    put_back(captured, aside)
+    with captured.agent():
+        wait_for(lambda: not list(aside.glob("*.reason.json")))
+    captured.assert_same("t", "marks")
 
 
 def test_an_index_that_is_none_stops_no_other_segment(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:

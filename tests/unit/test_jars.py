@@ -6,7 +6,7 @@ from writetime.errors import WritetimeError
 from writetime.servers import jars
 
 
-@pytest.mark.parametrize("name", ["cassandra", "kafka", "zookeeper", "spark", "bench"])
+@pytest.mark.parametrize("name", ["cassandra", "kafka", "zookeeper", "registry", "spark", "bench"])
 def test_every_jar_is_pinned_by_digest(name: str) -> None:
     pinned = jars.pinned(name)
     assert pinned

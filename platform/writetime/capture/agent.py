@@ -29,6 +29,7 @@ from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
 from writetime.kafka import topic_names
+from writetime.registry import SchemaRefused
 from writetime.storage.commitlog import count_mutations
 from writetime.storage.errors import Missing, StorageError
 from writetime.storage.segment import END, Segment, find_segments
@@ -151,7 +152,12 @@ class Agent:
         there = set(topic_names(self._settings)) if self._settings.capture.snapshot == "never" else None
         for schema in self._decoder.captured:
             if there is None or topic_of(schema.full_name) in there:
-                self._publisher.announce(schema)
+                try:
+                    self._publisher.announce(schema)
+                except SchemaRefused as e:
+                    # Its changes are set aside, those of others are not.
+                    self._metrics.error("schema")
+                    log.error("%s", e)
 
     def _unread(self, segment: Segment, until: int) -> int:
         """Return how many bytes of a segment may be read and were not."""
@@ -165,13 +171,19 @@ class Agent:
 
     def _publish(self, segment: Segment, until: int, stop: threading.Event) -> None:
         progress = self._progress.segments[segment.id]
-        published = progress.published
+        published, refused = progress.published, None
         try:
             for reached, window in self._decoder.read(segment, until, progress):
                 for schema, changes in window:
-                    published += self._publisher.send(schema, changes)
-                    self._counts.update(counts_of(schema.full_name, changes))
-                self._reached[segment.id] = replace(reached, published=published)
+                    sent = self._publisher.send(schema, changes)
+                    published += sent.changes.num_rows
+                    self._counts.update(counts_of(schema.full_name, sent.changes))
+                    if sent.refused is not None:
+                        self._metrics.refused(schema.full_name, changes.num_rows - sent.changes.num_rows)
+                        if refused is None and progress.reason is None:
+                            log.error("%s is set aside once the node is done with it: %s", segment.name, sent.refused)
+                        refused = refused or sent.refused
+                self._reached[segment.id] = replace(reached, published=published, reason=reached.reason or refused)
                 if self._counts.total() >= _PORTION:
                     self._settle(stop)
                 if stop.is_set():

@@ -6,7 +6,7 @@ written under any other. The schema also carries the table's CQL, as the propert
 tables and columns, and of what was dropped and when, from `writetime.schemas` alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow as pa
 from writetime.changes import KINDS, change_schema, field_name, udt_fields
 from writetime.errors import WritetimeError
 from writetime.merge.arrow import pc
+from writetime.registry import HEADER_BYTES as REGISTRY_HEADER_BYTES
 from writetime.schema.avro import (
     array_of,
     encode,
@@ -138,12 +139,12 @@ def _element_types(collection: Collection) -> tuple[CqlType, CqlType | None]:
 
 
 class ChangeEncoder:
-    """Makes the messages of one table's changes."""
+    """Makes the messages of one table's changes. Each begins with `header`, by default that of the single-object
+    encoding."""
 
-    def __init__(self, schema: TableSchema) -> None:
-        self.avro = change_avro(schema)
+    def __init__(self, schema: TableSchema, header: bytes | None = None) -> None:
         self._schema = schema
-        self._header = pa.scalar(single_object_header(self.avro), _BINARY)
+        self._header = pa.scalar(header or single_object_header(change_avro(schema)), _BINARY)
 
     def encode(self, changes: pa.RecordBatch) -> pa.Array:
         """Return the value of the message of each change.
@@ -276,57 +277,78 @@ class ChangeDecoder:
     """Reads messages of one table's changes, written under any schema of the table.
 
     `schema` is the one that the changes are to have: columns that it has and a message's has not are null, others are
-    left out. `avro_of` returns a message's Avro schema by its fingerprint, None if it knows none (see
-    `publishing.SchemaTopic`).
+    left out. `avro_of` returns a message's Avro schema by its fingerprint, `registered` by its id in a registry; None
+    if they know none (see `publishing.SchemaTopic`, `registry.Registry`).
     """
 
-    def __init__(self, schema: TableSchema, avro_of: Callable[[int], Any] | Mapping[int, Any]) -> None:
+    def __init__(
+        self,
+        schema: TableSchema,
+        avro_of: Callable[[int], Any] | Mapping[int, Any],
+        registered: Callable[[int], Any] | None = None,
+    ) -> None:
         self.schema = change_schema(schema)
         self._name = schema.full_name
         self._avro_of = avro_of.get if isinstance(avro_of, Mapping) else avro_of
-        self._readers: dict[int, AvroReader] = {}
+        self._registered = registered
+        self._readers: dict[tuple[int, int], AvroReader] = {}
 
     def decode(self, messages: Any) -> pa.Table:
         """Return the changes of messages (bytes, or an array of large_binary), in their order.
 
         Raises:
-            WritetimeError: a message is not in the single-object encoding, its schema is not known or does not fit the
-                table's, or it is not what its schema says.
+            WritetimeError: a message is neither in the single-object encoding nor in Confluent's wire format, its
+                schema is not known or does not fit the table's, or it is not what its schema says.
         """
         array = messages if isinstance(messages, pa.Array) else pa.array(messages, _BINARY)
         if array.null_count:
             raise WritetimeError(f"{self._name}: message {int(pc.index(array.is_null(), True).as_py())} has no value")
         if not len(array):
             return self.schema.empty_table()
-        prints = self._fingerprints(array)
-        found, first = np.unique(prints, return_index=True)
-        if len(found) == 1:
-            return self._reader(int(found[0])).decode(array, HEADER_BYTES)
         parts, places = [], []
-        for value in found[np.argsort(first)]:
-            at = np.flatnonzero(prints == value)
-            parts.append(self._reader(int(value)).decode(array.take(pa.array(at)), HEADER_BYTES))
+        for header, name, at in self._by_schema(array):
+            reader = self._reader(header, name)
+            if len(at) == len(array):
+                return reader.decode(array, header)
+            parts.append(reader.decode(array.take(pa.array(at)), header))
             places.append(at)
         return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(places))))
 
-    def _fingerprints(self, messages: pa.Array) -> np.ndarray:
+    def _by_schema(self, messages: pa.Array) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield, for each schema, how long the header of its messages is, what that names, and where they are."""
         _, offsets, content = messages.buffers()
         bounds = np.frombuffer(offsets, np.int64)[messages.offset : messages.offset + len(messages) + 1]
         data = np.frombuffer(content or b"", np.uint8)
-        short = np.diff(bounds) < HEADER_BYTES
-        if not short.any():
-            heads = data[bounds[:-1, None] + np.arange(HEADER_BYTES)]
-            short = (heads[:, 0] != 0xC3) | (heads[:, 1] != 1)
-            if not short.any():
-                return np.ascontiguousarray(heads[:, 2:]).view("<u8").ravel()
-        raise WritetimeError(
-            f"{self._name}: message {int(np.argmax(short))} is not in Avro's single-object encoding (C3 01 first)"
+        starts, sizes = bounds[:-1], np.diff(bounds)
+        first, second = (data[np.minimum(starts + i, len(data) - 1)] for i in (0, 1)) if len(data) else (sizes, sizes)
+        forms = (
+            (HEADER_BYTES, (sizes >= HEADER_BYTES) & (first == 0xC3) & (second == 1), (2, "<u8")),
+            (REGISTRY_HEADER_BYTES, (sizes >= REGISTRY_HEADER_BYTES) & (first == 0), (1, ">u4")),
         )
+        neither = ~(forms[0][1] | forms[1][1])
+        if neither.any():
+            raise WritetimeError(
+                f"{self._name}: message {int(np.argmax(neither))} is not in Avro's single-object encoding (C3 01 "
+                "first), and not in Confluent's wire format (00 first)"
+            )
+        for size, mask, (skipped, number) in forms:
+            at = np.flatnonzero(mask)
+            heads = data[starts[at, None] + np.arange(skipped, size)]
+            names = np.ascontiguousarray(heads).view(number).ravel()
+            for name in np.unique(names):
+                yield size, int(name), at[names == name]
 
-    def _reader(self, fingerprint: int) -> AvroReader:
-        if fingerprint not in self._readers:
-            avro = self._avro_of(fingerprint)
+    def _reader(self, header: int, name: int) -> AvroReader:
+        if (header, name) not in self._readers:
+            if header == HEADER_BYTES:
+                avro, what = self._avro_of(name), f"the fingerprint {name:016x}"
+            elif self._registered is not None:
+                avro, what = self._registered(name), f"the id {name} in the schema registry"
+            else:
+                raise WritetimeError(
+                    f"{self._name}: a message names a schema by its id in a registry ({name}): set schema_registry.url"
+                )
             if avro is None:
-                raise WritetimeError(f"{self._name}: no schema has the fingerprint {fingerprint:016x}")
-            self._readers[fingerprint] = AvroReader(avro, pa.struct(list(self.schema)))
-        return self._readers[fingerprint]
+                raise WritetimeError(f"{self._name}: no schema has {what}")
+            self._readers[header, name] = AvroReader(avro, pa.struct(list(self.schema)))
+        return self._readers[header, name]

@@ -144,7 +144,7 @@ class LogAgent:
         counts: Counter[tuple[str, str]] = Counter()
         sent = 0
         for changes in source.read(pieces_between(source, offset, end)):
-            sent += self._publisher.send(schema, changes)
+            sent += self._publisher.send(schema, changes).all()
             counts.update(counts_of(name, changes))
             if sent >= _PORTION:
                 self._publisher.flush(stop)

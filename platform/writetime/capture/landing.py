@@ -41,6 +41,7 @@ from writetime.lake.parquet import WrittenFile
 from writetime.lake.table import LakeTable, create_table, table_storage
 from writetime.lake.views import time_now
 from writetime.publishing import SchemaTopic
+from writetime.registry import registry_of
 from writetime.schema.cql import parse_table
 
 # Messages of a partition in one batch: a lake of few large files, and no batch that takes for ever.
@@ -223,7 +224,8 @@ def _write(part: Part) -> list[WrittenFile]:
 
 def _changes(part: Part) -> Iterator[pa.RecordBatch]:
     topic = topic_of(part.writer.schema.full_name)
-    decoder = ChangeDecoder(part.writer.schema, SchemaTopic(part.settings).get)
+    registry = registry_of(part.settings)
+    decoder = ChangeDecoder(part.writer.schema, SchemaTopic(part.settings).get, registry and registry.get)
     messages = messages_between(part.settings, topic, {part.partition: part.start}, {part.partition: part.end})
     while some := list(islice(messages, _DECODED_TOGETHER)):
         yield from _decoded(decoder, some).to_batches()

@@ -40,6 +40,12 @@ class AgentMetrics:
             "writetime_capture_changes", "Changes acknowledged by Kafka.", ["table", "kind"], registry=registry
         )
         self._errors = Counter("writetime_capture_errors", "Faults, by what they are of.", ["what"], registry=registry)
+        self._refused = Counter(
+            "writetime_capture_changes_refused",
+            "Changes that Kafka or the schema registry will not take; their segments are set aside.",
+            ["table"],
+            registry=registry,
+        )
         self._aside = Counter("writetime_capture_segments_set_aside", "Faulty segments.", registry=registry)
         self._vanished = Counter(
             "writetime_capture_segments_vanished", "Segments that were gone before all was read.", registry=registry
@@ -60,6 +66,15 @@ class AgentMetrics:
             ["table"],
             registry=registry,
         )
+        self._snapshots = {
+            name: Gauge(f"writetime_capture_snapshot_{name}", text, ["table"], registry=registry)
+            for name, text in {
+                "sstables": "SSTables of a table's snapshot.",
+                "sstables_read": "SSTables of a table's snapshot of which all is published.",
+                "changes": "Changes of a table's snapshot that are published.",
+                "done": "1 if a table's snapshot is published and deleted, else 0.",
+            }.items()
+        }
         self._counts: dict[str, dict[str, int]] = {}
         self._faults: dict[str, int] = {}
         port = settings.capture.metrics_port
@@ -81,6 +96,11 @@ class AgentMetrics:
         self._errors.labels(what).inc()
         self._faults[what] = self._faults.get(what, 0) + 1
 
+    def refused(self, table: str, count: int) -> None:
+        """Count changes that are not published, as they never can be."""
+        self._refused.labels(table).inc(count)
+        self.error("refused")
+
     def set_aside(self) -> None:
         """Count a segment that was set aside."""
         self._aside.inc()
@@ -98,6 +118,13 @@ class AgentMetrics:
     def log_lag(self, table: str, seconds: float) -> None:
         """Show how far a ScyllaDB table's log is behind."""
         self._log_lag.labels(table).set(seconds)
+
+    def snapshots(self, status: Mapping[str, Mapping[str, Any]]) -> None:
+        """Show how far the snapshot of each table is."""
+        for table, found in status.items():
+            values = {**found, "done": found["state"] == "done"}
+            for name, gauge in self._snapshots.items():
+                gauge.labels(table).set(values[name])
 
     def status(self, lag: Lag) -> dict[str, Any]:
         """Return the numbers since the start of the agent."""

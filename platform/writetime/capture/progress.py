@@ -47,6 +47,7 @@ class Totals:
     mutations: int = 0
     mutations_set_aside: int = 0
     changes: int = 0
+    changes_set_aside: int = 0
 
 
 class Progress:
@@ -88,6 +89,7 @@ class Progress:
         self.totals.mutations += gone.mutations
         self.totals.mutations_set_aside += sum(gone.set_aside.values())
         self.totals.changes += gone.published
+        self.totals.changes_set_aside += gone.decoded - gone.published
 
     def close(self) -> None:
         """Let another agent have the folder."""

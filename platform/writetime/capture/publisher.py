@@ -6,20 +6,59 @@ changes of one key stay in order.
 """
 
 import threading
+import time
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from writetime.capture import watermarks
-from writetime.capture.avro import ChangeEncoder
+from writetime.capture.avro import ChangeEncoder, change_avro
 from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.kafka import ensure_topics, partitions_of
+from writetime.kafka import ensure_topics, max_message_bytes, partitions_of
 from writetime.lake.buckets import buckets_of, partition_of_bucket
+from writetime.merge.arrow import pc
 from writetime.publishing import Sender, ensure_schemas_topic
+from writetime.registry import SchemaRefused
 from writetime.schema.table import TableSchema
 
 # A mutation is at most half of a segment, and Avro may take some more bytes for the same.
 MAX_MESSAGE_BYTES = 64 << 20
+# Of a message, beside its key and value: what Kafka puts around one that is alone in its batch, and some more.
+_ENVELOPE_BYTES = 1024
+_ASK_AGAIN_SECONDS = 60.0
+
+
+class Unpublishable(WritetimeError):
+    """A change that Kafka or the schema registry will not take, however often it is sent."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The changes that were handed over, and why the others of them were not, if there are others."""
+
+    changes: pa.RecordBatch
+    refused: str | None = None
+
+    def all(self) -> int:
+        """Return how many changes were handed over.
+
+        Raises:
+            Unpublishable: there are others.
+        """
+        if self.refused is not None:
+            raise Unpublishable(self.refused)
+        return self.changes.num_rows
+
+
+@dataclass(frozen=True)
+class _Topic:
+    """Where the changes of one schema of a table go."""
+
+    name: str
+    partitions: int
+    max_bytes: int
+    encoder: ChangeEncoder
 
 
 def topic_of(table: str) -> str:
@@ -47,28 +86,44 @@ class ChangePublisher:
                 "compression.type": "lz4",
             },
         )
-        self._tables: dict[TableSchema, tuple[ChangeEncoder, str, int]] = {}
+        self._topics: dict[TableSchema, _Topic] = {}
+        # What the registry refused, and when it is asked again.
+        self._refused: dict[TableSchema, tuple[SchemaRefused, float]] = {}
         self._marked = False
 
     def announce(self, schema: TableSchema) -> None:
         """Have the topic of a table, and its schema in the topic of the schemas, even if no change comes.
 
         Raises:
+            SchemaRefused: the registry refuses the schema.
             WritetimeError: Kafka refuses it.
         """
-        self._table(schema)
+        self._topic(schema)
 
-    def send(self, schema: TableSchema, changes: pa.RecordBatch) -> int:
-        """Hand over changes of a table, in order; return how many messages they are.
+    def send(self, schema: TableSchema, changes: pa.RecordBatch) -> Sent:
+        """Hand over changes of a table, in order; return those that were, without any that are too large or of a schema
+        that is refused.
 
         Raises:
             WritetimeError: Kafka refuses them, or something that was handed over before.
         """
-        encoder, topic, partitions = self._table(schema)
-        messages = encoder.encode(changes).to_pylist()
+        try:
+            topic = self._topic(schema)
+        except SchemaRefused as e:
+            return Sent(changes.slice(0, 0), str(e))
+        messages, refused = topic.encoder.encode(changes), None
+        sizes = pc.add(pc.binary_length(messages), pc.binary_length(changes["key"]))
+        fitting = pc.less_equal(sizes, topic.max_bytes - _ENVELOPE_BYTES)
+        if not pc.all(fitting).as_py():
+            refused = (
+                f"{schema.full_name}: a change of {pc.max(sizes).as_py()} bytes is more than the {topic.max_bytes} "
+                f"bytes of a message that the topic {topic.name} takes (max.message.bytes)"
+            )
+            changes, messages = changes.filter(fitting), messages.filter(fitting)
         buckets = self._settings.lake.buckets
-        chosen = partition_of_bucket(buckets_of(changes["token"], buckets), buckets, partitions).tolist()
-        return self._sender.produce_all(topic, messages, changes["key"].to_pylist(), chosen)
+        chosen = partition_of_bucket(buckets_of(changes["token"], buckets), buckets, topic.partitions).tolist()
+        self._sender.produce_all(topic.name, messages.to_pylist(), changes["key"].to_pylist(), chosen)
+        return Sent(changes, refused)
 
     def mark(self, node: str, marks: watermarks.NodeMarks) -> None:
         """Say how far a node is published, in the topic of the watermarks.
@@ -85,18 +140,25 @@ class ChangePublisher:
         """Wait until all is acknowledged; return whether it is, False only if it is to stop."""
         return self._sender.flush(stop)
 
-    def _table(self, schema: TableSchema) -> tuple[ChangeEncoder, str, int]:
-        found = self._tables.get(schema)
+    def _topic(self, schema: TableSchema) -> _Topic:
+        found = self._topics.get(schema)
         if found is None:
-            topic = topic_of(schema.full_name)
+            refused, until = self._refused.get(schema, (None, 0.0))
+            if refused is not None and time.monotonic() < until:
+                raise refused
+            name = topic_of(schema.full_name)
             ensure_schemas_topic(self._settings)
             options = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
-            ensure_topics(self._settings, {topic: options}, self._settings.capture.partitions)
-            encoder = ChangeEncoder(schema)
-            self._sender.register(encoder.avro)
+            ensure_topics(self._settings, {name: options}, self._settings.capture.partitions)
+            try:
+                header = self._sender.register(name, change_avro(schema), "FULL_TRANSITIVE")
+            except SchemaRefused as e:
+                self._refused[schema] = e, time.monotonic() + _ASK_AGAIN_SECONDS
+                raise
             # A message must not be there before the schema that it names.
             if not self._sender.flush():
                 raise WritetimeError(f"the schema of {schema.full_name} was not acknowledged")
-            found = encoder, topic, len(partitions_of(self._settings, topic))
-            self._tables[schema] = found
+            most = min(max_message_bytes(self._settings, name), MAX_MESSAGE_BYTES)
+            found = _Topic(name, len(partitions_of(self._settings, name)), most, ChangeEncoder(schema, header))
+            self._topics[schema] = found
         return found

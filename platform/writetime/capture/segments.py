@@ -108,6 +108,7 @@ class SegmentFolder:
             "published_up_to": progress.position,
             "mutations_read": progress.mutations,
             "mutations_set_aside_by_table": progress.set_aside,
+            "changes_set_aside": progress.decoded - progress.published,
             "set_aside_at": datetime.now(UTC).isoformat(),
         }
         write_json(self._reason(progress.name), reason)

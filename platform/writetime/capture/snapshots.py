@@ -26,7 +26,7 @@ import pyarrow as pa
 from writetime.capture.decoding import Decoder
 from writetime.capture.durable import read_json, write_json
 from writetime.capture.metrics import AgentMetrics, counts_of
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.publisher import ChangePublisher, Unpublishable
 from writetime.capture.schemas import Node
 from writetime.config import Settings
 from writetime.errors import WritetimeError
@@ -216,7 +216,7 @@ class Snapshots:
             self._later(table_id, f"{progress.table}: the snapshot {progress.tag} is gone, a new one is taken: {e}")
             self._keep(table_id, SnapshotProgress(progress.table, progress.tag))
             return
-        except (StorageError, SchemaError, BadValue) as e:
+        except (StorageError, SchemaError, BadValue, Unpublishable) as e:
             self._fail(table_id, progress, str(e))
             return
         if progress.changes != progress.published:
@@ -228,7 +228,7 @@ class Snapshots:
     def _send(self, schema: TableSchema, changes: pa.RecordBatch, progress: SnapshotProgress) -> SnapshotProgress:
         """Publish a portion; return the progress after it, once it is acknowledged."""
         assert self._publisher is not None
-        sent = self._publisher.send(schema, changes)
+        sent = self._publisher.send(schema, changes).all()
         if not self._publisher.flush(self._stop):
             raise WritetimeError(f"{schema.full_name}: a portion of its snapshot was not acknowledged before the stop")
         self._metrics.published(counts_of(schema.full_name, changes))

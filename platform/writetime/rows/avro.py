@@ -4,8 +4,8 @@ Key columns are required and all other columns nullable with the default null, s
 what was written under an older one. The clustering columns of a table that has static columns are nullable too: where a
 partition has static cells and no row, its one row has no clustering.
 
-A message's key is the partition key as serialised. Its value is in Avro's single-object encoding; the topic
-`writetime.schemas` has the schemas by their fingerprints.
+A message's key is the partition key as serialised. Its value is in Avro's single-object encoding (the topic
+`writetime.schemas` has the schemas by their fingerprints), or in Confluent's wire format.
 """
 
 from typing import Any
@@ -39,8 +39,13 @@ def event_avro(schema: TableSchema) -> dict[str, Any]:
     return {"type": "record", "name": "event", "namespace": namespace, "fields": fields}
 
 
-def encode_events(events: pa.RecordBatch, schema: TableSchema) -> pa.Array:
+def encode_events(events: pa.RecordBatch, schema: TableSchema, header: bytes | None = None) -> pa.Array:
     """Return the value of the message of each event.
+
+    Args:
+        events: those of one batch.
+        schema: the table's.
+        header: what each message begins with; by default that of the single-object encoding.
 
     Raises:
         WritetimeError: a key column holds a value of no bytes where its type has none (`blobAsInt(0x)`), which a
@@ -49,7 +54,7 @@ def encode_events(events: pa.RecordBatch, schema: TableSchema) -> pa.Array:
     kinds = pc.index_in(events["kind"], pa.array(KINDS))
     return joined(
         [
-            pa.scalar(single_object_header(event_avro(schema)), pa.large_binary()),
+            pa.scalar(header or single_object_header(event_avro(schema)), pa.large_binary()),
             encode_bytes(events["event_id"]),
             *(
                 encode_long(part)

@@ -85,6 +85,7 @@ class _Publisher(Sender):
         what = f"row events cannot be published to {topic}"
         super().__init__(settings, what, **{"transactional.id": self._group})
         self._open = 0
+        self._header = b""
         self._reached: Reached | None = None
 
     def __enter__(self) -> "_Publisher":
@@ -110,9 +111,9 @@ class _Publisher(Sender):
         """Send events of one bucket, after which the place in the stream is `reached`."""
         if not self._open:
             self.do(self._producer.begin_transaction)
-            self.register(event_avro(self._schema))
+            self._header = self.register(self._topic, event_avro(self._schema), "BACKWARD_TRANSITIVE")
         partition = partition_of_bucket(bucket, buckets, self._partitions)
-        values = encode_events(events, self._schema).to_pylist()
+        values = encode_events(events, self._schema, self._header).to_pylist()
         for key, value in zip(events["key"].to_pylist(), values, strict=True):
             self.produce(self._topic, value, key, partition)
         self._open += events.num_rows

@@ -1,8 +1,9 @@
 """Fetches the pinned jars of the embedded servers, of Spark's connectors and of the benchmarks' peers from Maven
 repositories.
 
-`jars.lock` beside this module lists every jar as `SET GROUP:ARTIFACT:VERSION[:CLASSIFIER] SHA256`. They are fetched by
-the Ivy that pyspark carries, each without its transitive dependencies, once, into a cache that all clones share
+`jars.lock` beside this module lists every jar as `SET GROUP:ARTIFACT:VERSION[:CLASSIFIER][@TYPE] SHA256`; the type is
+`jar` if none is said. They are fetched by the Ivy that pyspark carries, each without its transitive dependencies, once,
+into a cache that all clones share
 (`WRITETIME_CACHE`, else the user's cache folder). `WRITETIME_IVY_SETTINGS` names an Ivy settings file for a mirror,
 whose resolvers should say `usepoms="false"`, too.
 """
@@ -40,12 +41,13 @@ class Jar:
     artifact: str
     version: str
     classifier: str
+    type: str
     sha256: str
 
     @property
     def file_name(self) -> str:
         """The file's name in the cache, unique among all jars; Cassandra and Kafka need different builds of some."""
-        return "-".join(filter(None, [self.group, self.artifact, self.version, self.classifier])) + ".jar"
+        return "-".join(filter(None, [self.group, self.artifact, self.version, self.classifier])) + f".{self.type}"
 
 
 def cache_folder() -> Path:
@@ -56,13 +58,14 @@ def cache_folder() -> Path:
 
 
 def pinned(set_name: str) -> list[Jar]:
-    """Return the jars of one set (`cassandra`, `kafka`, `zookeeper`, `spark`, `bench`) in the lock file's order."""
+    """Return the jars of one set, such as `cassandra`, in the lock file's order."""
     jars = []
     for line in LOCK_FILE.read_text().splitlines():
         if line and not line.startswith("#") and line.split()[0] == set_name:
             _, coordinate, sha256 = line.split()
-            group, artifact, version, *classifier = coordinate.split(":")
-            jars.append(Jar(group, artifact, version, classifier[0] if classifier else "", sha256))
+            names, _, kind = coordinate.partition("@")
+            group, artifact, version, *classifier = names.split(":")
+            jars.append(Jar(group, artifact, version, classifier[0] if classifier else "", kind or "jar", sha256))
     return jars
 
 
@@ -93,7 +96,7 @@ def _download(jars: list[Jar], cache: Path) -> None:
         scratch = Path(scratch_name)
         ivy_file = scratch / "ivy.xml"
         ivy_file.write_text(_ivy_module(jars))
-        pattern = scratch / "[organisation]-[artifact]-[revision](-[classifier]).jar"
+        pattern = scratch / "[organisation]-[artifact]-[revision](-[classifier]).[ext]"
         command: list[str | Path] = [java(), *_trust_options(scratch), "-cp", _ivy_jar(), "org.apache.ivy.Main"]
         settings = scratch / "settings.xml"
         settings.write_text(_IVY_SETTINGS)
@@ -116,14 +119,16 @@ def _download(jars: list[Jar], cache: Path) -> None:
 
 def _ivy_module(jars: list[Jar]) -> str:
     """Write an Ivy module that depends on these jars; all classifiers of one module go into one dependency."""
-    modules: dict[tuple[str, str, str], list[str]] = {}
+    modules: dict[tuple[str, str, str], list[Jar]] = {}
     for jar in jars:
-        modules.setdefault((jar.group, jar.artifact, jar.version), []).append(jar.classifier)
+        modules.setdefault((jar.group, jar.artifact, jar.version), []).append(jar)
     dependencies = ""
-    for (group, artifact, version), classifiers in modules.items():
+    for (group, artifact, version), found in modules.items():
         files = "".join(
-            f'<artifact name="{artifact}" type="jar"' + (f' m:classifier="{c}"' if c else "") + "/>"
-            for c in classifiers
+            f'<artifact name="{artifact}" type="{jar.type}"'
+            + (f' m:classifier="{jar.classifier}"' if jar.classifier else "")
+            + "/>"
+            for jar in found
         )
         dependencies += (
             f'<dependency org="{group}" name="{artifact}" rev="{version}" transitive="false" '

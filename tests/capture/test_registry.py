@@ -1,0 +1,140 @@
+"""Messages in Confluent's wire format, by a real registry; read by another library, landed beside older messages."""
+
+import io
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import fastavro
+import pytest
+
+from tests.capture.harness import Captured
+from tests.capture.registry import RegistryServer
+from tests.capture.test_landing import assert_view, landed
+from tests.capture.test_segments import complete, progress_of, put_back, wait_for
+from tests.rows.test_publish import messages, plain
+from writetime.capture.landing import Landing
+from writetime.capture.publisher import topic_of
+from writetime.config import SchemaRegistry
+from writetime.errors import WritetimeError
+from writetime.lake.table import open_table
+from writetime.registry import Registry
+from writetime.rows import publish, stream
+
+__all__ = ["landed"]
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
+    server = RegistryServer(tmp_path_factory.mktemp("registry"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def registered(landed: Captured, registry: RegistryServer) -> Captured:
+    """A keyspace that is captured, with a lake of its own and the registry."""
+    landed.settings = landed.settings.model_copy(update={"schema_registry": SchemaRegistry(url=registry.url)})
+    return landed
+
+
+def read(registry: RegistryServer, value: bytes) -> Any:
+    """Read a message by another library, with its schema from the registry."""
+    magic, schema_id = struct.unpack(">bI", value[:5])
+    assert magic == 0
+    schema = json.loads(registry.ask("GET", f"/schemas/ids/{schema_id}")["schema"])
+    stream = io.BytesIO(value[5:])
+    found = fastavro.schemaless_reader(stream, fastavro.parse_schema(plain(schema)), None)
+    assert not stream.read()
+    return found
+
+
+def test_messages_of_both_forms(registered: Captured, registry: RegistryServer) -> None:
+    name = f"{registered.keyspace}.t"
+    topic = topic_of(name)
+    registered.write(
+        "CREATE TYPE {ks}.u (a int)",
+        "CREATE TABLE {ks}.t (k int, c int, v text, w u, x frozen<u>, s int static, PRIMARY KEY (k, c)) "
+        "WITH cdc = true",
+    )
+    with registered.agent():
+        registered.write(*(f"INSERT INTO {{ks}}.t (k, c, v, w) VALUES ({i}, 0, 'a', {{a: {i}}})" for i in range(9)))
+        registered.settle()
+        registered.write(
+            "ALTER TYPE {ks}.u ADD b text",
+            "ALTER TABLE {ks}.t ADD m map<text, int>",
+            "INSERT INTO {ks}.t (k, c, m, w, x) VALUES (0, 1, {'a': 1}, {a: 1, b: 'b'}, {a: 2, b: 'c'})",
+            "ALTER TABLE {ks}.t DROP v",
+            "UPDATE {ks}.t SET s = 1 WHERE k = 1",
+            "DELETE FROM {ks}.t WHERE k = 2",
+        )
+        registered.settle()
+    found = [read(registry, value) for _, _, value in messages(registered.settings, topic)]
+    assert len(found) == 12
+    wanted = registered.changes("t").to_pylist()
+    assert [(r["kind"], r["key"], r["position"], r["token"]) for r in found] == [
+        (r["kind"], r["key"], r["position"], r["token"]) for r in wanted
+    ]
+    assert {r["w"]["fields"]["b"]["value"] for r in found if r["w"] and r["w"]["fields"].get("b")} == {"b"}
+    assert len(registry.ask("GET", f"/subjects/{topic}-value/versions")) > 1
+    assert registry.ask("GET", f"/config/{topic}-value")["compatibilityLevel"] == "FULL_TRANSITIVE"
+    # The same topic without a registry: what is written and read is both forms.
+    own = registered.settings
+    registered.settings = own.model_copy(update={"schema_registry": SchemaRegistry()})
+    with registered.agent():
+        registered.write("INSERT INTO {ks}.t (k, c, m) VALUES (0, 2, {'b': 2})")
+        wait_for(lambda: len(messages(own, topic)) == 13)
+    with pytest.raises(WritetimeError, match=r"set schema_registry\.url"):
+        Landing(registered.settings, name).drain()
+    registered.settings = own
+    assert {value[0] for _, _, value in messages(own, topic)} == {0x00, 0xC3}
+    assert Landing(own, name).drain() == 13
+    assert_view(registered, "t")
+    registered.assert_same("t")
+    # Row events.
+    table = open_table(own, name)
+    stream.extend(table)
+    assert publish.publish(own, table) > 0
+    events = [read(registry, value) for _, _, value in messages(own, publish.topic_of(name))]
+    assert {e["kind"] for e in events} == {"CREATE"}
+    assert sorted((e["after"]["k"], e["after"]["c"]) for e in events) == sorted(
+        (r.k, r.c) for r in registered.node.session().execute(f"SELECT k, c FROM {name}").all()
+    )
+    assert registry.ask("GET", f"/config/rows.{name}-value")["compatibilityLevel"] == "BACKWARD_TRANSITIVE"
+
+
+def test_a_refused_schema_stops_no_other_table(registered: Captured, registry: RegistryServer) -> None:
+    name = f"{registered.keyspace}.t"
+    subject = f"{topic_of(name)}-value"
+    other = {"type": "record", "name": "other", "fields": [{"name": "kind", "type": "long"}]}
+    registry.ask("POST", f"/subjects/{subject}/versions", {"schema": json.dumps(other)})
+    registry.ask("PUT", f"/config/{subject}", {"compatibility": "FULL"})
+    registered.write("CREATE TABLE {ks}.t (k int PRIMARY KEY) WITH cdc = true", "INSERT INTO {ks}.t (k) VALUES (1)")
+    registered.fill(2)
+    aside = registered.settings.capture.state / "aside"
+    with registered.agent():
+        registered.settle()
+        wait_for(lambda: list(aside.glob("*.reason.json")))
+        wait_for(lambda: not complete(registered))
+    (file,) = aside.glob("*.reason.json")
+    reason = json.loads(file.read_text())
+    assert f"refuses the schema of {topic_of(name)}" in reason["reason"]
+    assert reason["changes_set_aside"] == progress_of(registered)["totals"]["changes_set_aside"] == 1
+    registered.assert_same("marks")
+    # Once the subject takes it, the segment is put back.
+    registry.ask("PUT", f"/config/{subject}", {"compatibility": "NONE"})
+    put_back(registered, aside)
+    with registered.agent():
+        wait_for(lambda: not list(aside.glob("*.reason.json")))
+    registered.assert_same("t", "marks")
+
+
+def test_a_registry_that_does_not_answer(registered: Captured) -> None:
+    settings = registered.settings.model_copy(update={"schema_registry": SchemaRegistry(url="http://127.0.0.1:1/api")})
+    with pytest.raises(WritetimeError, match=r"registry http://127\.0\.0\.1:1/api does not answer"):
+        Registry(settings).get(1)
+    assert Registry(registered.settings).get(987_654) is None
