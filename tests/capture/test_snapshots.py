@@ -1,9 +1,11 @@
 """What a table had before its capture began: published beside live writes, whoever is killed amid it."""
 
 import json
+import shutil
 import signal
 import threading
 import time
+import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,12 @@ from tests.lake.answers import cql_rows, view_rows
 from writetime.capture import agent
 from writetime.capture.landing import Landing, captured_tables
 from writetime.capture.watermarks import WatermarkTopic
+from writetime.lake import snapshot
 from writetime.lake.history import history_from
 from writetime.lake.horizon import captured_until
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now, virtual
+from writetime.servers.process import free_port
 
 ROWS, FILES = 12_000, 2
 
@@ -130,6 +134,83 @@ def test_a_snapshot_beside_live_writes_and_a_kill(landed: Captured) -> None:
     changes = table.changes.load()
     assert captured_until(changes) > written_at
     assert progress["taken_at"] <= (history_from(changes) or 0)
+
+
+def without_cdc(captured: Captured, table: str) -> str:
+    """Make a table of one SSTable with three rows; return its name."""
+    captured.write(f"CREATE TABLE {{ks}}.{table} (k int PRIMARY KEY, v text)")
+    captured.write(*(f"INSERT INTO {{ks}}.{table} (k, v) VALUES ({k}, 'a')" for k in range(3)))
+    captured.node.nodetool("flush", captured.keyspace, table)
+    return f"{captured.keyspace}.{table}"
+
+
+def of_snapshot(captured: Captured, table: str) -> int:
+    """How many changes of a table came from its snapshot."""
+    return sum(origin["source"] == "sstable" for origin in captured.changes(table)["origin"].to_pylist())
+
+
+def metrics_of(port: int) -> str:
+    """What an agent serves."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        return answer.read().decode()
+
+
+def test_snapshots_that_are_broken_or_gone(
+    landed: Captured, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three tables that are taken at once, one snapshot is damaged and one deleted before the agent reads it."""
+    tables = {name: without_cdc(landed, name) for name in ("broken", "gone", "sound")}
+    landed.write(*(f"ALTER TABLE {name} WITH cdc = true" for name in tables.values()))
+    calls: list[tuple[str, ...]] = []
+    ask, take = snapshot.nodetool, snapshot.take
+
+    def nodetool(port: int, *arguments: str) -> None:
+        calls.append(arguments)
+        ask(port, *arguments)
+
+    def take_and_damage(*arguments: Any) -> dict[str, list[Path]]:
+        found = take(*arguments)
+        if len(calls) == 1:
+            (data,) = found[tables["broken"]][0].glob("*-Data.db")
+            content = bytearray(data.read_bytes())
+            content[len(content) // 2] ^= 0xFF
+            # A file of its own, as it is the table's, too.
+            data.unlink()
+            data.write_bytes(content)
+            shutil.rmtree(found[tables["gone"]][0])
+        return found
+
+    monkeypatch.setattr(snapshot, "nodetool", nodetool)
+    monkeypatch.setattr("writetime.capture.snapshots.take", take_and_damage)
+    monkeypatch.setattr("writetime.capture.snapshots._AGAIN_SECONDS", 0.1)
+    port = free_port()
+    with landed.agent(metrics_port=port):
+        wait_for(lambda: is_done(landed, "gone", "sound", "marks"))
+        shown = metrics_of(port)
+        status = json.loads((landed.settings.capture.state / "status.json").read_text())
+    assert [of_snapshot(landed, name) for name in tables] == [0, 3, 3]
+    assert f'writetime_capture_snapshot_done{{table="{tables["sound"]}"}} 1.0' in shown
+    assert f'writetime_capture_snapshot_done{{table="{tables["broken"]}"}} 0.0' in shown
+    assert f'writetime_capture_snapshot_changes{{table="{tables["gone"]}"}} 3.0' in shown
+    assert f"{tables['broken']}: its snapshot {snapshots(landed)['broken']['tag']} is given up" in caplog.text
+    assert "mend the table (nodetool scrub)" in caplog.text
+    assert f"{tables['gone']}: the snapshot" in caplog.text
+    assert "is gone, a new one is taken" in caplog.text
+    assert status["snapshots"][tables["broken"]]["state"] == "failed"
+    # One call took them all, and one more that which was gone; each tag was deleted once.
+    assert [sorted(c[-1].split(",")) for c in calls if c[0] == "snapshot"] == [
+        sorted([*tables.values(), f"{landed.keyspace}.marks"]),
+        [tables["gone"]],
+    ]
+    assert len([c for c in calls if c[0] == "clearsnapshot"]) <= 3
+    # The watermark waits for that one alone, and a start takes it anew.
+    marks = next(iter(WatermarkTopic(landed.settings).read().values())).tables
+    assert (marks[tables["broken"]].until, marks[tables["sound"]].until > 0) == (0, True)
+    with landed.agent():
+        wait_for(lambda: is_done(landed, "broken"))
+        assert not list(landed.node.folder.glob(f"data/{landed.keyspace}/*/snapshots/writetime-*/*"))
+    assert of_snapshot(landed, "broken") == 3
+    landed.assert_same(*tables)
 
 
 def test_modes(landed: Captured) -> None:

@@ -1,10 +1,11 @@
 """Snapshots of captured tables, published beside their live changes: what a table had before its capture began.
 
-One table after the other. A snapshot is taken by the node, once the agent knows that the table is captured: so what it
-has not is in the commit log from there on. Its SSTables are read and published by small portions, one between two
-rounds of the agent, so live changes wait for one portion at most. How far that is, is kept in `snapshots.json` once
-the broker has acknowledged it: after a crash it goes on with the piece of an SSTable that it was in. Then the snapshot
-is deleted. What takes the node long is done in a thread.
+The node takes those of all tables that lack one at once, as each call of its tool starts a program; after the agent
+knows that they are captured: so what a snapshot has not is in the commit log from there on. Then one table after the
+other: its SSTables are read and published by small portions, one between two rounds of the agent, so live changes wait
+for one portion at most. How far that is, is kept in `snapshots.json` once the broker has acknowledged it: after a crash
+it goes on with the piece of an SSTable that it was in. Snapshots that were taken together are deleted together. What
+takes the node long is done in a thread.
 """
 
 import logging
@@ -12,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 _PORTION_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 24
 _AGAIN_SECONDS = 60.0
+# Tables of one call, as a command has an end.
+_TOGETHER = 100
 
 # What may happen while the node is asked to do something.
 _FAULTS = (WritetimeError, OSError, subprocess.SubprocessError)
@@ -94,6 +97,8 @@ class Snapshots:
         }
         self._faults: dict[UUID, str] = {}
         self._not_before: dict[UUID, float] = {}
+        # Of these a call for several failed, so each gets one of its own.
+        self._alone: set[UUID] = set()
         self._worker = ThreadPoolExecutor(1, "snapshots")
         self._work = self._all()
         self._candidates: list[tuple[TableSchema, bool]] = []
@@ -144,54 +149,69 @@ class Snapshots:
         self._worker.shutdown(cancel_futures=True)
 
     def _all(self) -> Iterator[bool]:
-        """Work on one table after the other; yield whether to go on at once."""
+        """Take what is wanted, then publish one table after the other, then delete; yield whether to go on at once."""
         while True:
-            schema = self._next()
-            if schema is None:
-                yield False
-                continue
-            table_id = _id(schema)
-            progress = self._tables.get(table_id)
-            if progress is None or progress.state == "wanted":
-                yield from self._take(schema, table_id, progress)
-            elif progress.state == "taken":
-                yield from self._publish(schema, table_id, progress)
+            due = [schema for schema, is_live in self._candidates if self._is_due(schema, is_live=is_live)]
+            states = {_id(schema): self._state(schema) for schema in due}
+            wanted = [schema for schema in due if states[_id(schema)] == "wanted"]
+            taken = [schema for schema in due if states[_id(schema)] == "taken"]
+            if wanted:
+                yield from self._take(wanted)
+            elif taken:
+                yield from self._publish(taken[0], _id(taken[0]), self._tables[_id(taken[0])])
+            elif due:
+                yield from self._delete(self._tables[_id(due[0])].tag)
             else:
-                yield from self._delete(table_id, progress)
+                yield False
 
-    def _next(self) -> TableSchema | None:
-        """Return the next table with something to do. Of one that was dropped, what was taken can still be read."""
-        for schema, is_live in self._candidates:
-            table_id = _id(schema)
-            progress = self._tables.get(table_id)
-            if progress is not None and progress.state == "done":
-                continue
-            if not is_live and (progress is None or progress.state == "wanted"):
-                continue
-            if table_id not in self._faults and time.monotonic() >= self._not_before.get(table_id, 0.0):
-                return schema
-        return None
+    def _is_due(self, schema: TableSchema, *, is_live: bool) -> bool:
+        """Return whether there is something to do. Of a table that was dropped, what was taken can still be read."""
+        table_id, state = _id(schema), self._state(schema)
+        if state == "done" or (state == "wanted" and not is_live):
+            return False
+        return table_id not in self._faults and time.monotonic() >= self._not_before.get(table_id, 0.0)
 
-    def _take(self, schema: TableSchema, table_id: UUID, before: SnapshotProgress | None) -> Iterator[bool]:
-        tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}-{table_id.hex[:8]}"
-        progress = before or SnapshotProgress(schema.full_name, tag)
-        self._keep(table_id, progress)
+    def _state(self, schema: TableSchema) -> str:
+        found = self._tables.get(_id(schema))
+        return found.state if found else "wanted"
 
-        def ask() -> list[Path]:
+    def _take(self, wanted: list[TableSchema]) -> Iterator[bool]:
+        alone = [schema for schema in wanted if _id(schema) in self._alone]
+        group = alone[:1] or wanted[:_TOGETHER]
+        ids = {schema.full_name: _id(schema) for schema in group}
+        tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}-{next(iter(ids.values())).hex[:8]}"
+        # They may have been taken, and the agent was killed before it knew, or a part of one is gone.
+        old = {self._tables[i].tag for i in ids.values() if i in self._tables} - self._used_tags()
+        for stale in old:
+            yield from self._forget(stale, list(ids))
+        self._keep({table_id: SnapshotProgress(name, tag) for name, table_id in ids.items()})
+
+        def ask() -> dict[str, list[Path]]:
             data_folders, port = self._told_by_node()
-            if before is not None:
-                # It may have been taken, and the agent was killed before it knew.
-                delete(port, progress.table, progress.tag)
-            return take(data_folders, port, progress.table, table_id, progress.tag)
+            return take(data_folders, port, ids, tag)
 
         try:
             folders = yield from self._in_thread(ask)
         except _FAULTS as e:
-            self._later(table_id, f"{progress.table}: its snapshot cannot be taken: {e}")
+            if len(ids) > 1:
+                # Whatever is wrong with one of them is to hold back no other.
+                self._alone.update(ids.values())
+                log.warning("snapshots of %d tables cannot be taken at once, so each is by itself: %s", len(ids), e)
+            else:
+                self._later(ids.values(), f"{group[0].full_name}: its snapshot cannot be taken: {e}")
             return
-        log.info("%s: the snapshot %s is taken", progress.table, progress.tag)
+        log.info("the snapshot %s of %s is taken", tag, ", ".join(ids))
         taken_at = time.time_ns() // 1000
-        self._keep(table_id, replace(progress, state="taken", folders=[str(f) for f in folders], taken_at=taken_at))
+        self._alone -= set(ids.values())
+        self._keep(
+            {
+                table_id: SnapshotProgress(name, tag, "taken", [str(f) for f in folders[name]], taken_at)
+                for name, table_id in ids.items()
+            }
+        )
+
+    def _used_tags(self) -> set[str]:
+        return {progress.tag for progress in self._tables.values() if progress.state in ("taken", "published")}
 
     def _publish(self, schema: TableSchema, table_id: UUID, progress: SnapshotProgress) -> Iterator[bool]:
         if not self._announce(self._stop):
@@ -209,12 +229,12 @@ class Snapshots:
                         progress = self._send(schema, changes, progress)
                         yield True
                     progress = replace(progress, pieces=progress.pieces + 1)
-                    self._keep(table_id, progress)
+                    self._keep({table_id: progress})
                 progress = replace(progress, read=progress.read + 1, pieces=0)
-                self._keep(table_id, progress)
+                self._keep({table_id: progress})
         except Missing as e:
-            self._later(table_id, f"{progress.table}: the snapshot {progress.tag} is gone, a new one is taken: {e}")
-            self._keep(table_id, SnapshotProgress(progress.table, progress.tag))
+            self._later([table_id], f"{progress.table}: the snapshot {progress.tag} is gone, a new one is taken: {e}")
+            self._keep({table_id: SnapshotProgress(progress.table, progress.tag)})
             return
         except (StorageError, SchemaError, BadValue, Unpublishable) as e:
             self._fail(table_id, progress, str(e))
@@ -223,7 +243,7 @@ class Snapshots:
             self._fail(table_id, progress, f"{progress.changes} changes were read, but {progress.published} published")
             return
         log.info("%s: %d changes of its snapshot were read and published", progress.table, progress.published)
-        self._keep(table_id, replace(progress, state="published"))
+        self._keep({table_id: replace(progress, state="published")})
 
     def _send(self, schema: TableSchema, changes: pa.RecordBatch, progress: SnapshotProgress) -> SnapshotProgress:
         """Publish a portion; return the progress after it, once it is acknowledged."""
@@ -235,13 +255,23 @@ class Snapshots:
         self.published[schema.full_name] += sent
         return replace(progress, changes=progress.changes + changes.num_rows, published=progress.published + sent)
 
-    def _delete(self, table_id: UUID, progress: SnapshotProgress) -> Iterator[bool]:
+    def _delete(self, tag: str) -> Iterator[bool]:
+        """Delete the snapshots of a tag, all of which are published."""
+        tables = {i: progress for i, progress in self._tables.items() if progress.tag == tag}
+        fault = yield from self._forget(tag, [progress.table for progress in tables.values()])
+        published = {i: progress for i, progress in tables.items() if progress.state == "published"}
+        if fault:
+            self._later(published, f"the snapshot {tag} cannot be deleted: {fault}")
+        else:
+            self._keep({i: replace(progress, state="done") for i, progress in published.items()})
+
+    def _forget(self, tag: str, tables: list[str]) -> Generator[bool, None, str | None]:
+        """Let the node delete what has a tag; return why it cannot, if it cannot."""
         try:
-            yield from self._in_thread(lambda: delete(self._told_by_node()[1], progress.table, progress.tag))
+            yield from self._in_thread(lambda: delete(self._told_by_node()[1], tables, tag))
         except _FAULTS as e:
-            self._later(table_id, f"{progress.table}: its snapshot {progress.tag} cannot be deleted: {e}")
-            return
-        self._keep(table_id, replace(progress, state="done"))
+            return str(e)
+        return None
 
     def _in_thread(self, call: Callable[[], _T]) -> Generator[bool, None, _T]:
         job = self._worker.submit(call)
@@ -254,15 +284,16 @@ class Snapshots:
         folders = self._node.setting("data_file_directories") or ""
         return listed(folders), jmx_port(self._node.pairs("SELECT name, value FROM system_views.system_properties"))
 
-    def _keep(self, table_id: UUID, progress: SnapshotProgress) -> None:
-        self._tables[table_id] = progress
+    def _keep(self, changed: Mapping[UUID, SnapshotProgress]) -> None:
+        self._tables |= changed
+        self._metrics.snapshots(self.status())
         write_json(self._path, {str(key): asdict(value) for key, value in self._tables.items()})
 
-    def _later(self, table_id: UUID, fault: str) -> None:
+    def _later(self, table_ids: Iterable[UUID], fault: str) -> None:
         """Say what went wrong, and try again after a while."""
         self._metrics.error("snapshot")
         log.error("%s; trying again", fault)
-        self._not_before[table_id] = time.monotonic() + _AGAIN_SECONDS
+        self._not_before |= dict.fromkeys(table_ids, time.monotonic() + _AGAIN_SECONDS)
 
     def _fail(self, table_id: UUID, progress: SnapshotProgress, fault: str) -> None:
         """Give a snapshot up until the agent is started again, which takes a new one."""
@@ -273,7 +304,7 @@ class Snapshots:
             *(progress.table, progress.tag, fault),
         )
         self._faults[table_id] = fault
-        self._keep(table_id, SnapshotProgress(progress.table, progress.tag))
+        self._keep({table_id: SnapshotProgress(progress.table, progress.tag)})
 
 
 def _id(schema: TableSchema) -> UUID:

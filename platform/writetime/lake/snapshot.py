@@ -5,7 +5,7 @@ data folders, in its virtual tables.
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from uuid import UUID
 
@@ -33,17 +33,21 @@ def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
         if found is None:
             raise WritetimeError(f"the database has no table {table}: name it as KEYSPACE.TABLE")
         properties, port = local_node(session)
-    return take(listed(properties["data_file_directories"]), port, table, found.id, tag)
+    return take(listed(properties["data_file_directories"]), port, {table: found.id}, tag)[table]
 
 
-def take(data_folders: list[str], port: int, table: str, table_id: UUID, tag: str) -> list[Path]:
-    """Do what `take_snapshot` does, on a node of which the data folders and the JMX port are known.
+def take(data_folders: list[str], port: int, tables: Mapping[str, UUID], tag: str) -> dict[str, list[Path]]:
+    """Do what `take_snapshot` does, of some tables at once, on a node whose data folders and JMX port are known.
 
     Raises:
-        WritetimeError: nodetool fails, or the snapshot is not where it was to be.
+        WritetimeError: nodetool fails, or a snapshot is not where it was to be.
     """
+    nodetool(port, "snapshot", "-t", tag, "-kt", ",".join(tables))
+    return {table: _folders(data_folders, table, table_id, tag) for table, table_id in tables.items()}
+
+
+def _folders(data_folders: list[str], table: str, table_id: UUID, tag: str) -> list[Path]:
     keyspace, _, name = table.partition(".")
-    nodetool(port, "snapshot", "-t", tag, "-kt", table)
     folders = [Path(folder) / keyspace / f"{name}-{table_id.hex}" / "snapshots" / tag for folder in data_folders]
     present = [folder for folder in folders if folder.is_dir()]
     if not present:
@@ -58,12 +62,12 @@ def clear_snapshot(settings: Settings, table: str, tag: str) -> None:
     """Delete a snapshot."""
     with connect(settings) as session:
         _, port = local_node(session)
-    delete(port, table, tag)
+    delete(port, [table], tag)
 
 
-def delete(port: int, table: str, tag: str) -> None:
-    """Do what `clear_snapshot` does, on a node of which the JMX port is known."""
-    nodetool(port, "clearsnapshot", "-t", tag, "--", table.partition(".")[0])
+def delete(port: int, tables: Iterable[str], tag: str) -> None:
+    """Delete all that has a tag in the keyspaces of some tables, on a node of which the JMX port is known."""
+    nodetool(port, "clearsnapshot", "-t", tag, "--", *sorted({table.partition(".")[0] for table in tables}))
 
 
 def local_node(session: Session) -> tuple[Mapping[str, str], int]:
