@@ -3,6 +3,7 @@
 import json
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid1
 
 import fastavro
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.storage.generate import UDTS, Generator
 from writetime.schema.cql import parse_schemas, parse_table
 from writetime.schema.mapping import arrow_type, avro_type, data_types_page, spark_type
-from writetime.schema.table import Column, SchemaError, SchemaHistory, TableSchema, from_rows
+from writetime.schema.table import Column, SchemaError, SchemaHistory, TableSchema, from_rows, settled_rows
 from writetime.schema.types import (
     Collection,
     CqlTypeError,
@@ -208,3 +209,15 @@ def test_values_that_are_none_of_their_type() -> None:
     ]:
         with pytest.raises(BadValue):
             decoder(cql_type)(data)
+
+
+def test_a_schema_that_is_changed_while_it_is_read() -> None:
+    """A change reaches the tables of `system_schema` one after the other, here while they are read the first time."""
+    asked: list[str] = []
+
+    def ask(query: str) -> list[dict[str, Any]]:
+        asked.append(query)
+        return [{"version": 1 if len(asked) <= 2 else 2}]
+
+    assert set(map(str, settled_rows(ask).values())) == {"[{'version': 2}]"}
+    assert len(asked) == 3 * 4

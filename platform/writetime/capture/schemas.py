@@ -23,19 +23,9 @@ from writetime.capture.durable import read_json, write_json
 from writetime.errors import WritetimeError
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
-from writetime.schema.table import SchemaHistory, TableSchema, from_rows
+from writetime.schema.table import SchemaHistory, TableSchema, from_rows, settled_rows
 
 log = logging.getLogger(__name__)
-
-_ROWS = {
-    "tables": "*",
-    "columns": "*",
-    "types": "*",
-    # The driver cannot make a datetime of every time that a column was dropped at; milliseconds are what is stored.
-    "dropped_columns": "keyspace_name, table_name, column_name, type, kind, "
-    "toUnixTimestamp(dropped_time) AS dropped_time",
-    "views": "id",
-}
 
 
 class Unreachable(WritetimeError):
@@ -106,17 +96,6 @@ def _micros(text: str) -> int:
     return int(match[1]) * {"": 1000, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6}[match[2]]
 
 
-def _settled(node: Node) -> dict[str, list[dict[str, Any]]]:
-    """Return what `system_schema` says. A change of the schema writes its tables one after the other: what is read
-    amid it, such as a column that lives and is dropped, would be of no schema that ever was."""
-    found = None
-    while True:
-        rows = {name: node.rows(f"SELECT {what} FROM system_schema.{name}") for name, what in _ROWS.items()}
-        if rows == found:
-            return rows
-        found = rows
-
-
 @dataclass(frozen=True)
 class Table:
     """A table that the node has or had; `schema` is None if it cannot be read, because of a `fault`."""
@@ -153,7 +132,7 @@ class SchemaWatch:
         version = node.rows("SELECT schema_version FROM system.local")[0]["schema_version"]
         if version == self._version and not always:
             return False
-        rows = _settled(node)
+        rows = settled_rows(node.rows, views="id")
         before = dict(self._tables), self._live
         self._views = {row["id"] for row in rows["views"]}
         self._live = {row["id"] for row in rows["tables"]}

@@ -1,6 +1,6 @@
 """Table schemas, from a CREATE TABLE text, from `system_schema` rows, or from what an SSTable's header knows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -188,15 +188,35 @@ def udts_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Udt]:
     return udts
 
 
+# What a schema is made of. The driver cannot make a datetime of every time that a column was dropped at; milliseconds
+# are what is stored.
+_SYSTEM_SCHEMA = {
+    "tables": "*",
+    "columns": "*",
+    "types": "*",
+    "dropped_columns": "keyspace_name, table_name, column_name, type, kind, "
+    "toUnixTimestamp(dropped_time) AS dropped_time",
+}
+
+
+def settled_rows(ask: Callable[[str], list[dict[str, Any]]], **others: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of the tables of `system_schema` that schemas are made of, and the columns of `others`.
+
+    They are read until they are twice the same. A change of the schema writes its tables one after the other: what is
+    read amid it, such as a column that lives and is dropped, would be of no schema that ever was.
+    """
+    found = None
+    while True:
+        queries = _SYSTEM_SCHEMA | others
+        rows = {name: ask(f"SELECT {what} FROM system_schema.{name}") for name, what in queries.items()}
+        if rows == found:
+            return rows
+        found = rows
+
+
 def read_schemas(session: Any, keyspaces: Iterable[str] | None = None) -> list[TableSchema]:
     """Read the schemas of all tables (or of these keyspaces) through a session of the Cassandra driver."""
-    # The driver cannot make a datetime of every time that a column was dropped at; milliseconds are what is stored.
-    columns = "keyspace_name, table_name, column_name, type, kind, toUnixTimestamp(dropped_time) AS dropped_time"
-    queries = {"tables": "*", "columns": "*", "types": "*", "dropped_columns": columns}
-    rows = {
-        name: [r._asdict() for r in session.execute(f"SELECT {what} FROM system_schema.{name}")]
-        for name, what in queries.items()
-    }
+    rows = settled_rows(lambda query: [row._asdict() for row in session.execute(query)])
     wanted = None if keyspaces is None else set(keyspaces)
     return [
         from_rows(table, rows["columns"], rows["types"], rows["dropped_columns"])
