@@ -2,8 +2,17 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
-from dagster import DagsterInstance, RunConfig, RunRequest, build_sensor_context, materialize
+from dagster import (
+    AssetCheckSeverity,
+    DagsterInstance,
+    ExecuteInProcessResult,
+    RunConfig,
+    RunRequest,
+    build_sensor_context,
+    materialize,
+)
 from pyspark.sql import SparkSession
 
 from assets.automation import TABLE_TAG
@@ -12,10 +21,14 @@ from assets.lake import TableConfig
 from resources import KafkaResource, LakeResource, SparkResource
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, batch, write
+from writetime.capture import watermarks
 from writetime.capture.publisher import ChangePublisher
+from writetime.capture.watermarks import NodeMarks, TableMark, ensure_watermarks_topic
 from writetime.config import Settings
 from writetime.lake import views
 from writetime.lake.table import open_table
+from writetime.lake.views import time_now
+from writetime.publishing import Sender
 
 
 def requests(instance: DagsterInstance, table: str) -> list[RunRequest]:
@@ -29,6 +42,31 @@ def requests(instance: DagsterInstance, table: str) -> list[RunRequest]:
 LANDED_STEP = "capture__landed_changes"
 
 
+def landed_by_dagster(instance: DagsterInstance, table: str) -> ExecuteInProcessResult:
+    """Run the asset."""
+    return materialize(
+        [landed_changes],
+        instance=instance,
+        resources={"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()},
+        run_config=RunConfig({LANDED_STEP: TableConfig(table=table)}),
+    )
+
+
+def freshness(result: ExecuteInProcessResult) -> tuple[bool, Any]:
+    """What the check of the asset says, and until when all is captured."""
+    [check] = result.get_asset_check_evaluations()
+    assert (check.check_name, check.severity) == ("lake_is_fresh", AssetCheckSeverity.WARN)
+    until = check.metadata.get("captured_until")
+    return check.passed, until and until.value
+
+
+def say(settings: Settings, table: str, until: int) -> None:
+    """Say as an agent does that all that its node wrote before an instant is published."""
+    sender = Sender(settings, "test")
+    watermarks.send(sender, "node", NodeMarks({table: TableMark(until)}))
+    assert sender.flush()
+
+
 def test_landing_by_the_sensor(settings: Settings, spark: SparkSession) -> None:
     schema = dataclasses.replace(SCHEMA, keyspace=settings.cassandra.keyspace)
     publisher = ChangePublisher(settings)
@@ -37,15 +75,35 @@ def test_landing_by_the_sensor(settings: Settings, spark: SparkSession) -> None:
     with DagsterInstance.ephemeral() as instance:
         (request,) = requests(instance, schema.full_name)
         assert request.tags["writetime/lag"] == "20"
-        result = materialize(
-            [landed_changes],
-            instance=instance,
-            resources={"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()},
-            run_config=RunConfig({LANDED_STEP: TableConfig(table=schema.full_name)}),
-        )
+        result = landed_by_dagster(instance, schema.full_name)
+        # No node has said how far it is.
+        assert freshness(result) == (False, None)
         [event] = result.asset_materializations_for_node(LANDED_STEP)
         assert event.asset_key == LANDED
         assert (event.metadata["changes_landed"].value, event.metadata["changes_not_landed"].value) == (20, 0)
         assert requests(instance, schema.full_name) == []
     rows = view_rows(views.virtual(open_table(settings, schema.full_name)))
     assert sorted(row["id"] for row in rows) == list(range(20))
+
+
+def test_a_quiet_table_is_fresh_and_a_silent_node_is_not(settings: Settings, spark: SparkSession) -> None:
+    """Of a table that nobody writes to the sensor asks for a run now and then, as the watermark moves all the same."""
+    schema = dataclasses.replace(SCHEMA, keyspace=settings.cassandra.keyspace)
+    name, stale = schema.full_name, settings.capture.stale_seconds
+    publisher = ChangePublisher(settings)
+    publisher.announce(schema)
+    ensure_watermarks_topic(settings)
+    with DagsterInstance.ephemeral() as instance:
+        old = time_now() - round(2 * stale * 1e6)
+        say(settings, name, old)
+        assert freshness(landed_by_dagster(instance, name)) == (False, old / 1e6)
+        assert requests(instance, name) == []
+        # Less than half of the time that is stale.
+        say(settings, name, old + round(stale * 0.4e6))
+        assert requests(instance, name) == []
+        now = time_now()
+        say(settings, name, now)
+        (request,) = requests(instance, name)
+        assert request.tags["writetime/lag"] == "0"
+        assert freshness(landed_by_dagster(instance, name)) == (True, now / 1e6)
+        assert requests(instance, name) == []

@@ -3,15 +3,18 @@
 import json
 import threading
 import time
+import uuid
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from tests.capture.harness import Captured
+from tests.capture.harness import REPLICATION, Captured
 from tests.capture.test_segments import complete, wait_for
 from tests.conftest import write_settings
+from tests.lake.test_horizon import held
 from writetime.capture import agent
 from writetime.capture.agent import Agent
 from writetime.capture.landing import Landing, watermarks_not_landed
@@ -19,10 +22,13 @@ from writetime.capture.progress import Progress
 from writetime.capture.schemas import Node
 from writetime.capture.watermarks import NodeMarks, TableMark, WatermarkTopic
 from writetime.cli import main
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.lake import state
 from writetime.lake.delta import Snapshot
-from writetime.lake.horizon import captured_until, registered_sources
+from writetime.lake.horizon import captured_until, next_horizon, registered_sources
 from writetime.lake.table import open_table
-from writetime.lake.views import time_now
+from writetime.lake.views import time_now, virtual
 
 
 @pytest.fixture
@@ -149,3 +155,57 @@ def test_no_watermark_passes_what_is_not_published(landed: Captured) -> None:
     wait_for(lambda: one.round(threading.Event()) or one.held_by is None)
     assert mark(landed).until > held_from
     progress.close()
+
+
+def test_tombstones_wait_for_the_slowest_node(
+    landed: Captured, server_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes, each with an agent, write to one table; tombstones go as far as both are landed."""
+    monkeypatch.setattr("writetime.capture.landing._WATERMARK_MICROS", 1)
+    name, grace = f"{landed.keyspace}.t", 1_000_000
+    other = copy(landed)
+    capture = landed.settings.capture.model_copy(update={"state": tmp_path / "other"})
+    other.settings = landed.settings.model_copy(update={"cassandra": server_settings.cassandra, "capture": capture})
+    create = f"CREATE TABLE {name} (k int PRIMARY KEY, v text) WITH id = {uuid.uuid4()} AND gc_grace_seconds = 1"
+    with connect(other.settings) as session:
+        session.execute(f"CREATE KEYSPACE {landed.keyspace} WITH replication = {REPLICATION}")
+        for execute in (landed.write, session.execute):
+            execute(f"{create} AND cdc = true")
+        second = str(session.execute("SELECT host_id FROM system.local").one().host_id)
+
+        def until(node: str) -> int:
+            return WatermarkTopic(landed.settings).read().get(node, NodeMarks()).tables.get(name, TableMark(0)).until
+
+        def due() -> int:
+            return next_horizon(table, time_now(), 1e-9) or 0
+
+        with landed.agent():
+            with other.agent():
+                landed.write(*(f"INSERT INTO {{ks}}.t (k, v) VALUES ({k}, 'first')" for k in (1, 2)))
+                session.execute(f"INSERT INTO {name} (k, v) VALUES (3, 'second')")
+                written = time_now()
+                wait_for(lambda: min(until(node_id(landed)), until(second)) > written)
+            landed.write("DELETE FROM {ks}.t WHERE k = 1")
+            deleted = time_now()
+            wait_for(lambda: until(node_id(landed)) > deleted + 2 * grace)
+            assert Landing(landed.settings, name).drain() == 4
+            table = open_table(landed.settings, name)
+            changes = table.changes.load()
+            assert registered_sources(changes) == {node_id(landed), second}
+            assert captured_until(changes) == until(second) < deleted
+            state.fold(table)
+            state.drop_tombstones(table, due())
+            assert [row["k"] for row in held(table).to_pylist() if row["tombstone"]] == [1]
+            with other.agent():
+                wait_for(lambda: until(second) > deleted + 2 * grace)
+                assert Landing(landed.settings, name).drain() == 0
+                assert due() > deleted
+                assert state.drop_tombstones(table, due()) == 1
+                assert not any(row["tombstone"] or row["k"] == 1 for row in held(table).to_pylist())
+                # A write from before the deletion that comes now, as by a hint, is deleted as it was.
+                session.execute(f"INSERT INTO {name} (k, v) VALUES (1, 'late') USING TIMESTAMP {deleted - grace}")
+                wait_for(lambda: Landing(landed.settings, name).drain() == 1)
+        for step in (lambda _: None, state.fold, state.rebuild):
+            step(table)
+            rows = [row for part in virtual(table) for row in part.to_pylist()]
+            assert sorted((row["k"], row["v"]) for row in rows) == [(2, "first"), (3, "second")]
