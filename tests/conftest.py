@@ -19,6 +19,12 @@ from writetime.spark import spark_conf
 _LONGEST_FIRST = ("storage", "faults", "lake", "capture", "merge", "assets", "scylla_cdc", "rows", "integration")
 
 
+def pytest_configure() -> None:
+    """Let Java not optimise: servers of tests live so short that this costs more than it saves, of Cassandra's start a
+    third of the CPU, and a half of what creating tables takes. Not for benchmarks, which import from here, too."""
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Make each folder of tests a part for `pytest -n`, and put the parts in order."""
@@ -48,10 +54,12 @@ def server_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settin
         },
         lake={"path": str(home / "lake")},
     )
-    servers.up(settings)
-    database.apply_schema(settings)
-    yield settings
-    servers.down(settings)
+    try:
+        servers.up(settings)
+        database.apply_schema(settings)
+        yield settings
+    finally:
+        servers.down(settings)
 
 
 def write_settings(settings: Settings, path: Path) -> None:

@@ -73,7 +73,10 @@ class FormatServer(CassandraServer):
 
     def _connect(self) -> Cluster:
         """Return a connection that waits for a server on a busy machine."""
-        return Cluster(["127.0.0.1"], port=self.port, connect_timeout=60, control_connection_timeout=60)
+        # Without the version the driver connects once for each that is newer.
+        return Cluster(
+            ["127.0.0.1"], port=self.port, connect_timeout=60, control_connection_timeout=60, protocol_version=5
+        )
 
     def configure(self, **configuration: object) -> None:
         """Change the configuration of the next start."""
@@ -81,19 +84,14 @@ class FormatServer(CassandraServer):
 
     def write(self, statements: Iterable[str]) -> list[Any]:
         """Execute statements; return the rows that each answered."""
-        cluster = self._connect()
-        try:
-            session = cluster.connect()
-            session.default_timeout = 60
-            return [list(session.execute(statement)) for statement in statements]
-        finally:
-            cluster.shutdown()
+        return [list(self.session().execute(statement)) for statement in statements]
 
     def session(self) -> Any:
         """Return a session that is kept until the server stops."""
         if self._session is None:
             self._cluster = self._connect()
             self._session = self._cluster.connect()
+            self._session.default_timeout = 60
         return self._session
 
     def write_one(self, statement: str) -> None:
