@@ -83,7 +83,9 @@ class Program(threading.Thread):
             time.sleep(0.2)
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """End it as a crash does, if need be after it was started again."""
+        while self.is_alive() and not self._stopping and (self._process is None or self._process.poll() is not None):
+            time.sleep(0.02)
         if self._process is not None:
             self._process.kill()
 
