@@ -3,7 +3,8 @@
 python -m bench.capture [--writes 200000] [--seconds 20] [--rate 200]
 
 Both programs run whole, as they are used, one after the other, on copies of the same segments and with one broker,
-until all events are in their topic.
+until all events are in their topic. How late: from the acknowledgement of a write to Kafka, and with landing beside it
+to the virtual view, which is read whole, again and again.
 """
 
 import json
@@ -30,6 +31,8 @@ from tests.storage.databases import FormatServer
 from writetime import config
 from writetime.config import Settings
 from writetime.kafka import client_config, end_offsets, ensure_topics
+from writetime.lake import views
+from writetime.lake.table import LakeTable, open_table, table_storage
 from writetime.servers import jars
 from writetime.servers.cassandra import MODULE_EXPORTS, MODULE_OPENS
 from writetime.servers.java import java
@@ -62,6 +65,7 @@ def settings_of(home: Path, node: FormatServer, **capture: object) -> Settings:
         kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
         embedded={"home": home / "kafka", "kafka_controller_port": free_port(), "kafka_heap_mb": 512},
         capture={"state": home / "state", "snapshot": "schema-only", **capture},
+        lake={"path": str(home / "lake"), "buckets": 4},
     )
 
 
@@ -107,11 +111,14 @@ def copy_segments(node: FormatServer, target: Path, most: int | None = None) -> 
 @contextmanager
 def agent(home: Path, settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     """Writetime's agent."""
-    file = home / "writetime.toml"
-    write_settings(settings, file)
-    environment = {**os.environ, "WRITETIME_CONFIG": str(file)}
-    with _program(home, "writetime", [sys.executable, "-m", "writetime", "agent"], environment) as process:
+    write_settings(settings, home / "writetime.toml")
+    command = [sys.executable, "-m", "writetime", "agent"]
+    with _program(home, "writetime", command, _environment(home)) as process:
         yield process
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "WRITETIME_CONFIG": str(home / "writetime.toml")}
 
 
 @contextmanager
@@ -206,18 +213,29 @@ def drain(settings: Settings, topic: str, process: subprocess.Popen[bytes], even
         time.sleep(0.02)
 
 
-def follow(
-    settings: Settings,
-    node: FormatServer,
-    topic: str,
-    *,
-    key: Callable[[bytes], int],
-    base: int,
-    rows: tuple[int, float],
-) -> list[float]:
-    """Write rows at a rate, for some seconds; return how long after its acknowledgement each was read."""
+@contextmanager
+def topic_keys(settings: Settings, topic: str, key: Callable[[bytes], int]) -> Iterator[Callable[[], list[int]]]:
+    """What tells which rows came to a topic since it was asked last."""
     consumer = Consumer(client_config(settings, **{"group.id": "bench", "fetch.wait.max.ms": 5}))
     consumer.assign([TopicPartition(topic, p, o) for p, o in end_offsets(settings, topic).items()])
+
+    def read() -> list[int]:
+        return [key(m.key() or b"") for m in consumer.consume(500, 0.005) if m.error() is None]
+
+    try:
+        yield read
+    finally:
+        consumer.close()
+
+
+def view_keys(settings: Settings) -> list[int]:
+    """The rows that `writetime view` would show."""
+    parts = views.virtual(open_table(settings, "bench.writes"))
+    return [k for part in parts for k in part["k"].to_pylist()]
+
+
+def follow(node: FormatServer, seen: Callable[[], list[int]], base: int, rows: tuple[int, float]) -> list[float]:
+    """Write rows at a rate, for some seconds; return how long after its acknowledgement each was seen."""
     arrived: dict[int, float] = {}
     acknowledged: dict[int, float] = {}
     rate, seconds = rows
@@ -225,10 +243,11 @@ def follow(
 
     def read() -> None:
         deadline = time.perf_counter() + seconds + 60
-        while len(arrived) < count and time.perf_counter() < deadline:
-            for message in consumer.consume(500, 0.005):
-                if message.error() is None:
-                    arrived.setdefault(key(message.key() or b""), time.perf_counter())
+        missing = set(range(base, base + count))
+        while missing and time.perf_counter() < deadline:
+            keys = missing.intersection(seen())
+            arrived.update(dict.fromkeys(keys, time.perf_counter()))
+            missing -= keys
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -240,7 +259,6 @@ def follow(
         session.execute(insert, (base + i,))
         acknowledged[base + i] = time.perf_counter()
     reader.join()
-    consumer.close()
     missing = count - sum(1 for k in acknowledged if k in arrived)
     if missing:
         print(f"  {missing} of {count} rows had not arrived after a minute")
@@ -317,15 +335,23 @@ def live(home: Path, sync: str, rate: int, seconds: float) -> None:
         node.start()
         node.write([KEYSPACE, TABLE, "INSERT INTO bench.writes (k) VALUES (-1)"])
         ensure_topics(settings, {OURS: {}, THEIRS: {}}, 4)
+        conditions = f"live, commitlog_sync {sync}, {rate} rows a second"
         with agent(home, settings) as process:
             drain(settings, OURS, process, 1)
-            key = lambda k: int.from_bytes(k, "big", signed=True)  # noqa: E731
-            late = follow(settings, node, OURS, key=key, base=0, rows=(rate, seconds))
-        print(f"writetime  live, commitlog_sync {sync}, {rate} rows a second: {percentiles(late)}", flush=True)
+            with topic_keys(settings, OURS, lambda k: int.from_bytes(k, "big", signed=True)) as seen:
+                late = follow(node, seen, 0, (rate, seconds))
+            print(f"writetime  {conditions}, in Kafka: {percentiles(late)}", flush=True)
+            with _program(home, "landing", [sys.executable, "-m", "writetime", "land", "--follow"], _environment(home)):
+                changes = LakeTable(table_storage(settings, "bench.writes"), 0).changes
+                while not (changes.exists() and view_keys(settings)):
+                    time.sleep(0.1)
+                late = follow(node, lambda: view_keys(settings), 10**6, (rate, seconds))
+            print(f"writetime  {conditions}, in the virtual view: {percentiles(late)}", flush=True)
         with debezium(home, settings, node, node.cdc_raw) as process:
             drain(settings, THEIRS, process, 1)
-            late = follow(settings, node, THEIRS, key=lambda k: json.loads(k)["k"], base=10**6, rows=(rate, seconds))
-        print(f"debezium   live, commitlog_sync {sync}, {rate} rows a second: {percentiles(late)}", flush=True)
+            with topic_keys(settings, THEIRS, lambda k: json.loads(k)["k"]) as seen:
+                late = follow(node, seen, 2 * 10**6, (rate, seconds))
+        print(f"debezium   {conditions}, in Kafka: {percentiles(late)}", flush=True)
     finally:
         node.stop()
         kafka.stop()

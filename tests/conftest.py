@@ -96,7 +96,7 @@ def settings(server_settings: Settings, tmp_path: Path, monkeypatch: pytest.Monk
             "topic": name,
             "dead_letter_topic": f"{name}.dead",
             "group": f"{name}-sink",
-            "session_timeout_seconds": 6.0,
+            "session_timeout_seconds": 3.0,
         }
     )
     own = server_settings.model_copy(

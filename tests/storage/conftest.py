@@ -27,6 +27,7 @@ LOG_COMPRESSION = {"nb": None, "oa": [{"class_name": "LZ4Compressor"}], "da": [{
 class Written:
     """The tables that one server wrote, where their SSTables are, and what the oracle reads in those."""
 
+    version: str
     server: FormatServer
     schemas: list[TableSchema]
     all_schemas: list[TableSchema]
@@ -102,7 +103,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if s.keyspace == handmade.KEYSPACE
     }
     lines = oracle.sstables(location.path("Data.db") for locations in sstables.values() for location in locations)
-    return Written(server, schemas, all_schemas, sstables, lines, answers)
+    return Written(version, server, schemas, all_schemas, sstables, lines, answers)
 
 
 @pytest.fixture(scope="package")

@@ -23,7 +23,7 @@ from tests import oracle
 from tests.storage.conftest import Written
 from tests.storage.databases import cql_with_ids
 from tests.storage.expected import assert_same, without_origin
-from tests.storage.generate import KEYSPACE
+from tests.storage.generate import KEYSPACE, SEED
 from writetime.cli import main
 from writetime.errors import WritetimeError
 from writetime.schema.cql import parse_schemas
@@ -110,10 +110,15 @@ def cut(segment: Segment, folder: Path, *, size: int, zeros: int = 0) -> Segment
 
 
 def test_a_tail_cut_off_at_every_byte(written: Written, tmp_path: Path) -> None:
-    """Our reader takes as many mutations as Cassandra does when it starts, whichever byte is the last one."""
+    """Our reader takes as many mutations as Cassandra does when it starts, whichever byte is the last one.
+
+    Every byte without compression and with LZ4; sections are the same with Zstandard, so there every fifth.
+    """
     segment = segment_of(written)
-    cuts = [cut(segment, tmp_path / f"{n}", size=n) for n in range(700)]
-    cuts += [cut(segment, tmp_path / f"{n}-zeros", size=n, zeros=4096) for n in range(700)]
+    step = 5 if written.version == "da" else 1
+    sizes = range(SEED % step, 700, step)
+    cuts = [cut(segment, tmp_path / f"{n}", size=n) for n in sizes]
+    cuts += [cut(segment, tmp_path / f"{n}-zeros", size=n, zeros=4096) for n in sizes]
     wanted = oracle.accepted([s.path for s in cuts])
     # Without a table to read, mutations are only checked and counted.
     tolerant = CommitLogReader(written.all_schemas, [], torn_tail="stop")
@@ -147,7 +152,7 @@ def test_a_tail_cut_off_at_every_byte(written: Written, tmp_path: Path) -> None:
     print(outcomes, seen)
     assert seen > 2
     # Only between two sections does a cut look like an end.
-    assert outcomes["an end"] + outcomes["corrupt"] < 200
+    assert outcomes["an end"] + outcomes["corrupt"] < 200 / step
 
 
 def test_a_complete_segment_that_is_cut_off(written: Written, tmp_path: Path) -> None:

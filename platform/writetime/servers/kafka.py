@@ -91,4 +91,5 @@ class KafkaServer(EmbeddedServer):
             "transaction.state.log.min.isr": 1,
             "transaction.state.log.num.partitions": 8,
             "group.initial.rebalance.delay.ms": 0,
+            "group.min.session.timeout.ms": 1000,
         }
