@@ -150,26 +150,24 @@ def test_a_change_that_is_too_large_stops_no_other(captured: Captured) -> None:
     port = free_port()
     with captured.agent(metrics_port=port):
         captured.settle()
-        wait_for(lambda: list(aside.glob("*.reason.json")))
+        wait_for(lambda: progress_of(captured)["totals"]["changes_set_aside"] == 1)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             metrics = answer.read().decode()
-    (file,) = aside.glob("*.reason.json")
-    reason = json.loads(file.read_text())
-    assert re.search(rf"a change of 200\d+ bytes is more than the 150000 bytes .* the topic {topic}", reason["reason"])
-    assert reason["changes_set_aside"] == progress_of(captured)["totals"]["changes_set_aside"] == 1
-    assert f'writetime_capture_changes_refused_total{{table="{captured.keyspace}.t"}} 1.0' in metrics
-    assert sorted(set(captured.changes("t")["k"].to_pylist())) == [1, 3, 4, 5]
-    # Once the topic takes it, the segment is put back.
-    change = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    change.add_incremental_config(
-        ConfigEntry("max.message.bytes", "1000000", incremental_operation=AlterConfigOpType.SET)
-    )
-    admin = AdminClient(client_config(captured.settings))
-    for future in admin.incremental_alter_configs([change]).values():
-        future.result(15)
-    put_back(captured, aside)
-    with captured.agent():
-        wait_for(lambda: not list(aside.glob("*.reason.json")))
+        (file,) = aside.glob("*.reason.json")
+        found = json.loads(file.read_text())
+        assert re.search(rf"a change of 200\d+ bytes is more than the 150000 bytes .* topic {topic}", found["reason"])
+        assert found["changes_set_aside"] == 1
+        assert f'writetime_capture_changes_refused_total{{table="{captured.keyspace}.t"}} 1.0' in metrics
+        assert sorted(set(captured.changes("t")["k"].to_pylist())) == [1, 3, 4, 5]
+        # Once the topic takes it, the segment is put back.
+        change = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        larger = ConfigEntry("max.message.bytes", "1000000", incremental_operation=AlterConfigOpType.SET)
+        change.add_incremental_config(larger)
+        admin = AdminClient(client_config(captured.settings))
+        for future in admin.incremental_alter_configs([change]).values():
+            future.result(15)
+        put_back(captured, aside)
+        wait_for(lambda: not file.exists())
     captured.assert_same("t", "marks")
 
 

@@ -7,7 +7,7 @@ changes of one key stay in order.
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -113,13 +113,17 @@ class ChangePublisher:
             return Sent(changes.slice(0, 0), str(e))
         messages, refused = topic.encoder.encode(changes), None
         sizes = pc.add(pc.binary_length(messages), pc.binary_length(changes["key"]))
-        fitting = pc.less_equal(sizes, topic.max_bytes - _ENVELOPE_BYTES)
-        if not pc.all(fitting).as_py():
-            refused = (
-                f"{schema.full_name}: a change of {pc.max(sizes).as_py()} bytes is more than the {topic.max_bytes} "
-                f"bytes of a message that the topic {topic.name} takes (max.message.bytes)"
-            )
-            changes, messages = changes.filter(fitting), messages.filter(fitting)
+        largest = pc.max(sizes).as_py() or 0
+        if largest > topic.max_bytes - _ENVELOPE_BYTES:
+            # It may have been raised since.
+            topic = self._topics[schema] = replace(topic, max_bytes=self._max_bytes(topic.name))
+            fitting = pc.less_equal(sizes, topic.max_bytes - _ENVELOPE_BYTES)
+            if not pc.all(fitting).as_py():
+                refused = (
+                    f"{schema.full_name}: a change of {largest} bytes is more than the {topic.max_bytes} bytes of a "
+                    f"message that the topic {topic.name} takes (max.message.bytes)"
+                )
+                changes, messages = changes.filter(fitting), messages.filter(fitting)
         buckets = self._settings.lake.buckets
         chosen = partition_of_bucket(buckets_of(changes["token"], buckets), buckets, topic.partitions).tolist()
         self._sender.produce_all(topic.name, messages.to_pylist(), changes["key"].to_pylist(), chosen)
@@ -158,7 +162,10 @@ class ChangePublisher:
             # A message must not be there before the schema that it names.
             if not self._sender.flush():
                 raise WritetimeError(f"the schema of {schema.full_name} was not acknowledged")
-            most = min(max_message_bytes(self._settings, name), MAX_MESSAGE_BYTES)
-            found = _Topic(name, len(partitions_of(self._settings, name)), most, ChangeEncoder(schema, header))
+            partitions = len(partitions_of(self._settings, name))
+            found = _Topic(name, partitions, self._max_bytes(name), ChangeEncoder(schema, header))
             self._topics[schema] = found
         return found
+
+    def _max_bytes(self, topic: str) -> int:
+        return min(max_message_bytes(self._settings, topic), MAX_MESSAGE_BYTES)
