@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from writetime.changes import change_schema
 from writetime.lake.parquet import (
+    READ_SOON,
     WRITTEN_SCHEMA,
     WrittenFile,
     conform,
@@ -71,4 +72,4 @@ class ChangeWriter:
 
     def _flush(self, bucket: int, parts: Sequence[pa.Table]) -> WrittenFile:
         changes = sort(parts)
-        return write_file(self.storage, without_empty(changes), bucket, changes["token"])
+        return write_file(self.storage, without_empty(changes), bucket, changes["token"], layout=READ_SOON)

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from writetime.changes import change_schema
+from writetime.lake.change_files import read_changes
 from writetime.lake.delta import DataFile
 from writetime.lake.horizon import without_dropped
-from writetime.lake.parquet import PROBED, WrittenFile, read_file, without_empty, write_file
+from writetime.lake.parquet import PROBED, WrittenFile, without_empty, write_file
 from writetime.lake.storage import Storage
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
@@ -63,7 +64,7 @@ def merge_files(
     """Merge all files of these sources, as `select` cuts down each; memory follows the result."""
     state = merge([], schema)
     for portion in _portions(sources):
-        tables = [read_file(storage, file.path, change_schema(schema)) for storage, file in portion]
+        tables = read_changes(((storage, file.path) for storage, file in portion), change_schema(schema))
         state = merge([state, *(map(select, tables) if select else tables)], schema)
     return state
 

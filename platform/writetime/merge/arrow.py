@@ -36,9 +36,16 @@ def bytes_of(array: pa.Array) -> Bytes:
     return bounds, np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
 
 
+def numbers_present(array: pa.Array) -> np.ndarray:
+    """Return the numbers of an integer array, any number where it is null."""
+    return np.frombuffer(array.buffers()[1] or b"", array.type.to_pandas_dtype())[
+        array.offset : array.offset + len(array)
+    ]
+
+
 def mask_of(array: pa.Array) -> np.ndarray:
     """Return the truth values of an array without nulls."""
-    return array.to_numpy(zero_copy_only=False)
+    return _bits(array, 1)
 
 
 def take(array: pa.Array, indices: np.ndarray) -> pa.Array:
@@ -66,11 +73,12 @@ def _take(array: pa.Array, indices: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(taken, fields=list(array.type), mask=absent)
 
 
-def present_in(array: pa.Array) -> np.ndarray:
-    """Return which entries are not null, fast where none is."""
-    return valid(array) if array.null_count else np.ones(len(array), bool)
-
-
 def valid(array: pa.Array) -> np.ndarray:
     """Return which entries are not null."""
-    return mask_of(array.is_valid())
+    return _bits(array, 0) if array.null_count else np.ones(len(array), bool)
+
+
+def _bits(array: pa.Array, buffer: int) -> np.ndarray:
+    bits = np.frombuffer(array.buffers()[buffer] or b"", np.uint8)
+    count = array.offset + len(array)
+    return np.unpackbits(bits, count=count, bitorder="little")[array.offset :].view(bool)

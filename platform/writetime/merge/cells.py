@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.merge import kernels
-from writetime.merge.arrow import bytes_of, mask_of, numbers, pc, present_in, valid
+from writetime.merge.arrow import bytes_of, mask_of, numbers, numbers_present, pc, valid
 
 NEVER = -(1 << 63)
 """The write time of no deletion: less than any the database allows."""
@@ -59,8 +59,8 @@ class Times:
 
 def cell_times(cells: pa.StructArray, after: int = NEVER) -> Times:
     """Return the times of cells; those written at or before `after` count as absent."""
-    write_time = numbers(cells.field("write_time"))
-    present = present_in(cells) & (write_time > after)
+    write_time = numbers_present(cells.field("write_time"))
+    present = valid(cells) & (write_time > after)
     expiring = cells.field("ttl")
     rank = np.full(len(cells), _LIVE, np.int8)
     if expiring.null_count < len(cells):
@@ -76,11 +76,11 @@ def marker_times(markers: pa.StructArray) -> Times:
     ttl = numbers(markers.field("ttl"))
     rank = np.where(ttl == EXPIRED_TTL, _TOMBSTONE, np.where(valid(markers.field("ttl")), _EXPIRING, _LIVE))
     write_time = numbers(markers.field("write_time"))
-    return Times(present_in(markers), write_time, rank.astype(np.int8), numbers(markers.field("expiry")), ttl)
+    return Times(valid(markers), write_time, rank.astype(np.int8), numbers(markers.field("expiry")), ttl)
 
 
 def deletion_times(tombstones: pa.StructArray) -> Times:
     """Return the times of the deletions of rows, ranges, partitions or columns."""
     write_time, deletion_time = (numbers(tombstones.field(name)) for name in ("write_time", "deletion_time"))
     rank, ttl = np.full(len(tombstones), _TOMBSTONE, np.int8), np.zeros(len(tombstones), np.int32)
-    return Times(present_in(tombstones), write_time, rank, deletion_time, ttl)
+    return Times(valid(tombstones), write_time, rank, deletion_time, ttl)

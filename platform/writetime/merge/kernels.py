@@ -85,23 +85,30 @@ def _head(offsets: np.ndarray, data: int, i: int) -> int:
 
 
 @_kernel
-def sort_runs(
+def group_items(
     order: np.ndarray,
     first: np.ndarray,
     a_offsets: np.ndarray,
     a_data: np.ndarray,
     b_offsets: np.ndarray,
     b_data: np.ndarray,
-) -> np.ndarray:
-    """Sort each run of items that are equal in `first` by `a`, then `b`: a merge sort that gains by what is sorted.
+) -> tuple:
+    """Put items, which are in the order of `first`, into that of `a` and `b` too, and number those that are equal.
 
-    In most runs all are equal in `a`, too. The heads of `b` are held next to the order: the bytes are far.
+    Each run of items that are equal in `first` is sorted by a merge sort that gains by what is sorted. In most runs all
+    are equal in `a`, too. The heads of `b` are held next to the order: the bytes are far.
+
+    Returns:
+        The group of each item; of each group one item of it, and the number of its `first` and `a`.
     """
     order = order.copy()
     count = len(order)
     a_at, b_at = a_data.ctypes.data, b_data.ctypes.data
+    keys = a_offsets, a_at, b_offsets, b_at
     heads = np.empty(count, np.int64)
     scratch, head_scratch = np.empty(count, np.int64), np.empty(count, np.int64)
+    group, head, outer = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    groups = outers = -1
     start = 0
     while start < count:
         end = start + 1
@@ -112,10 +119,19 @@ def sort_runs(
         if end - start > 1:
             for k in range(start, end):
                 heads[k] = _LONG if several else _head(b_offsets, b_at, order[k])
-            keys = a_offsets, a_at, b_offsets, b_at
             _sort(order, heads, scratch, head_scratch, start, end, keys)
+        for k in range(start, end):
+            item = order[k]
+            if k == start or (several and _compare_bytes(a_offsets, a_at, order[k - 1], item) != 0):
+                outers += 1
+                groups += 1
+            elif _follows(item, heads[k], order[k - 1], heads[k - 1], keys):
+                groups += 1
+            group[item] = groups
+            head[groups] = item
+            outer[groups] = outers
         start = end
-    return order
+    return group, head[: groups + 1].copy(), outer[: groups + 1].copy()
 
 
 @_njit
@@ -165,44 +181,6 @@ def _sort(
                     i += 1
                 at += 1
         width *= 2
-
-
-@_kernel
-def number_groups(
-    order: np.ndarray,
-    first: np.ndarray,
-    a_offsets: np.ndarray,
-    a_data: np.ndarray,
-    b_offsets: np.ndarray,
-    b_data: np.ndarray,
-) -> tuple:
-    """Number the groups of equal items in their order.
-
-    Returns:
-        The group of each item; of each group one item of it, and the number of its `first` and `a`.
-    """
-    count = len(order)
-    group = np.empty(count, np.int64)
-    head = np.empty(count, np.int64)
-    outer = np.empty(count, np.int64)
-    a_at, b_at = a_data.ctypes.data, b_data.ctypes.data
-    groups = -1
-    outers = -1
-    for k in range(count):
-        item = order[k]
-        if k > 0:
-            last = order[k - 1]
-            if first[item] != first[last] or _compare_bytes(a_offsets, a_at, last, item) != 0:
-                outers += 1
-                groups += 1
-            elif _compare_bytes(b_offsets, b_at, last, item) != 0:
-                groups += 1
-        else:
-            outers = groups = 0
-        group[item] = groups
-        head[groups] = item
-        outer[groups] = outers
-    return group, head[: groups + 1].copy(), outer[: groups + 1].copy()
 
 
 @_kernel

@@ -59,9 +59,8 @@ def order_changes(changes: pa.Table) -> Order:
 
 
 def group_by(first: np.ndarray, second: Bytes, third: Bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort items by three keys and number the groups of equal ones, as `kernels.number_groups`."""
-    order = kernels.sort_runs(np.argsort(first, kind="stable"), first, *second, *third)
-    return kernels.number_groups(order, first, *second, *third)
+    """Sort items by three keys and number the groups of equal ones, as `kernels.group_items`."""
+    return kernels.group_items(np.argsort(first, kind="stable"), first, *second, *third)
 
 
 def kind_codes(kinds: pa.Array) -> np.ndarray:

@@ -31,11 +31,11 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
     """
     full = change_schema(schema)
     parts = [conform(t if isinstance(t, pa.Table) else pa.Table.from_batches([t]), schema) for t in tables]
-    changes = pa.concat_tables(parts) if parts else full.empty_table()
-    if not len(changes):
+    parts = [part for part in parts if len(part)]
+    if not parts:
         return full.empty_table()
     # One chunk each, once for all that reads them.
-    changes = changes.combine_chunks()
+    changes = pa.concat_tables(parts).combine_chunks()
     for column in schema.static + schema.regular:
         if column.type == Native("counter"):
             check_counters(one_chunk(changes[field_name(column)]), f"{schema.full_name}.{column.name}")
@@ -60,6 +60,9 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
 
 
 def _markers(markers: pa.StructArray, group: np.ndarray, tombstones: Tombstones) -> tuple[pa.StructArray, np.ndarray]:
+    if markers.null_count == len(markers):
+        none = np.zeros(len(tombstones.end), bool)
+        return pa.nulls(len(none), markers.type), none
     times = marker_times(markers)
     deleted = tombstones.deleted.write_time
     best = times.latest(group, len(deleted))

@@ -64,6 +64,10 @@ class Tombstones:
 
 def find_tombstones(order: Order, tombstones: pa.StructArray) -> Tombstones:
     """Fold the tombstones of changes."""
+    if tombstones.null_count == len(tombstones):
+        nowhere = np.full(order.groups, -1)
+        none = chosen(np.empty(0), np.empty(0), nowhere)
+        return Tombstones(none, nowhere, none)
     times = deletion_times(tombstones)
     single = _fold(order, times)
     kinds = order.kinds[order.change(order.head)]

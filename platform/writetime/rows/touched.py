@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from writetime.changes import change_schema, field_name, udt_fields
+from writetime.lake.change_files import open_changes, read_groups
 from writetime.lake.merging import PORTION_BYTES, Source
-from writetime.lake.parquet import conform, open_file
+from writetime.lake.parquet import conform
 from writetime.merge import merge
 from writetime.merge.arrow import mask_of, pc
 from writetime.schema.table import TableSchema
@@ -77,8 +78,7 @@ def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray | Non
             groups = [g for g in groups if _has_token(file.metadata.row_group(g), column, tokens)]
         if not groups:
             continue
-        names = [name for name in wanted.names if name in file.schema_arrow.names]
-        table = file.read_row_groups(list(groups), names)
+        table = read_groups(file, groups, wanted.names)
         if tokens is not None:
             table = table.filter(pa.array(np.isin(table["token"].to_numpy(), tokens)))
         yield conform(table, wanted, "a file of changes")
@@ -87,7 +87,7 @@ def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray | Non
 def _open(sources: Iterable[Source]) -> Iterator[pq.ParquetFile]:
     for source in sources:
         for file in source.files:
-            with open_file(source.storage, file.path) as opened:
+            with open_changes(source.storage, file.path) as opened:
                 yield opened
 
 

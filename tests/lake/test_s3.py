@@ -1,0 +1,71 @@
+"""The lake, and the snapshots that are brought into it, in an object store."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from pyarrow import fs
+
+from tests import oracle
+from tests.lake.answers import view_rows
+from tests.lake.made import SCHEMA, add, new_table, write
+from tests.lake.store import BUCKET, ObjectStore
+from writetime import config
+from writetime.config import Settings
+from writetime.lake import retention, state, views
+from writetime.lake.table import create_table, open_table
+from writetime.storage.files import Location, find_sstables
+from writetime.storage.sstable import SSTable
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    server = ObjectStore(tmp_path_factory.mktemp("s3"))
+    server.start()
+    yield server
+    server.stop()
+
+
+def settings_of(store: ObjectStore, folder: str) -> Settings:
+    lake = {"path": f"s3://{BUCKET}/{folder}", "buckets": 2, "storage_options": store.options}
+    return config.load(lake=lake)
+
+
+def test_a_lake_in_a_store_is_that_of_a_disk(store: ObjectStore, tmp_path: Path) -> None:
+    settings = settings_of(store, "whole")
+    tables = create_table(settings, SCHEMA), new_table(tmp_path)
+    for table in tables:
+        for number in range(5):
+            add(table, [write(i, number, 5 + number, v="x" * number) for i in range(20)], number)
+            assert not add(table, [write(i, number, 5 + number, v="other") for i in range(20)], number)
+            state.fold(table)
+        state.compact(table)
+        views.refresh(table)
+        retention.vacuum(table, 0)
+    rows = view_rows(views.virtual(tables[1]))
+    assert view_rows(views.virtual(open_table(settings, "shop.items"))) == rows
+    view = pl.read_delta(tables[0].view.storage.address, storage_options=store.options)
+    assert view.select("id", "n", "v").sort("id", "n").rows() == sorted((r["id"], r["n"], r["v"]) for r in rows)
+
+
+def test_sstables_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = tmp_path / "bench" / "events"
+    written.mkdir(parents=True)
+    subprocess.run(oracle.java_command("Oracle", "write", written, "1000"), check=True, capture_output=True)
+    for name, value in store.options.items():
+        monkeypatch.setenv(name, value)
+    host = store.endpoint.removeprefix("http://")
+    objects = fs.S3FileSystem(endpoint_override=host, scheme="http")
+    fs.copy_files(str(written), f"{BUCKET}/snapshot", destination_filesystem=objects)
+    (there,) = find_sstables(f"s3://{BUCKET}/snapshot?endpoint_override={host}&scheme=http")
+    (here,) = find_sstables(str(written))
+    assert rows_of(there) == rows_of(here)
+
+
+def rows_of(location: Location) -> list[dict[str, Any]]:
+    """Its changes, without what names the file."""
+    batches = [batch.drop_columns(["origin"]) for batch in SSTable(location).scan()]
+    return [row for b in batches for row in b.to_pylist()]
