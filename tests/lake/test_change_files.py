@@ -39,7 +39,7 @@ def made(folder: Path, kind: str, times: int) -> tuple[Storage, str]:
 
 
 def plain(files: list[tuple[Storage, str]]) -> pa.Table:
-    tables = [pq.read_table(f"{storage.address}/{path}", partitioning=None) for storage, path in files]
+    tables = [pq.read_table(f"{storage.address}/{path}") for storage, path in files]
     return pa.concat_tables(conform(table, FULL, "") for table in tables)
 
 
