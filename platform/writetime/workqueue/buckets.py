@@ -7,6 +7,8 @@ be lost. Nor would time windows as a compaction strategy: a deletion that is in 
 never meets it.
 """
 
+from collections.abc import Callable
+
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.items import Entry
 from writetime.workqueue.partition import Partition
@@ -17,13 +19,15 @@ from writetime.workqueue.tables import BucketRow
 class Buckets:
     """The open buckets of one shard in the hands of its owner."""
 
-    def __init__(self, context: QueueContext, shard: int, epoch: int) -> None:
+    def __init__(self, context: QueueContext, shard: int, epoch: int, on_late: Callable[[list[Entry]], object]) -> None:
+        """Look after the buckets of a shard; `on_late` gets items that had come late."""
         self._context = context
         self._tables = context.tables
         self._clock = context.clock
         self._settings = context.settings
         self._shard = shard
         self._epoch = epoch
+        self._on_late = on_late
         self._known: dict[int, int | None] = {}
         self.readers: dict[int, Reader] = {}
 
@@ -63,36 +67,33 @@ class Buckets:
         """Return the partition that an item is in."""
         return self.readers[entry.place.bucket].partition
 
-    async def close_finished(self) -> list[Entry]:
-        """Close the buckets in which all is done, some time after their end; return items that had come late.
+    async def close_finished(self) -> None:
+        """Close the buckets in which all is done, some time after their end, unless items had come late.
 
         Raises:
             Fenced: the shard has another owner.
             Unknown: the database does not answer.
         """
-        late: list[Entry] = []
         grace = (self._context.bucket_seconds + self._settings.close_after_seconds) * 1000
         for bucket, reader in list(self.readers.items()):
             now = self._clock.now()
             if bucket + grace > now or not reader.closable:
                 continue
             if missed := await reader.reconcile():
-                late += missed
+                self._on_late(missed)
                 continue
             await reader.partition.close(now)
             await self._tables.mark_bucket(reader.partition.place, now, before=None)
             self._known[bucket] = now
             del self.readers[bucket]
-        return late
 
-    async def drop_old(self) -> list[Entry]:
-        """Drop the buckets that were closed long ago; reopen one that has unfinished items, and return these.
+    async def drop_old(self) -> None:
+        """Drop the buckets that were closed long ago; reopen one that has unfinished items.
 
         Raises:
             Fenced: the shard has another owner.
             Unknown: the database does not answer.
         """
-        found: list[Entry] = []
         keep = round(self._settings.keep_closed_hours * 3_600_000)
         for bucket, closed in list(self._known.items()):
             if closed is None or self._clock.now() < closed + keep:
@@ -100,16 +101,15 @@ class Buckets:
             partition = await self._stamp(bucket)
             reader = self._reader(partition)
             if late := await reader.reconcile():
-                found += late
                 await self._tables.mark_bucket(partition.place, None, before=closed)
                 await partition.close(None)
                 await reader.load()
                 self.readers[bucket] = reader
                 self._known[bucket] = None
+                self._on_late(late)
             else:
                 await self._tables.drop(partition.place, closed + keep // 2)
                 del self._known[bucket]
-        return found
 
     async def stop(self) -> None:
         """End all that is in flight."""

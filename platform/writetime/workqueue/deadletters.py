@@ -10,7 +10,7 @@ from functools import partial
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.workqueue.clock import DatabaseClock
-from writetime.workqueue.enqueue import insist
+from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, IdMaker, Place, Status, bucket_of, shard_of, time_of
 from writetime.workqueue.tables import DeadLetter, Tables
 

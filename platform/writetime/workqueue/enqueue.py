@@ -1,10 +1,9 @@
 """Enqueueing: an item is inserted plainly, and acknowledged only after the database has it at the write consistency."""
 
 import asyncio
-import random
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
 from writetime.workqueue.clock import DatabaseClock
+from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, IdMaker, Place, bucket_of, instant, shard_of, time_of
-from writetime.workqueue.tables import Tables, Unknown, as_json
+from writetime.workqueue.tables import Tables, as_json
 
 _T = TypeVar("_T")
 
@@ -27,8 +27,6 @@ MAX_QUEUE_CHARACTERS = 200
 # Bytes of items in one insert: well below the database's limits for a mutation.
 _BATCH_BYTES = 256 * 1024
 _IN_FLIGHT = 32
-_PAUSE_SECONDS = 0.05
-_PAUSE_CAP_SECONDS = 1.0
 
 
 class InvalidItem(WritetimeError):
@@ -71,6 +69,8 @@ class AsyncEnqueuer:
         self._ids = IdMaker()
         self._queues: dict[str, tuple[int, int]] = {}
         self._announced: set[Place] = set()
+        # Items whose inserts were slow, and when they were acknowledged.
+        self._slow: dict[UUID, float] = {}
 
     async def enqueue(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
         """Enqueue items, and return their ids once the database has them all.
@@ -91,7 +91,9 @@ class AsyncEnqueuer:
                     self._entry(queue, item, payload, shards, bucket_seconds)
                     for item, payload in zip(items, payloads, strict=True)
                 ]
+                began = self._clock.micros()
                 await self._insert(entries)
+                self._note_slow(entries, began)
         except TimeoutError:
             raise EnqueueUnknown(
                 f"queue {queue}: the database has not acknowledged {len(items)} items in "
@@ -133,7 +135,18 @@ class AsyncEnqueuer:
         else:
             item_id = self._ids.make(self._clock.micros())
         place = Place(queue, shard_of(item.key, item_id, shards), bucket_of(item_id, bucket_seconds))
-        return Entry(place, item_id, item.key, payload, delayed, due)
+        after = None if item.key is None else min(self._slow, default=None)
+        return Entry(place, item_id, item.key, payload, delayed, due, after=after)
+
+    def _note_slow(self, entries: list[Entry], began: int) -> None:
+        """Remember, for the items that come next, inserts that took so long that polls may have gone past them.
+
+        It is for as long as it takes until rescans have found them.
+        """
+        now = self._clock.micros()
+        self._slow = {i: at for i, at in self._slow.items() if now - at < 2_000_000 * self._settings.rescan_seconds}
+        if now - began > 500_000 * self._settings.overlap_seconds:
+            self._slow.update({e.item_id: now for e in entries if e.key is not None})
 
     def _check_id(self, item_id: UUID) -> None:
         """Refuse an id whose bucket may be closed, or is not looked at yet."""
@@ -227,17 +240,6 @@ class Enqueuer:
         except (KeyboardInterrupt, FutureTimeout):
             future.cancel()
             raise
-
-
-async def insist(act: Callable[[], Awaitable[_T]]) -> _T:
-    """Repeat what may be repeated until the database answers; a deadline of the caller's ends it."""
-    pause = _PAUSE_SECONDS
-    while True:
-        try:
-            return await act()
-        except Unknown:
-            await asyncio.sleep(random.uniform(0, pause))
-            pause = min(_PAUSE_CAP_SECONDS, pause * 2)
 
 
 def _split(entries: list[Entry], rows: int) -> list[list[Entry]]:

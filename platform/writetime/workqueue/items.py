@@ -58,6 +58,8 @@ class Entry:
     delayed: bool = False
     due: int = 0
     attempts: int = 0
+    # The oldest item that came slowly just before this one.
+    after: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class IdMaker:
 
     def __init__(self) -> None:
         self._last = 0
-        self._random = random.SystemRandom()
+        self._random: random.Random = random.SystemRandom()
 
     def make(self, at_micros: int) -> UUID:
         """Return an id of a time in microseconds since 1970, or of the next instant that was not used yet."""

@@ -8,19 +8,17 @@ applied; with another epoch, the shard has another owner, and nothing of the bat
 
 import asyncio
 import bisect
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 from writetime.errors import WritetimeError
+from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Place, first_id, time_of
-from writetime.workqueue.tables import Change, Statics, Tables, Unknown
+from writetime.workqueue.tables import Change, Statics, Tables
 
 NO_ID = first_id(0)
 LAST_ID = UUID(int=2**128 - 1)
-_PAUSE_SECONDS = 0.05
-_PAUSE_CAP_SECONDS = 2.0
 # Bytes of results and errors in one batch.
 _BATCH_BYTES = 256 * 1024
 
@@ -168,18 +166,15 @@ class Partition:
         Raises:
             Fenced: the shard has another owner.
         """
-        pause = _PAUSE_SECONDS
-        while True:
-            try:
-                if await send():
-                    return
-                statics = await self._tables.statics(self.place)
-                if (statics.epoch, statics.op) == (self._epoch, self._op):
-                    return
+
+        async def apply() -> None:
+            if await send():
+                return
+            statics = await self._tables.statics(self.place)
+            if (statics.epoch, statics.op) != (self._epoch, self._op):
                 raise Fenced(f"{self.place}: epoch {statics.epoch} has followed {self._epoch}")
-            except Unknown:
-                await asyncio.sleep(random.uniform(0, pause))
-                pause = min(_PAUSE_CAP_SECONDS, pause * 2)
+
+        await insist(apply)
 
     async def stop(self) -> None:
         """End what is in flight; further writes raise `Fenced`."""

@@ -22,6 +22,7 @@ class Reader:
         self._tables = context.tables
         self._clock = context.clock
         self._overlap = round(settings.overlap_seconds * 1000)
+        self._looks_back = round((settings.overlap_seconds + settings.clock_tolerance_seconds) * 1000)
         self._tolerance = round(settings.clock_tolerance_seconds * 1000)
         self._rescan = round(settings.rescan_seconds * 1000)
         self._settle = round(settings.settle_seconds * 1000)
@@ -50,36 +51,52 @@ class Reader:
         self._polled = now
         before = first_id(now + self._tolerance)
         rows = await self._tables.items(self.partition.place, max(self._cursor, self.partition.floor), before)
-        found = self._new(rows)
-        self.behind = len(rows) >= PAGE_ROWS
-        if self.behind:
-            self._cursor = rows[-1].item_id
-        else:
-            self._newest = max([self._newest, *(time_of(e.item_id) for e in rows if not e.delayed)])
-            recent = min(max(self._newest, now - self._tolerance) - self._overlap, now)
-            self._cursor = max(self.partition.floor, first_id(recent))
-        keyed = [e.item_id for e in found if e.key is not None]
-        if keyed and time_of(keyed[-1]) > now - self._tolerance - self._overlap:
-            found += await self._earlier(keyed[0], keyed[-1])
-        if not self.behind and now - self._rescanned > self._rescan:
-            self._rescanned = now
-            found += await self.scan(self.partition.floor, before)
+        new = [e for e in rows if not self.partition.knows(e.item_id)]
+        behind = len(rows) >= PAGE_ROWS
+        newest = max([self._newest, *(time_of(e.item_id) for e in rows if not e.delayed)])
+        if start := self._look_back(new, now):
+            new += await self._unknown(start, new[-1].item_id)
+        rescan = not behind and now - self._rescanned > self._rescan
+        if rescan:
+            new += await self._unknown(self.partition.floor, before)
+        # From here on nothing can fail: what is noted as seen is returned.
+        self.behind, self._newest = behind, newest
+        recent = min(max(newest, now - self._tolerance) - self._overlap, now)
+        self._cursor = rows[-1].item_id if behind else max(self.partition.floor, first_id(recent))
+        self._rescanned = now if rescan else self._rescanned
+        found = self._note(new)
         self.partition.settle(now - self._settle)
         return found
 
-    async def _earlier(self, first: UUID, last: UUID) -> list[Entry]:
-        """Look once more for items that were acknowledged before those that were just found.
+    def _look_back(self, new: list[Entry], now: int) -> UUID | None:
+        """Return from where on to look once more for items that were acknowledged before those that were just found.
 
-        A read of several replicas, or pages, is of no single instant: it may see an item and miss an earlier one.
+        A read of several replicas, or pages, is of no single instant: it may see an item and miss an earlier one. And
+        an insert that took long may have come to a place that was read before; its enqueuer's next items say so.
         """
-        after = max(self.partition.floor, first_id(time_of(first) - self._overlap))
-        return await self.scan(after, last)
+        keyed = [e for e in new if e.key is not None]
+        starts = [_just_before(e.after) for e in keyed if e.after is not None]
+        if keyed and time_of(keyed[-1].item_id) > now - self._looks_back:
+            starts.append(first_id(time_of(keyed[0].item_id) - self._overlap))
+        return max(self.partition.floor, min(starts)) if starts else None
 
-    async def scan(self, after: UUID, before: UUID = LAST_ID) -> list[Entry]:
-        """Return the items between two ids that were not seen before."""
+    def earlier_bucket(self, found: list[Entry]) -> UUID | None:
+        """Return from where on earlier buckets have to be looked at, before items that were found here may run."""
+        keyed = [e for e in found if e.key is not None]
+        start = self.partition.place.bucket
+        starts = [_just_before(e.after) for e in keyed if e.after is not None and time_of(e.after) < start]
+        if any(time_of(e.item_id) < start + self._looks_back for e in keyed):
+            starts.append(first_id(start - self._looks_back))
+        return min(starts, default=None)
+
+    async def late(self, since: UUID) -> list[Entry]:
+        """Return items from an id on that were not seen before."""
+        return self._note(await self._unknown(max(self.partition.floor, since), LAST_ID))
+
+    async def _unknown(self, after: UUID, before: UUID) -> list[Entry]:
         ids = await self._tables.item_ids(self.partition.place, after, before)
         place = self.partition.place
-        return self._new([await self._tables.item(place, i) for i in ids if not self.partition.knows(i)])
+        return [await self._tables.item(place, i) for i in ids if not self.partition.knows(i)]
 
     async def reconcile(self) -> list[Entry]:
         """Compare all items of the partition with all states, and return those that were missed."""
@@ -88,15 +105,16 @@ class Reader:
         ids = await self._tables.item_ids(place, NO_ID, LAST_ID)
         states = {s.item_id: s for s in await self._tables.states(place, NO_ID)}
         missed = [i for i in ids if not self.partition.knows(i) and not (i in states and states[i].status.final)]
+        entries = [await self._tables.item(place, item_id) for item_id in missed]
         self._claimed.update({i: states[i] for i in missed if i in states})
-        return self._new([await self._tables.item(place, item_id) for item_id in missed])
+        return self._note(entries)
 
     @property
     def closable(self) -> bool:
         """Whether all that was seen is finished, and all that there is was seen."""
         return not self.behind and not self.partition.unfinished
 
-    def _new(self, rows: list[Entry]) -> list[Entry]:
+    def _note(self, rows: list[Entry]) -> list[Entry]:
         found = []
         for entry in rows:
             if self.partition.see(entry.item_id):
@@ -105,3 +123,7 @@ class Reader:
                     entry.due = max(entry.due, state.due or 0)
                 found.append(entry)
         return found
+
+
+def _just_before(item_id: UUID) -> UUID:
+    return UUID(int=item_id.int - 1)

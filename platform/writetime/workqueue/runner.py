@@ -4,13 +4,16 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
+from uuid import UUID
 
 from writetime.workqueue.backlog import Backlog
 from writetime.workqueue.buckets import Buckets
 from writetime.workqueue.context import QueueContext
+from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, Status
 from writetime.workqueue.limits import part
-from writetime.workqueue.partition import Fenced
+from writetime.workqueue.reader import Reader
 from writetime.workqueue.shards import Hold
 from writetime.workqueue.tables import BucketRow, Change, DeadLetter, Unknown
 
@@ -38,7 +41,7 @@ class ShardRunner:
             key_concurrency=own.key_concurrency,
             key_rate=own.key_rate,
         )
-        self.buckets = Buckets(context, shard, hold.epoch)
+        self.buckets = Buckets(context, shard, hold.epoch, self._add)
         self.idle = asyncio.Event()
         self._tables = context.tables
         self._clock = context.clock
@@ -153,14 +156,7 @@ class ShardRunner:
         letter = DeadLetter(
             place.queue, place.shard, entry.item_id, entry.key, entry.payload, entry.attempts, error, now
         )
-        while self.hold.valid:
-            try:
-                await self._tables.insert_dead(letter)
-                break
-            except Unknown:
-                await asyncio.sleep(random.uniform(0, 1))
-        else:
-            raise Fenced(f"{place} was lost")
+        await insist(partial(self._tables.insert_dead, letter))
         await self.buckets.partition(entry).write(Change(entry.item_id, Status.DEAD, now, error=error))
 
     async def _look(self) -> bool:
@@ -170,13 +166,22 @@ class ShardRunner:
         found = False
         for _, reader in sorted(self.buckets.readers.items()):
             if self._hungry():
-                found |= self._add(await reader.poll())
+                new = await reader.poll()
+                if (since := reader.earlier_bucket(new)) is not None:
+                    # They were noted as seen, so an error must not lose them.
+                    self._add(await insist(partial(self._late, reader, since)))
+                found |= self._add(new)
         now = self._clock.now()
         if now - self._swept > self._sweep_seconds * 1000:
             self._swept = now
-            found |= self._add(await self.buckets.close_finished())
-            found |= self._add(await self.buckets.drop_old())
+            await self.buckets.close_finished()
+            await self.buckets.drop_old()
         return found
+
+    async def _late(self, reader: Reader, since: UUID) -> list[Entry]:
+        """Return what has come to the bucket before a reader's."""
+        earlier = [b for b in self.buckets.readers if b < reader.partition.place.bucket]
+        return await self.buckets.readers[max(earlier)].late(since) if earlier else []
 
     def _hungry(self) -> bool:
         waiting = self.backlog.waiting

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 _RENEW_SHARE = 1 / 3
 _STOP_SHARE = 2 / 3
+_ANSWER_SHARE = 1 / 5
 _ROUNDS_A_LEASE = 12
 _LONGEST_ROUND_SECONDS = 2.0
 
@@ -76,13 +77,18 @@ class Shares:
         self.complete = False
 
     async def keep(self) -> None:
-        """Renew, take over and give up, until cancelled."""
+        """Renew, take over and give up, until cancelled. Renewing waits for nothing else."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._repeat(self._renew))
+            group.create_task(self._repeat(self._look))
+
+    async def _repeat(self, act: Callable[[], Awaitable[None]]) -> None:
         pause = min(_LONGEST_ROUND_SECONDS, self._lease_seconds / _ROUNDS_A_LEASE)
         while True:
             try:
                 # A database that does not answer must not keep the worker from noticing that its leases end.
-                async with asyncio.timeout(self._lease_seconds / 4):
-                    await self._round()
+                async with asyncio.timeout(self._lease_seconds * _ANSWER_SHARE):
+                    await act()
             except (Unknown, TimeoutError) as e:
                 log.warning("queue %s: leases cannot be looked after: %s", self._queue, e or "no answer in time")
             for hold in [h for h in self.held.values() if not h.valid]:
@@ -113,14 +119,12 @@ class Shares:
         with suppress(Unknown):
             await self._tables.leave(self._queue, self._worker)
 
-    async def _round(self) -> None:
+    async def _look(self) -> None:
+        """Look at the other workers, and take or give up shards."""
         now = self._monotonic()
         if now - self._announced > self._lease_seconds * _RENEW_SHARE:
-            seconds = max(1, math.ceil(self._lease_seconds))
-            await self._tables.announce(self._queue, self._worker, seconds)
+            await self._tables.announce(self._queue, self._worker, max(1, math.ceil(self._lease_seconds)))
             self._announced = now
-        if any(now - h.confirmed > self._lease_seconds * _RENEW_SHARE for h in self.held.values()):
-            await self._renew()
         rows = await self._tables.shards(self._queue)
         self._notice(rows)
         workers = sorted({*await self._tables.workers(self._queue), self._worker})
@@ -144,9 +148,16 @@ class Shares:
         """Renew all leases in one write. When it is not applied, one of the shards is not as it was."""
         held = list(self.held.values())
         sent = self._monotonic()
+        if not any(sent - h.confirmed > self._lease_seconds * _RENEW_SHARE for h in held):
+            return
         if not await self._tables.renew(self._queue, [h.row for h in held]):
             # Another owner, or an earlier renewal whose answer was lost: renew what is still ours from where it is.
-            self._notice(await self._tables.shards(self._queue))
+            rows = await self._tables.shards(self._queue, serial=True)
+            for hold in held:
+                if (row := rows[hold.row.shard])[:3] == hold.row[:3]:
+                    hold.row = row
+                else:
+                    self.lose(hold)
             held = [h for h in held if not h.lost]
             sent = self._monotonic()
             if not held or not await self._tables.renew(self._queue, [h.row for h in held]):
@@ -160,11 +171,8 @@ class Shares:
         now = self._monotonic()
         for shard, row in rows.items():
             hold = self.held.get(shard)
-            if hold is not None:
-                if (row.owner, row.epoch) == (hold.row.owner, hold.row.epoch):
-                    hold.row = row
-                else:
-                    self.lose(hold)
+            if hold is not None and (row.epoch or 0) > hold.epoch:
+                self.lose(hold)
             if shard not in self._watched or self._watched[shard][0] != row:
                 self._watched[shard] = row, now
 

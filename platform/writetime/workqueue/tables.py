@@ -116,18 +116,18 @@ class Tables:
         self._all_queues = self._prepare("SELECT queue FROM {}.queues")
         self._now = self._prepare("SELECT toTimestamp(now()) AS now FROM system.local")
         self._insert_item = self._prepare(
-            "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)"
+            "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         )
         self._items = self._prepare(
-            f"SELECT item_id, key, payload, not_before FROM {{}}.queue_items WHERE {part} AND item_id > ? "
+            f"SELECT item_id, key, payload, not_before, after FROM {{}}.queue_items WHERE {part} AND item_id > ? "
             "AND item_id < ? LIMIT ?"
         )
         self._item_ids = self._prepare(
             f"SELECT item_id FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ?"
         )
         self._item = self._prepare(
-            f"SELECT item_id, key, payload, not_before FROM {{}}.queue_items WHERE {part} AND item_id = ?"
+            f"SELECT item_id, key, payload, not_before, after FROM {{}}.queue_items WHERE {part} AND item_id = ?"
         )
         self._status = self._prepare(f"SELECT status FROM {{}}.queue_state WHERE {part} AND item_id = ?", serial=True)
         self._insert_bucket = self._prepare("INSERT INTO {}.queue_buckets (queue, bucket, shard) VALUES (?, ?, ?)")
@@ -154,9 +154,8 @@ class Tables:
         self._states = self._prepare(
             f"SELECT item_id, status, attempts, due FROM {{}}.queue_state WHERE {part} AND item_id > ?"
         )
-        self._shards = self._prepare(
-            "SELECT shard, owner, epoch, beat FROM {}.queue_shards WHERE queue = ?", serial=True
-        )
+        owners = "SELECT shard, owner, epoch, beat FROM {}.queue_shards WHERE queue = ?"
+        self._shards, self._shards_serial = self._prepare(owners), self._prepare(owners, serial=True)
         self._take = self._prepare(
             "UPDATE {}.queue_shards SET owner = ?, epoch = ?, beat = 0 WHERE queue = ? AND shard = ? "
             "IF epoch = ? AND beat = ? AND owner = ?"
@@ -212,8 +211,11 @@ class Tables:
         """Insert items of one partition, all or none."""
         rows = []
         for e in entries:
-            not_before = e.due if e.delayed else None
-            rows.append(self._insert_item.bind((*e.place, e.item_id, e.key, e.payload, not_before)))
+            values = (e.key, e.payload, e.due if e.delayed else None, e.after)
+            # A null would be a tombstone.
+            rows.append(
+                self._insert_item.bind((*e.place, e.item_id, *(UNSET_VALUE if v is None else v for v in values)))
+            )
         await self._run(_together(rows))
 
     async def insert_bucket(self, place: Place) -> None:
@@ -293,9 +295,9 @@ class Tables:
 
     # -- shards and workers
 
-    async def shards(self, queue: str) -> dict[int, ShardRow]:
-        """Return the owners of the shards that ever had one, by a serial read."""
-        rows = await self._run(self._shards, (queue,))
+    async def shards(self, queue: str, *, serial: bool = False) -> dict[int, ShardRow]:
+        """Return the owners of the shards that ever had one. A read that is not serial may be a little old."""
+        rows = await self._run(self._shards_serial if serial else self._shards, (queue,))
         return {row.shard: ShardRow(row.shard, row.owner, row.epoch, row.beat) for row in rows}
 
     async def take(self, queue: str, old: ShardRow, owner: str) -> bool:
@@ -419,7 +421,8 @@ def _applied(rows: list[Any]) -> bool:
 
 def _entry(place: Place, row: Any) -> Entry:
     delayed = row.not_before is not None
-    return Entry(place, row.item_id, row.key, row.payload, delayed, millis(row.not_before) if delayed else 0)
+    due = millis(row.not_before) if delayed else 0
+    return Entry(place, row.item_id, row.key, row.payload, delayed, due, after=row.after)
 
 
 def as_json(value: Any) -> str:
