@@ -42,7 +42,9 @@ def test_work_inspect_and_redrive(
     for payload in ("1", "2", "3"):
         run("queue", "enqueue", jobs, payload, "--key", "k")
     command = [Path(sys.executable).with_name("writetime"), "work", "--queue", jobs, "--handler", "my_handlers:handle"]
-    process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ}, stdout=subprocess.PIPE, text=True)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         until(lambda: len(states(settings, jobs)) == 3 and json.loads(run("queue", "inspect", jobs))["depth"] == 0, "")
     finally:
