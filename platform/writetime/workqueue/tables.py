@@ -154,6 +154,10 @@ class Tables:
         self._states = self._prepare(
             f"SELECT item_id, status, attempts, due FROM {{}}.queue_state WHERE {part} AND item_id > ?"
         )
+        self._all_items = self._prepare(f"SELECT item_id, key, payload FROM {{}}.queue_items WHERE {part}")
+        self._all_states = self._prepare(
+            f"SELECT item_id, status, attempts, at, worker, result FROM {{}}.queue_state WHERE {part}"
+        )
         owners = "SELECT shard, owner, epoch, beat FROM {}.queue_shards WHERE queue = ?"
         self._shards, self._shards_serial = self._prepare(owners), self._prepare(owners, serial=True)
         self._take = self._prepare(
@@ -287,6 +291,12 @@ class Tables:
             async for r in rows
             if r.status is not None
         ]
+
+    async def completed(self, place: Place) -> list[tuple[UUID, Any, Any]]:
+        """Return the completed items of a partition: id, row of the item, row of its state."""
+        states = {r.item_id: r async for r in self._pages(self._all_states, place) if r.status == Status.COMPLETED}
+        items = {r.item_id: r async for r in self._pages(self._all_items, place)}
+        return [(item_id, items[item_id], state) for item_id, state in states.items() if item_id in items]
 
     async def status(self, place: Place, item_id: UUID) -> Status | None:
         """Return the state of one item, by a serial read; None if it was not claimed."""
