@@ -46,6 +46,7 @@ bench: setup
 	@$(BIN)/python -m bench.merge
 	@$(BIN)/python -m bench.rows
 	@$(BIN)/python -m bench.capture
+	@$(BIN)/python -m bench.workqueue
 
 clean:
 	rm -rf $(VENV) .writetime

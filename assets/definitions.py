@@ -2,7 +2,7 @@
 
 from dagster import Definitions, in_process_executor
 
-from assets import automation, capture, demo, ingest, lake, rows, tables
+from assets import automation, capture, demo, ingest, lake, rows, tables, workqueue
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 
 defs = Definitions(
@@ -22,8 +22,15 @@ defs = Definitions(
         lake.lake_view,
         rows.row_events,
         rows.row_topic,
+        workqueue.event_queue,
+        workqueue.completed_events,
     ],
-    asset_checks=[ingest.lag_is_far_from_retention, lake.rows_are_those_of_the_database],
+    asset_checks=[
+        ingest.lag_is_far_from_retention,
+        lake.rows_are_those_of_the_database,
+        workqueue.no_item_is_lost,
+        workqueue.no_work_is_stuck,
+    ],
     jobs=[
         automation.ingest_job,
         automation.dead_letters_job,
@@ -34,8 +41,11 @@ defs = Definitions(
         tables.rows_job,
         tables.verify_job,
         tables.maintain_job,
+        workqueue.completed_events_job,
+        workqueue.queue_health_job,
+        workqueue.drain_queue,
     ],
-    sensors=[automation.user_events_lag, capture.captured_changes],
+    sensors=[automation.user_events_lag, capture.captured_changes, workqueue.stuck_work],
     schedules=[automation.ingest_schedule, automation.dead_letters_schedule, *tables.schedules],
     resources={
         "spark": SparkResource(),

@@ -25,3 +25,8 @@ class LakeResource(WritetimeResource):
     def append(self, frame: DataFrame, table: str) -> None:
         """Append rows in one commit, creating the table with the first."""
         frame.write.format("delta").mode("append").save(self.path(table))
+
+    def replace_partitions(self, frame: DataFrame, table: str, by: list[str]) -> None:
+        """Replace the partitions that the rows are in, in one commit, creating the table with the first."""
+        writer = frame.write.format("delta").mode("overwrite").option("partitionOverwriteMode", "dynamic")
+        writer.partitionBy(*by).save(self.path(table))

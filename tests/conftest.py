@@ -16,7 +16,18 @@ from writetime.servers.process import free_port
 from writetime.spark import spark_conf
 
 # `make test` runs two processes. A part of the tests is one piece of work, as its tests share servers; long ones first.
-_LONGEST_FIRST = ("storage", "faults", "lake", "capture", "merge", "assets", "scylla_cdc", "rows", "integration")
+_LONGEST_FIRST = (
+    "storage",
+    "faults",
+    "lake",
+    "capture",
+    "merge",
+    "assets",
+    "workqueue",
+    "scylla_cdc",
+    "rows",
+    "integration",
+)
 
 
 def pytest_configure() -> None:

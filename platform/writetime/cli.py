@@ -19,6 +19,7 @@ from writetime.rows.cli import publish, rebuild, rows
 from writetime.scylla_cdc.cli import scylla_cdc
 from writetime.storage.cli import commitlog, sstable
 from writetime.verify.cli import verify
+from writetime.workqueue.cli import queue_group, work
 
 
 class _Group(click.Group):
@@ -118,7 +119,7 @@ def redrive() -> None:
 
 for command in (
     *(agent, land, retire, scylla_cdc, sstable, commitlog),
-    *(snapshot, backfill, view, maintain, rows, publish, rebuild, verify),
+    *(snapshot, backfill, view, maintain, rows, publish, rebuild, verify, work, queue_group),
 ):
     main.add_command(command)
 

@@ -223,6 +223,64 @@ class Ingest(_Section):
         return "user_id, day" if self.bucket == "day" else "user_id"
 
 
+class Queue(_Section):
+    """What holds for one queue. Limits are those of all workers together; each shard has its part of them."""
+
+    shards: int = Field(default=16, ge=1, le=1024, description="Of a new queue; fixed from then on.")
+    priority: int = Field(default=0, description="A worker of several queues serves the higher one first.")
+    concurrency: int | None = Field(default=None, ge=1, description="Items that run at once; at least one a shard.")
+    rate: float | None = Field(default=None, gt=0, description="Items begun a second.")
+    key_concurrency: int = Field(default=1, ge=1, description="Items of one key that run at once; 1 keeps their order.")
+    key_rate: float | None = Field(default=None, gt=0, description="Items of one key begun a second.")
+    max_attempts: int = Field(default=10, ge=1, description="After so many, an item is a dead letter.")
+    backoff_base_seconds: float = Field(default=1.0, gt=0, description="Pause after a first failure, then twice that.")
+    backoff_cap_seconds: float = Field(default=300.0, gt=0)
+
+
+class WorkQueue(_Section):
+    """Queues of work items in the database, and their workers."""
+
+    queues: dict[str, Queue] = Field(default={}, description="Queues that differ from the defaults, by name.")
+    lease_seconds: float = Field(default=300.0, gt=0, description="A silent worker's shards go to others then.")
+    threads: int = Field(default=16, ge=1, description="Items that one worker runs at once.")
+    batch_rows: int = Field(default=32, ge=1, le=100, description="Items in one conditional batch, at most.")
+    bucket_seconds: int = Field(default=3600, ge=1, description="Of a new queue; fixed from then on.")
+    close_after_seconds: float = Field(
+        default=900.0, gt=0, description="After its end, a bucket stays open for late inserts for this time."
+    )
+    keep_closed_hours: float = Field(default=168.0, gt=0, description="Closed buckets are dropped after this time.")
+    poll_seconds: float = Field(default=0.01, gt=0, description="Pause after a poll that found items.")
+    idle_poll_seconds: float = Field(default=1.0, gt=0, description="The pause grows to this while nothing is found.")
+    overlap_seconds: float = Field(
+        default=2.0, ge=0, description="Polls look so far back: inserts that take longer are found by a rescan."
+    )
+    rescan_seconds: float = Field(default=30.0, gt=0, description="How often all unsettled items are looked at again.")
+    settle_seconds: float = Field(default=30.0, ge=0, description="Younger items are part of every rescan.")
+    clock_tolerance_seconds: float = Field(default=5.0, ge=0, description="How far the nodes' clocks may differ.")
+    enqueue_timeout_seconds: float = Field(default=10.0, gt=0, description="An insert is repeated for this time.")
+    max_payload_bytes: int = Field(default=262_144, ge=1024, description="A larger item is refused.")
+    drain_seconds: float = Field(default=30.0, gt=0, description="How long a stop waits for running items.")
+    hints: bool = Field(default=False, description="Wake up by `changes.<keyspace>.queue_items` in Kafka, too.")
+    stuck_seconds: float = Field(default=900.0, gt=0, description="Age of an unfinished item at which Dagster warns.")
+
+    def queue(self, name: str) -> Queue:
+        """Return what holds for a queue."""
+        return self.queues.get(name, Queue())
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """Refuse a bucket that could close while an insert into it is still being repeated."""
+        if self.close_after_seconds < 2 * self.enqueue_timeout_seconds:
+            raise ValueError("close_after_seconds must be twice enqueue_timeout_seconds or more")
+        for name, queue in self.queues.items():
+            if queue.concurrency is not None and queue.concurrency < queue.shards:
+                raise ValueError(
+                    f"queue {name}: concurrency {queue.concurrency} is less than its {queue.shards} shards, "
+                    "each of which runs one item at least; give it fewer shards"
+                )
+        return self
+
+
 class Embedded(_Section):
     """The servers that `writetime up` starts on this machine, at the addresses of the sections above."""
 
@@ -250,6 +308,7 @@ class Settings(BaseSettings):
     capture: Capture = Capture()
     scylla_cdc: ScyllaCdc = ScyllaCdc()
     ingest: Ingest = Ingest()
+    workqueue: WorkQueue = WorkQueue()
     embedded: Embedded = Embedded()
 
     @classmethod

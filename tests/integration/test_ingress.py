@@ -27,9 +27,13 @@ from writetime.errors import WritetimeError
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event, decode
 from writetime.ingest.ingress import Ingress, create_app, serve
 from writetime.kafka import client_config, end_offsets, ensure_topics
+from writetime.servers.process import free_port
+from writetime.workqueue import inspect
 
 EVENT = {"userId": "ada", "eventType": "departed"}
 NO_BROKER = "127.0.0.1:1"
+NO_DATABASE = 1
+SILENT = free_port()
 Serve = Callable[..., "Running"]
 
 
@@ -74,6 +78,18 @@ def shared(broker: Settings) -> Iterator[Running]:
 def changed(settings: Settings, brokers: str | None = None, **ingest: Any) -> Settings:
     kafka = settings.kafka.model_copy(update={"bootstrap_servers": brokers} if brokers else {})
     return settings.model_copy(update={"ingest": settings.ingest.model_copy(update=ingest), "kafka": kafka})
+
+
+def cut_off_from(settings: Settings, port: int) -> Settings:
+    """Settings of a database that refuses connections, or does not answer."""
+    cassandra = settings.cassandra.model_copy(update={"port": port})
+    workqueue = settings.workqueue.model_copy(update={"enqueue_timeout_seconds": 2.0})
+    return settings.model_copy(update={"cassandra": cassandra, "workqueue": workqueue})
+
+
+def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.01)
 
 
 @contextmanager
@@ -313,9 +329,16 @@ def test_the_openapi_document_is_true(broker: Settings) -> None:
     calls: list[tuple[str, str, httpx.Response]] = []
 
     def call(ingress: Running, method: str, path: str, **options: Any) -> None:
-        calls.append((method, path, ingress.client.request(method, path, **options)))
+        address = path.replace("{queue}", "some jobs")
+        calls.append((method, path, ingress.client.request(method, address, **options)))
 
-    with running(changed(broker, **limits)) as up, running(changed(broker, NO_BROKER, **limits)) as cut_off:
+    items = "/queues/{queue}/items"
+    with (
+        running(changed(broker, **limits)) as up,
+        running(cut_off_from(changed(broker, NO_BROKER, **limits), NO_DATABASE)) as cut_off,
+        running(cut_off_from(changed(broker, **limits), SILENT)) as unanswered,
+        socket.create_server(("127.0.0.1", SILENT)),
+    ):
         document = up.client.get("/openapi.json").json()
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(call, cut_off, "POST", "/events", json=EVENT)
@@ -328,6 +351,14 @@ def test_the_openapi_document_is_true(broker: Settings) -> None:
         for path in ("/health", "/ready", "/metrics", "/openapi.json"):
             call(up, "GET", path)
         call(cut_off, "GET", "/ready")
+        for body in ({"payload": 1}, [{"payload": 1, "key": "k"}], {}, {"payload": "x" * 300_000}):
+            call(up, "POST", items, json=body)
+        call(cut_off, "POST", items, json={"payload": 1})
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(call, unanswered, "POST", items, json={"payload": 1})
+            until(lambda: unanswered.app._items._pending == 1)
+            call(unanswered, "POST", items, json={"payload": 1})
+            waiting.result()
 
     documented = {
         (method.upper(), path, int(status))
@@ -353,6 +384,38 @@ def fits(body: dict[str, Any], schema: dict[str, Any], document: dict[str, Any])
         schema = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
     known = schema.get("properties", body)
     return set(schema.get("required", [])) <= set(body) <= set(known)
+
+
+def test_items_are_enqueued_over_http(broker: Settings) -> None:
+    queue = f"http-{uuid.uuid4().hex}"
+    with running(broker) as ingress:
+        path = f"/queues/{queue}/items"
+        one = ingress.client.post(path, json={"payload": {"n": 1}, "key": "k"})
+        several = ingress.client.post(path, json=[{"payload": n, "delaySeconds": 60} for n in range(40)])
+        item_id = one.json()["itemId"]
+        again = ingress.client.post(path, json={"payload": {"n": 1}, "key": "k", "itemId": item_id})
+        refused = [
+            ingress.client.post(path, content=body)
+            for body in (
+                b"{",
+                b"[]",
+                b"1",
+                b'{"payload":1,"colour":2}',
+                b'{"payload":1,"key":""}',
+                b'{"payload":1,"key":2}',
+                b'{"payload":1,"delaySeconds":"1"}',
+                b'{"payload":1,"itemId":"7"}',
+                b'{"payload":1,"itemId":"017F22E2-79B0-7CC3-98C4-DC0C0C07398F"}',
+            )
+        ]
+        metrics = ingress.metrics()
+    assert (one.status_code, several.status_code, again.status_code) == (202, 202, 202)
+    assert again.json()["itemId"] == item_id
+    assert {answer.status_code for answer in refused} == {400}
+    state = inspect(broker, queue)
+    assert (state.received, state.delayed) == (41, 40)
+    assert metrics["writetime_ingress_items_enqueued_total"] == 42
+    assert metrics["writetime_ingress_queue_requests_total/400"] == len(refused)
 
 
 def test_a_port_in_use_is_an_error_with_the_fix(broker: Settings) -> None:

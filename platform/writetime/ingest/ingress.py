@@ -1,4 +1,4 @@
-"""HTTP events -> Kafka: `202` means that the broker has the event.
+"""HTTP events -> Kafka: `202` means that the broker has the event. Work items have a path of their own.
 
 `POST /events` is a plain ASGI callable, for speed; everything else is Starlette's. One process, one event loop.
 """
@@ -29,6 +29,7 @@ from writetime.ingest import openapi
 from writetime.ingest.event import Event, InvalidEvent, accept
 from writetime.ingest.ingress_metrics import IngressMetrics
 from writetime.ingest.outbox import BrokerUnreachableError, Outbox, check
+from writetime.workqueue.http import ItemsEndpoint
 
 MAX_KEY_CHARACTERS = 255
 RETRY_AFTER_SECONDS = 1
@@ -58,12 +59,14 @@ class Ingress:
         self._max_batch_events = min(settings.ingest.max_batch_events, settings.ingest.max_pending_events)
         self._metrics = IngressMetrics()
         self._outbox: Outbox
+        self._items = ItemsEndpoint(settings, self._max_batch_events, self._metrics.registry)
         self._rest = Starlette(
             routes=[
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/metrics", self._show_metrics),
                 Route("/openapi.json", self._show_openapi),
+                self._items.route,
             ],
             exception_handlers={HTTPException: _http_error},
             lifespan=self._lifespan,
@@ -81,6 +84,7 @@ class Ingress:
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         self._outbox = Outbox(self._settings, self._metrics)
         yield
+        await self._items.close()
         self._outbox.close()
 
     async def _serve_events(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -183,7 +187,7 @@ class Ingress:
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def _show_openapi(self, _request: Request) -> Response:
-        return _json(openapi.document(self._limits, self._max_batch_events))
+        return _json(openapi.document(self._settings, self._max_batch_events))
 
 
 def create_app(settings: Settings) -> Ingress:

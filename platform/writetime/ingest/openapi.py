@@ -3,11 +3,13 @@
 from importlib.metadata import version
 from typing import Any
 
-from writetime.config import Ingest
+from writetime.config import Settings
+from writetime.workqueue.http import openapi_path
 
 
-def document(limits: Ingest, max_batch_events: int) -> dict[str, Any]:
+def document(settings: Settings, max_batch_events: int) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document with the limits in force."""
+    limits = settings.ingest
     error = {"$ref": "#/components/schemas/Error"}
     retry = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
     return {
@@ -15,7 +17,7 @@ def document(limits: Ingest, max_batch_events: int) -> dict[str, Any]:
         "info": {
             "title": "Writetime HTTP ingress",
             "version": version("writetime"),
-            "description": "Events over HTTP into Kafka. `202` means that the brokers have the events.",
+            "description": "Events over HTTP into Kafka, work items into the database. `202`: they have them.",
         },
         "paths": {
             "/events": {
@@ -72,6 +74,7 @@ def document(limits: Ingest, max_batch_events: int) -> dict[str, Any]:
                     },
                 }
             },
+            "/queues/{queue}/items": openapi_path(settings.workqueue.max_payload_bytes, max_batch_events),
             "/health": {
                 "get": {
                     "operationId": "health",

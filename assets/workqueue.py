@@ -1,0 +1,204 @@
+"""The work queue: items in the database, worked off by workers; what is completed goes to the lake.
+
+What belongs here: the assets, their checks, their metadata. Not here: how items are worked on (`writetime.workqueue`).
+"""
+
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSeverity,
+    AssetKey,
+    AssetSelection,
+    AssetSpec,
+    Config,
+    DefaultSensorStatus,
+    MaterializeResult,
+    MetadataValue,
+    ObserveResult,
+    OpExecutionContext,
+    RunRequest,
+    RunsFilter,
+    SensorEvaluationContext,
+    SkipReason,
+    asset,
+    asset_check,
+    define_asset_job,
+    in_process_executor,
+    job,
+    multi_observable_source_asset,
+    op,
+    sensor,
+)
+from pydantic import Field
+from pyspark.sql import functions as F
+
+from assets.automation import UNFINISHED
+from resources import DatabaseResource, LakeResource, SparkResource
+from writetime.errors import WritetimeError
+from writetime.workqueue import audit, completed, drain
+from writetime.workqueue.cli import load_handler
+from writetime.workqueue.inspect import inspect, queues
+from writetime.workqueue.items import Place
+
+EVENT_QUEUE = AssetKey(["queue", "event_queue"])
+COMPLETED = AssetKey(["queue", "completed_events"])
+COMPLETED_TABLE = "queue/completed_events"
+
+
+@multi_observable_source_asset(
+    specs=[
+        AssetSpec(
+            EVENT_QUEUE,
+            group_name="queue",
+            kinds={"cassandra", "scylladb"},
+            description="Work items of all queues, put there by `POST /queues/<queue>/items` or `writetime.workqueue`.",
+        )
+    ]
+)
+def event_queue(database: DatabaseResource) -> ObserveResult:
+    """Observe how deep the queues are, how old their oldest item is, and what is dead."""
+    states = [inspect(database.settings, name) for name in queues(database.settings)]
+    return ObserveResult(
+        asset_key=EVENT_QUEUE,
+        metadata={
+            "queues": len(states),
+            "depth": sum(s.depth for s in states),
+            "processing": sum(s.processing for s in states),
+            "waiting_for_another_attempt": sum(s.retry for s in states),
+            "oldest_seconds": max((s.oldest_seconds for s in states), default=0.0),
+            "most_attempts": max((s.most_attempts for s in states), default=0),
+            "dead_letters": sum(s.dead_letters - s.redriven for s in states),
+            "workers": len({w for s in states for w in s.workers}),
+            "depth_by_queue": MetadataValue.json({s.queue: s.depth for s in states}),
+        },
+    )
+
+
+@asset_check(
+    asset=EVENT_QUEUE,
+    description="By CQL: each item is open, completed or dead with its letter; none is left in a closed bucket.",
+)
+def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
+    """Compare all items with all states."""
+    accounts = [audit.audit(database.settings, name) for name in queues(database.settings)]
+    lost = sum(a.lost + a.dead_without_letter for a in accounts)
+    return AssetCheckResult(
+        passed=lost == 0,
+        metadata={
+            "items": sum(a.items for a in accounts),
+            "completed": sum(a.completed for a in accounts),
+            "dead": sum(a.dead for a in accounts),
+            "open": sum(a.open for a in accounts),
+            "lost": lost,
+        },
+    )
+
+
+@asset_check(asset=EVENT_QUEUE, description="No item waits for longer than `workqueue.stuck_seconds`.")
+def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
+    """Warn of queues whose oldest unfinished item is too old."""
+    stuck = _stuck(database)
+    return AssetCheckResult(
+        passed=not stuck,
+        severity=AssetCheckSeverity.WARN,
+        metadata={"stuck_queues": len(stuck), "oldest_seconds_by_queue": MetadataValue.json(stuck)},
+    )
+
+
+@asset(key=COMPLETED, deps=[EVENT_QUEUE], group_name="queue", kinds={"spark", "deltalake"}, pool="completed_events")
+def completed_events(spark: SparkResource, database: DatabaseResource, lake: LakeResource) -> MaterializeResult:
+    """Completed items with their results, as a table of the lake.
+
+    A run writes the buckets anew that are open, or were closed since they were written last: so a run that is repeated
+    adds nothing twice, and its cost follows what is new.
+    """
+    session, settings = spark.spark_session, database.settings
+    written: dict[Place, int] = {}
+    if lake.exists(session, COMPLETED_TABLE):
+        have = lake.read(session, COMPLETED_TABLE).groupBy(*completed.PARTITION).agg(F.min("read_at").alias("at"))
+        written = {Place(r["queue"], r["shard"], r["bucket"]): r["at"] for r in have.collect()}
+    places = []
+    for name in queues(settings):
+        for row in audit.buckets(settings, name):
+            place = Place(name, row.shard, row.bucket)
+            if row.closed is None or written.get(place, 0) <= row.closed:
+                places.append(place)
+    count = 0
+    if places:
+        now = audit.database_time(settings)
+        rows = completed.read(session, settings, places).withColumn("read_at", F.lit(now).cast("long")).persist()
+        count = rows.count()
+        lake.replace_partitions(rows, COMPLETED_TABLE, completed.PARTITION)
+        rows.unpersist()
+    total = lake.read(session, COMPLETED_TABLE).count() if lake.exists(session, COMPLETED_TABLE) else 0
+    return MaterializeResult(
+        metadata={
+            "buckets_written": len(places),
+            "rows_written": count,
+            "dagster/row_count": total,
+            "path": MetadataValue.path(lake.path(COMPLETED_TABLE)),
+        }
+    )
+
+
+class DrainConfig(Config):
+    """What to work off."""
+
+    queue: str = Field(description="The queue.")
+    handler: str = Field(description="Its handler, as module:function.")
+    tasks: int = Field(default=2, ge=1, description="Spark tasks, each a worker that owns shards.")
+
+
+@op
+def drain_queue_op(
+    context: OpExecutionContext, config: DrainConfig, spark: SparkResource, database: DatabaseResource
+) -> None:
+    """Work a queue off on Spark."""
+    handler = load_handler(config.handler)
+    outcomes = drain.drain(spark.spark_session, database.settings, config.queue, handler, config.tasks)
+    context.add_output_metadata({"queue": config.queue, **dict(outcomes)})
+
+
+@job(executor_def=in_process_executor, description="Work a queue off: bounded, on Spark, tasks own shards.")
+def drain_queue() -> None:
+    """Work a queue off."""
+    drain_queue_op()
+
+
+queue_health_job = define_asset_job(
+    "queue_health",
+    AssetSelection.checks(no_item_is_lost, no_work_is_stuck),
+    description="Check that no item of any queue is lost or stuck.",
+    executor_def=in_process_executor,
+)
+
+completed_events_job = define_asset_job(
+    "completed_events",
+    AssetSelection.assets(COMPLETED) | AssetSelection.checks(no_item_is_lost),
+    description="Bring what was completed to the lake.",
+    executor_def=in_process_executor,
+)
+
+
+@sensor(
+    job=queue_health_job,
+    minimum_interval_seconds=60,
+    default_status=DefaultSensorStatus.STOPPED,
+    description="Starts the job `queue_health`, whose check then warns, when an item waits too long.",
+)
+def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> RunRequest | SkipReason:
+    """Ask for a run while work is stuck."""
+    if context.instance.get_runs(RunsFilter(job_name=queue_health_job.name, statuses=UNFINISHED), limit=1):
+        return SkipReason("a run of the job `queue_health` is under way")
+    try:
+        stuck = _stuck(database)
+    except WritetimeError as e:
+        return SkipReason(f"the queues cannot be seen: {e}")
+    if not stuck:
+        return SkipReason("no work is stuck")
+    return RunRequest(tags={"writetime/stuck": ", ".join(sorted(stuck))[:200]})
+
+
+def _stuck(database: DatabaseResource) -> dict[str, float]:
+    limit = database.settings.workqueue.stuck_seconds
+    ages = {name: inspect(database.settings, name).oldest_seconds for name in queues(database.settings)}
+    return {name: round(age, 1) for name, age in ages.items() if age > limit}

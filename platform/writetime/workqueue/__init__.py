@@ -1,0 +1,9 @@
+"""Work queues in the database: items are inserted plainly, their states move by fenced conditional writes."""
+
+from writetime.workqueue.deadletters import redrive
+from writetime.workqueue.enqueue import Enqueuer, EnqueueUnknown, NewItem
+from writetime.workqueue.inspect import inspect
+from writetime.workqueue.items import GiveUp, Item
+from writetime.workqueue.worker import Worker
+
+__all__ = ["EnqueueUnknown", "Enqueuer", "GiveUp", "Item", "NewItem", "Worker", "inspect", "redrive"]

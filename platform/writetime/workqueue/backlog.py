@@ -1,0 +1,122 @@
+"""The unfinished items of one shard that its owner knows, and which of them may run now.
+
+Items of a key form a lane and run in the order of their ids; a failed item holds its lane until it is completed or
+dead. An item without a key has a lane of its own. Times are milliseconds of the database's clock.
+"""
+
+import heapq
+import itertools
+import math
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from writetime.workqueue.items import Entry
+from writetime.workqueue.limits import Rate
+
+
+@dataclass(slots=True)
+class _Lane:
+    rate: Rate
+    waiting: list[tuple[int, Entry]] = field(default_factory=list)
+    running: int = 0
+    # Counts the places that the lane was given; older ones in the heaps do not count any more.
+    version: int = 0
+
+
+class Backlog:
+    """Takes entries, and hands out those that may run."""
+
+    def __init__(
+        self,
+        *,
+        concurrency: int | None = None,
+        rate: float | None = None,
+        key_concurrency: int = 1,
+        key_rate: float | None = None,
+    ) -> None:
+        self._concurrency = concurrency
+        self._rate = Rate(rate)
+        self._key_concurrency = key_concurrency
+        self._key_rate = key_rate
+        self._lanes: dict[str | UUID, _Lane] = {}
+        self._ready: list[tuple[int, int, int, _Lane]] = []
+        self._later: list[tuple[int, int, int, _Lane]] = []
+        self._number = itertools.count()
+        self.waiting = 0
+        self.running = 0
+
+    def add(self, entry: Entry, now: int) -> None:
+        """Take an entry: a new one, or one that failed and is due later."""
+        lane = self._lanes.get(_name(entry))
+        if lane is None:
+            lane = self._lanes[_name(entry)] = _Lane(Rate(self._key_rate if entry.key is not None else None))
+        heapq.heappush(lane.waiting, (entry.item_id.int, entry))
+        self.waiting += 1
+        self._put(lane, now)
+
+    def take(self, now: int, most: int) -> list[Entry]:
+        """Return up to so many entries that may run now; each runs until `release`."""
+        taken: list[Entry] = []
+        self._ripen(now)
+        while self._ready and len(taken) < most and self._may_begin(now):
+            _, _, version, lane = heapq.heappop(self._ready)
+            if version != lane.version:
+                continue
+            entry = heapq.heappop(lane.waiting)[1]
+            self._rate.begin(now / 1000)
+            lane.rate.begin(now / 1000)
+            lane.running += 1
+            self.waiting -= 1
+            self.running += 1
+            taken.append(entry)
+            self._put(lane, now)
+        return taken
+
+    def release(self, entry: Entry, now: int) -> None:
+        """Say that an entry does not run any more."""
+        lane = self._lanes[_name(entry)]
+        lane.running -= 1
+        self.running -= 1
+        # A lane with a rate is kept for as long as it has something to remember.
+        if lane.waiting or lane.running or lane.rate.ready_at(now / 1000) > now / 1000:
+            self._put(lane, now)
+        else:
+            lane.version = -1
+            del self._lanes[_name(entry)]
+
+    def next_due(self, now: int) -> int | None:
+        """Return when, without any news, something may run; None if nothing ever."""
+        self._ripen(now)
+        while self._ready and self._ready[0][2] != self._ready[0][3].version:
+            heapq.heappop(self._ready)
+        if self._ready:
+            if self._concurrency is not None and self.running >= self._concurrency:
+                return None
+            return max(now, round(self._rate.ready_at(now / 1000) * 1000))
+        return self._later[0][0] if self._later else None
+
+    def _may_begin(self, now: int) -> bool:
+        free = self._concurrency is None or self.running < self._concurrency
+        return free and self._rate.ready_at(now / 1000) * 1000 <= now
+
+    def _put(self, lane: _Lane, now: int) -> None:
+        """Give a lane its place among those that may run, now or later."""
+        lane.version += 1
+        if not lane.waiting or lane.running >= self._key_concurrency:
+            return
+        order, entry = lane.waiting[0]
+        due = max(entry.due, math.ceil(lane.rate.ready_at(now / 1000) * 1000))
+        if due <= now:
+            heapq.heappush(self._ready, (order, next(self._number), lane.version, lane))
+        else:
+            heapq.heappush(self._later, (due, next(self._number), lane.version, lane))
+
+    def _ripen(self, now: int) -> None:
+        while self._later and (self._later[0][0] <= now or self._later[0][2] != self._later[0][3].version):
+            _, number, version, lane = heapq.heappop(self._later)
+            if version == lane.version:
+                heapq.heappush(self._ready, (lane.waiting[0][0], number, version, lane))
+
+
+def _name(entry: Entry) -> str | UUID:
+    return entry.item_id if entry.key is None else entry.key

@@ -1,0 +1,124 @@
+"""The life of a bucket: opened by its shard's owner, closed after a grace and a full reconciliation, and dropped.
+
+A closed bucket is not looked at any more until it is dropped, and then all its items are compared with all states once
+more: what came later than any grace reopens it. Dropping deletes whole partitions, with a write time at which the
+bucket was closed already and nobody wrote to it. Expiry (TTL) would be no way: an item that waits longer than it would
+be lost. Nor would time windows as a compaction strategy: a deletion that is in another window than what it deletes
+never meets it.
+"""
+
+from collections.abc import Callable
+
+from writetime.workqueue.context import QueueContext
+from writetime.workqueue.items import Entry
+from writetime.workqueue.partition import Partition
+from writetime.workqueue.reader import Reader
+from writetime.workqueue.tables import BucketRow
+
+
+class Buckets:
+    """The open buckets of one shard in the hands of its owner."""
+
+    def __init__(self, context: QueueContext, shard: int, epoch: int, on_late: Callable[[list[Entry]], object]) -> None:
+        """Look after the buckets of a shard; `on_late` gets items that had come late."""
+        self._context = context
+        self._tables = context.tables
+        self._clock = context.clock
+        self._settings = context.settings
+        self._shard = shard
+        self._epoch = epoch
+        self._on_late = on_late
+        self._known: dict[int, int | None] = {}
+        self.readers: dict[int, Reader] = {}
+
+    def offer(self, rows: list[BucketRow]) -> bool:
+        """Take note of buckets, and of which of them are closed; return whether there is a new one."""
+        new = any(row.bucket not in self._known for row in rows)
+        self._known.update({row.bucket: row.closed for row in rows})
+        return new
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is more to read."""
+        return any(reader.behind for reader in self.readers.values())
+
+    async def open_new(self) -> None:
+        """Begin with the buckets that are not closed, as soon as their time has come.
+
+        Raises:
+            Fenced: the shard has another owner.
+            Unknown: the database does not answer.
+        """
+        ahead = self._clock.now() + round(self._settings.clock_tolerance_seconds * 1000)
+        for bucket in sorted(b for b, closed in self._known.items() if closed is None and b <= ahead):
+            if bucket in self.readers:
+                continue
+            partition = await self._stamp(bucket)
+            if partition.closed is None:
+                reader = self._reader(partition)
+                await reader.load()
+                self.readers[bucket] = reader
+            else:
+                # Its last owner ended between closing it and saying so.
+                await self._tables.mark_bucket(partition.place, partition.closed, before=None)
+                self._known[bucket] = partition.closed
+
+    def partition(self, entry: Entry) -> Partition:
+        """Return the partition that an item is in."""
+        return self.readers[entry.place.bucket].partition
+
+    async def close_finished(self) -> None:
+        """Close the buckets in which all is done, some time after their end, unless items had come late.
+
+        Raises:
+            Fenced: the shard has another owner.
+            Unknown: the database does not answer.
+        """
+        grace = (self._context.bucket_seconds + self._settings.close_after_seconds) * 1000
+        for bucket, reader in list(self.readers.items()):
+            now = self._clock.now()
+            if bucket + grace > now or not reader.closable:
+                continue
+            if missed := await reader.reconcile():
+                self._on_late(missed)
+                continue
+            await reader.partition.close(now)
+            await self._tables.mark_bucket(reader.partition.place, now, before=None)
+            self._known[bucket] = now
+            del self.readers[bucket]
+
+    async def drop_old(self) -> None:
+        """Drop the buckets that were closed long ago; reopen one that has unfinished items.
+
+        Raises:
+            Fenced: the shard has another owner.
+            Unknown: the database does not answer.
+        """
+        keep = round(self._settings.keep_closed_hours * 3_600_000)
+        for bucket, closed in list(self._known.items()):
+            if closed is None or self._clock.now() < closed + keep:
+                continue
+            partition = await self._stamp(bucket)
+            reader = self._reader(partition)
+            if late := await reader.reconcile():
+                await self._tables.mark_bucket(partition.place, None, before=closed)
+                await partition.close(None)
+                await reader.load()
+                self.readers[bucket] = reader
+                self._known[bucket] = None
+                self._on_late(late)
+            else:
+                await self._tables.drop(partition.place, closed + keep // 2)
+                del self._known[bucket]
+
+    async def stop(self) -> None:
+        """End all that is in flight."""
+        for reader in self.readers.values():
+            await reader.partition.stop()
+
+    async def _stamp(self, bucket: int) -> Partition:
+        place = self._context.place(self._shard, bucket)
+        return await Partition.open(self._tables, place, self._epoch, self._settings.batch_rows)
+
+    def _reader(self, partition: Partition) -> Reader:
+        return Reader(self._context, partition)

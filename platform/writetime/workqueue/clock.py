@@ -1,0 +1,44 @@
+"""The one clock of the work queue: the database's.
+
+Ids, delays and backoff are by the clock of whichever node coordinates a request, carried on between two looks by this
+process's monotonic clock. So the wall clocks of enqueuers and workers do not matter at all.
+"""
+
+import time
+from collections.abc import Callable
+
+from writetime.workqueue.tables import Tables
+
+LOOK_SECONDS = 60.0
+
+
+class DatabaseClock:
+    """Milliseconds since 1970 by the database's clock. `monotonic` is in seconds."""
+
+    def __init__(self, tables: Tables, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._tables = tables
+        self._monotonic = monotonic
+        self._offset = 0.0
+        self._looked: float | None = None
+
+    async def look(self) -> None:
+        """Ask the database for its time, if that was not done lately.
+
+        Raises:
+            Unknown: it did not answer.
+        """
+        before = self._monotonic()
+        if self._looked is not None and before - self._looked < LOOK_SECONDS:
+            return
+        now = await self._tables.now()
+        after = self._monotonic()
+        self._offset = now / 1000 - (before + after) / 2
+        self._looked = after
+
+    def micros(self) -> int:
+        """Return the present time in microseconds."""
+        return round((self._monotonic() + self._offset) * 1_000_000)
+
+    def now(self) -> int:
+        """Return the present time in milliseconds."""
+        return self.micros() // 1000

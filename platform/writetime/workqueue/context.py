@@ -1,0 +1,30 @@
+"""What the parts of a worker share for one queue."""
+
+from dataclasses import dataclass
+
+from writetime.config import Queue, WorkQueue
+from writetime.workqueue.clock import DatabaseClock
+from writetime.workqueue.items import Place
+from writetime.workqueue.tables import Tables
+
+
+@dataclass(frozen=True)
+class QueueContext:
+    """One queue as one worker works on it."""
+
+    tables: Tables
+    clock: DatabaseClock
+    settings: WorkQueue
+    queue: str
+    shards: int
+    bucket_seconds: int
+    worker: str
+
+    @property
+    def own(self) -> Queue:
+        """What holds for this queue."""
+        return self.settings.queue(self.queue)
+
+    def place(self, shard: int, bucket: int) -> Place:
+        """Return a partition of the queue."""
+        return Place(self.queue, shard, bucket)

@@ -1,0 +1,74 @@
+"""Dead letters: items that were given up, and sending them once more.
+
+A letter counts once its item's state says DEAD. A worker that lost its shard between the two writes leaves a letter of
+an item that another worker goes on with; such a letter is passed over.
+"""
+
+import asyncio
+from functools import partial
+
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.workqueue.clock import DatabaseClock
+from writetime.workqueue.insist import insist
+from writetime.workqueue.items import Entry, IdMaker, Place, Status, bucket_of, shard_of, time_of
+from writetime.workqueue.tables import DeadLetter, Tables
+
+
+def dead_letters(settings: Settings, queue: str) -> list[DeadLetter]:
+    """Return the dead letters of a queue, oldest first."""
+    with connect(settings) as session:
+        return asyncio.run(_read(Tables(session, settings), settings, queue))
+
+
+def redrive(settings: Settings, queue: str) -> int:
+    """Enqueue every dead letter that was not redriven yet as a new item, with its key and payload; return how many.
+
+    A letter names its new item before that is inserted, and both may be repeated: a redrive that was interrupted, or
+    two at once, make one new item.
+    """
+    with connect(settings) as session:
+        session.use_client_timestamp = False
+        return asyncio.run(_redrive(Tables(session, settings), settings, queue))
+
+
+async def read_letters(tables: Tables, queue: str, shards: int, bucket_seconds: int) -> list[DeadLetter]:
+    """Return the dead letters of a queue, oldest first."""
+    letters: list[DeadLetter] = []
+    for shard in range(shards):
+        for letter in await tables.dead_letters(queue, shard):
+            place = Place(queue, shard, bucket_of(letter.item_id, bucket_seconds))
+            status = await tables.status(place, letter.item_id)
+            # With its bucket dropped, the letter is all that is left, and it was dead before.
+            if status is Status.DEAD or (status is None and not await tables.has_item(place, letter.item_id)):
+                letters.append(letter)
+    return sorted(letters, key=lambda letter: letter.item_id.int)
+
+
+async def _read(tables: Tables, settings: Settings, queue: str) -> list[DeadLetter]:
+    own = settings.workqueue
+    return await read_letters(tables, queue, *await tables.queue(queue, own.queue(queue).shards, own.bucket_seconds))
+
+
+async def _redrive(tables: Tables, settings: Settings, queue: str) -> int:
+    own = settings.workqueue
+    clock, ids = DatabaseClock(tables), IdMaker()
+    shards, bucket_seconds = await tables.queue(queue, own.queue(queue).shards, own.bucket_seconds)
+    keep = own.keep_closed_hours * 3_600_000
+    count = 0
+    for letter in await insist(lambda: read_letters(tables, queue, shards, bucket_seconds)):
+        await insist(clock.look)
+        new_id = letter.redriven_as
+        if new_id is None:
+            own_id = ids.make(clock.micros())
+            await insist(partial(tables.mark_redriven, letter, own_id))
+            # Whoever was first, another redrive or this one by a write whose answer was lost.
+            new_id = await insist(partial(tables.redriven_as, letter))
+            count += new_id == own_id
+        place = Place(queue, shard_of(letter.key, new_id, shards), bucket_of(new_id, bucket_seconds))
+        # One that was named before may be missing because of a crash, or as its bucket was dropped long after.
+        if await insist(partial(tables.has_item, place, new_id)) or time_of(new_id) < clock.now() - keep:
+            continue
+        await insist(partial(tables.insert_bucket, place))
+        await insist(partial(tables.insert_items, [Entry(place, new_id, letter.key, letter.payload)]))
+    return count

@@ -1,0 +1,254 @@
+"""Enqueueing: an item is inserted plainly, and acknowledged only after the database has it at the write consistency."""
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.workqueue.clock import DatabaseClock
+from writetime.workqueue.insist import insist
+from writetime.workqueue.items import Entry, IdMaker, Place, bucket_of, instant, shard_of, time_of
+from writetime.workqueue.tables import Tables, as_json
+
+_T = TypeVar("_T")
+
+MAX_KEY_BYTES = 1024
+MAX_QUEUE_CHARACTERS = 200
+# Bytes of items in one insert: well below the database's limits for a mutation.
+_BATCH_BYTES = 256 * 1024
+_IN_FLIGHT = 32
+
+
+class InvalidItem(WritetimeError):
+    """An item breaks a rule; the text says which, in words for the sender. Nothing of its call was enqueued."""
+
+
+class TooLarge(InvalidItem):
+    """A payload is larger than `workqueue.max_payload_bytes`."""
+
+
+class EnqueueUnknown(WritetimeError):
+    """The database has not acknowledged in time. Repeat the call with `item_ids` to enqueue each item at most once."""
+
+    def __init__(self, text: str, item_ids: list[UUID]) -> None:
+        super().__init__(text)
+        self.item_ids = item_ids
+
+
+@dataclass(frozen=True, slots=True)
+class NewItem:
+    """What to enqueue. `payload` is anything that JSON has. `delay_seconds` and `item_id` exclude each other.
+
+    Items of a key run in order. `item_id` is a UUID of version 7, of a call whose outcome is unknown; its time must be
+    near the present one.
+    """
+
+    payload: Any
+    key: str | None = None
+    delay_seconds: float = 0.0
+    item_id: UUID | None = None
+
+
+class AsyncEnqueuer:
+    """Enqueues from an event loop."""
+
+    def __init__(self, tables: Tables, settings: Settings) -> None:
+        self._tables = tables
+        self._settings = settings.workqueue
+        self._clock = DatabaseClock(tables)
+        self._ids = IdMaker()
+        self._queues: dict[str, tuple[int, int]] = {}
+        self._announced: set[Place] = set()
+        # Items whose inserts were slow, and when they were acknowledged.
+        self._slow: dict[UUID, float] = {}
+
+    async def enqueue(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
+        """Enqueue items, and return their ids once the database has them all.
+
+        Raises:
+            InvalidItem: an item breaks a rule.
+            EnqueueUnknown: the database has not acknowledged all; some may be enqueued.
+        """
+        if not 0 < len(queue) <= MAX_QUEUE_CHARACTERS or "\0" in queue:
+            raise InvalidItem(f"a queue's name has 1 to {MAX_QUEUE_CHARACTERS} characters, and no NUL")
+        payloads = [self._payload(item) for item in items]
+        entries: list[Entry] = []
+        deadline = asyncio.get_running_loop().time() + self._settings.enqueue_timeout_seconds
+        try:
+            async with asyncio.timeout_at(deadline):
+                shards, bucket_seconds = await insist(lambda: self._know(queue))
+                entries = [
+                    self._entry(queue, item, payload, shards, bucket_seconds)
+                    for item, payload in zip(items, payloads, strict=True)
+                ]
+                began = self._clock.micros()
+                await self._insert(entries)
+                self._note_slow(entries, began)
+        except TimeoutError:
+            raise EnqueueUnknown(
+                f"queue {queue}: the database has not acknowledged {len(items)} items in "
+                f"{self._settings.enqueue_timeout_seconds:g} s; repeat the call with the same item ids",
+                [e.item_id for e in entries],
+            ) from None
+        return [e.item_id for e in entries]
+
+    async def _know(self, queue: str) -> tuple[int, int]:
+        """Return shards and bucket seconds of a queue; and look at the clock."""
+        await self._clock.look()
+        if queue not in self._queues:
+            own = self._settings.queue(queue)
+            self._queues[queue] = await self._tables.queue(queue, own.shards, self._settings.bucket_seconds)
+        return self._queues[queue]
+
+    def _payload(self, item: NewItem) -> str:
+        if item.key is not None and not 0 < len(item.key.encode()) <= MAX_KEY_BYTES:
+            raise InvalidItem(f"a key has 1 to {MAX_KEY_BYTES} bytes")
+        if item.delay_seconds < 0 or (item.delay_seconds and item.item_id is not None):
+            raise InvalidItem("a delay is positive, and not for an item that has an id already")
+        try:
+            payload = as_json(item.payload)
+            size = len(payload.encode())
+        except (TypeError, ValueError) as e:
+            raise InvalidItem(f"the payload cannot be JSON: {e}") from None
+        if size > self._settings.max_payload_bytes:
+            raise TooLarge(f"the payload has {size} bytes, more than the {self._settings.max_payload_bytes} allowed")
+        return payload
+
+    def _entry(self, queue: str, item: NewItem, payload: str, shards: int, bucket_seconds: int) -> Entry:
+        delayed = item.delay_seconds > 0
+        due = self._clock.now() + round(item.delay_seconds * 1000)
+        if item.item_id is not None:
+            self._check_id(item.item_id)
+            item_id = item.item_id
+        elif delayed:
+            item_id = self._ids.make_delayed(due)
+        else:
+            item_id = self._ids.make(self._clock.micros())
+        place = Place(queue, shard_of(item.key, item_id, shards), bucket_of(item_id, bucket_seconds))
+        after = None if item.key is None else min(self._slow, default=None)
+        return Entry(place, item_id, item.key, payload, delayed, due, after=after)
+
+    def _note_slow(self, entries: list[Entry], began: int) -> None:
+        """Remember, for the items that come next, inserts that took so long that polls may have gone past them.
+
+        It is for as long as it takes until rescans have found them.
+        """
+        now = self._clock.micros()
+        self._slow = {i: at for i, at in self._slow.items() if now - at < 2_000_000 * self._settings.rescan_seconds}
+        if now - began > 500_000 * self._settings.overlap_seconds:
+            self._slow.update({e.item_id: now for e in entries if e.key is not None})
+
+    def _check_id(self, item_id: UUID) -> None:
+        """Refuse an id whose bucket may be closed, or is not looked at yet."""
+        allowed = self._settings.close_after_seconds / 2
+        away = time_of(item_id) / 1000 - self._clock.now() / 1000
+        if item_id.version != 7 or abs(away) > allowed:
+            raise InvalidItem(
+                f"the item id {item_id} must be a UUID of version 7 whose time is within {allowed:g} s of the "
+                f"database's ({instant(self._clock.now()):%Y-%m-%dT%H:%M:%SZ})"
+            )
+
+    async def _insert(self, entries: list[Entry]) -> None:
+        by_place: dict[Place, list[Entry]] = defaultdict(list)
+        for entry in entries:
+            by_place[entry.place].append(entry)
+        for place in by_place.keys() - self._announced:
+            await insist(partial(self._tables.insert_bucket, place))
+            self._announced.add(place)
+        if len(self._announced) > 10_000:
+            self._announced = set(by_place)
+        free = asyncio.Semaphore(_IN_FLIGHT)
+
+        async def insert(batch: list[Entry]) -> None:
+            async with free:
+                await insist(partial(self._tables.insert_items, batch))
+
+        # Batches of one partition follow each other, so that no item is seen before an earlier one of its key.
+        async def insert_all(batches: list[list[Entry]]) -> None:
+            for batch in batches:
+                await insert(batch)
+
+        rows = self._settings.batch_rows
+        async with asyncio.TaskGroup() as group:
+            for together in by_place.values():
+                group.create_task(insert_all(_split(together, rows)))
+
+
+class Enqueuer:
+    """Enqueues from ordinary code; a context manager. One may be shared by threads.
+
+    Raises:
+        DatabaseUnreachable: when it is entered and no contact point answers.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._resources = ExitStack()
+
+    def __enter__(self) -> Self:
+        session = self._resources.enter_context(connect(self._settings))
+        session.use_client_timestamp = False
+        self._async = AsyncEnqueuer(Tables(session, self._settings), self._settings)
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="enqueuer")
+        thread.start()
+        self._resources.callback(self._loop.close)
+        self._resources.callback(thread.join)
+        self._resources.callback(lambda: self._loop.call_soon_threadsafe(self._loop.stop))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._resources.close()
+
+    def enqueue(
+        self,
+        queue: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        delay_seconds: float = 0.0,
+        item_id: UUID | None = None,
+    ) -> UUID:
+        """Enqueue one item and return its id, once the database has it.
+
+        Raises:
+            InvalidItem: it breaks a rule.
+            EnqueueUnknown: the database did not acknowledge; it may be enqueued. Repeat with the id of the exception.
+        """
+        return self.enqueue_many(queue, [NewItem(payload, key, delay_seconds, item_id)])[0]
+
+    def enqueue_many(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
+        """Enqueue items and return their ids, once the database has all; errors as of `enqueue`."""
+        return self._wait(self._async.enqueue(queue, items))
+
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except (KeyboardInterrupt, FutureTimeout):
+            future.cancel()
+            raise
+
+
+def _split(entries: list[Entry], rows: int) -> list[list[Entry]]:
+    batches: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        size += len(entry.payload)
+        if batches[-1] and (len(batches[-1]) >= rows or size > _BATCH_BYTES):
+            batches.append([])
+            size = len(entry.payload)
+        batches[-1].append(entry)
+    return batches

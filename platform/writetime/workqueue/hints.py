@@ -1,0 +1,83 @@
+"""Wake-up by change capture: a change of the table of items ends the pause of polling. Polling stays the truth."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
+
+from writetime.config import Settings
+from writetime.kafka import client_config
+
+log = logging.getLogger(__name__)
+
+_TOPIC_SECONDS = 2.0
+
+
+class Hint(Protocol):
+    """Tells that a queue may have new items. A hint that is missing costs time, one too many a poll."""
+
+    def start(self, notify: Callable[[str], object]) -> None:
+        """Begin to call `notify` with names of queues, from any thread."""
+        ...
+
+    def stop(self) -> None:
+        """End."""
+        ...
+
+
+class KafkaHint:
+    """Reads the topic of changes of `queue_items`, as `writetime agent` publishes it; the table needs `cdc = true`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._topic = f"changes.{settings.cassandra.keyspace}.queue_items"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True, name="hint")
+
+    def start(self, notify: Callable[[str], object]) -> None:
+        """Read what is published from now on."""
+        self._notify = notify
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        own = {"group.id": "writetime-hints", "enable.auto.commit": False, "fetch.wait.max.ms": 100, "log_level": 0}
+        consumer = Consumer(client_config(self._settings, **own))
+        known = 0
+        looked = -_TOPIC_SECONDS
+        try:
+            while not self._stop.is_set():
+                if time.monotonic() - looked > _TOPIC_SECONDS:
+                    looked = time.monotonic()
+                    # The agent makes the topic when it first has a change to publish.
+                    if (partitions := self._partitions(consumer)) != known:
+                        consumer.assign([TopicPartition(self._topic, p, OFFSET_END) for p in range(partitions)])
+                        known = partitions
+                messages = consumer.consume(1000, 0.1)
+                for queue in {queue_of(m.key() or b"") for m in messages if m.error() is None}:
+                    self._notify(queue)
+        except (KafkaException, RuntimeError) as e:
+            # Without hints the queue is polled; and a loop that has ended takes none.
+            log.warning("no more hints from %s: %s", self._topic, e)
+        finally:
+            consumer.close()
+
+    def _partitions(self, consumer: Consumer) -> int:
+        try:
+            found = consumer.list_topics(self._topic, timeout=2).topics[self._topic]
+        except KafkaException:
+            return 0
+        return 0 if found.error is not None else len(found.partitions)
+
+
+def queue_of(key: bytes | str) -> str:
+    """Return the queue that a message is about: the first part of the partition key, which has its length before it."""
+    key = key.encode() if isinstance(key, str) else key
+    return key[2 : 2 + int.from_bytes(key[:2], "big")].decode(errors="replace")

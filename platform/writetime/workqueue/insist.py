@@ -1,0 +1,24 @@
+"""Repeating what the database did not answer."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from writetime.workqueue.tables import Unknown
+
+_T = TypeVar("_T")
+
+_PAUSE_SECONDS = 0.05
+_PAUSE_CAP_SECONDS = 2.0
+
+
+async def insist(act: Callable[[], Awaitable[_T]]) -> _T:
+    """Repeat what may be repeated, with growing pauses, until the database answers; the caller may set a deadline."""
+    pause = _PAUSE_SECONDS
+    while True:
+        try:
+            return await act()
+        except Unknown:
+            await asyncio.sleep(random.uniform(0, pause))
+            pause = min(_PAUSE_CAP_SECONDS, pause * 2)

@@ -1,0 +1,142 @@
+"""Work items: their ids, which say when and where they are, and what a handler gets to see.
+
+An item's id is a UUID of version 7 (RFC 9562): its first 48 bits are milliseconds since 1970, by the database's clock.
+The database orders such ids by time. The time is when the item was enqueued, or until when it was delayed, and says in
+which bucket it is. So an id alone finds its row, and an insert that is repeated writes the same row.
+"""
+
+import itertools
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+_RANDOM_BITS = 62
+# RFC 9562, method 1 and 3 of 6.2: the twelve bits after the version are a fraction of the millisecond.
+_FRACTIONS = 4096
+_EPOCH = datetime(1970, 1, 1)
+
+
+class GiveUp(Exception):
+    """Raised by a handler: the item becomes a dead letter at once, without further attempts."""
+
+
+class Status(StrEnum):
+    """The states of an item that was claimed; one without a row in `queue_state` is waiting for its first claim."""
+
+    PROCESSING = "PROCESSING"
+    RETRY = "RETRY"
+    COMPLETED = "COMPLETED"
+    DEAD = "DEAD"
+
+    @property
+    def final(self) -> bool:
+        """Whether the item is finished."""
+        return self in (Status.COMPLETED, Status.DEAD)
+
+
+class Place(NamedTuple):
+    """One partition of items and of states. `bucket` is its first millisecond since 1970."""
+
+    queue: str
+    shard: int
+    bucket: int
+
+
+@dataclass(slots=True)
+class Entry:
+    """An item as its shard's owner has it. `due` is in milliseconds of the database's clock."""
+
+    place: Place
+    item_id: UUID
+    key: str | None
+    payload: str
+    delayed: bool = False
+    due: int = 0
+    attempts: int = 0
+    # The oldest item that came slowly just before this one.
+    after: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a handler gets. `item_id` is the idempotency key of effects outside the database."""
+
+    queue: str
+    item_id: UUID
+    key: str | None
+    payload: Any
+    attempt: int
+    _held: Callable[[], bool] = field(repr=False, default=lambda: True)
+
+    @property
+    def held(self) -> bool:
+        """Whether this worker still owns the item; a long handler stops when it does not."""
+        return self._held()
+
+
+class IdMaker:
+    """Makes ids that grow strictly within this process, also when the clock does not."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._random: random.Random = random.SystemRandom()
+
+    def make(self, at_micros: int) -> UUID:
+        """Return an id of a time in microseconds since 1970, or of the next instant that was not used yet."""
+        milliseconds, micros = divmod(at_micros, 1000)
+        tick = max(milliseconds * _FRACTIONS + micros * _FRACTIONS // 1000, self._last + 1)
+        self._last = tick
+        return self._id(tick)
+
+    def make_delayed(self, at_millis: int) -> UUID:
+        """Return an id of a later time; the order among items of the same millisecond is random."""
+        return self._id(at_millis * _FRACTIONS + self._random.randrange(_FRACTIONS))
+
+    def _id(self, tick: int) -> UUID:
+        milliseconds, fraction = divmod(tick, _FRACTIONS)
+        return _uuid(milliseconds, fraction, self._random.getrandbits(_RANDOM_BITS))
+
+
+def first_id(at_millis: int) -> UUID:
+    """Return the smallest id of a time."""
+    return _uuid(max(0, at_millis), 0, 0)
+
+
+def time_of(item_id: UUID) -> int:
+    """Return an id's time in milliseconds since 1970."""
+    return item_id.int >> 80
+
+
+def bucket_of(item_id: UUID, bucket_seconds: int) -> int:
+    """Return the bucket that an item is in."""
+    length = bucket_seconds * 1000
+    return time_of(item_id) // length * length
+
+
+def shard_of(key: str | None, item_id: UUID, shards: int) -> int:
+    """Return the shard of a key, or of an item without one. CRC-32 is unsigned, and the same in every language."""
+    return zlib.crc32(item_id.bytes if key is None else key.encode()) % shards
+
+
+def millis(instant: datetime) -> int:
+    """Return a `timestamp` of the database, as the driver gives it, in milliseconds since 1970."""
+    since = instant.replace(tzinfo=None) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1000 + round(since.microseconds / 1000)
+
+
+def instant(at_millis: int) -> datetime:
+    """Return milliseconds since 1970 as a time in UTC."""
+    return datetime.fromtimestamp(at_millis / 1000, UTC)
+
+
+def _uuid(milliseconds: int, fraction: int, random_bits: int) -> UUID:
+    return UUID(int=milliseconds << 80 | 7 << 76 | fraction << 64 | 2 << 62 | random_bits)
+
+
+# For names of workers, which two threads of a process must not share.
+next_number = itertools.count(1).__next__

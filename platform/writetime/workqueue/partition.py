@@ -1,0 +1,184 @@
+"""One partition of a queue in the hands of its owner: fenced writes, what is finished, and the floor.
+
+A partition has at most one write in flight. Meanwhile further changes gather and make the next batch, so batches grow
+with the load and no two conditional writes contend. Each batch says its number (`op`) and requires the one before and
+the owner's epoch. When an answer is lost the same batch is sent again: if the number is there with our epoch, it was
+applied; with another epoch, the shard has another owner, and nothing of the batch was or will be written.
+"""
+
+import asyncio
+import bisect
+from collections import deque
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+from writetime.errors import WritetimeError
+from writetime.workqueue.insist import insist
+from writetime.workqueue.items import Place, first_id, time_of
+from writetime.workqueue.tables import Change, Statics, Tables
+
+NO_ID = first_id(0)
+LAST_ID = UUID(int=2**128 - 1)
+# Bytes of results and errors in one batch.
+_BATCH_BYTES = 256 * 1024
+
+
+class Fenced(WritetimeError):
+    """The shard has another owner; what was to be written was not, and will not be."""
+
+
+class Partition:
+    """A partition that was stamped with our epoch."""
+
+    def __init__(self, tables: Tables, place: Place, epoch: int, statics: Statics, batch_rows: int) -> None:
+        self.place = place
+        self.closed = statics.closed
+        self.floor = statics.floor or NO_ID
+        self._tables = tables
+        self._epoch = epoch
+        # Zero where it was just stamped; more where this owner has closed it before.
+        self._op = (statics.op or 0) if statics.epoch == epoch else 0
+        self._batch_rows = batch_rows
+        self._waiting: deque[tuple[Change, asyncio.Future[None]]] = deque()
+        self._flushing: asyncio.Task[None] | None = None
+        self._fault: Exception | None = None
+        # Ids beyond the floor: all that were seen, in order, and those of them that are finished.
+        self._seen: list[UUID] = []
+        self._known: set[UUID] = set()
+        self._finished: set[UUID] = set()
+
+    @classmethod
+    async def open(cls, tables: Tables, place: Place, epoch: int, batch_rows: int) -> "Partition":
+        """Stamp a partition with an epoch, which ends what any earlier owner may write, and return it.
+
+        Raises:
+            Fenced: a later owner has stamped it.
+            Unknown: the database did not answer; it may be tried again.
+        """
+        while True:
+            statics = await tables.statics(place)
+            if statics.epoch is not None and statics.epoch > epoch:
+                raise Fenced(f"{place} has epoch {statics.epoch}, later than {epoch}")
+            # Also where an earlier attempt of ours has succeeded.
+            if statics.epoch == epoch or await tables.stamp(place, epoch, before=statics.epoch):
+                return cls(tables, place, epoch, statics, batch_rows)
+
+    def see(self, item_id: UUID, *, finished: bool = False) -> bool:
+        """Take note of an item; return whether it is new and unfinished."""
+        if item_id in self._known:
+            return False
+        self._known.add(item_id)
+        bisect.insort(self._seen, item_id)
+        if finished:
+            self._finished.add(item_id)
+        return not finished
+
+    def knows(self, item_id: UUID) -> bool:
+        """Return whether an item was seen, and is not below the floor yet."""
+        return item_id in self._known
+
+    @property
+    def unfinished(self) -> int:
+        """How many items were seen and are not finished."""
+        return len(self._seen) - len(self._finished)
+
+    def settle(self, before: int) -> None:
+        """Raise the floor over finished items from before an instant (milliseconds), after which none may come late."""
+        done = 0
+        for item_id in self._seen:
+            if item_id not in self._finished or time_of(item_id) >= before:
+                break
+            done += 1
+        if done:
+            self.floor = max(self.floor, self._seen[done - 1])
+            for item_id in self._seen[:done]:
+                self._finished.discard(item_id)
+                self._known.discard(item_id)
+            del self._seen[:done]
+
+    def write(self, change: Change) -> "asyncio.Future[None]":
+        """Send a change with the next batch; the future is done once it is applied, or raises `Fenced`."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._fault is not None:
+            future.set_exception(self._fault)
+            return future
+        self._waiting.append((change, future))
+        if self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush())
+        return future
+
+    async def close(self, closed: int | None) -> None:
+        """Say in the database that the partition is closed since an instant, or open again (None).
+
+        Raises:
+            Fenced: the shard has another owner.
+        """
+        while self._flushing is not None:
+            await asyncio.wait([self._flushing])
+        self._op += 1
+        await self._insist(lambda: self._tables.close(self.place, self._epoch, self._op, closed))
+        self.closed = closed
+
+    async def _flush(self) -> None:
+        # One turn of the loop, in which all that is ready now is added.
+        await asyncio.sleep(0)
+        batch: list[tuple[Change, asyncio.Future[None]]] = []
+        try:
+            while self._waiting:
+                batch = self._next_batch()
+                self._op += 1
+                op, floor, changes = self._op, self.floor, [change for change, _ in batch]
+                await self._insist(
+                    lambda op=op, floor=floor, changes=changes: self._tables.write(
+                        self.place, self._epoch, op, floor, changes
+                    )
+                )
+                for change, future in batch:
+                    if change.status.final:
+                        self._finished.add(change.item_id)
+                    if not future.done():
+                        future.set_result(None)
+                batch = []
+        except (WritetimeError, asyncio.CancelledError) as e:
+            # What was sent may have been applied; only a new owner, who reads it, may go on from here.
+            self._fault = e if isinstance(e, WritetimeError) else Fenced(f"{self.place} was given up")
+            for _, future in [*batch, *self._waiting]:
+                if not future.done():
+                    future.set_exception(self._fault)
+            self._waiting.clear()
+        finally:
+            self._flushing = None
+
+    def _next_batch(self) -> list[tuple[Change, asyncio.Future[None]]]:
+        batch: list[tuple[Change, asyncio.Future[None]]] = []
+        size = 0
+        while self._waiting and len(batch) < self._batch_rows:
+            change = self._waiting[0][0]
+            size += len(change.result or "") + len(change.error or "")
+            if batch and size > _BATCH_BYTES:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
+
+    async def _insist(self, send: Callable[[], Awaitable[bool]]) -> None:
+        """Send a conditional write until it is known to be applied.
+
+        Raises:
+            Fenced: the shard has another owner.
+        """
+
+        async def apply() -> None:
+            if await send():
+                return
+            statics = await self._tables.statics(self.place)
+            if (statics.epoch, statics.op) != (self._epoch, self._op):
+                raise Fenced(f"{self.place}: epoch {statics.epoch} has followed {self._epoch}")
+
+        await insist(apply)
+
+    async def stop(self) -> None:
+        """End what is in flight; further writes raise `Fenced`."""
+        self._fault = self._fault or Fenced(f"{self.place} was given up")
+        if (task := self._flushing) is not None:
+            task.cancel()
+            await asyncio.wait([task])

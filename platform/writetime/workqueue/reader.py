@@ -1,0 +1,129 @@
+"""Reads the items of one partition as they come: polls look a little back, a rescan finds what came later than that.
+
+Ids are times, and an insert may become visible after one with a later id. So a poll begins `overlap_seconds` before the
+newest item, and a rescan begins at the floor. What comes after even that is found when the bucket is closed, or at the
+latest before it is dropped (`buckets`).
+"""
+
+from uuid import UUID
+
+from writetime.workqueue.context import QueueContext
+from writetime.workqueue.items import Entry, first_id, time_of
+from writetime.workqueue.partition import LAST_ID, NO_ID, Partition
+from writetime.workqueue.tables import PAGE_ROWS, StateRow
+
+
+class Reader:
+    """The reading side of a partition that is ours."""
+
+    def __init__(self, context: QueueContext, partition: Partition) -> None:
+        settings = context.settings
+        self.partition = partition
+        self._tables = context.tables
+        self._clock = context.clock
+        self._overlap = round(settings.overlap_seconds * 1000)
+        self._looks_back = round((settings.overlap_seconds + settings.clock_tolerance_seconds) * 1000)
+        self._tolerance = round(settings.clock_tolerance_seconds * 1000)
+        self._rescan = round(settings.rescan_seconds * 1000)
+        self._settle = round(settings.settle_seconds * 1000)
+        self._end = partition.place.bucket + context.bucket_seconds * 1000
+        self._cursor = partition.floor
+        self._newest = 0
+        self._claimed: dict[UUID, StateRow] = {}
+        self._rescanned = context.clock.now()
+        self._polled = 0
+        self.behind = True
+
+    async def load(self) -> None:
+        """Read what earlier owners have done beyond the floor."""
+        for state in await self._tables.states(self.partition.place, self.partition.floor):
+            if state.status.final:
+                self.partition.see(state.item_id, finished=True)
+            else:
+                self._claimed[state.item_id] = state
+
+    async def poll(self) -> list[Entry]:
+        """Return items that were not seen before."""
+        now = self._clock.now()
+        past = now > self._end + self._tolerance + self._overlap
+        if past and not self.behind and now - self._polled < self._rescan:
+            return []
+        self._polled = now
+        before = first_id(now + self._tolerance)
+        rows = await self._tables.items(self.partition.place, max(self._cursor, self.partition.floor), before)
+        new = [e for e in rows if not self.partition.knows(e.item_id)]
+        behind = len(rows) >= PAGE_ROWS
+        newest = max([self._newest, *(time_of(e.item_id) for e in rows if not e.delayed)])
+        if start := self._look_back(new, now):
+            new += await self._unknown(start, new[-1].item_id)
+        rescan = not behind and now - self._rescanned > self._rescan
+        if rescan:
+            new += await self._unknown(self.partition.floor, before)
+        # From here on nothing can fail: what is noted as seen is returned.
+        self.behind, self._newest = behind, newest
+        recent = min(max(newest, now - self._tolerance) - self._overlap, now)
+        self._cursor = rows[-1].item_id if behind else max(self.partition.floor, first_id(recent))
+        self._rescanned = now if rescan else self._rescanned
+        found = self._note(new)
+        self.partition.settle(now - self._settle)
+        return found
+
+    def _look_back(self, new: list[Entry], now: int) -> UUID | None:
+        """Return from where on to look once more for items that were acknowledged before those that were just found.
+
+        A read of several replicas, or pages, is of no single instant: it may see an item and miss an earlier one. And
+        an insert that took long may have come to a place that was read before; its enqueuer's next items say so.
+        """
+        keyed = [e for e in new if e.key is not None]
+        starts = [_just_before(e.after) for e in keyed if e.after is not None]
+        if keyed and time_of(keyed[-1].item_id) > now - self._looks_back:
+            starts.append(first_id(time_of(keyed[0].item_id) - self._overlap))
+        return max(self.partition.floor, min(starts)) if starts else None
+
+    def earlier_bucket(self, found: list[Entry]) -> UUID | None:
+        """Return from where on earlier buckets have to be looked at, before items that were found here may run."""
+        keyed = [e for e in found if e.key is not None]
+        start = self.partition.place.bucket
+        starts = [_just_before(e.after) for e in keyed if e.after is not None and time_of(e.after) < start]
+        if any(time_of(e.item_id) < start + self._looks_back for e in keyed):
+            starts.append(first_id(start - self._looks_back))
+        return min(starts, default=None)
+
+    async def late(self, since: UUID) -> list[Entry]:
+        """Return items from an id on that were not seen before."""
+        return self._note(await self._unknown(max(self.partition.floor, since), LAST_ID))
+
+    async def _unknown(self, after: UUID, before: UUID) -> list[Entry]:
+        ids = await self._tables.item_ids(self.partition.place, after, before)
+        place = self.partition.place
+        return [await self._tables.item(place, i) for i in ids if not self.partition.knows(i)]
+
+    async def reconcile(self) -> list[Entry]:
+        """Compare all items of the partition with all states, and return those that were missed."""
+        place = self.partition.place
+        # The states are read last: what was finished meanwhile is not missed.
+        ids = await self._tables.item_ids(place, NO_ID, LAST_ID)
+        states = {s.item_id: s for s in await self._tables.states(place, NO_ID)}
+        missed = [i for i in ids if not self.partition.knows(i) and not (i in states and states[i].status.final)]
+        entries = [await self._tables.item(place, item_id) for item_id in missed]
+        self._claimed.update({i: states[i] for i in missed if i in states})
+        return self._note(entries)
+
+    @property
+    def closable(self) -> bool:
+        """Whether all that was seen is finished, and all that there is was seen."""
+        return not self.behind and not self.partition.unfinished
+
+    def _note(self, rows: list[Entry]) -> list[Entry]:
+        found = []
+        for entry in rows:
+            if self.partition.see(entry.item_id):
+                if state := self._claimed.pop(entry.item_id, None):
+                    entry.attempts = state.attempts
+                    entry.due = max(entry.due, state.due or 0)
+                found.append(entry)
+        return found
+
+
+def _just_before(item_id: UUID) -> UUID:
+    return UUID(int=item_id.int - 1)

@@ -1,0 +1,205 @@
+"""One shard at work: finds its items, claims them, and writes what became of them."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from functools import partial
+from uuid import UUID
+
+from writetime.workqueue.backlog import Backlog
+from writetime.workqueue.buckets import Buckets
+from writetime.workqueue.context import QueueContext
+from writetime.workqueue.insist import insist
+from writetime.workqueue.items import Entry, Status
+from writetime.workqueue.limits import part
+from writetime.workqueue.reader import Reader
+from writetime.workqueue.shards import Hold
+from writetime.workqueue.tables import BucketRow, Change, DeadLetter, Unknown
+
+log = logging.getLogger(__name__)
+
+# Items that wait in memory: below the first number more are read, and up to the second where none of them may run.
+_LOW = 500
+_MOST_WAITING = 100_000
+_MAX_ERROR_CHARACTERS = 4000
+_SWEEPS_A_GRACE = 4
+_LONGEST_SWEEP_SECONDS = 60.0
+
+
+class ShardRunner:
+    """Works on one shard until it is lost. `wake` is called when items may be taken."""
+
+    def __init__(self, context: QueueContext, hold: Hold, wake: Callable[[], None]) -> None:
+        own, shard, shards = context.own, hold.row.shard, context.shards
+        self.queue = context.queue
+        self.own = own
+        self.hold = hold
+        self.backlog = Backlog(
+            concurrency=part(own.concurrency, shard, shards),
+            rate=own.rate and own.rate / shards,
+            key_concurrency=own.key_concurrency,
+            key_rate=own.key_rate,
+        )
+        self.buckets = Buckets(context, shard, hold.epoch, self._add)
+        self.idle = asyncio.Event()
+        self._tables = context.tables
+        self._clock = context.clock
+        self._settings = context.settings
+        self._worker = context.worker
+        self._wake = wake
+        self._news = asyncio.Event()
+        self._sweep_seconds = min(_LONGEST_SWEEP_SECONDS, context.settings.close_after_seconds / _SWEEPS_A_GRACE)
+        self._swept = 0
+        self._pause = context.settings.poll_seconds
+        # Whether a whole round has found nothing to do: what `until idle` asks.
+        self.quiet = False
+
+    def offer(self, rows: list[BucketRow]) -> None:
+        """Say which buckets the shard has; those of earlier calls need not be said again."""
+        if self.buckets.offer(rows):
+            self.poll_now()
+
+    def poll_now(self) -> None:
+        """Look for items at once."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Find items, until cancelled.
+
+        Raises:
+            Fenced: the shard has another owner.
+        """
+        while True:
+            try:
+                found = await self._look()
+            except Unknown as e:
+                log.warning("queue %s, shard %d: %s", self.queue, self.hold.row.shard, e)
+                found = False
+            self.quiet = not found and not self.backlog.waiting and not self.backlog.running
+            busy = found or not self._hungry()
+            self._pause = (
+                self._settings.poll_seconds if busy else min(self._settings.idle_poll_seconds, self._pause * 2)
+            )
+            await self._rest()
+
+    def take(self, most: int) -> list[Entry]:
+        """Return items that may be claimed now; each is to be settled by one of the methods below, or lost with us."""
+        if self.hold.leaving or not self.hold.valid:
+            return []
+        taken = self.backlog.take(self._clock.now(), most)
+        if self.backlog.waiting < _LOW and self.buckets.behind:
+            self.poll_now()
+        return taken
+
+    def next_due(self) -> float | None:
+        """Return in how many seconds something may be taken without any news; None if nothing."""
+        now = self._clock.now()
+        due = None if self.hold.leaving or not self.hold.valid else self.backlog.next_due(now)
+        return None if due is None else max(0, due - now) / 1000
+
+    def claim(self, entry: Entry) -> "asyncio.Future[None]":
+        """Write that an item is being worked on, and how often that was begun."""
+        entry.attempts += 1
+        change = Change(entry.item_id, Status.PROCESSING, self._clock.now(), entry.attempts, worker=self._worker)
+        return self.buckets.partition(entry).write(change)
+
+    async def complete(self, entry: Entry, result: str | None) -> None:
+        """Write that an item is done, with the handler's result, in one fenced write."""
+        change = Change(entry.item_id, Status.COMPLETED, self._clock.now(), result=result)
+        await self.buckets.partition(entry).write(change)
+        self._release(entry)
+
+    async def fail(self, entry: Entry, error: str, *, give_up: bool = False) -> Status:
+        """Write that an attempt has failed: the item is due again later, or is dead."""
+        error = error[:_MAX_ERROR_CHARACTERS]
+        if give_up or entry.attempts >= self.own.max_attempts:
+            await self._bury(entry, error)
+            self._release(entry)
+            return Status.DEAD
+        ceiling = min(self.own.backoff_cap_seconds, self.own.backoff_base_seconds * 2 ** min(entry.attempts - 1, 32))
+        entry.due = self._clock.now() + round(1000 * random.uniform(ceiling / 2, ceiling))
+        change = Change(entry.item_id, Status.RETRY, self._clock.now(), due=entry.due, error=error)
+        await self.buckets.partition(entry).write(change)
+        self._release(entry)
+        self.backlog.add(entry, self._clock.now())
+        self._wake()
+        return Status.RETRY
+
+    async def give_back(self, entry: Entry) -> None:
+        """Write that a claimed item was not begun after all."""
+        entry.attempts -= 1
+        now = self._clock.now()
+        change = Change(entry.item_id, Status.RETRY, now, entry.attempts, due=entry.due or now)
+        await self.buckets.partition(entry).write(change)
+        self._release(entry)
+
+    async def drained(self) -> None:
+        """Wait until nothing that was taken is open any more."""
+        while self.backlog.running and not self.hold.lost:
+            self.idle.clear()
+            await self.idle.wait()
+
+    async def stop(self) -> None:
+        """End what is in flight."""
+        self.idle.set()
+        await self.buckets.stop()
+
+    def _release(self, entry: Entry) -> None:
+        self.backlog.release(entry, self._clock.now())
+        self.idle.set()
+        self._wake()
+
+    async def _bury(self, entry: Entry, error: str) -> None:
+        """Keep a dead letter first, then say that the item is dead: so no dead item is without its letter."""
+        place, now = entry.place, self._clock.now()
+        letter = DeadLetter(
+            place.queue, place.shard, entry.item_id, entry.key, entry.payload, entry.attempts, error, now
+        )
+        await insist(partial(self._tables.insert_dead, letter))
+        await self.buckets.partition(entry).write(Change(entry.item_id, Status.DEAD, now, error=error))
+
+    async def _look(self) -> bool:
+        """Open new buckets, read new items, and look after old buckets; return whether there were new items."""
+        self._news.clear()
+        await self.buckets.open_new()
+        found = False
+        for _, reader in sorted(self.buckets.readers.items()):
+            if self._hungry():
+                new = await reader.poll()
+                if (since := reader.earlier_bucket(new)) is not None:
+                    # They were noted as seen, so an error must not lose them.
+                    self._add(await insist(partial(self._late, reader, since)))
+                found |= self._add(new)
+        now = self._clock.now()
+        if now - self._swept > self._sweep_seconds * 1000:
+            self._swept = now
+            await self.buckets.close_finished()
+            await self.buckets.drop_old()
+        return found
+
+    async def _late(self, reader: Reader, since: UUID) -> list[Entry]:
+        """Return what has come to the bucket before a reader's."""
+        earlier = [b for b in self.buckets.readers if b < reader.partition.place.bucket]
+        return await self.buckets.readers[max(earlier)].late(since) if earlier else []
+
+    def _hungry(self) -> bool:
+        waiting = self.backlog.waiting
+        return waiting < _LOW or (waiting < _MOST_WAITING and self.next_due() != 0)
+
+    def _add(self, entries: list[Entry]) -> bool:
+        now = self._clock.now()
+        for entry in entries:
+            self.backlog.add(entry, now)
+        if entries:
+            self._wake()
+        return bool(entries)
+
+    async def _rest(self) -> None:
+        if self.buckets.behind and self._hungry():
+            return
+        try:
+            async with asyncio.timeout(self._pause):
+                await self._news.wait()
+        except TimeoutError:
+            pass

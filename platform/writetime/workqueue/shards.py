@@ -1,0 +1,197 @@
+"""Who works on which shard: leases by compare-and-set, renewed by their owners, and fair shares among live workers.
+
+Nobody compares clocks. An owner's renewal counts up `beat`; who waits for the shard takes it over after having seen the
+same beat for a whole lease on its own monotonic clock. An owner stops by itself when its last renewal that was
+confirmed was sent two thirds of a lease ago, so before anyone may take over. That it may be paused and not notice is
+why every write to states is fenced by the shard's epoch, which each new owner raises.
+"""
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from writetime.workqueue.context import QueueContext
+from writetime.workqueue.tables import ShardRow, Unknown
+
+log = logging.getLogger(__name__)
+
+_RENEW_SHARE = 1 / 3
+_STOP_SHARE = 2 / 3
+_ANSWER_SHARE = 1 / 5
+_ROUNDS_A_LEASE = 12
+_LONGEST_ROUND_SECONDS = 2.0
+
+
+@dataclass(eq=False)
+class Hold:
+    """A shard that this worker owns. `confirmed` is when the last renewal that succeeded was sent."""
+
+    row: ShardRow
+    confirmed: float
+    lease_seconds: float
+    monotonic: Callable[[], float]
+    lost: bool = False
+    leaving: bool = False
+
+    @property
+    def epoch(self) -> int:
+        """The fence of what this owner writes."""
+        return self.row.epoch or 0
+
+    @property
+    def valid(self) -> bool:
+        """Whether items may be begun: no one else can own the shard yet."""
+        return not self.lost and self.monotonic() < self.confirmed + self.lease_seconds * _STOP_SHARE
+
+
+class Shares:
+    """Keeps this worker's fair share of one queue's shards. All times are of the event loop's monotonic clock."""
+
+    def __init__(
+        self,
+        context: QueueContext,
+        on_gain: Callable[[Hold], None],
+        on_loss: Callable[[Hold], None],
+        on_surplus: Callable[[Hold], Awaitable[None]],
+    ) -> None:
+        """Take shards; `on_surplus` returns once the shard has nothing that runs any more."""
+        self._tables = context.tables
+        self._queue = context.queue
+        self._shards = context.shards
+        self._worker = context.worker
+        self._lease_seconds = context.settings.lease_seconds
+        self._on_gain = on_gain
+        self._on_loss = on_loss
+        self._on_surplus = on_surplus
+        self._monotonic = asyncio.get_running_loop().time
+        self._watched: dict[int, tuple[ShardRow, float]] = {}
+        self._announced = -math.inf
+        self._releases: set[asyncio.Task[None]] = set()
+        self.held: dict[int, Hold] = {}
+        self.stopping = False
+        # Whether at the last look every shard had an owner that lives.
+        self.complete = False
+
+    async def keep(self) -> None:
+        """Renew, take over and give up, until cancelled. Renewing waits for nothing else."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._repeat(self._renew))
+            group.create_task(self._repeat(self._look))
+
+    async def _repeat(self, act: Callable[[], Awaitable[None]]) -> None:
+        pause = min(_LONGEST_ROUND_SECONDS, self._lease_seconds / _ROUNDS_A_LEASE)
+        while True:
+            try:
+                # A database that does not answer must not keep the worker from noticing that its leases end.
+                async with asyncio.timeout(self._lease_seconds * _ANSWER_SHARE):
+                    await act()
+            except (Unknown, TimeoutError) as e:
+                log.warning("queue %s: leases cannot be looked after: %s", self._queue, e or "no answer in time")
+            for hold in [h for h in self.held.values() if not h.valid]:
+                self.lose(hold)
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+
+    def lose(self, hold: Hold) -> None:
+        """Stop owning a shard, without a word to the others."""
+        if not hold.lost:
+            hold.lost = True
+            self.held.pop(hold.row.shard, None)
+            self._on_loss(hold)
+
+    async def release(self, hold: Hold) -> None:
+        """Give a shard up once nothing of it runs any more, so that another worker may take it at once."""
+        hold.leaving = True
+        await self._on_surplus(hold)
+        if not hold.lost:
+            row = hold.row
+            self.lose(hold)
+            # Without an answer it is free when its lease ends.
+            with suppress(Unknown):
+                await self._tables.release(self._queue, row)
+
+    async def leave(self) -> None:
+        """Take leave of the other workers, after the shards were released."""
+        # Without an answer the others miss us when our announcement ends.
+        with suppress(Unknown):
+            await self._tables.leave(self._queue, self._worker)
+
+    async def _look(self) -> None:
+        """Look at the other workers, and take or give up shards."""
+        now = self._monotonic()
+        if now - self._announced > self._lease_seconds * _RENEW_SHARE:
+            await self._tables.announce(self._queue, self._worker, max(1, math.ceil(self._lease_seconds)))
+            self._announced = now
+        rows = await self._tables.shards(self._queue)
+        self._notice(rows)
+        workers = sorted({*await self._tables.workers(self._queue), self._worker})
+        self.complete = sum(row.owner in workers for row in rows.values()) == self._shards
+        if self.stopping:
+            return
+        share = self._share(workers)
+        staying = [h for h in self.held.values() if not h.leaving]
+        for hold in staying[share:]:
+            task = asyncio.create_task(self.release(hold))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+        if len(self.held) < share:
+            await self._take(rows, share)
+
+    def _share(self, workers: list[str]) -> int:
+        base, rest = divmod(self._shards, len(workers))
+        return base + (workers.index(self._worker) < rest)
+
+    async def _renew(self) -> None:
+        """Renew all leases in one write. When it is not applied, one of the shards is not as it was."""
+        held = list(self.held.values())
+        sent = self._monotonic()
+        if not any(sent - h.confirmed > self._lease_seconds * _RENEW_SHARE for h in held):
+            return
+        if not await self._tables.renew(self._queue, [h.row for h in held]):
+            # Another owner, or an earlier renewal whose answer was lost: renew what is still ours from where it is.
+            rows = await self._tables.shards(self._queue, serial=True)
+            for hold in held:
+                if (row := rows[hold.row.shard])[:3] == hold.row[:3]:
+                    hold.row = row
+                else:
+                    self.lose(hold)
+            held = [h for h in held if not h.lost]
+            sent = self._monotonic()
+            if not held or not await self._tables.renew(self._queue, [h.row for h in held]):
+                return
+        for hold in held:
+            hold.row = hold.row._replace(beat=(hold.row.beat or 0) + 1)
+            hold.confirmed = sent
+
+    def _notice(self, rows: dict[int, ShardRow]) -> None:
+        """Compare the shards with what they were."""
+        now = self._monotonic()
+        for shard, row in rows.items():
+            hold = self.held.get(shard)
+            if hold is not None and (row.epoch or 0) > hold.epoch:
+                self.lose(hold)
+            if shard not in self._watched or self._watched[shard][0] != row:
+                self._watched[shard] = row, now
+
+    async def _take(self, rows: dict[int, ShardRow], share: int) -> None:
+        """Take shards that are free, or whose owner was silent for a lease."""
+        now = self._monotonic()
+        free = []
+        for shard in range(self._shards):
+            row = rows.get(shard, ShardRow(shard, None, None, None))
+            # One of our own name and not held was taken by a write whose answer was lost.
+            ownerless = row.owner is None or row.owner == self._worker
+            silent = shard in self._watched and now - self._watched[shard][1] > self._lease_seconds
+            if shard not in self.held and (ownerless or silent):
+                free.append(row)
+        random.shuffle(free)
+        for row in free[: share - len(self.held)]:
+            sent = self._monotonic()
+            if await self._tables.take(self._queue, row, self._worker):
+                taken = ShardRow(row.shard, self._worker, (row.epoch or 0) + 1, 0)
+                hold = Hold(taken, sent, self._lease_seconds, self._monotonic)
+                self.held[row.shard] = hold
+                self._on_gain(hold)

@@ -1,0 +1,444 @@
+"""The queue's tables: every CQL statement of the work queue, and nothing that decides.
+
+Items, buckets and dead letters are inserted plainly; everything that decides who may do what is a conditional write.
+A conditional write whose answer is lost raises `Unknown`. Each one is made so that it may be repeated as it is: its
+condition names what it replaces, and its values are this worker's alone, so a repeat tells whether it was applied.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from cassandra import ConsistencyLevel, InvalidRequest, Unauthorized
+from cassandra.cluster import ResponseFuture, Session
+from cassandra.protocol import SyntaxException
+from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStatement, PreparedStatement
+
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.workqueue.items import Entry, Place, Status, millis
+
+PAGE_ROWS = 1000
+
+
+class Unknown(WritetimeError):
+    """The database did not answer in time, or not at all: a write may have been applied."""
+
+
+class ShardRow(NamedTuple):
+    """Who owns a shard; all None while nobody ever has."""
+
+    shard: int
+    owner: str | None
+    epoch: int | None
+    beat: int | None
+
+
+class BucketRow(NamedTuple):
+    """A bucket that has items; `closed` is when it was closed, in milliseconds."""
+
+    bucket: int
+    shard: int
+    closed: int | None
+
+
+class Statics(NamedTuple):
+    """The fence of a partition, and how far it is done."""
+
+    epoch: int | None
+    op: int | None
+    floor: UUID | None
+    closed: int | None
+
+
+@dataclass(slots=True)
+class Change:
+    """A new state of one item; what is None stays as it was. Times are in milliseconds."""
+
+    item_id: UUID
+    status: Status
+    at: int
+    attempts: int | None = None
+    due: int | None = None
+    worker: str | None = None
+    error: str | None = None
+    result: str | None = None
+
+
+class StateRow(NamedTuple):
+    """The state of an item that was claimed."""
+
+    item_id: UUID
+    status: Status
+    attempts: int
+    due: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """An item that was given up; `dead_at` in milliseconds, `redriven_as` the id of the item that took its place."""
+
+    queue: str
+    shard: int
+    item_id: UUID
+    key: str | None
+    payload: str
+    attempts: int
+    error: str
+    dead_at: int
+    redriven_as: UUID | None = None
+
+
+class Tables:
+    """The statements, for one event loop."""
+
+    def __init__(self, session: Session, settings: Settings) -> None:
+        """Prepare the statements.
+
+        Raises:
+            WritetimeError: the tables are missing, or reads would not see what was acknowledged.
+        """
+        if settings.cassandra.consistency == "LOCAL_ONE":
+            raise WritetimeError(
+                "work queues need cassandra.consistency LOCAL_QUORUM or more: reads must see all writes"
+            )
+        self._session = session
+        self._keyspace = settings.cassandra.keyspace
+        self._serial = getattr(ConsistencyLevel, settings.cassandra.serial_consistency)
+        part = "queue = ? AND shard = ? AND bucket = ?"
+        self._queue = self._prepare("SELECT shards, bucket_seconds FROM {}.queues WHERE queue = ?", serial=True)
+        self._make_queue = self._prepare(
+            "INSERT INTO {}.queues (queue, shards, bucket_seconds) VALUES (?, ?, ?) IF NOT EXISTS"
+        )
+        self._all_queues = self._prepare("SELECT queue FROM {}.queues")
+        self._now = self._prepare("SELECT toTimestamp(now()) AS now FROM system.local")
+        self._insert_item = self._prepare(
+            "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        )
+        self._items = self._prepare(
+            f"SELECT item_id, key, payload, not_before, after FROM {{}}.queue_items WHERE {part} AND item_id > ? "
+            "AND item_id < ? LIMIT ?"
+        )
+        self._item_ids = self._prepare(
+            f"SELECT item_id FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ?"
+        )
+        self._item = self._prepare(
+            f"SELECT item_id, key, payload, not_before, after FROM {{}}.queue_items WHERE {part} AND item_id = ?"
+        )
+        self._status = self._prepare(f"SELECT status FROM {{}}.queue_state WHERE {part} AND item_id = ?", serial=True)
+        self._insert_bucket = self._prepare("INSERT INTO {}.queue_buckets (queue, bucket, shard) VALUES (?, ?, ?)")
+        self._buckets = self._prepare(
+            "SELECT bucket, shard, closed FROM {}.queue_buckets WHERE queue = ? AND bucket >= ?"
+        )
+        self._mark_bucket = self._prepare(
+            "UPDATE {}.queue_buckets SET closed = ? WHERE queue = ? AND bucket = ? AND shard = ? IF closed = ?"
+        )
+        self._statics = self._prepare(
+            f"SELECT DISTINCT epoch, op, floor, closed FROM {{}}.queue_state WHERE {part}", serial=True
+        )
+        self._stamp = self._prepare(f"UPDATE {{}}.queue_state SET epoch = ?, op = 0 WHERE {part} IF epoch = ?")
+        self._guard = self._prepare(
+            f"UPDATE {{}}.queue_state SET op = ?, floor = ? WHERE {part} IF epoch = ? AND op = ?"
+        )
+        self._close = self._prepare(
+            f"UPDATE {{}}.queue_state SET op = ?, closed = ? WHERE {part} IF epoch = ? AND op = ?"
+        )
+        self._change = self._prepare(
+            "UPDATE {}.queue_state SET status = ?, at = ?, attempts = ?, due = ?, worker = ?, error = ?, result = ? "
+            f"WHERE {part} AND item_id = ?"
+        )
+        self._states = self._prepare(
+            f"SELECT item_id, status, attempts, due FROM {{}}.queue_state WHERE {part} AND item_id > ?"
+        )
+        self._all_items = self._prepare(f"SELECT item_id, key, payload FROM {{}}.queue_items WHERE {part}")
+        self._all_states = self._prepare(
+            f"SELECT item_id, status, attempts, at, worker, result FROM {{}}.queue_state WHERE {part}"
+        )
+        owners = "SELECT shard, owner, epoch, beat FROM {}.queue_shards WHERE queue = ?"
+        self._shards, self._shards_serial = self._prepare(owners), self._prepare(owners, serial=True)
+        self._take = self._prepare(
+            "UPDATE {}.queue_shards SET owner = ?, epoch = ?, beat = 0 WHERE queue = ? AND shard = ? "
+            "IF epoch = ? AND beat = ? AND owner = ?"
+        )
+        self._renew = self._prepare(
+            "UPDATE {}.queue_shards SET beat = ? WHERE queue = ? AND shard = ? IF owner = ? AND epoch = ? AND beat = ?"
+        )
+        self._release = self._prepare(
+            "UPDATE {}.queue_shards SET owner = null WHERE queue = ? AND shard = ? IF owner = ? AND epoch = ?"
+        )
+        self._announce = self._prepare("INSERT INTO {}.queue_workers (queue, worker) VALUES (?, ?) USING TTL ?")
+        self._leave = self._prepare("DELETE FROM {}.queue_workers WHERE queue = ? AND worker = ?")
+        self._workers = self._prepare("SELECT worker FROM {}.queue_workers WHERE queue = ?")
+        self._insert_dead = self._prepare(
+            "INSERT INTO {}.queue_dead_letters (queue, shard, item_id, key, payload, attempts, error, dead_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        )
+        self._dead = self._prepare(
+            "SELECT item_id, key, payload, attempts, error, dead_at, redriven_as FROM {}.queue_dead_letters "
+            "WHERE queue = ? AND shard = ?"
+        )
+        self._mark_redriven = self._prepare(
+            "UPDATE {}.queue_dead_letters SET redriven_as = ? WHERE queue = ? AND shard = ? AND item_id = ? "
+            "IF redriven_as = null"
+        )
+        self._redriven_as = self._prepare(
+            "SELECT redriven_as FROM {}.queue_dead_letters WHERE queue = ? AND shard = ? AND item_id = ?", serial=True
+        )
+        self._drop = [
+            self._prepare(f"DELETE FROM {{}}.{table} USING TIMESTAMP ? WHERE {part}")
+            for table in ("queue_items", "queue_state", "queue_buckets")
+        ]
+
+    # -- queues, clock
+
+    async def queue(self, name: str, shards: int, bucket_seconds: int) -> tuple[int, int]:
+        """Return the number of shards and the seconds of a bucket of a queue, which is created with these."""
+        while not (rows := await self._run(self._queue, (name,))):
+            await self._run(self._make_queue, (name, shards, bucket_seconds))
+        return rows[0].shards, rows[0].bucket_seconds
+
+    async def queues(self) -> list[str]:
+        """Return the names of all queues that were ever used."""
+        return sorted(row.queue for row in await self._run(self._all_queues, ()))
+
+    async def now(self) -> int:
+        """Return the coordinator's clock in milliseconds since 1970."""
+        return millis((await self._run(self._now, ()))[0].now)
+
+    # -- items
+
+    async def insert_items(self, entries: Sequence[Entry]) -> None:
+        """Insert items of one partition, all or none."""
+        rows = []
+        for e in entries:
+            values = (e.key, e.payload, e.due if e.delayed else None, e.after)
+            # A null would be a tombstone.
+            rows.append(
+                self._insert_item.bind((*e.place, e.item_id, *(UNSET_VALUE if v is None else v for v in values)))
+            )
+        await self._run(_together(rows))
+
+    async def insert_bucket(self, place: Place) -> None:
+        """Say that a partition has items."""
+        await self._run(self._insert_bucket, (place.queue, place.bucket, place.shard))
+
+    async def items(self, place: Place, after: UUID, before: UUID, most: int = PAGE_ROWS) -> list[Entry]:
+        """Return the first items between two ids."""
+        return [_entry(place, row) for row in await self._run(self._items, (*place, after, before, most))]
+
+    async def item_ids(self, place: Place, after: UUID, before: UUID) -> list[UUID]:
+        """Return the ids of all items between two ids."""
+        return [row.item_id async for row in self._pages(self._item_ids, (*place, after, before))]
+
+    async def item(self, place: Place, item_id: UUID) -> Entry:
+        """Return one item that is known to be there."""
+        return _entry(place, (await self._run(self._item, (*place, item_id)))[0])
+
+    async def has_item(self, place: Place, item_id: UUID) -> bool:
+        """Return whether an item is there."""
+        return bool(await self._run(self._item, (*place, item_id)))
+
+    # -- buckets
+
+    async def buckets(self, queue: str, since: int = 0) -> list[BucketRow]:
+        """Return the buckets of all shards from an instant on, oldest first."""
+        rows = self._pages(self._buckets, (queue, since))
+        return [BucketRow(millis(r.bucket), r.shard, r.closed and millis(r.closed)) async for r in rows]
+
+    async def mark_bucket(self, place: Place, closed: int | None, *, before: int | None) -> None:
+        """Say that a bucket is closed, or open again; without effect where it is not as it was `before`."""
+        await self._run(self._mark_bucket, (closed, place.queue, place.bucket, place.shard, before))
+
+    async def drop(self, place: Place, before: int) -> None:
+        """Delete a closed bucket: all that was written before an instant, in milliseconds."""
+        for statement in self._drop:
+            await self._run(statement, (before * 1000, *place))
+
+    # -- states
+
+    async def statics(self, place: Place) -> Statics:
+        """Return the fence of a partition, by a serial read, which also finishes what was begun."""
+        rows = await self._run(self._statics, place)
+        if not rows:
+            return Statics(None, None, None, None)
+        return Statics(rows[0].epoch, rows[0].op, rows[0].floor, rows[0].closed and millis(rows[0].closed))
+
+    async def stamp(self, place: Place, epoch: int, *, before: int | None) -> bool:
+        """Put a new epoch on a partition that has the one `before`."""
+        return _applied(await self._run(self._stamp, (epoch, *place, before)))
+
+    async def write(self, place: Place, epoch: int, op: int, floor: UUID | None, changes: Sequence[Change]) -> bool:
+        """Write states of items if the epoch is still this one and `op` is the next; return whether it was written."""
+        rows = [self._guard.bind((op, floor, *place, epoch, op - 1))]
+        for c in changes:
+            values = (c.status.value, c.at, c.attempts, c.due, c.worker, c.error, c.result)
+            rows.append(self._change.bind((*(UNSET_VALUE if v is None else v for v in values), *place, c.item_id)))
+        return _applied(await self._run(_together(rows)))
+
+    async def close(self, place: Place, epoch: int, op: int, closed: int | None) -> bool:
+        """Close a partition, or open it again, if the epoch is still this one and `op` is the next."""
+        return _applied(await self._run(self._close, (op, closed, *place, epoch, op - 1)))
+
+    async def states(self, place: Place, after: UUID) -> list[StateRow]:
+        """Return the states of all claimed items beyond an id."""
+        rows = self._pages(self._states, (*place, after))
+        return [
+            StateRow(r.item_id, Status(r.status), r.attempts, r.due and millis(r.due))
+            async for r in rows
+            if r.status is not None
+        ]
+
+    async def completed(self, place: Place) -> list[tuple[UUID, Any, Any]]:
+        """Return the completed items of a partition: id, row of the item, row of its state."""
+        states = {r.item_id: r async for r in self._pages(self._all_states, place) if r.status == Status.COMPLETED}
+        items = {r.item_id: r async for r in self._pages(self._all_items, place)}
+        return [(item_id, items[item_id], state) for item_id, state in states.items() if item_id in items]
+
+    async def status(self, place: Place, item_id: UUID) -> Status | None:
+        """Return the state of one item, by a serial read; None if it was not claimed."""
+        rows = await self._run(self._status, (*place, item_id))
+        return Status(rows[0].status) if rows and rows[0].status else None
+
+    # -- shards and workers
+
+    async def shards(self, queue: str, *, serial: bool = False) -> dict[int, ShardRow]:
+        """Return the owners of the shards that ever had one. A read that is not serial may be a little old."""
+        rows = await self._run(self._shards_serial if serial else self._shards, (queue,))
+        return {row.shard: ShardRow(row.shard, row.owner, row.epoch, row.beat) for row in rows}
+
+    async def take(self, queue: str, old: ShardRow, owner: str) -> bool:
+        """Make `owner` the owner of a shard, with the next epoch, if it is still as it was seen."""
+        epoch = (old.epoch or 0) + 1
+        values = (owner, epoch, queue, old.shard, old.epoch, old.beat, old.owner)
+        return _applied(await self._run(self._take, values))
+
+    async def renew(self, queue: str, held: Sequence[ShardRow]) -> bool:
+        """Renew the leases of shards, all or none; `held` has them as they were after the last renewal."""
+        rows = [self._renew.bind(((s.beat or 0) + 1, queue, s.shard, s.owner, s.epoch, s.beat)) for s in held]
+        return _applied(await self._run(_together(rows)))
+
+    async def release(self, queue: str, held: ShardRow) -> None:
+        """Give a shard up."""
+        await self._run(self._release, (queue, held.shard, held.owner, held.epoch))
+
+    async def announce(self, queue: str, worker: str, seconds: int) -> None:
+        """Say that a worker lives, for so many seconds."""
+        await self._run(self._announce, (queue, worker, seconds))
+
+    async def leave(self, queue: str, worker: str) -> None:
+        """Say that a worker has ended."""
+        await self._run(self._leave, (queue, worker))
+
+    async def workers(self, queue: str) -> list[str]:
+        """Return the workers that live, in the order of their names."""
+        return sorted(row.worker for row in await self._run(self._workers, (queue,)))
+
+    # -- dead letters
+
+    async def insert_dead(self, letter: DeadLetter) -> None:
+        """Keep an item that is given up."""
+        d = letter
+        values = (d.queue, d.shard, d.item_id, d.key, d.payload, d.attempts, d.error, d.dead_at)
+        await self._run(self._insert_dead, values)
+
+    async def dead_letters(self, queue: str, shard: int) -> list[DeadLetter]:
+        """Return the dead letters of a shard; one counts only once the item's state is DEAD."""
+        return [
+            DeadLetter(
+                queue, shard, r.item_id, r.key, r.payload, r.attempts, r.error or "", millis(r.dead_at), r.redriven_as
+            )
+            async for r in self._pages(self._dead, (queue, shard))
+            if r.dead_at is not None
+        ]
+
+    async def mark_redriven(self, letter: DeadLetter, as_id: UUID) -> bool:
+        """Say which item takes a dead letter's place, unless another one does."""
+        return _applied(await self._run(self._mark_redriven, (as_id, letter.queue, letter.shard, letter.item_id)))
+
+    async def redriven_as(self, letter: DeadLetter) -> UUID:
+        """Return the item that takes the place of a letter that is marked so, by a serial read."""
+        return (await self._run(self._redriven_as, (letter.queue, letter.shard, letter.item_id)))[0].redriven_as
+
+    # -- running statements
+
+    def _prepare(self, text: str, *, serial: bool = False) -> PreparedStatement:
+        try:
+            statement = self._session.prepare(text.replace("{}", self._keyspace))
+        except InvalidRequest as e:
+            raise WritetimeError(f"the work queue's tables are not as expected ({e}); run `writetime init`") from None
+        if serial:
+            statement.consistency_level = self._serial
+        return statement
+
+    async def _run(self, statement: Any, values: Sequence[Any] | None = None) -> list[Any]:
+        """Run a statement and return its rows, those of its first page."""
+        if values is not None:
+            statement = statement.bind(values)
+        return list(await _answer(self._session.execute_async(statement)) or ())
+
+    async def _pages(self, statement: PreparedStatement, values: Sequence[Any]) -> AsyncIterator[Any]:
+        """Run a statement and yield the rows of all pages."""
+        future = self._session.execute_async(statement.bind(values))
+        for row in await _answer(future) or ():
+            yield row
+        while future.has_more_pages:
+            for row in await _answer(future, next_page=True) or ():
+                yield row
+
+
+async def _answer(future: ResponseFuture, *, next_page: bool = False) -> Any:
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def deliver(put: Any, value: Any) -> None:
+        def on_loop() -> None:
+            if not answer.done():
+                put(value)
+
+        # A loop that has ended no longer waits for anything.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(on_loop)
+
+    if next_page:
+        future.clear_callbacks()
+        future.start_fetching_next_page()
+    future.add_callbacks(lambda rows: deliver(answer.set_result, rows), lambda e: deliver(answer.set_exception, e))
+    try:
+        return await answer
+    except (InvalidRequest, SyntaxException, Unauthorized) as e:
+        raise WritetimeError(f"the database refuses a statement of the work queue: {e}") from None
+    except Exception as e:
+        # Timeouts, unavailable replicas, overload, lost connections: all else passes.
+        raise Unknown(f"{type(e).__name__}: {e}") from None
+
+
+def _together(rows: list[BoundStatement]) -> BatchStatement | BoundStatement:
+    """Return one statement for rows of one partition, which is one mutation and needs no batch log."""
+    if len(rows) == 1:
+        return rows[0]
+    batch = BatchStatement(BatchType.UNLOGGED)
+    batch.add_all(rows, [None] * len(rows))
+    return batch
+
+
+def _applied(rows: list[Any]) -> bool:
+    return bool(rows[0].applied)
+
+
+def _entry(place: Place, row: Any) -> Entry:
+    delayed = row.not_before is not None
+    due = millis(row.not_before) if delayed else 0
+    return Entry(place, row.item_id, row.key, row.payload, delayed, due, after=row.after)
+
+
+def as_json(value: Any) -> str:
+    """Return a payload or a result as JSON text.
+
+    Raises:
+        TypeError: it cannot be JSON.
+    """
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,76 @@
+"""The assets of the work queue on a real database: observed, drained on Spark, brought to the lake, checked."""
+
+from pathlib import Path
+
+import pytest
+from dagster import (
+    AssetCheckResult,
+    DagsterInstance,
+    ObserveResult,
+    RunRequest,
+    SkipReason,
+    build_sensor_context,
+    materialize,
+)
+from pyspark.sql import SparkSession
+
+from assets import workqueue
+from assets.definitions import defs
+from resources import DatabaseResource, LakeResource, SparkResource
+from tests.conftest import write_settings
+from writetime import database
+from writetime.config import Settings
+from writetime.workqueue import Enqueuer, Item, NewItem
+
+RESOURCES = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
+
+
+def handle(item: Item) -> dict[str, int]:
+    """The handler, which Spark's workers find by its name."""
+    if item.payload == 13:
+        raise ValueError("no luck")
+    return {"twice": item.payload * 2}
+
+
+def test_a_queue_is_drained_checked_and_brought_to_the_lake(
+    settings: Settings, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = settings.workqueue.model_copy(update={"lease_seconds": 10.0, "stuck_seconds": 0.001})
+    settings = settings.model_copy(update={"workqueue": own})
+    write_settings(settings, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_WORKQUEUE__QUEUES", '{"jobs": {"shards": 4, "max_attempts": 1}}')
+    with Enqueuer(RESOURCES["database"].settings) as enqueuer:
+        enqueuer.enqueue_many("jobs", [NewItem(n, key=str(n % 7)) for n in range(100)])
+
+    observed = workqueue.event_queue(database=RESOURCES["database"])
+    assert isinstance(observed, ObserveResult)
+    assert observed.metadata is not None
+    assert observed.metadata["depth"] == 100
+    with DagsterInstance.ephemeral() as instance:
+        context = build_sensor_context(instance)
+        assert isinstance(workqueue.stuck_work(context, database=RESOURCES["database"]), RunRequest)
+        run_config = {"ops": {"drain_queue_op": {"config": {"queue": "jobs", "handler": f"{__name__}:handle"}}}}
+        assert defs.get_job_def("drain_queue").execute_in_process(run_config, instance, resources=RESOURCES).success
+        assert isinstance(workqueue.stuck_work(context, database=RESOURCES["database"]), SkipReason)
+
+        for _ in range(2):
+            result = materialize([workqueue.completed_events], instance=instance, resources=RESOURCES)
+            [event] = result.get_asset_materialization_events()
+            assert event.materialization.metadata["dagster/row_count"].value == 99
+
+    lost = workqueue.no_item_is_lost(database=RESOURCES["database"])
+    stuck = workqueue.no_work_is_stuck(database=RESOURCES["database"])
+    assert isinstance(lost, AssetCheckResult)
+    assert isinstance(stuck, AssetCheckResult)
+    assert (lost.passed, stuck.passed) == (True, True)
+    assert [lost.metadata[name].value for name in ("completed", "dead", "open")] == [99, 1, 0]
+    rows = RESOURCES["lake"].read(spark, workqueue.COMPLETED_TABLE).collect()
+    assert {(r.payload, r.result) for r in rows} == {(str(n), f'{{"twice":{n * 2}}}') for n in range(100) if n != 13}
+
+    # A dead item without its letter is told.
+    keyspace = settings.cassandra.keyspace
+    with database.connect(settings) as session:
+        session.execute(f"TRUNCATE {keyspace}.queue_dead_letters", timeout=60)
+    told = workqueue.no_item_is_lost(database=RESOURCES["database"])
+    assert isinstance(told, AssetCheckResult)
+    assert not told.passed

@@ -1,0 +1,274 @@
+"""The tables of a queue in memory, exactly as conditional writes are, on a loop whose time is not real.
+
+Every request takes a while, is applied at some moment of it, and its answer may be lost: then it was applied before,
+is applied much later, or never. A worker that is paused sends and gets nothing until it goes on.
+"""
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+from writetime.workqueue.items import Entry, Place, Status
+from writetime.workqueue.tables import (
+    PAGE_ROWS,
+    BucketRow,
+    Change,
+    DeadLetter,
+    ShardRow,
+    StateRow,
+    Statics,
+    Tables,
+    Unknown,
+)
+
+_T = TypeVar("_T")
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop that does not wait: when nothing is ready, its time jumps to the next timer."""
+
+    def __init__(self) -> None:
+        super().__init__(_Jumping(self))
+        self.virtual = 0.0
+
+    def time(self) -> float:
+        return self.virtual
+
+
+class _Jumping(selectors.DefaultSelector):
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if not ready:
+            assert timeout is not None, "the simulation waits for nothing"
+            self._loop.virtual += max(timeout, 1e-6)
+        return ready
+
+
+class MemoryDatabase:
+    """What all workers of a simulation share."""
+
+    def __init__(self, rng: random.Random, start_millis: int) -> None:
+        self.rng = rng
+        self.loss = 0.0
+        self.start = start_millis
+        self.items: dict[Place, dict[UUID, Entry]] = {}
+        self.rows: dict[Place, dict[UUID, Change]] = {}
+        self.statics: dict[Place, Statics] = {}
+        self.registry: dict[tuple[str, int, int], int | None] = {}
+        self.shards: dict[int, ShardRow] = {}
+        self.workers: dict[str, float] = {}
+        self.letters: dict[UUID, DeadLetter] = {}
+        # Each completion that was applied: item, worker's result.
+        self.completions: list[tuple[UUID, str | None]] = []
+        self.dropped: set[Place] = set()
+
+
+class MemoryTables(Tables):
+    """One worker's way to the database in memory. `paused_until` stops it, in the loop's time."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._db = database
+        self.paused_until = 0.0
+        self.lost = 0
+
+    async def _ask(self, act: Callable[[], _T]) -> _T:
+        loop, rng, db = asyncio.get_running_loop(), self._db.rng, self._db
+        await self._travel()
+        if rng.random() < db.loss:
+            self.lost += 1
+            kind = rng.randrange(3)
+            if kind == 0:
+                act()
+            elif kind == 1:
+                # The coordinator is still at it when the client has given up.
+                loop.call_later(rng.uniform(0.01, 3), act)
+            await asyncio.sleep(rng.uniform(0.05, 0.5))
+            await self._travel()
+            raise Unknown("no answer")
+        answer = act()
+        await self._travel()
+        return answer
+
+    async def _travel(self) -> None:
+        await asyncio.sleep(self._db.rng.uniform(0.0005, 0.005))
+        while (pause := self.paused_until - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(pause)
+
+    def _now(self) -> int:
+        return self._db.start + round(asyncio.get_running_loop().time() * 1000)
+
+    async def queue(self, name: str, shards: int, bucket_seconds: int) -> tuple[int, int]:
+        return shards, bucket_seconds
+
+    async def now(self) -> int:
+        return await self._ask(self._now)
+
+    async def insert_items(self, entries: Sequence[Entry]) -> None:
+        def act() -> None:
+            for e in entries:
+                self._db.items.setdefault(e.place, {})[e.item_id] = e
+
+        await self._ask(act)
+
+    async def insert_bucket(self, place: Place) -> None:
+        await self._ask(lambda: self._db.registry.setdefault((place.queue, place.bucket, place.shard), None))
+
+    async def items(self, place: Place, after: UUID, before: UUID, most: int = PAGE_ROWS) -> list[Entry]:
+        def act() -> list[Entry]:
+            found = self._between(place, after, before)[:most]
+            return [
+                Entry(place, i, e.key, e.payload, e.delayed, e.due if e.delayed else 0, after=e.after) for i, e in found
+            ]
+
+        return await self._ask(act)
+
+    async def item_ids(self, place: Place, after: UUID, before: UUID) -> list[UUID]:
+        return await self._ask(lambda: [i for i, _ in self._between(place, after, before)])
+
+    async def item(self, place: Place, item_id: UUID) -> Entry:
+        return await self._ask(lambda: _fresh(place, self._db.items[place][item_id]))
+
+    def _between(self, place: Place, after: UUID, before: UUID) -> list[tuple[UUID, Entry]]:
+        rows = self._db.items.get(place, {})
+        return sorted((i, e) for i, e in rows.items() if after < i < before) if rows else []
+
+    async def buckets(self, queue: str, since: int = 0) -> list[BucketRow]:
+        def act() -> list[BucketRow]:
+            return [
+                BucketRow(b, s, c) for (q, b, s), c in sorted(self._db.registry.items()) if b >= since and q == queue
+            ]
+
+        return await self._ask(act)
+
+    async def mark_bucket(self, place: Place, closed: int | None, *, before: int | None) -> None:
+        def act() -> None:
+            name = place.queue, place.bucket, place.shard
+            if self._db.registry.get(name) == before:
+                self._db.registry[name] = closed
+
+        await self._ask(act)
+
+    async def drop(self, place: Place, before: int) -> None:
+        def act() -> None:
+            rows = self._db.rows.get(place, {})
+            missing = [i for i in self._db.items.get(place, {}) if i not in rows or not rows[i].status.final]
+            assert not missing, f"{missing} of {place} were dropped unfinished"
+            self._db.items.pop(place, None)
+            self._db.rows.pop(place, None)
+            self._db.statics.pop(place, None)
+            self._db.registry.pop((place.queue, place.bucket, place.shard), None)
+            self._db.dropped.add(place)
+
+        await self._ask(act)
+
+    async def statics(self, place: Place) -> Statics:
+        return await self._ask(lambda: self._db.statics.get(place, Statics(None, None, None, None)))
+
+    async def stamp(self, place: Place, epoch: int, *, before: int | None) -> bool:
+        def act() -> bool:
+            old = self._db.statics.get(place, Statics(None, None, None, None))
+            if old.epoch != before:
+                return False
+            self._db.statics[place] = old._replace(epoch=epoch, op=0)
+            return True
+
+        return await self._ask(act)
+
+    async def write(self, place: Place, epoch: int, op: int, floor: UUID | None, changes: Sequence[Change]) -> bool:
+        def act() -> bool:
+            if not self._fence(place, epoch, op, floor=floor):
+                return False
+            rows = self._db.rows.setdefault(place, {})
+            for change in changes:
+                old = rows.get(change.item_id)
+                kept = change.attempts if change.attempts is not None else old.attempts if old else None
+                rows[change.item_id] = Change(
+                    change.item_id, change.status, change.at, kept, change.due, result=change.result
+                )
+                if change.status is Status.COMPLETED:
+                    self._db.completions.append((change.item_id, change.result))
+            return True
+
+        return await self._ask(act)
+
+    async def close(self, place: Place, epoch: int, op: int, closed: int | None) -> bool:
+        def act() -> bool:
+            if not self._fence(place, epoch, op):
+                return False
+            self._db.statics[place] = self._db.statics[place]._replace(closed=closed)
+            return True
+
+        return await self._ask(act)
+
+    def _fence(self, place: Place, epoch: int, op: int, floor: UUID | None = None) -> bool:
+        old = self._db.statics.get(place)
+        if old is None or (old.epoch, old.op) != (epoch, op - 1):
+            return False
+        self._db.statics[place] = old._replace(op=op, floor=floor or old.floor)
+        return True
+
+    async def states(self, place: Place, after: UUID) -> list[StateRow]:
+        def act() -> list[StateRow]:
+            rows = sorted(self._db.rows.get(place, {}).items())
+            return [StateRow(i, c.status, c.attempts or 0, c.due) for i, c in rows if i > after]
+
+        return await self._ask(act)
+
+    async def shards(self, queue: str, *, serial: bool = False) -> dict[int, ShardRow]:
+        return await self._ask(lambda: dict(self._db.shards))
+
+    async def take(self, queue: str, old: ShardRow, owner: str) -> bool:
+        def act() -> bool:
+            if self._db.shards.get(old.shard, ShardRow(old.shard, None, None, None)) != old:
+                return False
+            self._db.shards[old.shard] = ShardRow(old.shard, owner, (old.epoch or 0) + 1, 0)
+            return True
+
+        return await self._ask(act)
+
+    async def renew(self, queue: str, held: Sequence[ShardRow]) -> bool:
+        held = list(held)
+
+        def act() -> bool:
+            if any(self._db.shards.get(s.shard) != s for s in held):
+                return False
+            for s in held:
+                self._db.shards[s.shard] = s._replace(beat=(s.beat or 0) + 1)
+            return True
+
+        return await self._ask(act)
+
+    async def release(self, queue: str, held: ShardRow) -> None:
+        def act() -> None:
+            row = self._db.shards[held.shard]
+            if (row.owner, row.epoch) == (held.owner, held.epoch):
+                self._db.shards[held.shard] = row._replace(owner=None)
+
+        await self._ask(act)
+
+    async def announce(self, queue: str, worker: str, seconds: int) -> None:
+        def act() -> None:
+            self._db.workers[worker] = asyncio.get_running_loop().time() + seconds
+
+        await self._ask(act)
+
+    async def leave(self, queue: str, worker: str) -> None:
+        await self._ask(lambda: self._db.workers.pop(worker, None))
+
+    async def workers(self, queue: str) -> list[str]:
+        now = asyncio.get_running_loop().time()
+        return await self._ask(lambda: sorted(w for w, until in self._db.workers.items() if until > now))
+
+    async def insert_dead(self, letter: DeadLetter) -> None:
+        await self._ask(lambda: self._db.letters.setdefault(letter.item_id, letter))
+
+
+def _fresh(place: Place, e: Entry) -> Entry:
+    return Entry(place, e.item_id, e.key, e.payload, e.delayed, e.due if e.delayed else 0, after=e.after)

@@ -1,0 +1,236 @@
+"""The protocol of one shard as a small model, explored state by state: `python -m tests.workqueue.model`.
+
+Two workers, one shard, two items of one key, in one partition. Each conditional write is a message that may reach the
+database at any later moment, never, or several times, as when its answer is lost and it is sent again while the first
+one is still on its way. There is no time at all: a worker may take the shard over at any moment, and may be paused
+between any two of its steps for as long as it takes, with the shard in its hands or not. So whatever leases and clocks
+do is among the behaviours that are explored.
+
+Checked in every state: an item's completion is written once, nobody's write replaces a later owner's, and the second
+item is begun only after the first is finished. Checked at the end: from every state that can be reached, one can be
+reached in which both items are finished.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+ITEMS = 2
+NEW, PROCESSING, DONE = 0, 1, 2
+
+
+class Write(NamedTuple):
+    """A fenced batch on its way: applied only if the partition has its epoch and the `op` before its own."""
+
+    worker: int
+    epoch: int
+    op: int
+    item: int
+    status: int
+
+
+class Stamp(NamedTuple):
+    """A new epoch on its way to the partition, in place of the one that was read."""
+
+    worker: int
+    epoch: int
+    before: int
+
+
+class Take(NamedTuple):
+    """A take-over of the shard on its way."""
+
+    worker: int
+    epoch: int
+
+
+Message = Write | Stamp | Take
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a worker believes. `waits` is the message whose answer it has not got."""
+
+    phase: str = "idle"
+    epoch: int = 0
+    op: int = 0
+    statuses: tuple[int, ...] = ()
+    waits: Message | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """The database, the messages on their way to it, and the workers."""
+
+    shard_owner: int | None = None
+    shard_epoch: int = 0
+    epoch: int = 0
+    op: int = 0
+    rows: tuple[int, ...] = (NEW,) * ITEMS
+    completions: tuple[int, ...] = (0,) * ITEMS
+    messages: frozenset[Message] = frozenset()
+    workers: tuple[Worker, ...] = (Worker(), Worker())
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the protocol has; a test takes one away and sees the model find the fault."""
+
+    epoch_fence: bool = True
+    op_fence: bool = True
+    epochs: int = 3
+
+
+def without_effect(state: State, message: Message) -> bool:
+    """Whether a message will never be applied any more, whatever happens: epochs and `op` only grow."""
+    match message:
+        case Take(_, epoch):
+            return epoch <= state.shard_epoch
+        case Stamp(_, _, before):
+            return before < state.epoch
+        case Write(_, epoch, op, _, _):
+            return epoch < state.epoch or (epoch == state.epoch and op <= state.op)
+
+
+def steps(state: State, rules: Rules) -> Iterator[State]:
+    """Yield every state that may come next."""
+    for message in state.messages:
+        yield apply(state, message, rules)
+    for number, worker in enumerate(state.workers):
+        yield from act(state, number, worker, rules)
+
+
+def apply(state: State, message: Message, rules: Rules) -> State:
+    """Return the state after a conditional write has arrived."""
+    match message:
+        case Take(worker, epoch):
+            if state.shard_epoch == epoch - 1:
+                return replace(state, shard_owner=worker, shard_epoch=epoch)
+        case Stamp(_, epoch, before):
+            if state.epoch == before:
+                return replace(state, epoch=epoch, op=0)
+        case Write(_, epoch, op, item, status):
+            if (not rules.epoch_fence or state.epoch == epoch) and (not rules.op_fence or state.op == op - 1):
+                rows = _set(state.rows, item, status)
+                done = _set(state.completions, item, state.completions[item] + (status == DONE))
+                return replace(state, op=op, rows=rows, completions=done)
+    return state
+
+
+def act(state: State, number: int, worker: Worker, rules: Rules) -> Iterator[State]:
+    """Yield what a worker may do; it reads only when it is its turn, and what it believes may be old by then."""
+
+    def now(worker: Worker, *sent: Message) -> State:
+        workers = tuple(worker if n == number else w for n, w in enumerate(state.workers))
+        return replace(state, workers=workers, messages=state.messages | set(sent))
+
+    # At any moment it may be killed; another with an empty memory takes its place.
+    if worker != Worker():
+        yield now(Worker())
+    match worker.phase:
+        case "idle":
+            if state.shard_epoch < rules.epochs:
+                take = Take(number, state.shard_epoch + 1)
+                yield now(Worker("taking", take.epoch, waits=take), take)
+        case "taking":
+            # An answer, or a serial read after none: both are of the row as it is now.
+            if (state.shard_owner, state.shard_epoch) == (number, worker.epoch):
+                yield now(replace(worker, phase="taken", waits=None))
+            elif state.shard_epoch >= worker.epoch:
+                yield now(Worker())
+        case "taken":
+            if state.epoch > worker.epoch:
+                yield now(Worker())
+            elif state.epoch < worker.epoch:
+                stamp = Stamp(number, worker.epoch, state.epoch)
+                yield now(replace(worker, phase="stamping", waits=stamp), stamp)
+        case "stamping":
+            if state.epoch == worker.epoch:
+                yield now(replace(worker, phase="stamped", waits=None))
+            else:
+                # It reads the partition again, which may have another epoch than it had.
+                yield now(replace(worker, phase="taken", waits=None))
+        case "stamped":
+            yield now(replace(worker, phase="working", statuses=state.rows))
+        case "working":
+            item = next((i for i, s in enumerate(worker.statuses) if s != DONE), None)
+            if item is None:
+                yield now(Worker())
+            else:
+                begun = worker.statuses[item] == PROCESSING and worker.op > 0
+                write = Write(number, worker.epoch, worker.op + 1, item, DONE if begun else PROCESSING)
+                yield now(replace(worker, phase="writing", op=worker.op + 1, waits=write), write)
+        case "writing":
+            write = worker.waits
+            assert isinstance(write, Write)
+            if (state.epoch, state.op) == (worker.epoch, worker.op) or not rules.op_fence:
+                statuses = _set(worker.statuses, write.item, write.status)
+                yield now(replace(worker, phase="working", statuses=statuses, waits=None))
+            elif state.epoch != worker.epoch:
+                yield now(Worker())
+
+
+def _set(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
+    return (*values[:place], value, *values[place + 1 :])
+
+
+def fault(state: State) -> str | None:
+    """Return what is wrong with a state."""
+    if max(state.completions) > 1:
+        return "an item was completed twice"
+    for item, status in enumerate(state.rows):
+        if state.completions[item] and status != DONE:
+            return "a completed item is not completed any more"
+        if item and status != NEW and state.rows[item - 1] != DONE:
+            return "an item was begun before the one before it was finished"
+    return None
+
+
+def explore(rules: Rules) -> tuple[int, str | None]:
+    """Visit every state breadth first; return how many there are, and the first fault."""
+    first = State()
+    numbers: dict[State, int] = {first: 0}
+    earlier: list[list[int]] = [[]]
+    finished: list[int] = []
+    waiting = deque([first])
+    while waiting:
+        state = waiting.popleft()
+        number = numbers[state]
+        if wrong := fault(state):
+            return len(numbers), wrong
+        if all(s == DONE for s in state.rows):
+            finished.append(number)
+        for reached in steps(state, rules):
+            following = reached
+            if rules == Rules(epochs=rules.epochs):
+                useless = {m for m in reached.messages if without_effect(reached, m)}
+                following = replace(reached, messages=reached.messages - useless)
+            found = numbers.get(following)
+            if found is None:
+                found = numbers[following] = len(numbers)
+                earlier.append([])
+                waiting.append(following)
+            earlier[found].append(number)
+    return len(numbers), _lost(numbers, earlier, finished, rules)
+
+
+def _lost(numbers: dict[State, int], earlier: list[list[int]], finished: list[int], rules: Rules) -> str | None:
+    """Go back from the states in which all is finished: who is not met is stuck, if take-overs are left to it."""
+    met = set(finished)
+    waiting = deque(finished)
+    while waiting:
+        for number in earlier[waiting.popleft()]:
+            if number not in met:
+                met.add(number)
+                waiting.append(number)
+    for state, number in numbers.items():
+        if number not in met and state.shard_epoch < rules.epochs:
+            return f"nothing leads to the end from {state}"
+    return None
+
+
+if __name__ == "__main__":
+    for epochs in (2, 3, 4):
+        count, wrong = explore(Rules(epochs=epochs))
+        print(f"{count:,} states with {epochs} take-overs: {wrong or 'no fault'}")

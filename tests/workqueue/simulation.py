@@ -1,0 +1,223 @@
+"""The real workers in a simulated world: `python -m tests.workqueue.simulation --runs N --seed S`.
+
+The code of enqueuers and workers is the real one; the database is in memory, and time is that of the loop, so minutes
+take milliseconds. Requests are lost before, after and while they are applied; workers are paused for longer than their
+lease, killed and started; handlers fail; items come late; buckets end, close and are dropped. All follows from a seed.
+"""
+
+import asyncio
+import logging
+import random
+from collections import defaultdict
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from writetime.config import Queue, Settings, WorkQueue
+from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, NewItem
+from writetime.workqueue.items import GiveUp, Item, Status
+from writetime.workqueue.worker import Running
+
+from .memory import MemoryDatabase, MemoryTables, VirtualLoop
+
+QUEUE = "q"
+_START = 1_700_000_000_000
+_LIMIT_SECONDS = 4000
+
+
+class Simulation:
+    """One seeded run."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = random.Random(seed)
+        random.seed(seed)
+        own = Queue(
+            shards=rng.choice([1, 2, 3]),
+            max_attempts=rng.choice([3, 30]),
+            backoff_base_seconds=0.1,
+            backoff_cap_seconds=2.0,
+            concurrency=rng.choice([None, None, 3]),
+        )
+        self.settings = Settings().model_copy(
+            update={
+                "workqueue": WorkQueue(
+                    queues={QUEUE: own},
+                    lease_seconds=rng.choice([1.0, 5.0]),
+                    threads=rng.choice([1, 4]),
+                    batch_rows=rng.choice([2, 32]),
+                    bucket_seconds=rng.choice([5, 3600]),
+                    close_after_seconds=10.0,
+                    enqueue_timeout_seconds=5.0,
+                    keep_closed_hours=rng.choice([20 / 3600, 1.0]),
+                    overlap_seconds=0.5,
+                    rescan_seconds=3.0,
+                    settle_seconds=3.0,
+                    clock_tolerance_seconds=rng.choice([0.0, 5.0]),
+                    drain_seconds=5.0,
+                )
+            }
+        )
+        self.database = MemoryDatabase(rng, _START)
+        self.tables: list[MemoryTables] = []
+        self.tasks: dict[asyncio.Task[Any], tuple[MemoryTables, asyncio.Event]] = {}
+        self.acknowledged: dict[Any, tuple[str | None, int]] = {}
+        self.unknown: set[Any] = set()
+        self.begun: list[tuple[str | None, Any, str]] = []
+        self.workers = 0
+        self.fenced = 0
+
+    async def run(self) -> None:
+        """Do it all, then wait until nothing is left, and check."""
+        rng = self.rng
+        self.start_worker()
+        senders = [asyncio.create_task(self.send(n)) for n in range(rng.randrange(1, 4))]
+        self.database.loss = rng.choice([0.0, 0.02, 0.15])
+        for _ in range(rng.randrange(3, 15)):
+            await asyncio.sleep(rng.uniform(0, 4))
+            match rng.randrange(5):
+                case 0:
+                    self.start_worker()
+                case 1 if self.tasks:
+                    # As SIGKILL: what is on its way may still arrive.
+                    task = rng.choice(list(self.tasks))
+                    del self.tasks[task]
+                    task.cancel()
+                case 2 if self.tasks:
+                    tables, _ = rng.choice(list(self.tasks.values()))
+                    tables.paused_until = asyncio.get_running_loop().time() + rng.uniform(0.5, 20)
+                case 3 if self.tasks:
+                    task = rng.choice(list(self.tasks))
+                    self.tasks.pop(task)[1].set()
+                case _:
+                    self.database.loss = rng.choice([0.0, 0.02, 0.15, 0.5])
+        await asyncio.gather(*senders)
+        self.database.loss = rng.choice([0.0, 0.02])
+        self.start_worker()
+        while self.unfinished():
+            assert asyncio.get_running_loop().time() < _LIMIT_SECONDS, f"never finished: {self.unfinished()[:3]}"
+            await asyncio.sleep(1)
+        if rng.random() < 0.3:
+            # Long enough for buckets to be closed and dropped; what is dropped unfinished is told at once.
+            await asyncio.sleep(120)
+        for task, (tables, stop) in self.tasks.items():
+            tables.paused_until = 0
+            stop.set()
+            self.check_ended(task)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.check()
+
+    def start_worker(self) -> None:
+        """Start one more worker."""
+        self.workers += 1
+        name = f"w{self.workers}"
+        tables, stop = MemoryTables(self.database), asyncio.Event()
+
+        async def handle(item: Item) -> dict[str, Any]:
+            self.begun.append((item.key, item.item_id, f"{name}/{item.attempt}"))
+            await asyncio.sleep(self.rng.choice([0, 0.01, 0.2, 3.0]))
+            if self.rng.random() < 0.1:
+                raise ValueError("by chance")
+            if item.payload % 37 == 0:
+                raise GiveUp
+            return {"by": f"{name}/{item.attempt}"}
+
+        async def serve() -> None:
+            running = Running(tables, self.settings.workqueue, {QUEUE: handle}, name)
+            await running.serve(stop, until_idle=False)
+            self.fenced += running.outcomes["fenced"]
+
+        self.tasks[asyncio.create_task(serve())] = tables, stop
+
+    def check_ended(self, task: "asyncio.Task[Any]") -> None:
+        """A worker that ended by itself has failed."""
+        if task.done() and not task.cancelled():
+            task.result()
+
+    async def send(self, number: int) -> None:
+        """Enqueue items, some delayed, as one client would: the next one after the answer for the one before."""
+        rng = self.rng
+        tables = MemoryTables(self.database)
+        enqueuer = AsyncEnqueuer(tables, self.settings)
+        enqueuer._clock._monotonic = asyncio.get_running_loop().time
+        enqueuer._ids._random = rng
+        for n in range(rng.randrange(5, 60)):
+            key = rng.choice([None, f"{number}a", f"{number}b"])
+            delay = rng.choice([0.0] * 8 + [2.0])
+            payload = number * 1000 + n + 1
+            try:
+                ids = await enqueuer.enqueue(QUEUE, [NewItem(payload, None if delay else key, delay)])
+            except EnqueueUnknown as e:
+                self.unknown.update(e.item_ids)
+            else:
+                self.acknowledged[ids[0]] = (None if delay else key), len(self.acknowledged)
+            if rng.random() < 0.2:
+                await asyncio.sleep(rng.choice([0.05, 0.5, 6.0]))
+            if rng.random() < 0.05:
+                tables.paused_until = asyncio.get_running_loop().time() + rng.uniform(0, 2)
+
+    def unfinished(self) -> list[Any]:
+        """Acknowledged items that are neither completed nor dead."""
+        final = {i for rows in self.database.rows.values() for i, c in rows.items() if c.status.final}
+        done = {i for i, _ in self.database.completions}
+        dead = self.database.letters.keys()
+        gone = {i for i in self.acknowledged if self.database.dropped and i in done | dead}
+        return [i for i in self.acknowledged if i not in final and i not in gone]
+
+    def check(self) -> None:
+        """Nothing lost, no completion twice, keys in order."""
+        completed = [i for i, _ in self.database.completions]
+        assert len(completed) == len(set(completed)), "an item was completed twice"
+        assert set(completed) <= self.acknowledged.keys() | self.unknown, "an item was never sent"
+        dead = {i for rows in self.database.rows.values() for i, c in rows.items() if c.status is Status.DEAD}
+        assert not dead & set(completed), "an item is completed and dead"
+        assert dead <= self.database.letters.keys(), "a dead item has no letter"
+        by_key: dict[str, list[int]] = defaultdict(list)
+        for item_id in completed:
+            key, order = self.acknowledged.get(item_id, (None, 0))
+            if key is not None:
+                by_key[key].append(order)
+        for key, orders in by_key.items():
+            assert orders == sorted(orders), f"items of {key} were completed in the order {orders}"
+        # What was begun for a completion that counts came after that of the item before it.
+        results = dict(self.database.completions)
+        counted = [(k, i) for k, i, by in self.begun if k and results.get(i) == f'{{"by":"{by}"}}']
+        for key in {k for k, _ in counted}:
+            orders = [self.acknowledged[i][1] for k, i in counted if k == key and i in self.acknowledged]
+            assert orders == sorted(orders), f"items of {key} were begun in the order {orders}"
+
+
+def simulate(seed: int) -> Simulation:
+    """Run one simulation; what is wrong is an AssertionError."""
+    loop = VirtualLoop()
+    simulation = Simulation(seed)
+    try:
+        loop.run_until_complete(simulation.run())
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        with suppress(BaseException):
+            loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(loop), return_exceptions=True))
+        loop.close()
+    return simulation
+
+
+@click.command()
+@click.option("--runs", default=1000, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+def main(runs: int, seed: int) -> None:
+    """Run many simulations, one a seed."""
+    logging.disable(logging.CRITICAL)
+    items = fenced = workers = 0
+    for number in range(seed, seed + runs):
+        try:
+            result = simulate(number)
+        except BaseException:
+            print(f"seed {number}")
+            raise
+        items, fenced, workers = items + len(result.acknowledged), fenced + result.fenced, workers + result.workers
+    print(f"{runs} runs, {workers} workers, {items} items, {fenced} outcomes refused by the fence: no fault")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The stage of a fault test: processes on a real database behind a proxy, and the checker at the end.
+
+The checker asks the database and the processes' ledger, never a worker's counters: acknowledged = completed or dead;
+each completion that anyone knows of is the one that the database has; items of a key in order.
+"""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cassandra.cluster import Session
+
+from tests.faults.proxy import Proxy
+from writetime.config import Settings
+from writetime.database import connect
+
+from .process import Task
+
+PATIENCE_SECONDS = 90.0
+
+
+class Worker:
+    """A process of this stage."""
+
+    def __init__(self, mode: str, task: Task, folder: Path) -> None:
+        self.name = task.name
+        self.log = folder / f"{task.name}.log"
+        with self.log.open("wb") as log:
+            command = [sys.executable, "-m", "tests.workqueue.process", mode, json.dumps(asdict(task))]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.poll() is None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it is stopped by a signal."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        """End it as an operator does; it must end well."""
+        self.signal(signal.SIGTERM)
+        assert self.process.wait(60) == 0, self.log.read_text()
+
+
+class Stage:
+    """Everything of one test."""
+
+    def __init__(self, settings: Settings, queue: str, rng: random.Random, folder: Path) -> None:
+        self.settings = settings
+        self.queue = queue
+        self.rng = rng
+        self.proxy = Proxy(settings.cassandra.port, rng)
+        self._folder = folder
+        self._ledger = folder / "ledger"
+        self._ledger.touch()
+        self.processes: list[Worker] = []
+
+    def __enter__(self) -> Self:
+        self.proxy.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            if process.running:
+                process.process.kill()
+                process.process.wait()
+            if error is not None:
+                print(f"--- {process.log.name}\n{process.log.read_text()[-6000:]}")
+        self.proxy.__exit__(kind, error, trace)
+
+    def worker(self, **task: Any) -> Worker:
+        """Start a worker that reaches the database through the proxy."""
+        return self._start("work", f"worker-{len(self.processes)}", task)
+
+    def enqueuer(self, count: int, **task: Any) -> Worker:
+        """Start a process that enqueues items."""
+        return self._start("enqueue", f"enqueuer-{len(self.processes)}", {"count": count, **task})
+
+    def _start(self, mode: str, name: str, task: dict[str, Any]) -> Worker:
+        own = self.settings.cassandra.model_copy(update={"port": self.proxy.port, "request_timeout_seconds": 2.0})
+        settings = self.settings.model_copy(update={"cassandra": own}).model_dump(mode="json")
+        whole = Task(settings=settings, queue=self.queue, ledger=str(self._ledger), name=name, **task)
+        self.processes.append(Worker(mode, whole, self._folder))
+        return self.processes[-1]
+
+    def lines(self, what: str) -> list[dict[str, Any]]:
+        """Return the lines of the ledger of one kind, in order."""
+        read = [json.loads(line) for line in self._ledger.read_text().splitlines()]
+        return [line for line in read if line["what"] == what]
+
+    def wait_for(self, what: str, at_least: int = 1) -> None:
+        """Wait until the ledger has so many lines of a kind."""
+        until(lambda: len(self.lines(what)) >= at_least, f"{at_least} times {what}")
+
+    def finish(self) -> str:
+        """Wait until all that was acknowledged is finished, end the workers, and check; return what was counted."""
+        for process in self.processes:
+            if process.name.startswith("enqueuer"):
+                assert process.process.wait(PATIENCE_SECONDS) == 0, process.log.read_text()
+        acknowledged = {line["item"]: line for line in self.lines("acknowledged")}
+        with connect(self.settings) as session:
+            until(lambda: not acknowledged.keys() - self._finished(session).keys(), "all items are finished")
+            for process in self.processes:
+                if process.name.startswith("worker") and process.running:
+                    process.end()
+            found = self._finished(session)
+        return self._check(acknowledged, found)
+
+    def _finished(self, session: Session) -> dict[str, Any]:
+        keyspace = self.settings.cassandra.keyspace
+        buckets = session.execute(f"SELECT bucket, shard FROM {keyspace}.queue_buckets WHERE queue = %s", [self.queue])
+        found = {}
+        for row in buckets:
+            query = f"SELECT item_id, status, result FROM {keyspace}.queue_state "
+            query += "WHERE queue = %s AND shard = %s AND bucket = %s"
+            for state in session.execute(query, [self.queue, row.shard, row.bucket]):
+                if state.status in ("COMPLETED", "DEAD"):
+                    found[str(state.item_id)] = state
+        return found
+
+    def _check(self, acknowledged: dict[str, Any], found: dict[str, Any]) -> str:
+        unknown = {item for line in self.lines("unknown") for item in line["items"]}
+        invented = found.keys() - acknowledged.keys() - unknown
+        assert not invented, f"{len(invented)} items were never enqueued"
+        lost = acknowledged.keys() - found.keys()
+        assert not lost, f"{len(lost)} acknowledged items are lost: {sorted(lost)[:3]}"
+        completions: dict[str, set[tuple[str, int]]] = defaultdict(set)
+        for line in self.lines("completed"):
+            completions[line["item"]].add((line["by"], line["attempt"]))
+        winners = {}
+        for item, state in found.items():
+            if state.status == "COMPLETED":
+                result = json.loads(state.result)
+                winners[item] = result["by"], result["attempt"]
+                completions[item].add(winners[item])
+        twice = {item: by for item, by in completions.items() if len(by) > 1}
+        assert not twice, f"completed more than once: {twice}"
+        self._check_order(acknowledged, winners)
+        effects = len(self.lines("effect"))
+        return f"{len(acknowledged)} acknowledged, {len(unknown)} unknown, {len(winners)} completed, {effects} effects"
+
+    def _check_order(self, acknowledged: dict[str, Any], winners: dict[str, tuple[str, int]]) -> None:
+        """Effects that count, in the order in which they began, are in the order in which the items were sent."""
+        by_key: dict[str, list[int]] = defaultdict(list)
+        for line in self.lines("effect"):
+            if winners.get(line["item"]) == (line["by"], line["attempt"]) and line["item"] in acknowledged:
+                by_key[line["key"]].append(acknowledged[line["item"]]["n"])
+        for key, numbers in by_key.items():
+            assert numbers == sorted(numbers), f"items of {key} had their effects in the order {numbers}"
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds; a database that is away does not hold it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            if condition():
+                return
+        except Exception as e:
+            what = f"{what} ({type(e).__name__}: {e})" if "(" not in what else what
+        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:.0f} s in vain: {what}"
+        time.sleep(0.05)

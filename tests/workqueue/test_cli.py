@@ -1,0 +1,66 @@
+"""The shell commands on a real database, with a handler that is found by its name."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.faults.sinks import to_toml
+from writetime.cli import main
+from writetime.config import Settings
+
+from .stage import until
+from .test_queue import states
+
+HANDLER = """
+def handle(item):
+    if item.payload == 3:
+        raise ValueError("three")
+    return item.payload * 2
+"""
+
+
+def test_work_inspect_and_redrive(
+    queue_settings: Settings, jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = queue_settings.workqueue.queues[jobs].model_copy(update={"max_attempts": 1})
+    workqueue = queue_settings.workqueue.model_copy(update={"queues": {jobs: own}})
+    settings = queue_settings.model_copy(update={"workqueue": workqueue})
+    (tmp_path / "writetime.toml").write_text(to_toml(settings))
+    (tmp_path / "my_handlers.py").write_text(HANDLER)
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    for payload in ("1", "2", "3"):
+        run("queue", "enqueue", jobs, payload, "--key", "k")
+    command = [Path(sys.executable).with_name("writetime"), "work", "--queue", jobs, "--handler", "my_handlers:handle"]
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        until(lambda: len(states(settings, jobs)) == 3 and json.loads(run("queue", "inspect", jobs))["depth"] == 0, "")
+    finally:
+        process.terminate()
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert output.strip() == "2 completed, 1 dead"
+    assert sorted(row.result or "" for row in states(settings, jobs).values()) == ["", "2", "4"]
+    assert "ValueError: three" in run("queue", "inspect", jobs, "--dead-letters")
+    assert run("queue", "redrive", jobs) == "1 redriven\n"
+    assert json.loads(run("queue", "inspect", jobs))["received"] == 1
+    assert jobs in run("queue", "inspect")
+
+
+@pytest.mark.parametrize("path", ["nowhere:handle", "json:nothing", "json", "json:__doc__"])
+def test_a_wrong_handler_is_named(path: str) -> None:
+    result = CliRunner().invoke(main, ["work", "--queue", "q", "--handler", path])
+    assert result.exit_code == 1
+    assert f"handler {path}" in result.output

@@ -1,0 +1,16 @@
+"""The model of the protocol has no fault, and the model would show one: each fence is needed."""
+
+import pytest
+
+from .model import Rules, explore
+
+
+def test_no_state_of_the_protocol_is_wrong() -> None:
+    count, wrong = explore(Rules(epochs=3))
+    assert wrong is None
+    assert count > 10_000
+
+
+@pytest.mark.parametrize("rules", [Rules(epochs=2, epoch_fence=False), Rules(epochs=2, op_fence=False)])
+def test_without_a_fence_there_is_a_wrong_state(rules: Rules) -> None:
+    assert explore(rules)[1] is not None

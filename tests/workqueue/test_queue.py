@@ -1,0 +1,272 @@
+"""Queues on a real database: what is enqueued runs, fails, is delayed, dies, is redriven, closed and dropped."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from writetime import database
+from writetime.config import Queue, Settings
+from writetime.errors import WritetimeError
+from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, inspect, redrive
+from writetime.workqueue.deadletters import dead_letters
+from writetime.workqueue.enqueue import InvalidItem, TooLarge
+from writetime.workqueue.items import Place, bucket_of, first_id
+from writetime.workqueue.tables import Tables
+
+from .conftest import with_queue
+
+
+def states(settings: Settings, jobs: str) -> dict[UUID, Any]:
+    """The states of all items, by CQL."""
+    keyspace = settings.cassandra.keyspace
+    with database.connect(settings) as session:
+        found = session.execute(f"SELECT queue, item_id, status, attempts, result, error FROM {keyspace}.queue_state")
+        return {row.item_id: row for row in found if row.item_id is not None and row.queue == jobs}
+
+
+@contextmanager
+def working(settings: Settings, handlers: dict[str, Any], count: int = 1) -> Iterator[list[Worker]]:
+    """Run workers in threads while in the block, then end them gracefully."""
+    stop = threading.Event()
+    workers = [Worker(settings, handlers) for _ in range(count)]
+    threads = [threading.Thread(target=worker.run, args=(stop,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield workers
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_items_run_once_in_the_order_of_their_keys(queue_settings: Settings, jobs: str) -> None:
+    seen: list[tuple[str | None, int]] = []
+
+    def handle(item: Item) -> dict[str, Any]:
+        seen.append((item.key, item.payload["n"]))
+        return {"n": item.payload["n"], "attempt": item.attempt}
+
+    with Enqueuer(queue_settings) as enqueuer:
+        ids = enqueuer.enqueue_many(jobs, [NewItem({"n": n}, key=f"k{n % 5}") for n in range(200)])
+        ids += [enqueuer.enqueue(jobs, {"n": n}) for n in range(200, 250)]
+    outcomes = Worker(queue_settings, {jobs: handle}).run(until_idle=True)
+    assert outcomes == {"completed": 250}
+    assert sorted(n for _, n in seen) == list(range(250))
+    for k in range(5):
+        own = [n for key, n in seen if key == f"k{k}"]
+        assert own == sorted(own)
+    found = states(queue_settings, jobs)
+    assert found.keys() == set(ids)
+    assert {row.status for row in found.values()} == {"COMPLETED"}
+    assert found[ids[7]].result == '{"n":7,"attempt":1}'
+    # Nothing is left, and a second worker finds nothing.
+    assert inspect(queue_settings, jobs).depth == 0
+    assert Worker(queue_settings, {jobs: handle}).run(until_idle=True) == {}
+
+
+def test_failures_are_repeated_then_dead_then_redriven(queue_settings: Settings, jobs: str) -> None:
+    settings = with_queue(queue_settings, jobs, {"max_attempts": 3})
+    broken = {"twice": 2, "always": 99}
+
+    async def handle(item: Item) -> None:
+        if item.payload == "never":
+            raise GiveUp("no such thing")
+        if item.attempt <= broken.get(item.payload, 0):
+            raise ValueError("not now")
+
+    with Enqueuer(settings) as enqueuer:
+        ids = {p: enqueuer.enqueue(jobs, p, key="same") for p in ("twice", "always", "never", "last")}
+    outcomes = Worker(settings, {jobs: handle}).run(until_idle=True)
+    # What is dead does not hold its key up.
+    assert outcomes == {"completed": 2, "retry": 2 + 2, "dead": 2}
+    found = states(settings, jobs)
+    assert {p: (found[i].status, found[i].attempts) for p, i in ids.items()} == {
+        "twice": ("COMPLETED", 3),
+        "always": ("DEAD", 3),
+        "never": ("DEAD", 1),
+        "last": ("COMPLETED", 1),
+    }
+    letters = dead_letters(settings, jobs)
+    assert [(x.item_id, x.error) for x in letters] == [
+        (ids["always"], "ValueError: not now"),
+        (ids["never"], "no such thing"),
+    ]
+    broken.clear()
+    assert inspect(settings, jobs).dead_letters == 2
+    assert redrive(settings, jobs) == 2
+    assert redrive(settings, jobs) == 0
+    assert inspect(settings, jobs).received == 2
+    assert Worker(settings, {jobs: handle}).run(until_idle=True) == {"completed": 1, "dead": 1}
+    assert inspect(settings, jobs).redriven == 2
+
+
+def test_a_delayed_item_runs_when_it_is_due_and_holds_nobody_up(queue_settings: Settings, jobs: str) -> None:
+    begun: dict[str, float] = {}
+    with Enqueuer(queue_settings) as enqueuer:
+        enqueuer.enqueue(jobs, "later", key="k", delay_seconds=2.0)
+        enqueued = time.monotonic()
+        enqueuer.enqueue(jobs, "now", key="k")
+    state = inspect(queue_settings, jobs)
+    assert (state.received, state.delayed) == (2, 1)
+    with working(queue_settings, {jobs: lambda item: begun.setdefault(item.payload, time.monotonic())}):
+        until(lambda: len(begun) == 2)
+    assert begun["now"] < begun["later"]
+    assert begun["later"] - enqueued > 1.9
+
+
+def test_shards_are_shared_out_and_taken_over(queue_settings: Settings, jobs: str) -> None:
+    def owners() -> dict[int, str]:
+        return inspect(queue_settings, jobs).owners
+
+    count = 0
+
+    async def handle(item: Item) -> None:
+        nonlocal count
+        await asyncio.sleep(0.01)
+        count += 1
+
+    with Enqueuer(queue_settings) as enqueuer, working(queue_settings, {jobs: handle}):
+        until(lambda: len(owners()) == 4)
+        with working(queue_settings, {jobs: handle}):
+            until(lambda: sorted(list(owners().values()).count(o) for o in set(owners().values())) == [2, 2])
+            enqueuer.enqueue_many(jobs, [NewItem(n, key=str(n % 9)) for n in range(100)])
+        # The second has gone gracefully: no lease has to end.
+        until(lambda: len(owners()) == 4 and len(set(owners().values())) == 1)
+        until(lambda: inspect(queue_settings, jobs).depth == 0)
+    assert count == 100
+    assert owners() == {}
+
+
+def test_a_stop_gives_back_what_was_not_begun(queue_settings: Settings, jobs: str) -> None:
+    begun = threading.Event()
+
+    def slow(item: Item) -> str:
+        begun.set()
+        time.sleep(0.3)
+        return "done"
+
+    with Enqueuer(queue_settings) as enqueuer:
+        enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(40)])
+    with working(queue_settings, {jobs: slow}):
+        until(begun.is_set)
+    found = states(queue_settings, jobs)
+    assert 0 < sum(row.status == "COMPLETED" for row in found.values()) < 40
+    assert {(row.status, row.attempts) for row in found.values()} <= {("COMPLETED", 1), ("RETRY", 0)}
+    outcomes = Worker(queue_settings, {jobs: lambda _: "done"}).run(until_idle=True)
+    assert sum(row.status == "COMPLETED" for row in states(queue_settings, jobs).values()) == 40
+    assert outcomes["completed"] < 40
+
+
+def test_limits_and_priorities(queue_settings: Settings, jobs: str) -> None:
+    settings = with_queue(queue_settings, jobs, {"concurrency": 4, "shards": 2, "rate": 40.0}, threads=16)
+    urgent = Queue(shards=2, priority=1)
+    workqueue = settings.workqueue.model_copy(update={"queues": {**settings.workqueue.queues, "urgent": urgent}})
+    settings = settings.model_copy(update={"workqueue": workqueue})
+    running, most, order = 0, 0, []
+
+    async def limited(item: Item) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        order.append("limited")
+        await asyncio.sleep(0.05)
+        running -= 1
+
+    async def at_once(item: Item) -> None:
+        order.append("urgent")
+
+    with Enqueuer(settings) as enqueuer:
+        enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(60)])
+        enqueuer.enqueue_many("urgent", [NewItem(n) for n in range(60)])
+    outcomes = Worker(settings, {jobs: limited, "urgent": at_once}).run(until_idle=True)
+    assert outcomes == {"completed": 120}
+    assert most <= 4
+    # A rate leaves room for the others, whatever came first.
+    assert order.index("urgent") < 20
+
+
+def test_what_comes_late_is_found_by_closing_and_by_dropping(queue_settings: Settings, jobs: str) -> None:
+    quick = {"bucket_seconds": 1, "close_after_seconds": 1.0, "enqueue_timeout_seconds": 0.5}
+    settings = with_queue(queue_settings, jobs, {"shards": 1}, keep_closed_hours=4 / 3600, **quick)
+    done: list[str] = []
+
+    def registered() -> dict[int, Any]:
+        keyspace = settings.cassandra.keyspace
+        with database.connect(settings) as session:
+            found = session.execute(f"SELECT bucket, closed FROM {keyspace}.queue_buckets WHERE queue = %s", [jobs])
+            return {int(row.bucket.timestamp()): row.closed for row in found}
+
+    def insert_late(name: str, like: UUID) -> None:
+        """Insert an item before one that was finished, as by an enqueuer that was stopped for a while."""
+        keyspace = settings.cassandra.keyspace
+        place = Place(jobs, 0, bucket_of(like, 1))
+        late_id = first_id(like.int >> 80)
+        with database.connect(settings) as session:
+            session.execute(
+                f"INSERT INTO {keyspace}.queue_items (queue, shard, bucket, item_id, payload) VALUES (%s,%s,%s,%s,%s)",
+                (*place, late_id, f'"{name}"'),
+            )
+
+    with Enqueuer(settings) as enqueuer, working(settings, {jobs: lambda item: done.append(item.payload)}):
+        first = enqueuer.enqueue(jobs, "first")
+        until(lambda: done == ["first"])
+        insert_late("late", first)
+        until(lambda: done == ["first", "late"])
+        until(lambda: all(registered().values()))
+        # The millisecond beside it, in the same bucket.
+        insert_late("very late", UUID(int=first.int ^ (1 << 80)))
+        until(lambda: "very late" in done)
+        until(lambda: not registered())
+    keyspace = settings.cassandra.keyspace
+    place = (jobs, 0, bucket_of(first, 1))
+    with database.connect(settings) as session:
+        for table in ("queue_items", "queue_state"):
+            query = f"SELECT item_id FROM {keyspace}.{table} WHERE queue = %s AND shard = %s AND bucket = %s"
+            assert not list(session.execute(query, place))
+    assert sorted(done) == ["first", "late", "very late"]
+
+
+def test_a_repeated_call_with_the_same_id_is_one_item(queue_settings: Settings, jobs: str) -> None:
+    with Enqueuer(queue_settings) as enqueuer:
+        item_id = enqueuer.enqueue(jobs, 1, key="k")
+        assert enqueuer.enqueue(jobs, 1, key="k", item_id=item_id) == item_id
+        for wrong in (UUID(int=5), first_id(1000)):
+            with pytest.raises(InvalidItem, match="UUID of version 7 whose time is within 30 s"):
+                enqueuer.enqueue(jobs, 1, item_id=wrong)
+        with pytest.raises(InvalidItem, match="cannot be JSON"):
+            enqueuer.enqueue(jobs, {1, 2})
+        with pytest.raises(TooLarge, match="more than the 262144 allowed"):
+            enqueuer.enqueue(jobs, "x" * 300_000)
+        with pytest.raises(InvalidItem, match="a key has 1 to 1024 bytes"):
+            enqueuer.enqueue(jobs, 1, key="")
+    assert inspect(queue_settings, jobs).depth == 1
+
+
+def test_a_queue_keeps_its_shards(queue_settings: Settings, jobs: str) -> None:
+    with Enqueuer(queue_settings) as enqueuer:
+        enqueuer.enqueue(jobs, 1)
+    other = with_queue(queue_settings, jobs, {"shards": 9})
+    assert inspect(other, jobs).shards == 4
+    limited = with_queue(queue_settings, jobs, {"shards": 2, "concurrency": 2})
+    with pytest.raises(WritetimeError, match="concurrency 2 is less than its 4 shards"):
+        Worker(limited, {jobs: print}).run(until_idle=True)
+
+
+def test_weak_reads_are_refused(queue_settings: Settings, jobs: str) -> None:
+    weak = queue_settings.cassandra.model_copy(update={"consistency": "LOCAL_ONE"})
+    with database.connect(queue_settings) as session, pytest.raises(WritetimeError, match="LOCAL_QUORUM or more"):
+        Tables(session, queue_settings.model_copy(update={"cassandra": weak}))

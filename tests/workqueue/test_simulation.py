@@ -1,0 +1,14 @@
+"""A few simulations of workers in a world of faults; `GENERATOR_SEED` chooses others, `simulation` runs many."""
+
+import os
+
+import pytest
+
+from .simulation import simulate
+
+_SEED = int(os.environ.get("GENERATOR_SEED", "0"))
+
+
+@pytest.mark.parametrize("seed", range(_SEED, _SEED + 6))
+def test_workers_in_a_world_of_faults(seed: int) -> None:
+    simulate(seed)
