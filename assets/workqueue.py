@@ -34,8 +34,8 @@ from pyspark.sql import functions as F
 from assets.automation import UNFINISHED
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.errors import WritetimeError
+from writetime.handlers import load_handler
 from writetime.workqueue import audit, completed, drain
-from writetime.workqueue.cli import load_handler
 from writetime.workqueue.inspect import inspect, queues
 from writetime.workqueue.items import Place
 

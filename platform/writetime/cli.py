@@ -15,6 +15,7 @@ from writetime.ingest import deadletters, ingress, sink
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.kafka import beginning_offsets, end_offsets
 from writetime.lake.cli import backfill, maintain, snapshot, view
+from writetime.replay.cli import replay_group
 from writetime.rows.cli import publish, rebuild, rows
 from writetime.scylla_cdc.cli import scylla_cdc
 from writetime.storage.cli import commitlog, sstable
@@ -119,7 +120,7 @@ def redrive() -> None:
 
 for command in (
     *(agent, land, retire, scylla_cdc, sstable, commitlog),
-    *(snapshot, backfill, view, maintain, rows, publish, rebuild, verify, work, queue_group),
+    *(snapshot, backfill, view, maintain, rows, publish, rebuild, verify, work, queue_group, replay_group),
 ):
     main.add_command(command)
 

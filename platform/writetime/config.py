@@ -293,6 +293,15 @@ class Embedded(_Section):
     start_timeout_seconds: float = 120.0
 
 
+class Replay(_Section):
+    """Replayable pub/sub."""
+
+    publish_timeout_seconds: float = Field(default=30.0, gt=0, description="Until a publisher gives an answer.")
+    poll_seconds: float = Field(
+        default=1.0, gt=0, description="An idle subscriber looks for a batch that ZooKeeper was not told of."
+    )
+
+
 class Settings(BaseSettings):
     """All settings. Build it with `load()`, which finds the file and turns mistakes into one readable error."""
 
@@ -302,6 +311,7 @@ class Settings(BaseSettings):
     kafka: Kafka = Kafka()
     schema_registry: SchemaRegistry = SchemaRegistry()
     zookeeper: ZooKeeper = ZooKeeper()
+    replay: Replay = Replay()
     spark: Spark = Spark()
     lake: Lake = Lake()
     rows: Rows = Rows()

@@ -1,6 +1,5 @@
 """The shell commands of the work queue: `writetime work` and `writetime queue`."""
 
-import importlib
 import json
 import logging
 import os
@@ -13,12 +12,13 @@ import click
 
 from writetime import config
 from writetime.errors import WritetimeError
+from writetime.handlers import load_handler
 from writetime.workqueue import deadletters
 from writetime.workqueue.enqueue import Enqueuer
 from writetime.workqueue.hints import KafkaHint
 from writetime.workqueue.inspect import inspect, queues
 from writetime.workqueue.items import instant
-from writetime.workqueue.worker import Handler, Worker
+from writetime.workqueue.worker import Worker
 
 
 @click.command()
@@ -87,21 +87,3 @@ def enqueue_command(queue: str, payload: str, key: str | None, delay: float) -> 
 def redrive_command(queue: str) -> None:
     """Enqueue the dead letters that were not redriven yet once more, as new items."""
     click.echo(f"{deadletters.redrive(config.load(), queue)} redriven")
-
-
-def load_handler(path: str) -> Handler:
-    """Return the function that `module:function` names; modules of the working folder are found, too.
-
-    Raises:
-        WritetimeError: there is no such function.
-    """
-    module, _, name = path.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        handler = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise WritetimeError(f"handler {path}: {e}; name it as module:function") from None
-    if not callable(handler):
-        raise WritetimeError(f"handler {path} is not a function")
-    return handler

@@ -1,0 +1,15 @@
+"""Replayable pub/sub: batches in the database, numbered 1, 2, 3, ..., never changed, read again at any time.
+
+with Publisher(settings, "flights") as publisher:
+    publisher.publish([b"one", b"two"], producer="loader", sequence=7)
+with Subscriber(settings, "flights", "billing") as subscriber:
+    subscriber.run(handle)
+"""
+
+from writetime.replay.batches import Batch
+from writetime.replay.cursors import lag, rebuild, seek
+from writetime.replay.publisher import Publisher
+from writetime.replay.reading import check, replay
+from writetime.replay.subscriber import Effects, Subscriber
+
+__all__ = ["Batch", "Effects", "Publisher", "Subscriber", "check", "lag", "rebuild", "replay", "seek"]

@@ -1,0 +1,289 @@
+"""The batches of a queue in the database, which decides what is published: every CQL statement of the replay queues.
+
+A batch is sealed by one conditional insert under its number. What a publisher wrote before that, under an attempt of
+its own, is seen by nobody until then, and never if another attempt was sealed under that number.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from cassandra import ConsistencyLevel, InvalidRequest, Unauthorized
+from cassandra.cluster import Session
+from cassandra.concurrent import execute_concurrent_with_args
+from cassandra.protocol import SyntaxException
+from cassandra.query import BatchStatement, PreparedStatement
+
+from writetime.config import Settings
+from writetime.database import timestamp_as_written
+from writetime.errors import WritetimeError
+from writetime.replay.blocks import CHUNK_BLOCKS, decode
+
+ERA = 10_000
+_IN_FLIGHT = 16
+
+
+class Unknown(WritetimeError):
+    """The database did not answer in time, or not at all: a write may have been applied."""
+
+
+class NoBatch(WritetimeError):
+    """A batch that is asked for was not published."""
+
+
+class Damaged(WritetimeError):
+    """A batch is not what was sealed."""
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What the conditional insert of a batch says."""
+
+    queue: str
+    n: int
+    attempt: UUID
+    items: int
+    size: int
+    blocks: int
+    sha256: bytes
+    producer: str | None
+    sequence: int | None
+    published_at: datetime
+
+    @property
+    def id(self) -> str:
+        """The batch's id, as it stands in ZooKeeper."""
+        return f"{self.queue}-{self.n}"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A sealed batch with its items, in their order."""
+
+    seal: Seal
+    items: list[bytes]
+
+    @property
+    def n(self) -> int:
+        """Its number, from 1 on."""
+        return self.seal.n
+
+    @property
+    def id(self) -> str:
+        """Its id, `<queue>-<n>`."""
+        return self.seal.id
+
+
+class Batches:
+    """The tables, for one session."""
+
+    def __init__(self, session: Session, settings: Settings) -> None:
+        """Prepare the statements.
+
+        Raises:
+            WritetimeError: the tables are missing, or reads would not see what was acknowledged.
+        """
+        if settings.cassandra.consistency == "LOCAL_ONE":
+            raise WritetimeError(
+                "replay queues need cassandra.consistency LOCAL_QUORUM or more: reads must see all writes"
+            )
+        self._session = session
+        self._keyspace = settings.cassandra.keyspace
+        self._serial = getattr(ConsistencyLevel, settings.cassandra.serial_consistency)
+        self._others: dict[str, PreparedStatement] = {}
+        of_batch = "queue = ? AND era = ? AND n"
+        fields = "queue, n, attempt, items, bytes, blocks, sha256, producer, sequence, published_at"
+        self._insert_block = self._prepare(
+            "INSERT INTO {}.replay_blocks (queue, attempt, chunk, idx, data) VALUES (?, ?, ?, ?, ?)"
+        )
+        self._blocks = self._prepare(
+            "SELECT idx, data FROM {}.replay_blocks WHERE queue = ? AND attempt = ? AND chunk = ?"
+        )
+        self._seal = self._prepare(
+            f"INSERT INTO {{}}.replay_batches (era, {fields}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS"
+        )
+        self._get = self._prepare(f"SELECT {fields} FROM {{}}.replay_batches WHERE {of_batch} = ?")
+        self._get.consistency_level = self._serial
+        self._last = self._prepare(
+            f"SELECT {fields} FROM {{}}.replay_batches WHERE queue = ? AND era = ? ORDER BY n DESC LIMIT 1"
+        )
+        self._between = self._prepare(f"SELECT {fields} FROM {{}}.replay_batches WHERE {of_batch} >= ? AND n <= ?")
+        self._record = self._prepare(
+            "INSERT INTO {}.replay_producers (queue, producer, sequence, n) VALUES (?, ?, ?, ?) USING TIMESTAMP ?"
+        )
+        self._recorded = self._prepare("SELECT sequence, n FROM {}.replay_producers WHERE queue = ? AND producer = ?")
+        self._keep_cursor = self._prepare(
+            "INSERT INTO {}.replay_cursors (queue, processor, n, moved_at) VALUES (?, ?, ?, ?)"
+        )
+        self._cursors = self._prepare("SELECT processor, n FROM {}.replay_cursors WHERE queue = ?")
+
+    # -- blocks
+
+    def insert_blocks(self, queue: str, attempt: UUID, blocks: Sequence[bytes]) -> None:
+        """Insert the blocks of an attempt; it may be repeated."""
+        rows = [(queue, attempt, *divmod(i, CHUNK_BLOCKS), block) for i, block in enumerate(blocks)]
+        self._run_all(self._insert_block, rows)
+
+    def read(self, seal: Seal) -> Batch:
+        """Return a batch with its items.
+
+        Raises:
+            Damaged: they are not what was sealed.
+        """
+        chunks = [(seal.queue, seal.attempt, c) for c in range(-(-seal.blocks // CHUNK_BLOCKS))]
+        blocks = [row.data for row in self._run_all(self._blocks, chunks)]
+        try:
+            items, digest = decode(blocks)
+        except ValueError as e:
+            raise Damaged(f"batch {seal.id}: {e}") from None
+        if (len(blocks), len(items), digest) != (seal.blocks, seal.items, seal.sha256):
+            raise Damaged(
+                f"batch {seal.id} has {len(blocks)} blocks, {len(items)} items and the SHA-256 {digest.hex()}; sealed "
+                f"were {seal.blocks}, {seal.items} and {seal.sha256.hex()}"
+            )
+        return Batch(seal, items)
+
+    # -- seals
+
+    def seal(self, seal: Seal) -> Seal:
+        """Publish a batch under its number, unless one is published there; return the one that is."""
+        row = self._run(self._seal, (_era(seal.n), *_values(seal)))[0]
+        return seal if row.applied else _seal(row)
+
+    def get(self, queue: str, n: int) -> Seal | None:
+        """Return what was published under a number, by a serial read, which also finishes what was begun."""
+        rows = self._run(self._get, (queue, _era(n), n)) if n > 0 else []
+        return _seal(rows[0]) if rows else None
+
+    def between(self, queue: str, first: int, last: int) -> Iterator[Seal]:
+        """Yield the seals of batches, in their order.
+
+        Raises:
+            NoBatch: one of them was not published.
+        """
+        n = first
+        while n <= last:
+            began = n
+            for row in self._run(self._between, (queue, _era(n), n, last)):
+                if row.n != n:
+                    break
+                yield _seal(row)
+                n += 1
+            # What was sealed just now may only be seen by a serial read.
+            if n == began:
+                seal = self.get(queue, n)
+                if seal is None:
+                    raise NoBatch(f"batch {queue}-{n} was not published")
+                yield seal
+                n += 1
+
+    def head(self, queue: str, at_least: int = 0) -> Seal | None:
+        """Return the newest batch, looking from a number on that was published; None if there is none.
+
+        Raises:
+            NoBatch: there is no batch with that number.
+        """
+        found = self.get(queue, at_least)
+        if at_least and found is None:
+            raise NoBatch(f"the database has no batch {queue}-{at_least}")
+        era = _era(max(at_least, 1))
+        while rows := self._run(self._last, (queue, era)):
+            found = _seal(rows[0])
+            era += 1
+        while following := self.get(queue, (found.n if found else 0) + 1):
+            found = following
+        return found
+
+    # -- producers and cursors
+
+    def record(self, seal: Seal) -> None:
+        """Keep what a batch says of its producer; it may be repeated at any time."""
+        if seal.producer is not None:
+            self._run(self._record, (seal.queue, seal.producer, seal.sequence, seal.n, seal.n))
+
+    def recorded(self, queue: str, producer: str) -> tuple[int, int] | None:
+        """Return the last sequence of a producer that was published, and the batch's number."""
+        rows = self._run(self._recorded, (queue, producer))
+        return (rows[0].sequence, rows[0].n) if rows else None
+
+    def keep_cursor(self, queue: str, processor: str, n: int) -> None:
+        """Keep a copy of a cursor."""
+        self._run(self._keep_cursor, (queue, processor, n, datetime.now(UTC)))
+
+    def cursors(self, queue: str) -> dict[str, int]:
+        """Return the copies of the cursors."""
+        return {row.processor: row.n for row in self._run(self._cursors, (queue,))}
+
+    # -- statements of others
+
+    def prepared(self, text: str) -> PreparedStatement:
+        """Return a statement of a processor's own, prepared once."""
+        if text not in self._others:
+            with _named():
+                self._others[text] = self._session.prepare(text)
+        return self._others[text]
+
+    def run(self, batch: BatchStatement) -> list[Any]:
+        """Run a conditional batch."""
+        with _named():
+            return list(self._session.execute(batch))
+
+    def run_serial(self, text: str, values: Sequence[Any]) -> list[Any]:
+        """Run a serial read."""
+        statement = self.prepared(text)
+        statement.consistency_level = self._serial
+        return self._run(statement, values)
+
+    def _prepare(self, text: str) -> PreparedStatement:
+        try:
+            return self._session.prepare(text.replace("{}", self._keyspace))
+        except InvalidRequest as e:
+            raise WritetimeError(f"the replay queues' tables are not as expected ({e}); run `writetime init`") from None
+
+    def _run(self, statement: PreparedStatement, values: Sequence[Any]) -> list[Any]:
+        with _named():
+            return list(self._session.execute(statement, values))
+
+    def _run_all(self, statement: PreparedStatement, values: Sequence[Sequence[Any]]) -> list[Any]:
+        """Run a statement with many values at once; return all rows, in the order of the values."""
+        with _named():
+            run = execute_concurrent_with_args
+            answers = run(self._session, statement, values, _IN_FLIGHT, raise_on_first_error=True)
+            return [row for _, rows in answers for row in rows]
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    try:
+        yield
+    except (InvalidRequest, SyntaxException, Unauthorized) as e:
+        raise WritetimeError(f"the database refuses a statement of the replay queues: {e}") from None
+    except Exception as e:
+        # Timeouts, unavailable replicas, overload, lost connections: all else passes.
+        raise Unknown(f"{type(e).__name__}: {e}") from None
+
+
+def _era(n: int) -> int:
+    return (n - 1) // ERA
+
+
+def _values(s: Seal) -> tuple[Any, ...]:
+    return (s.queue, s.n, s.attempt, s.items, s.size, s.blocks, s.sha256, s.producer, s.sequence, s.published_at)
+
+
+def _seal(row: Any) -> Seal:
+    return Seal(
+        row.queue,
+        row.n,
+        row.attempt,
+        row.items,
+        row.bytes,
+        row.blocks,
+        row.sha256,
+        row.producer,
+        row.sequence,
+        timestamp_as_written(row.published_at),
+    )

@@ -1,0 +1,48 @@
+"""The items of a batch as blocks: their lengths and bytes one after the other, cut into pieces that are compressed.
+
+A block is a row of the database, so neither large items nor large batches make large rows, and small items share one.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+
+import zstandard
+
+BLOCK_BYTES = 256 << 10
+# So many blocks are one partition, of 4 MiB at most.
+CHUNK_BLOCKS = 16
+_LENGTH = struct.Struct(">I")
+MAX_ITEM_BYTES = (1 << 32) - 1
+
+
+def encode(items: Sequence[bytes]) -> tuple[list[bytes], int, bytes]:
+    """Return the blocks of items, the number of their bytes, and the SHA-256 of these."""
+    content = b"".join(part for item in items for part in (_LENGTH.pack(len(item)), item))
+    compress = zstandard.ZstdCompressor().compress
+    blocks = [compress(content[i : i + BLOCK_BYTES]) for i in range(0, len(content), BLOCK_BYTES)]
+    return blocks, len(content), hashlib.sha256(content).digest()
+
+
+def decode(blocks: Iterable[bytes]) -> tuple[list[bytes], bytes]:
+    """Return the items of blocks, and the SHA-256 of their bytes.
+
+    Raises:
+        ValueError: a block is damaged, or one is missing.
+    """
+    decompress = zstandard.ZstdDecompressor().decompress
+    try:
+        content = b"".join(decompress(block, max_output_size=BLOCK_BYTES) for block in blocks)
+        return list(_items(content)), hashlib.sha256(content).digest()
+    except (zstandard.ZstdError, struct.error) as e:
+        raise ValueError(str(e)) from None
+
+
+def _items(content: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(content):
+        (length,) = _LENGTH.unpack_from(content, at)
+        at += _LENGTH.size + length
+        if at > len(content):
+            raise ValueError(f"an item ends {at - len(content)} bytes after the last block")
+        yield content[at - length : at]

@@ -1,0 +1,198 @@
+"""What ZooKeeper has of a queue, readable by any client: its newest batch, its lock, and how far processors are.
+
+    /queues/<queue>                         <queue>-<n>: the newest batch
+    /queues/<queue>/lock                    held by the publisher that seals a batch
+    /queues/<queue>/processors/<name>       <queue>-<n>: the last batch that the processor has done
+    /queues/<queue>/processors/<name>/lock  held by the instance of the processor that is at work
+
+All of it is a hint or a copy, but for the cursors of processors: the database decides what is published.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError, KazooException, LockTimeout, NodeExistsError, NoNodeError
+from kazoo.handlers.threading import KazooTimeoutError
+
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+
+ROOT = "/queues"
+TIMEOUT_SECONDS = 15
+_LOOK_SECONDS = 0.5
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+
+
+class NoZooKeeper(WritetimeError):
+    """ZooKeeper does not answer."""
+
+
+class Moved(WritetimeError):
+    """A cursor was moved by another instance of the processor, or by `seek`."""
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The last batch that a processor has done, 0 for none, and the version of its node, None if there is none."""
+
+    n: int
+    version: int | None
+
+
+def check_name(name: str, what: str) -> str:
+    """Return a name that may stand in a path.
+
+    Raises:
+        WritetimeError: it may not.
+    """
+    if not _NAME.fullmatch(name):
+        raise WritetimeError(
+            f"{what} {name!r}: 1 to 200 letters, digits, '_', '-' and '.', not beginning with '-' or '.'"
+        )
+    return name
+
+
+class Coordination:
+    """A queue's nodes, by one client."""
+
+    def __init__(self, client: KazooClient, queue: str) -> None:
+        self._client = client
+        self._queue = check_name(queue, "queue")
+        self._path = f"{ROOT}/{queue}"
+
+    def head(self) -> int:
+        """Return the number of the newest batch as ZooKeeper has it, 0 if it has none."""
+        return self._read(self._path).n
+
+    def advance(self, n: int) -> None:
+        """Say that there is a batch with this number; without effect if a newer one is known."""
+        while (head := self._read(self._path)).n < n:
+            if self._write(self._path, n, head.version):
+                return
+
+    def cursor(self, processor: str) -> Cursor:
+        """Return how far a processor is."""
+        return self._read(self._processor(processor))
+
+    def cursors(self) -> dict[str, Cursor]:
+        """Return how far all processors are."""
+        with _named():
+            try:
+                names: Any = self._client.get_children_async(f"{self._path}/processors").get(timeout=TIMEOUT_SECONDS)
+            except NoNodeError:
+                names = []
+        return {name: self.cursor(name) for name in sorted(names)}
+
+    def move(self, processor: str, to: int, before: Cursor) -> Cursor:
+        """Move a cursor that nobody has moved since it was read.
+
+        Raises:
+            Moved: somebody has.
+        """
+        if not self._write(self._processor(processor), to, before.version):
+            raise Moved(f"the cursor of {processor} in queue {self._queue} was moved by another")
+        return Cursor(to, 0 if before.version is None else before.version + 1)
+
+    @contextmanager
+    def publishing(self, seconds: float) -> Iterator[None]:
+        """Hold the queue's lock, which keeps publishers out of each other's way; go on without it after so long, or
+        while ZooKeeper does not answer, as it protects nothing."""
+        lock = self._client.Lock(f"{self._path}/lock")
+        held = False
+        if self._client.connected:
+            with suppress(KazooException, KazooTimeoutError):
+                held = lock.acquire(timeout=seconds)
+        try:
+            yield
+        finally:
+            if held:
+                # One that is lost goes with its session.
+                with suppress(KazooException, KazooTimeoutError):
+                    lock.release()
+
+    @contextmanager
+    def working(self, processor: str, stop: Callable[[], bool]) -> Iterator[bool]:
+        """Hold the lock of a processor, so that a second instance stands by; False if it is to stop before."""
+        lock = self._client.Lock(f"{self._processor(processor)}/lock")
+        held = False
+        try:
+            while not held and not stop():
+                with _named(), suppress(LockTimeout):
+                    held = lock.acquire(timeout=_LOOK_SECONDS)
+            yield held
+        finally:
+            if held:
+                # One that is lost goes with its session.
+                with suppress(KazooException, KazooTimeoutError):
+                    lock.release()
+
+    def watch(self, notify: Callable[[], Any]) -> None:
+        """Call `notify` once, when the newest batch changes, or ZooKeeper has to be looked at anew."""
+        with _named():
+            self._client.exists_async(self._path, watch=lambda _: notify()).get(timeout=TIMEOUT_SECONDS)
+
+    def _processor(self, name: str) -> str:
+        return f"{self._path}/processors/{check_name(name, 'processor')}"
+
+    def _read(self, path: str) -> Cursor:
+        with _named():
+            try:
+                answer: Any = self._client.get_async(path).get(timeout=TIMEOUT_SECONDS)
+            except NoNodeError:
+                return Cursor(0, None)
+        data, stat = answer
+        if not data:
+            return Cursor(0, stat.version)
+        queue, _, number = data.decode(errors="replace").rpartition("-")
+        if queue != self._queue or not number.isdigit():
+            raise WritetimeError(f"ZooKeeper: {path} is {data[:100]!r}, not {self._queue}-<number>")
+        return Cursor(int(number), stat.version)
+
+    def _write(self, path: str, n: int, version: int | None) -> bool:
+        """Write a node that has this version still; return whether it was written."""
+        data = f"{self._queue}-{n}".encode()
+        with _named():
+            try:
+                if version is None:
+                    written = self._client.create_async(path, data, makepath=True)
+                else:
+                    written = self._client.set_async(path, data, version)
+                written.get(timeout=TIMEOUT_SECONDS)
+                return True
+            except (NodeExistsError, BadVersionError, NoNodeError):
+                return False
+
+
+@contextmanager
+def coordination(settings: Settings, queue: str) -> Iterator[Coordination]:
+    """Connect to ZooKeeper for a `with` block.
+
+    Raises:
+        NoZooKeeper: it does not answer.
+    """
+    client = KazooClient(hosts=settings.zookeeper.hosts)
+    try:
+        client.start(timeout=TIMEOUT_SECONDS)
+    except KazooTimeoutError:
+        raise NoZooKeeper(
+            f"no ZooKeeper answers at {settings.zookeeper.hosts}; start it, or set zookeeper.hosts"
+        ) from None
+    try:
+        yield Coordination(client, queue)
+    finally:
+        client.stop()
+        client.close()
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    try:
+        yield
+    except (NoNodeError, NodeExistsError, BadVersionError, LockTimeout):
+        raise
+    except (KazooException, KazooTimeoutError) as e:
+        raise NoZooKeeper(f"ZooKeeper: {type(e).__name__} {e}".rstrip()) from None

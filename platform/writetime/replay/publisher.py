@@ -1,0 +1,155 @@
+"""Publishes batches, each under the next number.
+
+The items are written first, under an attempt that nobody knows. Then the batch is sealed by a conditional insert under
+the next number, and at last ZooKeeper is told. A publisher that ends in between leaves nothing undone for long: who
+comes next, publisher or idle subscriber, looks for a batch beyond the newest one known, and tells ZooKeeper of it.
+
+A producer that numbers its batches may publish one again, not knowing what became of it. Each batch names its producer
+and sequence; what it says of them is kept apart, too, by its publisher, and once more by whoever seals the next one,
+before that is sealed. So what is kept is complete but for the newest batch, and that is looked at.
+"""
+
+import logging
+import random
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Self
+
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.replay.batches import Batches, Seal, Unknown
+from writetime.replay.blocks import MAX_ITEM_BYTES, encode
+from writetime.replay.coordination import Coordination, NoZooKeeper, check_name, coordination
+
+log = logging.getLogger(__name__)
+
+_LOCK_SECONDS = 5.0
+_PAUSE_SECONDS = 0.2
+
+
+class PublishUnknown(WritetimeError):
+    """The database did not say whether a batch was published; repeat it with the same producer and sequence."""
+
+
+class Publisher:
+    """Publishes to one queue; a context manager."""
+
+    def __init__(self, settings: Settings, queue: str) -> None:
+        self._settings = settings
+        self._queue = check_name(queue, "queue")
+        self._resources = ExitStack()
+        self._newest = 0
+
+    def __enter__(self) -> Self:
+        self._batches = Batches(self._resources.enter_context(connect(self._settings)), self._settings)
+        self._zookeeper = self._resources.enter_context(coordination(self._settings, self._queue))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._resources.close()
+
+    def publish(self, items: Sequence[bytes], *, producer: str | None = None, sequence: int | None = None) -> int:
+        """Publish items as one batch, and return its number.
+
+        With a producer and its own number of the batch, `sequence`, which rises, publishing it again changes nothing.
+
+        Raises:
+            PublishUnknown: the database did not answer in `replay.publish_timeout_seconds`.
+            WritetimeError: the producer has published a later sequence already; or ZooKeeper has a batch that the
+                database has not.
+        """
+        if (producer is None) != (sequence is None):
+            raise WritetimeError("a producer and a sequence belong together")
+        if large := next((i for i, item in enumerate(items) if len(item) > MAX_ITEM_BYTES), None):
+            raise WritetimeError(f"item {large} has {len(items[large])} bytes, more than {MAX_ITEM_BYTES}")
+        blocks, size, digest = encode(items)
+        attempt = uuid.uuid4()
+        unsealed = Seal(
+            self._queue, 0, attempt, len(items), size, len(blocks), digest, producer, sequence, datetime.now(UTC)
+        )
+        deadline = time.monotonic() + self._settings.replay.publish_timeout_seconds
+        written = False
+        tried: list[int] = []
+        while True:
+            try:
+                if not written:
+                    self._batches.insert_blocks(self._queue, attempt, blocks)
+                    written = True
+                with self._zookeeper.publishing(_LOCK_SECONDS):
+                    seal = self._seal(unsealed, tried)
+                    tell(self._zookeeper, seal.n)
+                return seal.n
+            except Unknown as e:
+                if time.monotonic() > deadline:
+                    raise PublishUnknown(
+                        f"queue {self._queue}: it is not known whether attempt {attempt} was published ({e}); "
+                        "publish it again with the same producer and sequence"
+                    ) from None
+                time.sleep(random.uniform(0, _PAUSE_SECONDS))
+
+    def _seal(self, unsealed: Seal, tried: list[int]) -> Seal:
+        """Seal a batch under the next number, or return the one that the producer published as this one.
+
+        `tried` has the number under which this attempt may be sealed already, if an answer was lost.
+        """
+        if tried and (seal := self._batches.get(self._queue, tried[0])) and seal.attempt == unsealed.attempt:
+            self._batches.record(seal)
+            return seal
+        newest = self._batches.head(self._queue, max(self._newest, self._known()))
+        while True:
+            if newest is not None:
+                self._newest = newest.n
+                self._batches.record(newest)
+                if newest.attempt == unsealed.attempt:
+                    return newest
+            if (published := self._published(unsealed)) is not None:
+                return published
+            last = newest.published_at if newest else unsealed.published_at
+            n, at = (newest.n if newest else 0) + 1, max(last, datetime.now(UTC))
+            tried[:] = [n]
+            newest = self._batches.seal(_numbered(unsealed, n, at))
+
+    def _known(self) -> int:
+        try:
+            return self._zookeeper.head()
+        except NoZooKeeper as e:
+            log.warning("queue %s: %s; the newest batch is looked for in the database", self._queue, e)
+            return 0
+
+    def _published(self, unsealed: Seal) -> Seal | None:
+        if unsealed.producer is None or unsealed.sequence is None:
+            return None
+        recorded = self._batches.recorded(self._queue, unsealed.producer)
+        if recorded is None or recorded[0] < unsealed.sequence:
+            return None
+        sequence, n = recorded
+        if sequence > unsealed.sequence:
+            raise WritetimeError(
+                f"queue {self._queue}: producer {unsealed.producer} has published sequence {sequence} (batch {n}), so "
+                f"{unsealed.sequence} is published already or never will be; sequences have to rise"
+            )
+        seal = self._batches.get(self._queue, n)
+        if seal is None or seal.sha256 != unsealed.sha256:
+            raise WritetimeError(
+                f"queue {self._queue}: producer {unsealed.producer} has published sequence {sequence} with other items "
+                f"(batch {n})"
+            )
+        return seal
+
+
+def tell(zookeeper: Coordination, n: int) -> None:
+    """Tell ZooKeeper of a batch that is sealed; if it does not answer, whoever looks next will."""
+    try:
+        zookeeper.advance(n)
+    except NoZooKeeper as e:
+        log.warning("batch %d is published, and ZooKeeper cannot be told: %s", n, e)
+
+
+def _numbered(unsealed: Seal, n: int, at: datetime) -> Seal:
+    # The database keeps milliseconds.
+    return replace(unsealed, n=n, published_at=at.replace(microsecond=at.microsecond // 1000 * 1000))

@@ -1,0 +1,158 @@
+"""Processes batches in their order, each at least once; with effects in the database, exactly once.
+
+A processor has one cursor, at `/queues/<queue>/processors/<name>`. Of several instances one is at work, and the others
+stand by. ZooKeeper's lock is only a hint of that: an instance that was stopped for long may not know that it has lost
+it. So the cursor moves by the version of its node, and who is late moves nothing.
+
+A handler may give its effects back as statements instead of running them. They run in one conditional batch that also
+moves a cursor, a static column in the same partition, which is then the truth: of two instances, one applies a batch.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+
+from cassandra.query import BatchStatement, BatchType, BoundStatement
+
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.replay.batches import Batch, Batches, NoBatch, Seal, Unknown
+from writetime.replay.coordination import Cursor, Moved, NoZooKeeper, check_name, coordination
+from writetime.replay.publisher import tell
+
+log = logging.getLogger(__name__)
+
+Statement = tuple[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Where the effects of a processor go: one partition of a table of its own, with a static `bigint` as the cursor.
+
+    The statements that the handler returns are for that partition alone.
+    """
+
+    table: str
+    key: Mapping[str, Any]
+    cursor: str = "cursor"
+
+
+class Subscriber:
+    """One instance of a processor of a queue; a context manager."""
+
+    def __init__(self, settings: Settings, queue: str, name: str) -> None:
+        self._settings = settings
+        self._queue = check_name(queue, "queue")
+        self._name = check_name(name, "processor")
+        self._resources = ExitStack()
+        self._news = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._session = self._resources.enter_context(connect(self._settings))
+        self._batches = Batches(self._session, self._settings)
+        self._zookeeper = self._resources.enter_context(coordination(self._settings, self._queue))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._resources.close()
+
+    def run(
+        self,
+        handler: Callable[[Batch], Any],
+        stop: threading.Event | None = None,
+        *,
+        effects: Effects | None = None,
+        until_idle: bool = False,
+    ) -> int:
+        """Process batches until `stop` is set, or there is none left; return how many.
+
+        The handler is called once more with a batch of which it is not known that it was done. What it raises ends
+        this, with the cursor before the batch.
+
+        Raises:
+            Damaged: a batch is not what was published.
+            WritetimeError: a statement of the effects is refused.
+        """
+        stop = stop or threading.Event()
+        done = 0
+        while not stop.is_set():
+            try:
+                with self._zookeeper.working(self._name, stop.is_set):
+                    cursor = self._cursor(effects)
+                    while not stop.is_set():
+                        self._news.clear()
+                        self._zookeeper.watch(self._news.set)
+                        seal = self._batches.get(self._queue, cursor.n + 1)
+                        if seal is None:
+                            self._require(cursor.n)
+                            if until_idle:
+                                return done
+                            self._news.wait(self._settings.replay.poll_seconds)
+                            continue
+                        cursor = self._process(seal, cursor, handler, effects)
+                        done += 1
+            except Moved as e:
+                log.warning("%s; it is read anew", e)
+            except (Unknown, NoZooKeeper) as e:
+                log.warning("processor %s of queue %s waits: %s", self._name, self._queue, e)
+                stop.wait(self._settings.replay.poll_seconds)
+        return done
+
+    def _process(self, seal: Seal, cursor: Cursor, handler: Callable[[Batch], Any], effects: Effects | None) -> Cursor:
+        # Help a publisher that ended before it did; and so that no cursor is ever beyond the newest batch.
+        tell(self._zookeeper, seal.n)
+        answer = handler(self._batches.read(seal))
+        if effects is not None:
+            self._apply(effects, seal.n, list(answer or ()))
+        moved = self._zookeeper.move(self._name, seal.n, cursor)
+        self._batches.keep_cursor(self._queue, self._name, seal.n)
+        return moved
+
+    def _cursor(self, effects: Effects | None) -> Cursor:
+        found = self._zookeeper.cursor(self._name)
+        # The lock's node below it makes the cursor's, too, empty.
+        if not found.n and (kept := self._batches.cursors(self._queue).get(self._name)):
+            found = self._zookeeper.move(self._name, kept, found)
+        if effects is not None and (applied := self._applied(effects)) != found.n:
+            found = self._zookeeper.move(self._name, applied, found)
+        return found
+
+    def _require(self, n: int) -> None:
+        """Refuse a cursor beyond the newest batch.
+
+        Raises:
+            NoBatch: it is.
+        """
+        if n and self._batches.get(self._queue, n) is None:
+            raise NoBatch(
+                f"processor {self._name} has done batch {self._queue}-{n}, which the database does not have: bring the "
+                "database's data back, or move the cursor by `writetime replay seek`"
+            )
+
+    def _applied(self, effects: Effects) -> int:
+        where = " AND ".join(f"{name} = ?" for name in effects.key)
+        text = f"SELECT DISTINCT {', '.join(effects.key)}, {effects.cursor} AS n FROM {effects.table} WHERE {where}"
+        rows = self._batches.run_serial(text, list(effects.key.values()))
+        return (rows[0].n or 0) if rows else 0
+
+    def _apply(self, effects: Effects, n: int, statements: Sequence[Statement]) -> None:
+        """Run the statements and move the cursor, all or none, unless that was done before."""
+        where = " AND ".join(f"{name} = ?" for name in effects.key)
+        guard = f"UPDATE {effects.table} SET {effects.cursor} = ? WHERE {where} IF {effects.cursor} = ?"
+        batch = BatchStatement(BatchType.UNLOGGED)
+        for text, values in [(guard, [n, *effects.key.values(), n - 1 or None]), *statements]:
+            batch.add(self._bound(text, values))
+        while True:
+            try:
+                # What is not applied was applied before: by this instance, if an answer was lost, or by another one.
+                if not self._batches.run(batch)[0].applied and self._applied(effects) < n:
+                    raise Moved(f"the cursor in {effects.table} was moved back by another")
+                return
+            except Unknown as e:
+                log.warning("batch %s-%d is applied once more, as its answer was lost: %s", self._queue, n, e)
+
+    def _bound(self, text: str, values: Sequence[Any]) -> BoundStatement:
+        return self._batches.prepared(text).bind(list(values))

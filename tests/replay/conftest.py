@@ -1,0 +1,17 @@
+"""Queues of their own on the servers that all tests share."""
+
+import uuid
+
+import pytest
+
+from writetime.config import Settings
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"q{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def replay_settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"replay": settings.replay.model_copy(update={"poll_seconds": 0.2})})

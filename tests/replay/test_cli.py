@@ -1,0 +1,41 @@
+"""`writetime replay ...`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.conftest import write_settings
+from writetime.cli import main
+from writetime.config import Settings
+
+HANDLER = "import os\ndef handle(batch):\n    print(batch.id, *(i.decode() for i in batch.items))\n"
+
+
+def run(*arguments: str, given: bytes | None = None) -> Result:
+    return CliRunner(catch_exceptions=False).invoke(main, ["replay", *arguments], input=given)
+
+
+def test_commands(replay_settings: Settings, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_settings(replay_settings, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"h{queue}.py").write_text(HANDLER)
+    assert run("publish", queue, given=b"one\ntwo\n").stdout == f"{queue}-1\n"
+    for _ in range(2):
+        again = run("publish", queue, "--producer", "p", "--sequence", "7", given=b"\xff\n")
+        assert again.stdout == f"{queue}-2\n"
+    assert run("publish", queue, given=b"three").stdout == f"{queue}-3\n"
+    lines = [json.loads(line) for line in run("read", queue).stdout.splitlines()]
+    assert [(x["n"], x["items"]) for x in lines] == [(1, ["one", "two"]), (2, ["0xff"]), (3, ["three"])]
+    assert [json.loads(x)["n"] for x in run("read", queue, "--from", "2", "--to", "2").stdout.splitlines()] == [2]
+    assert run("seek", queue, "p", "3").stdout == f"next: {queue}-3\n"
+    work = ("work", queue, "p", "--handler", f"h{queue}:handle", "--until-idle")
+    assert run(*work).stdout == f"{queue}-3 three\n1 batches\n"
+    assert run("seek", queue, "p", lines[0]["published_at"]).stdout == f"next: {queue}-1\n"
+    assert json.loads(run("lag", queue).stdout)["batches"] == 3
+    assert run("rebuild", queue).stdout == "newest batch 3; cursors made anew: none\n"
+    assert run("check", queue).stdout == "3 batches, 4 items, 0 faults\n"
+    assert "is neither the number of a batch nor a time" in run("seek", queue, "p", "soon").output
+    assert "name it as module:function" in run("work", queue, "p", "--handler", "nothing").output

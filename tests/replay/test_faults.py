@@ -1,0 +1,15 @@
+"""One run of each fault; `tests.replay.faults` makes many."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.replay.faults import FAULTS, run_fault
+from tests.storage.generate import SEED
+from writetime.config import Settings
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults(replay_settings: Settings, tmp_path: Path, queue: str, fault: str) -> None:
+    run_fault(replay_settings, tmp_path, queue, fault, random.Random(SEED))

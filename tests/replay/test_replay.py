@@ -1,0 +1,256 @@
+"""What publishers and subscribers say and do when nothing goes wrong, and what they refuse."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from writetime import database
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.replay import Batch, Effects, Publisher, Subscriber, check, lag, rebuild, replay, seek
+from writetime.replay.batches import Batches, Damaged, NoBatch
+from writetime.replay.blocks import BLOCK_BYTES, decode, encode
+from writetime.replay.coordination import Coordination
+
+
+@pytest.fixture
+def zookeeper(replay_settings: Settings) -> Iterator[KazooClient]:
+    client = KazooClient(replay_settings.zookeeper.hosts)
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+def node(zookeeper: KazooClient, path: str) -> str:
+    answer: Any = zookeeper.get(path)
+    return answer[0].decode()
+
+
+def done(settings: Settings, queue: str, name: str) -> list[Batch]:
+    """What a processor does until there is no more."""
+    batches: list[Batch] = []
+    with Subscriber(settings, queue, name) as subscriber:
+        subscriber.run(batches.append, until_idle=True)
+    return batches
+
+
+def test_blocks() -> None:
+    r = random.Random(1)
+    for sizes in ([], [0], [0, 0, 1], [BLOCK_BYTES - 4], [BLOCK_BYTES - 3], [3, 5 * BLOCK_BYTES, 7], [10] * 10_000):
+        items = [r.randbytes(size) for size in sizes]
+        blocks, size, digest = encode(items)
+        assert decode(blocks) == (items, digest)
+        assert size == sum(sizes) + 4 * len(sizes)
+        if len(blocks) > 1:
+            with pytest.raises(ValueError, match=r"after the last block|requires"):
+                decode(blocks[:-1])
+
+
+def test_published_read_and_replayed(replay_settings: Settings, queue: str, zookeeper: KazooClient) -> None:
+    r = random.Random(2)
+    sent = [[r.randbytes(r.randrange(30)) for _ in range(count)] for count in (1, 0, 100, 3)]
+    sent[3][1] = r.randbytes(20 * BLOCK_BYTES)
+    with Publisher(replay_settings, queue) as publisher:
+        assert [publisher.publish(items) for items in sent] == [1, 2, 3, 4]
+    assert node(zookeeper, f"/queues/{queue}") == f"{queue}-4"
+    for name in ("one", "other"):
+        batches = done(replay_settings, queue, name)
+        assert [(b.n, b.id, b.items) for b in batches] == [(n, f"{queue}-{n}", i) for n, i in enumerate(sent, 1)]
+        assert node(zookeeper, f"/queues/{queue}/processors/{name}") == f"{queue}-4"
+    assert [b.items for b in replay(replay_settings, queue)] == sent
+    assert [b.n for b in replay(replay_settings, queue, 2, 3)] == [2, 3]
+    assert done(replay_settings, queue, "one") == []
+    found = check(replay_settings, queue)
+    assert (found.batches, found.items, found.faults) == (4, 104, [])
+    with pytest.raises(NoBatch, match="has the batches 1 to 4, not 3 to 5"):
+        list(replay(replay_settings, queue, 3, 5))
+
+
+def test_a_batch_that_is_published_again(replay_settings: Settings, queue: str) -> None:
+    with Publisher(replay_settings, queue) as one, Publisher(replay_settings, queue) as other:
+        assert one.publish([b"a"], producer="p", sequence=1) == 1
+        assert other.publish([b"a"], producer="p", sequence=1) == 1
+        assert other.publish([b"a"], producer="another", sequence=1) == 2
+        assert one.publish([b"b"], producer="p", sequence=5) == 3
+        assert other.publish([b"b"], producer="p", sequence=5) == 3
+        with pytest.raises(WritetimeError, match=r"sequence 5 with other items \(batch 3\)"):
+            one.publish([b"c"], producer="p", sequence=5)
+        with pytest.raises(WritetimeError, match=r"has published sequence 5 \(batch 3\)"):
+            one.publish([b"a"], producer="p", sequence=4)
+        with pytest.raises(WritetimeError, match="belong together"):
+            one.publish([b"a"], producer="p")
+    assert len(list(replay(replay_settings, queue))) == 3
+
+
+def test_many_publishers_at_once(replay_settings: Settings, queue: str) -> None:
+    def publish(number: int) -> list[int]:
+        with Publisher(replay_settings, queue) as publisher:
+            # Two threads are the same producer.
+            return [
+                publisher.publish([f"{number // 2}-{i}".encode()], producer=f"p{number // 2}", sequence=i)
+                for i in range(8)
+            ]
+
+    with ThreadPoolExecutor(4) as pool:
+        numbers = list(pool.map(publish, range(4)))
+    assert numbers[0] == numbers[1]
+    assert numbers[2] == numbers[3]
+    assert sorted(numbers[0] + numbers[2]) == list(range(1, 17))
+    assert {b.n: b.items for b in replay(replay_settings, queue)} == {
+        n: [f"{p}-{i}".encode()] for p in (0, 1) for i, n in enumerate(numbers[2 * p])
+    }
+
+
+def test_a_handler_that_fails_leaves_the_cursor(replay_settings: Settings, queue: str) -> None:
+    with Publisher(replay_settings, queue) as publisher:
+        for i in range(3):
+            publisher.publish([b"%d" % i])
+
+    def fail_at_2(batch: Batch) -> None:
+        assert batch.n != 2, "no"
+
+    with Subscriber(replay_settings, queue, "p") as subscriber, pytest.raises(AssertionError):
+        subscriber.run(fail_at_2, until_idle=True)
+    (found,) = lag(replay_settings, queue)
+    assert (found.processor, found.done, found.batches) == ("p", 1, 2)
+    assert 0 < found.seconds < 60
+    assert [b.n for b in done(replay_settings, queue, "p")] == [2, 3]
+    assert [(x.batches, x.seconds) for x in lag(replay_settings, queue)] == [(0, 0.0)]
+
+
+def test_seek(replay_settings: Settings, queue: str) -> None:
+    times = []
+    with Publisher(replay_settings, queue) as publisher:
+        for i in range(5):
+            times.append(datetime.now(UTC))
+            publisher.publish([b"%d" % i])
+            time.sleep(0.01)
+    done(replay_settings, queue, "p")
+    assert seek(replay_settings, queue, "p", 4) == 4
+    assert [b.n for b in done(replay_settings, queue, "p")] == [4, 5]
+    for i, at in enumerate(times):
+        assert seek(replay_settings, queue, "p", at) == i + 1
+    assert seek(replay_settings, queue, "p", times[0] - timedelta(days=1)) == 1
+    assert seek(replay_settings, queue, "new", datetime.now(UTC) + timedelta(days=1)) == 6
+    assert done(replay_settings, queue, "new") == []
+    for to in (0, 7):
+        with pytest.raises(NoBatch, match=f"not {to}"):
+            seek(replay_settings, queue, "p", to)
+
+
+def test_a_subscriber_at_work_is_woken_and_follows_a_seek(replay_settings: Settings, queue: str) -> None:
+    slow = replay_settings.model_copy(update={"replay": replay_settings.replay.model_copy(update={"poll_seconds": 60})})
+    found: list[int] = []
+    stop = threading.Event()
+    with Publisher(slow, queue) as publisher, Subscriber(slow, queue, "p") as subscriber, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(subscriber.run, lambda b: found.append(b.n), stop)
+        try:
+            for n in (1, 2, 3):
+                publisher.publish([b"x"])
+                wait_for(lambda n=n: found[-1:] == [n])
+            seek(slow, queue, "p", 2)
+            publisher.publish([b"x"])
+            wait_for(lambda: found[3:] in ([2, 3, 4], [4, 2, 3, 4]))
+        finally:
+            stop.set()
+            publisher.publish([b"the end"])
+        running.result(30)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_zookeeper_is_made_anew(replay_settings: Settings, queue: str, zookeeper: KazooClient) -> None:
+    with Publisher(replay_settings, queue) as publisher:
+        for i in range(3):
+            publisher.publish([b"%d" % i])
+        done(replay_settings, queue, "p")
+        zookeeper.delete(f"/queues/{queue}", recursive=True)
+        assert publisher.publish([b"3"]) == 4
+        assert node(zookeeper, f"/queues/{queue}") == f"{queue}-4"
+        # The cursor comes from its copy.
+        assert [b.n for b in done(replay_settings, queue, "p")] == [4]
+        zookeeper.delete(f"/queues/{queue}", recursive=True)
+        assert rebuild(replay_settings, queue) == (4, ["p"])
+        assert node(zookeeper, f"/queues/{queue}/processors/p") == f"{queue}-4"
+        # From an older time, and from a later one than the database's.
+        zookeeper.set(f"/queues/{queue}", f"{queue}-2".encode())
+        assert rebuild(replay_settings, queue) == (4, [])
+        assert publisher.publish([b"4"]) == 5
+        zookeeper.set(f"/queues/{queue}", f"{queue}-9".encode())
+        with pytest.raises(NoBatch, match=f"the database has no batch {queue}-9"):
+            publisher.publish([b"5"])
+        zookeeper.set(f"/queues/{queue}", b"what")
+        with pytest.raises(WritetimeError, match=f"/queues/{queue} is b'what', not {queue}-<number>"):
+            publisher.publish([b"5"])
+
+
+def test_a_batch_that_is_not_what_was_published(replay_settings: Settings, queue: str) -> None:
+    with Publisher(replay_settings, queue) as publisher:
+        publisher.publish([b"fine"])
+        publisher.publish([b"x" * 100])
+    keyspace = replay_settings.cassandra.keyspace
+    with database.connect(replay_settings) as session:
+        seal = Batches(session, replay_settings).get(queue, 2)
+        assert seal is not None
+        where = f"queue = '{queue}' AND attempt = {seal.attempt} AND chunk = 0"
+        session.execute(f"DELETE FROM {keyspace}.replay_blocks WHERE {where}")
+    assert check(replay_settings, queue).faults == [
+        f"batch {queue}-2 has 0 blocks, 0 items and the SHA-256 {encode([])[2].hex()}; sealed were 1, 1 and "
+        f"{seal.sha256.hex()}"
+    ]
+    with Subscriber(replay_settings, queue, "p") as subscriber, pytest.raises(Damaged):
+        subscriber.run(lambda _: None, until_idle=True)
+    assert lag(replay_settings, queue)[0].done == 1
+
+
+def test_effects_happen_once(replay_settings: Settings, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two instances that both believe to hold the lock apply each batch once."""
+    table = f"{replay_settings.cassandra.keyspace}.effects_{queue}"
+    with database.connect(replay_settings) as session:
+        session.execute(
+            f"CREATE TABLE {table} (part text, cursor bigint static, n bigint, item text, PRIMARY KEY (part, n))"
+        )
+    effects = Effects(table, {"part": "all"})
+    insert = f"INSERT INTO {table} (part, n, item) VALUES (?, ?, ?)"
+    handled: list[int] = []
+
+    def handle(batch: Batch) -> list[tuple[str, list[object]]]:
+        handled.append(batch.n)
+        return [(insert, ["all", batch.n, batch.items[0].decode()])]
+
+    def work(_: int) -> None:
+        with Subscriber(replay_settings, queue, "p") as subscriber:
+            subscriber.run(handle, effects=effects, until_idle=True)
+
+    with Publisher(replay_settings, queue) as publisher:
+        for i in range(10):
+            publisher.publish([b"%d" % i])
+    monkeypatch.setattr(Coordination, "working", lambda *_: nullcontext(True))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
+    with database.connect(replay_settings) as session:
+        rows = list(session.execute(f"SELECT n, item, cursor, writetime(item) AS at FROM {table}"))
+    assert [(row.n, row.item, row.cursor) for row in rows] == [(i + 1, str(i), 10) for i in range(10)]
+    assert sorted(set(handled)) == list(range(1, 11))
+
+
+def test_names_that_cannot_be_paths(replay_settings: Settings) -> None:
+    for name in ("", "a/b", ".", "-x", "x" * 201):
+        with pytest.raises(WritetimeError, match="letters, digits"):
+            Publisher(replay_settings, name)
+        with pytest.raises(WritetimeError, match="processor"):
+            Subscriber(replay_settings, "q", name)
