@@ -49,7 +49,8 @@ def assert_same(found: pa.Table, wanted: pa.Table) -> None:
         a, b = found[name].combine_chunks(), wanted[name].combine_chunks()
         if not a.equals(b):
             for i in range(len(a)):
-                assert repr(plain(a[i])) == repr(plain(b[i])), f"column {name}, change {i}"
+                ours, theirs = repr(plain(a[i])), repr(plain(b[i]))
+                assert ours == theirs, f"column {name}, change {i}: {ours} is not {theirs}"
 
 
 def as_rows(batches: Iterable[pa.RecordBatch]) -> list[str]:
