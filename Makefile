@@ -33,7 +33,7 @@ ui: instance
 	@$(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p $(UI_PORT) --log-level warning
 
 test: lint
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 lint: setup
 	@$(BIN)/ruff check .
