@@ -130,10 +130,11 @@ class Coordination:
                 with suppress(KazooException, KazooTimeoutError):
                     lock.release()
 
-    def watch(self, notify: Callable[[], Any]) -> None:
-        """Call `notify` once, when the newest batch changes, or ZooKeeper has to be looked at anew."""
+    def watch(self, notify: Callable[[Any], Any]) -> None:
+        """Call `notify` once, when the newest batch changes, or ZooKeeper has to be looked at anew. The same function
+        given again before that counts once."""
         with _named():
-            self._client.exists_async(self._path, watch=lambda _: notify()).get(timeout=TIMEOUT_SECONDS)
+            self._client.exists_async(self._path, watch=notify).get(timeout=TIMEOUT_SECONDS)
 
     def _processor(self, name: str) -> str:
         return f"{self._path}/processors/{check_name(name, 'processor')}"

@@ -84,7 +84,7 @@ class Subscriber:
                     cursor = self._cursor(effects)
                     while not stop.is_set():
                         self._news.clear()
-                        self._zookeeper.watch(self._news.set)
+                        self._zookeeper.watch(self._wake)
                         seal = self._batches.get(self._queue, cursor.n + 1)
                         if seal is None:
                             self._require(cursor.n)
@@ -100,6 +100,9 @@ class Subscriber:
                 log.warning("processor %s of queue %s waits: %s", self._name, self._queue, e)
                 stop.wait(self._settings.replay.poll_seconds)
         return done
+
+    def _wake(self, _: Any) -> None:
+        self._news.set()
 
     def _process(self, seal: Seal, cursor: Cursor, handler: Callable[[Batch], Any], effects: Effects | None) -> Cursor:
         # Help a publisher that ended before it did; and so that no cursor is ever beyond the newest batch.
