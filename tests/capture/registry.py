@@ -1,7 +1,7 @@
 """A schema registry of its own: Apicurio, by the REST API of Confluent's that it has."""
 
 import json
-import tarfile
+import shutil
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ class RegistryServer(EmbeddedServer):
     def command(self) -> list[str]:
         """Unpack the server."""
         (archive,) = jars.fetch("registry")
-        with tarfile.open(archive) as packed:
-            packed.extractall(self.folder, filter="data")
+        shutil.unpack_archive(archive, self.folder, "gztar")
         (runner,) = self.folder.glob("*-runner.jar")
         options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dquarkus.http.host=127.0.0.1"]
         return [str(java()), *options, f"-Dquarkus.http.port={self._port}", "-jar", str(runner)]
