@@ -121,7 +121,7 @@ def test_a_snapshot_beside_live_writes_and_a_kill(landed: Captured) -> None:
     progress = snapshots(landed)["t"]
     assert progress["changes"] == progress["published"] > ROWS
     assert progress["read"] == progress["sstables"] == FILES + 1
-    assert not list(landed.node.folder.glob("data/*/*/snapshots/writetime-*"))
+    assert not list(landed.node.folder.glob(f"data/{landed.keyspace}/*/snapshots/writetime-*"))
     # What was read and kept before the kill was not read again.
     origins = [o for o in landed.changes("t")["origin"].to_pylist() if o["source"] == "sstable"]
     files = Counter(o["file"] for o in origins)
