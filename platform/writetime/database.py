@@ -59,6 +59,8 @@ def connect(settings: Settings) -> Iterator[Session]:
         protocol_version=PROTOCOL_VERSION,
         reconnection_policy=ExponentialReconnectionPolicy(base_delay=0.5, max_delay=2),
         connect_timeout=10,
+        # Two seconds by default, which a busy node may take to tell its schema.
+        control_connection_timeout=10,
     )
     try:
         try:

@@ -236,7 +236,8 @@ def test_what_comes_late_is_found_by_closing_and_by_dropping(queue_settings: Set
     with database.connect(settings) as session:
         for table in ("queue_items", "queue_state"):
             query = f"SELECT item_id FROM {keyspace}.{table} WHERE queue = %s AND shard = %s AND bucket = %s"
-            assert not list(session.execute(query, place))
+            # The fence may stay, if the shard had another owner after the bucket was closed.
+            assert not [row for row in session.execute(query, place) if row.item_id is not None]
     assert sorted(done) == ["first", "late", "very late"]
 
 
