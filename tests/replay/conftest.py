@@ -14,4 +14,5 @@ def queue() -> str:
 
 @pytest.fixture
 def replay_settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"replay": settings.replay.model_copy(update={"poll_seconds": 0.2})})
+    replay = settings.replay.model_copy(update={"poll_seconds": 0.2, "publish_timeout_seconds": 100.0})
+    return settings.model_copy(update={"replay": replay})

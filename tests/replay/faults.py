@@ -256,7 +256,7 @@ def main() -> None:
             kafka={"bootstrap_servers": f"127.0.0.1:{ports[1]}"},
             zookeeper={"hosts": f"127.0.0.1:{ports[2]}"},
             embedded={"home": home, "cassandra_storage_port": ports[3], "kafka_controller_port": ports[4]},
-            replay={"poll_seconds": 0.2},
+            replay={"poll_seconds": 0.2, "publish_timeout_seconds": 100.0},
         )
         servers.up(settings)
         try:
