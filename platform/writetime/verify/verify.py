@@ -2,13 +2,13 @@
 
 The two are never read at one instant, so what differs is asked again, in both places, until it is the same or the time
 to wait is over. What then is left is lag if the database tells that it was written later than anything that the lake
-knows of; else it is a difference. (Of a deletion CQL tells no time: one that the lake has not seen within the time to
-wait counts as a difference.)
+knew of when the verification began (what lands meanwhile lands bucket by bucket); else it is a difference. (Of a
+deletion CQL tells no time: one that the lake has not seen within the time to wait counts as a difference.)
 """
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,12 +59,12 @@ class Difference:
     database: dict[str, Any] | None
     lake: dict[str, Any] | None
     written_at: int
-    lagging: bool
+    lagging: bool = False
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was compared, what is left that differs, and the newest write (microseconds) that the lake knows of.
+    """What was compared, what is left that differs, and the newest write (microseconds) that the lake knew of at first.
 
     `unsettled` is the number of partitions that differ beyond the first `SUSPECTS`, which were not asked again.
     """
@@ -97,6 +97,7 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
         WritetimeError: the database cannot be read, or has not the columns that the lake has.
     """
     schema = table.schema()
+    newest = newest_write(table)
     with connect(settings) as session:
         database = DatabaseTable(session, schema)
         ranges: list[Range] = []
@@ -105,7 +106,10 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
             ranges.append(found)
             suspects |= tokens
         chosen = set(sorted(suspects)[:SUSPECTS])
-        left, newest = _settle(table, schema, database, chosen, time.monotonic() + wait_seconds)
+        left = [
+            replace(d, lagging=d.written_at > newest)
+            for d in _settle(table, schema, database, chosen, time.monotonic() + wait_seconds)
+        ]
     return Report(ranges, left, newest, len(suspects) - len(chosen))
 
 
@@ -147,20 +151,18 @@ def _settle(
     database: DatabaseTable,
     suspects: set[int],
     deadline: float,
-) -> tuple[list[Difference], int]:
-    """Ask again for the tokens that differ, until none does or the time is over; return what is left, and the newest
-    write that the lake knows of."""
+) -> list[Difference]:
+    """Ask again for the tokens that differ, until none does or the time is over; return what is left."""
     while suspects:
         theirs, written = database.timed_rows(sorted(suspects))
         ours = _lake_rows(bucket_views(table), schema, np.array(sorted(suspects), np.int64))
         found = _changed(ours, theirs, schema)
         suspects = _tokens(ours, theirs, found)
         if suspects and time.monotonic() > deadline:
-            newest = newest_write(table)
-            return _differences(ours, theirs, found, written, newest), newest
+            return _differences(ours, theirs, found, written)
         if suspects:
             time.sleep(_PAUSE_SECONDS)
-    return [], newest_write(table)
+    return []
 
 
 def newest_write(table: LakeTable) -> int:
@@ -212,12 +214,12 @@ def _tokens(ours: Rows, theirs: Rows, found: Matched) -> set[int]:
     return tokens - {None}
 
 
-def _differences(ours: Rows, theirs: Rows, found: Matched, written: np.ndarray, newest: int) -> list[Difference]:
+def _differences(ours: Rows, theirs: Rows, found: Matched, written: np.ndarray) -> list[Difference]:
     differences = []
     for i, j in zip(found.before.tolist(), found.after.tolist(), strict=True):
         at = int(written[j]) if j >= 0 else 0
         token = ours.tokens[i] if i >= 0 else theirs.tokens[j]
-        differences.append(Difference(token.as_py(), _row(theirs, j), _row(ours, i), at, at > newest))
+        differences.append(Difference(token.as_py(), _row(theirs, j), _row(ours, i), at))
     return differences
 
 
