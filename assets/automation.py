@@ -41,8 +41,8 @@ ingest_job = define_asset_job(
 
 replay_flights_job = define_asset_job(
     "replay_flights",
-    AssetSelection.assets(demo.FLIGHTS),
-    description="Post real flights of 2013 to the HTTP ingress (`writetime serve` must be running).",
+    AssetSelection.assets(demo.FLIGHTS, demo.FLIGHT_ITEMS),
+    description="Post real flights of 2013 to the HTTP ingress (`writetime serve` must be running), and enqueue them.",
     executor_def=in_process_executor,
 )
 

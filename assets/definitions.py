@@ -8,6 +8,7 @@ from resources import DatabaseResource, KafkaResource, LakeResource, SparkResour
 defs = Definitions(
     assets=[
         demo.flights,
+        demo.flight_items,
         ingest.http_events,
         ingest.user_events_topic,
         ingest.user_events,

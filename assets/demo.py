@@ -1,4 +1,4 @@
-"""The demo's source: real flights, replayed as HTTP events."""
+"""The demo's source: real flights, replayed as HTTP events, and as work items."""
 
 import time
 from collections.abc import Iterator
@@ -7,11 +7,15 @@ import pandas as pd
 from dagster import AssetExecutionContext, AssetKey, Config, MaterializeResult, asset
 from pydantic import Field
 
-from resources import KafkaResource, SparkResource
+from resources import DatabaseResource, KafkaResource, SparkResource
+from writetime.demo import enrichment
 from writetime.demo import flights as demo
+from writetime.workqueue import Enqueuer
 
 FLIGHTS = AssetKey(["sources", "flights"])
+FLIGHT_ITEMS = AssetKey(["sources", "flight_items"])
 SLICE_EVENTS = 5_000
+SLICE_ITEMS = 5_000
 
 
 class FlightsConfig(Config):
@@ -59,3 +63,16 @@ def flights(
             "calls_repeated": int(totals["repeated_calls"]),
         }
     )
+
+
+@asset(key=FLIGHT_ITEMS, group_name="sources", kinds={"python", "cassandra"})
+def flight_items(config: FlightsConfig, database: DatabaseResource) -> MaterializeResult:
+    """The same flights as items of the queue `flights`, whose handler looks up plane and weather."""
+    items = list(enrichment.items(demo.flights(config.flights)))
+    began = time.monotonic()
+    enqueued = 0
+    with Enqueuer(database.settings) as enqueuer:
+        for first in range(0, len(items), SLICE_ITEMS):
+            enqueued += len(enqueuer.enqueue_many(enrichment.QUEUE, items[first : first + SLICE_ITEMS]))
+    seconds = time.monotonic() - began
+    return MaterializeResult(metadata={"items_enqueued": enqueued, "items_per_second": round(enqueued / seconds, 1)})

@@ -32,6 +32,7 @@ from pydantic import Field
 from pyspark.sql import functions as F
 
 from assets.automation import UNFINISHED
+from assets.demo import FLIGHT_ITEMS
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.errors import WritetimeError
 from writetime.handlers import load_handler
@@ -48,6 +49,7 @@ COMPLETED_TABLE = "queue/completed_events"
     specs=[
         AssetSpec(
             EVENT_QUEUE,
+            deps=[FLIGHT_ITEMS],
             group_name="queue",
             kinds={"cassandra", "scylladb"},
             description="Work items of all queues, put there by `POST /queues/<queue>/items` or `writetime.workqueue`.",

@@ -1,34 +1,49 @@
 """The work queue against a queue of per-row conditional updates: items/s, CPU, idle cost, latency, and large queues.
 
-    python -m bench.workqueue
+    python -m bench.workqueue [--quick]
 
 The peer is the usual design: a table of jobs in 16 partitions, each job claimed by `UPDATE .. IF status = 'RECEIVED'`
 and completed by `UPDATE .. IF owner = ..`, 16 at once. Both sides claim and complete every item with a handler that
-does nothing, on the same node, in one run; after each round all must be completed.
+does nothing, on the same node, in one run; after each round all must be completed. A rate is of the time from the first
+claim to the last completion, as the database has written them; CPU is of the whole program and of the node.
 """
 
 import multiprocessing
+import os
 import random
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import click
 import psutil
+from cassandra.cluster import Session
+from cassandra.concurrent import execute_concurrent_with_args
 
+from tests.conftest import write_settings
 from writetime import config, database
 from writetime.config import Settings, WorkQueue
 from writetime.servers.cassandra import CassandraServer
-from writetime.workqueue import Enqueuer, Item, NewItem, Worker, inspect
+from writetime.servers.kafka import KafkaServer
+from writetime.servers.process import free_port
+from writetime.workqueue import Enqueuer, Item, NewItem, Worker
+from writetime.workqueue.hints import Hint, KafkaHint
+from writetime.workqueue.items import millis
 
 Work = Callable[[Settings, str, int], None]
 
 SHARDS = 16
 TARGET = 10.0
+ENQUEUED_TOGETHER = 10_000
 _spawn = multiprocessing.get_context("spawn")
 
 
@@ -44,8 +59,9 @@ class Result:
 def enqueue(settings: Settings, queue: str, count: int) -> None:
     """Put items into a queue."""
     with Enqueuer(settings) as enqueuer:
-        for first in range(0, count, 2000):
-            enqueuer.enqueue_many(queue, [NewItem({"n": n}) for n in range(first, min(count, first + 2000))])
+        for first in range(0, count, ENQUEUED_TOGETHER):
+            last = min(count, first + ENQUEUED_TOGETHER)
+            enqueuer.enqueue_many(queue, [NewItem({"n": n}) for n in range(first, last)])
 
 
 async def nothing(item: Item) -> None:
@@ -90,20 +106,18 @@ def make_peer(settings: Settings, count: int) -> str:
             "PRIMARY KEY (shard, id))"
         )
         insert = session.prepare(
-            f"INSERT INTO {keyspace}.{name} (shard, id, payload, status) VALUES (?, ?, ?, 'RECEIVED') IF NOT EXISTS"
+            f"INSERT INTO {keyspace}.{name} (shard, id, payload, status) VALUES (?, ?, ?, 'RECEIVED')"
         )
-        with ThreadPoolExecutor(SHARDS) as pool:
-            list(pool.map(lambda n: session.execute(insert, (n % SHARDS, n, "{}")), range(count)))
+        jobs = ((n % SHARDS, n, "{}") for n in range(count))
+        execute_concurrent_with_args(session, insert, jobs, concurrency=64)
     return name
 
 
-def run_round(
-    work: Callable[[Settings, str, int], None], settings: Settings, name: str, count: int, to: Connection
-) -> None:
-    """Do one round in this process, and answer with the seconds and the CPU seconds that it took."""
-    begin, cpu = time.perf_counter(), time.process_time()
+def run_round(work: Work, settings: Settings, name: str, count: int, to: Connection) -> None:
+    """Do one round in this process, and answer with the CPU seconds that it took."""
+    cpu = time.process_time()
     work(settings, name, count)
-    to.send((time.perf_counter() - begin, time.process_time() - cpu))
+    to.send(time.process_time() - cpu)
 
 
 def measure(work: Work, settings: Settings, name: str, count: int) -> Result:
@@ -113,9 +127,32 @@ def measure(work: Work, settings: Settings, name: str, count: int) -> Result:
     process = _spawn.Process(target=run_round, args=(work, settings, name, count, there))
     process.start()
     there.close()
-    seconds, cpu = here.recv()
+    cpu = here.recv()
     process.join()
-    return Result(count / seconds, cpu / count * 1e6, (server_cpu(settings) - before) / count * 1e6)
+    server = server_cpu(settings) - before
+    with database.connect(settings) as session:
+        completed, seconds = written(session, settings, name)
+    assert completed == count
+    return Result(count / seconds, cpu / count * 1e6, server / count * 1e6)
+
+
+def written(session: Session, settings: Settings, name: str) -> tuple[int, float]:
+    """Return how many items are completed, and the seconds from the first claim to the last completion."""
+    keyspace = settings.cassandra.keyspace
+    if name.startswith("jobs_"):
+        table, parts = name, [f"shard = {shard}" for shard in range(SHARDS)]
+    else:
+        table, parts = "queue_state", []
+        for row in session.execute(f"SELECT shard, bucket FROM {keyspace}.queue_buckets WHERE queue = %s", [name]):
+            parts.append(f"queue = '{name}' AND shard = {row.shard} AND bucket = {millis(row.bucket)}")
+    completed, claims, completions = 0, list[int](), list[int]()
+    for part in parts:
+        columns = "status, writetime(attempts) AS claimed, writetime(status) AS done"
+        for row in session.execute(f"SELECT {columns} FROM {keyspace}.{table} WHERE {part}"):
+            completed += row.status == "COMPLETED"
+            claims.append(row.claimed)
+            completions.append(row.done)
+    return completed, (max(completions) - min(claims)) / 1e6
 
 
 def server_cpu(settings: Settings) -> float:
@@ -125,104 +162,160 @@ def server_cpu(settings: Settings) -> float:
     return sum(psutil.Process(pid).cpu_times()[:2])
 
 
-def measure_idle(settings: Settings, seconds: float) -> tuple[float, float]:
-    """Return what an idle worker of an empty queue costs, client and server, in CPU seconds an hour."""
+def measure_idle(settings: Settings, seconds: float) -> tuple[float, float, float]:
+    """Return what an idle worker of an empty queue costs a minute: CPU seconds of client and node, and statements."""
 
-    def server_cpu_of(wait: Callable[[], None]) -> float:
-        before = server_cpu(settings)
+    def of_node(wait: Callable[[], None]) -> tuple[float, int]:
+        cpu, executed = server_cpu(settings), statements(settings)
         wait()
-        return server_cpu(settings) - before
+        # The question itself is a statement that is not prepared.
+        return server_cpu(settings) - cpu, statements(settings) - executed
 
-    alone = server_cpu_of(lambda: time.sleep(seconds))
+    alone, _ = of_node(lambda: time.sleep(seconds))
+    with working(settings, f"idle-{uuid.uuid4().hex[:8]}", nothing):
+        time.sleep(10)
+        cpu = time.process_time()
+        with_worker, executed = of_node(lambda: time.sleep(seconds))
+        client = time.process_time() - cpu
+    minutes = seconds / 60
+    return client / minutes, max(0.0, with_worker - alone) / minutes, executed / minutes
+
+
+def statements(settings: Settings) -> int:
+    """Return how many prepared statements the node has executed."""
+    query = "SELECT value FROM system_views.cql_metrics WHERE name = 'prepared_statements_executed'"
+    with database.connect(settings) as session:
+        return int(session.execute(query).one().value)
+
+
+@contextmanager
+def working(settings: Settings, queue: str, handler: Callable, hint: Hint | None = None) -> Iterator[None]:
+    """A worker in a thread."""
     stop = threading.Event()
-    thread = threading.Thread(target=Worker(settings, {f"idle-{uuid.uuid4().hex[:8]}": nothing}).run, args=(stop,))
+    thread = threading.Thread(target=Worker(settings, {queue: handler}, hint).run, args=(stop,))
     thread.start()
-    time.sleep(10)
-    cpu = time.process_time()
-    with_worker = server_cpu_of(lambda: time.sleep(seconds))
-    client = time.process_time() - cpu
-    stop.set()
-    thread.join()
-    return client * 3600 / seconds, max(0.0, with_worker - alone) * 3600 / seconds
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
-def measure_latency(settings: Settings, count: int) -> tuple[float, float]:
+def measure_latency(settings: Settings, count: int, hint: Hint | None = None) -> tuple[float, float]:
     """Return the median and the 99th percentile of the time from the acknowledgement to the handler, in ms."""
-    queue, begun, stop = f"latency-{uuid.uuid4().hex[:8]}", dict[int, float](), threading.Event()
+    queue, begun = f"latency-{uuid.uuid4().hex[:8]}", dict[int, float]()
 
     async def handle(item: Item) -> None:
         begun[item.payload] = time.perf_counter()
 
-    thread = threading.Thread(target=Worker(settings, {queue: handle}).run, args=(stop,))
-    thread.start()
     enqueued = {}
-    with Enqueuer(settings) as enqueuer:
-        enqueuer.enqueue(queue, -1)
-        time.sleep(8)
-        for n in range(count):
+    with Enqueuer(settings) as enqueuer, working(settings, queue, handle, hint):
+        # The topic of hints is made, and found, with the first items.
+        for n in range(-8, count):
             enqueuer.enqueue(queue, n)
             enqueued[n] = time.perf_counter()
-            time.sleep(random.uniform(0.05, 0.6))
-        while len(begun) <= count:
+            time.sleep(random.uniform(0.05, 0.6) if n >= 0 else 1)
+        while len(begun) < len(enqueued):
             time.sleep(0.1)
-    stop.set()
-    thread.join()
-    waited = sorted(max(0.0, begun[n] - enqueued[n]) * 1000 for n in enqueued)
+    waited = sorted(max(0.0, begun[n] - enqueued[n]) * 1000 for n in range(count))
     return waited[len(waited) // 2], waited[int(len(waited) * 0.99)]
 
 
-@click.command()
-@click.option("--items", default=10_000, show_default=True, help="Items of the comparison.")
-@click.option("--sizes", default="10000,100000,1000000", show_default=True, help="Sizes of queues.")
-@click.option("--latency", default=150, show_default=True, help="Items whose latency is measured.")
-@click.option("--idle", default=60.0, show_default=True, help="Seconds for which an idle worker is watched.")
-def main(items: int, sizes: str, latency: int, idle: float) -> None:
-    """Measure it all."""
-    settings = config.load()
-    keyspace = f"b{uuid.uuid4().hex[:12]}"
-    settings = settings.model_copy(
-        update={
-            "cassandra": settings.cassandra.model_copy(update={"keyspace": keyspace}),
-            "workqueue": WorkQueue(lease_seconds=60),
-        }
-    )
-    server = CassandraServer(settings)
-    started = server.start()
+@contextmanager
+def hinting(settings: Settings) -> Iterator[Settings]:
+    """A keyspace whose items an agent publishes to a broker."""
+    own = settings.cassandra.model_copy(update={"keyspace": f"h{uuid.uuid4().hex[:12]}"})
+    settings = settings.model_copy(update={"cassandra": own})
+    broker = KafkaServer(settings)
+    broker.start()
+    database.apply_schema(settings)
+    with database.connect(settings) as session:
+        session.execute(f"ALTER TABLE {own.keyspace}.queue_items WITH cdc = true", timeout=60)
+    file = settings.embedded.home / "writetime.toml"
+    write_settings(settings, file)
+    environment = {**os.environ, "WRITETIME_CONFIG": str(file)}
+    with file.with_name("agent.log").open("wb") as log:
+        agent = subprocess.Popen([sys.executable, "-m", "writetime", "agent"], stderr=log, env=environment)
     try:
-        database.apply_schema(settings)
-        for count in (500, items):
-            name = make_peer(settings, count)
-            peer = measure(work_peer, settings, name, count)
-            queue = f"q-{uuid.uuid4().hex[:8]}"
-            enqueue(settings, queue, count)
-            project = measure(work_project, settings, queue, count)
-            assert inspect(settings, queue).depth == 0
-        print(f"{items:,} items claimed and completed, {SHARDS} shards; load average {psutil.getloadavg()[0]:.1f}")
-        print(f"{'':14}{'items/s':>10}{'client CPU us/item':>22}{'server CPU us/item':>22}")
-        for label, result in (("per-row LWT", peer), ("work queue", project)):
-            print(f"{label:14}{result.per_second:10,.0f}{result.client_us:22,.0f}{result.server_us:22,.0f}")
-        print(
-            f"{'':14}{project.per_second / peer.per_second:9.1f}x{peer.client_us / project.client_us:21.1f}x"
-            f"{peer.server_us / project.server_us:21.1f}x  (target {TARGET:g}x of items/s)",
-            flush=True,
-        )
-        if latency:
-            print("pick-up latency, polled: p50 {:.0f} ms, p99 {:.0f} ms".format(*measure_latency(settings, latency)))
-        if idle:
-            print("idle worker: {:.1f} CPU s an hour, node {:.1f}".format(*measure_idle(settings, idle)), flush=True)
-        for size in map(int, filter(None, sizes.split(","))):
-            queue = f"q-{uuid.uuid4().hex[:8]}"
-            enqueue(settings, queue, size)
-            result = measure(work_project, settings, queue, size)
-            print(
-                f"{size:>10,} items: {result.per_second:8,.0f} items/s, {result.client_us:6.0f} us client, "
-                f"{result.server_us:6.0f} us server CPU an item",
-                flush=True,
-            )
+        yield settings
     finally:
-        with database.connect(settings) as session:
-            session.execute(f"DROP KEYSPACE IF EXISTS {keyspace}", timeout=60)
-        if started:
+        agent.terminate()
+        agent.wait()
+        broker.stop()
+
+
+def compare(settings: Settings, count: int) -> None:
+    """Claim and complete items on both sides."""
+    for size in (500, count):
+        name = make_peer(settings, size)
+        peer = measure(work_peer, settings, name, size)
+        queue = f"q-{uuid.uuid4().hex[:8]}"
+        enqueue(settings, queue, size)
+        project = measure(work_project, settings, queue, size)
+    print(f"{count:,} items claimed and completed, {SHARDS} shards; load average {psutil.getloadavg()[0]:.1f}")
+    print(f"{'':14}{'items/s':>10}{'client CPU us/item':>22}{'server CPU us/item':>22}")
+    for label, result in (("per-row LWT", peer), ("work queue", project)):
+        print(f"{label:14}{result.per_second:10,.0f}{result.client_us:22,.0f}{result.server_us:22,.0f}")
+    print(
+        f"{'':14}{project.per_second / peer.per_second:9.1f}x{peer.client_us / project.client_us:21.1f}x"
+        f"{peer.server_us / project.server_us:21.1f}x  (target {TARGET:g}x of items/s)",
+        flush=True,
+    )
+
+
+def grow(settings: Settings, size: int) -> None:
+    """Work a queue of a size off, and say what an item costs."""
+    queue = f"q-{uuid.uuid4().hex[:8]}"
+    began = time.perf_counter()
+    enqueue(settings, queue, size)
+    enqueued = size / (time.perf_counter() - began)
+    result = measure(work_project, settings, queue, size)
+    print(
+        f"{size:>10,} items: {enqueued:8,.0f} enqueued/s, {result.per_second:8,.0f} done/s, {result.client_us:6.0f} us "
+        f"client, {result.server_us:6.0f} us server CPU an item",
+        flush=True,
+    )
+
+
+@click.command()
+@click.option("--items", default=20_000, show_default=True, help="Items of the comparison.")
+@click.option("--sizes", default="10000,100000,1000000", show_default=True, help="Sizes of queues.")
+@click.option("--latency", default=80, show_default=True, help="Items whose latency is measured, polled and hinted.")
+@click.option("--idle", default=30.0, show_default=True, help="Seconds for which an idle worker is watched.")
+@click.option("--quick", is_flag=True, help="Without the largest size.")
+def main(items: int, sizes: str, latency: int, idle: float, quick: bool) -> None:
+    """Measure it all."""
+    with tempfile.TemporaryDirectory() as home:
+        settings = config.load(
+            cassandra={"port": free_port(), "keyspace": "bench"},
+            kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
+            embedded={
+                "home": Path(home),
+                "cassandra_storage_port": free_port(),
+                "kafka_controller_port": free_port(),
+            },
+            capture={"state": Path(home) / "state", "snapshot": "schema-only"},
+        )
+        settings = settings.model_copy(update={"workqueue": WorkQueue(lease_seconds=60)})
+        server = CassandraServer(settings)
+        server.start()
+        try:
+            database.apply_schema(settings)
+            if items:
+                compare(settings, items)
+            if idle:
+                client, node, executed = measure_idle(settings, idle)
+                print(f"idle worker: {client:.2f} CPU s a minute, node {node:.2f}, {executed:,.0f} statements")
+            if latency:
+                polled = measure_latency(settings, latency)
+                print("pick-up latency, polled: p50 {:.0f} ms, p99 {:.0f} ms".format(*polled), flush=True)
+                with hinting(settings) as hinted:
+                    found = measure_latency(hinted, latency, KafkaHint(hinted))
+                print("pick-up latency, hinted: p50 {:.0f} ms, p99 {:.0f} ms".format(*found), flush=True)
+            found = [int(size) for size in sizes.split(",") if size]
+            for size in found[: -1 if quick else None]:
+                grow(settings, size)
+        finally:
             server.stop()
 
 

@@ -243,7 +243,7 @@ class WorkQueue(_Section):
     queues: dict[str, Queue] = Field(default={}, description="Queues that differ from the defaults, by name.")
     lease_seconds: float = Field(default=300.0, gt=0, description="A silent worker's shards go to others then.")
     threads: int = Field(default=16, ge=1, description="Items that one worker runs at once.")
-    batch_rows: int = Field(default=32, ge=1, le=100, description="Items in one conditional batch, at most.")
+    batch_rows: int = Field(default=256, ge=1, le=1000, description="Items in one conditional batch, at most.")
     bucket_seconds: int = Field(default=3600, ge=1, description="Of a new queue; fixed from then on.")
     close_after_seconds: float = Field(
         default=900.0, gt=0, description="After its end, a bucket stays open for late inserts for this time."
@@ -262,6 +262,8 @@ class WorkQueue(_Section):
     drain_seconds: float = Field(default=30.0, gt=0, description="How long a stop waits for running items.")
     hints: bool = Field(default=False, description="Wake up by `changes.<keyspace>.queue_items` in Kafka, too.")
     stuck_seconds: float = Field(default=900.0, gt=0, description="Age of an unfinished item at which Dagster warns.")
+    metrics_port: int | None = Field(default=None, description="Where `writetime work` serves Prometheus metrics.")
+    metrics_host: str = "127.0.0.1"
 
     def queue(self, name: str) -> Queue:
         """Return what holds for a queue."""

@@ -39,6 +39,7 @@ def test_graph() -> None:
         ("lake/state", "lake/view"),
         ("lake/state", "rows/events"),
         ("rows/events", "rows/topic"),
+        ("sources/flight_items", "queue/event_queue"),
         ("queue/event_queue", "queue/completed_events"),
     }
     for key in graph.get_all_asset_keys():

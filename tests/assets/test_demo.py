@@ -32,6 +32,7 @@ def run_demo(home: Path) -> dict[str, int]:
     assert answer.returncode == 0, answer.stdout + answer.stderr + (log.read_text()[-5000:] if log.exists() else "")
     assert "nothing lost, nothing twice" in answer.stdout
     assert "checks between the stages: 5 of 5 passed" in answer.stdout
+    assert re.search(r"[\d,]+ enqueued = 400 enriched \+ 3 dead: nothing lost, nothing twice", answer.stdout)
     verdict = re.search(r"([\d,]+) taken = ([\d,]+) stored \+ ([\d,]+) duplicates \+ ([\d,]+) dead", answer.stdout)
     assert verdict
     return dict(

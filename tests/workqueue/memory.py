@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from writetime.workqueue.items import Entry, Place, Status
+from writetime.workqueue.statements import Unknown
 from writetime.workqueue.tables import (
     PAGE_ROWS,
     BucketRow,
@@ -21,7 +22,6 @@ from writetime.workqueue.tables import (
     StateRow,
     Statics,
     Tables,
-    Unknown,
 )
 
 _T = TypeVar("_T")
@@ -155,7 +155,7 @@ class MemoryTables(Tables):
 
         await self._ask(act)
 
-    async def drop(self, place: Place, before: int) -> None:
+    async def drop(self, place: Place, before: int, epoch: int) -> None:
         def act() -> None:
             rows = self._db.rows.get(place, {})
             missing = [i for i in self._db.items.get(place, {}) if i not in rows or not rows[i].status.final]

@@ -5,6 +5,7 @@ ended, what completion was known to be applied. A trap ends or stops the process
 Its wall clock may be wrong by any number of seconds.
 """
 
+import asyncio
 import json
 import logging
 import os
@@ -12,8 +13,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime as real_datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -74,15 +77,21 @@ class Process:
         claim, complete = ShardRunner.claim, ShardRunner.complete
         process = self
 
-        def trapped_claim(self: ShardRunner, entry: Entry) -> Any:
-            process.pass_point("before claim")
-            return claim(self, entry)
+        async def trapped_claim(self: ShardRunner, entries: Sequence[Entry]) -> None:
+            for _ in entries:
+                process.pass_point("before claim")
+            await claim(self, entries)
 
-        async def trapped_complete(self: ShardRunner, entry: Entry, result: str | None) -> None:
+        def trapped_complete(self: ShardRunner, entry: Entry, result: str | None) -> "asyncio.Future[None]":
             process.pass_point("before completion")
-            await complete(self, entry, result)
-            process.note(what="completed", item=str(entry.item_id), attempt=entry.attempts)
-            process.pass_point("after completion")
+            written = complete(self, entry, result)
+            written.add_done_callback(partial(note, entry.item_id, entry.attempts))
+            return written
+
+        def note(item_id: UUID, attempt: int, written: "asyncio.Future[None]") -> None:
+            if written.exception() is None:
+                process.note(what="completed", item=str(item_id), attempt=attempt)
+                process.pass_point("after completion")
 
         ShardRunner.claim = trapped_claim
         ShardRunner.complete = trapped_complete

@@ -17,7 +17,7 @@ import click
 from writetime.config import Queue, Settings, WorkQueue
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, NewItem
 from writetime.workqueue.items import GiveUp, Item, Status
-from writetime.workqueue.worker import Running
+from writetime.workqueue.running import Running
 
 from .memory import MemoryDatabase, MemoryTables, VirtualLoop
 

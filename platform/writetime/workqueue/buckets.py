@@ -8,6 +8,7 @@ never meets it.
 """
 
 from collections.abc import Callable
+from uuid import UUID
 
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.items import Entry
@@ -41,6 +42,12 @@ class Buckets:
     def behind(self) -> bool:
         """Whether there is more to read."""
         return any(reader.behind for reader in self.readers.values())
+
+    @property
+    def oldest(self) -> UUID | None:
+        """The first item that was seen and is not finished."""
+        found = (reader.partition.oldest for _, reader in sorted(self.readers.items()))
+        return next((item_id for item_id in found if item_id is not None), None)
 
     async def open_new(self) -> None:
         """Begin with the buckets that are not closed, as soon as their time has come.
@@ -108,7 +115,7 @@ class Buckets:
                 self._known[bucket] = None
                 self._on_late(late)
             else:
-                await self._tables.drop(partition.place, closed + keep // 2)
+                await self._tables.drop(partition.place, closed + keep // 2, self._epoch)
                 del self._known[bucket]
 
     async def stop(self) -> None:

@@ -18,6 +18,7 @@ from writetime.workqueue.enqueue import Enqueuer
 from writetime.workqueue.hints import KafkaHint
 from writetime.workqueue.inspect import inspect, queues
 from writetime.workqueue.items import instant
+from writetime.workqueue.metrics import WorkerMetrics
 from writetime.workqueue.worker import Worker
 
 
@@ -35,7 +36,9 @@ def work(names: tuple[str, ...], paths: tuple[str, ...]) -> None:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: stop.set())
     hint = KafkaHint(settings) if settings.workqueue.hints else None
-    outcomes = Worker(settings, handlers, hint).run(stop)
+    own = settings.workqueue
+    metrics = None if own.metrics_port is None else WorkerMetrics(own.metrics_host, own.metrics_port)
+    outcomes = Worker(settings, handlers, hint, metrics).run(stop)
     click.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "no items")
     if any(thread.name.startswith("handler") and thread.is_alive() for thread in threading.enumerate()):
         sys.stdout.flush()

@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from writetime.workqueue.tables import Unknown
+from writetime.workqueue.statements import Unknown
 
 _T = TypeVar("_T")
 

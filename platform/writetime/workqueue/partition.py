@@ -9,7 +9,8 @@ applied; with another epoch, the shard has another owner, and nothing of the bat
 import asyncio
 import bisect
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from writetime.errors import WritetimeError
@@ -27,6 +28,13 @@ class Fenced(WritetimeError):
     """The shard has another owner; what was to be written was not, and will not be."""
 
 
+class _Group(NamedTuple):
+    """Changes that are written together, and who waits for them."""
+
+    changes: Sequence[Change]
+    written: "asyncio.Future[None]"
+
+
 class Partition:
     """A partition that was stamped with our epoch."""
 
@@ -39,7 +47,7 @@ class Partition:
         # Zero where it was just stamped; more where this owner has closed it before.
         self._op = (statics.op or 0) if statics.epoch == epoch else 0
         self._batch_rows = batch_rows
-        self._waiting: deque[tuple[Change, asyncio.Future[None]]] = deque()
+        self._waiting: deque[_Group] = deque()
         self._flushing: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
         # Ids beyond the floor: all that were seen, in order, and those of them that are finished.
@@ -82,6 +90,11 @@ class Partition:
         """How many items were seen and are not finished."""
         return len(self._seen) - len(self._finished)
 
+    @property
+    def oldest(self) -> UUID | None:
+        """The first item that was seen and is not finished."""
+        return next((item_id for item_id in self._seen if item_id not in self._finished), None)
+
     def settle(self, before: int) -> None:
         """Raise the floor over finished items from before an instant (milliseconds), after which none may come late."""
         done = 0
@@ -96,13 +109,16 @@ class Partition:
                 self._known.discard(item_id)
             del self._seen[:done]
 
-    def write(self, change: Change) -> "asyncio.Future[None]":
-        """Send a change with the next batch; the future is done once it is applied, or raises `Fenced`."""
+    def write(self, changes: Sequence[Change]) -> "asyncio.Future[None]":
+        """Send changes with the next batch, all in one; the future is done once they are applied, or raises `Fenced`.
+
+        There may be as many as a batch has rows.
+        """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._fault is not None:
             future.set_exception(self._fault)
             return future
-        self._waiting.append((change, future))
+        self._waiting.append(_Group(changes, future))
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush())
         return future
@@ -122,20 +138,19 @@ class Partition:
     async def _flush(self) -> None:
         # One turn of the loop, in which all that is ready now is added.
         await asyncio.sleep(0)
-        batch: list[tuple[Change, asyncio.Future[None]]] = []
+        batch: list[_Group] = []
         try:
             while self._waiting:
                 batch = self._next_batch()
                 self._op += 1
-                op, floor, changes = self._op, self.floor, [change for change, _ in batch]
+                op, floor, changes = self._op, self.floor, [change for group in batch for change in group.changes]
                 await self._insist(
                     lambda op=op, floor=floor, changes=changes: self._tables.write(
                         self.place, self._epoch, op, floor, changes
                     )
                 )
-                for change, future in batch:
-                    if change.status.final:
-                        self._finished.add(change.item_id)
+                self._finished.update(change.item_id for change in changes if change.status.final)
+                for _, future in batch:
                     if not future.done():
                         future.set_result(None)
                 batch = []
@@ -149,13 +164,14 @@ class Partition:
         finally:
             self._flushing = None
 
-    def _next_batch(self) -> list[tuple[Change, asyncio.Future[None]]]:
-        batch: list[tuple[Change, asyncio.Future[None]]] = []
-        size = 0
-        while self._waiting and len(batch) < self._batch_rows:
-            change = self._waiting[0][0]
-            size += len(change.result or "") + len(change.error or "")
-            if batch and size > _BATCH_BYTES:
+    def _next_batch(self) -> list[_Group]:
+        batch: list[_Group] = []
+        rows = size = 0
+        while self._waiting:
+            changes = self._waiting[0].changes
+            rows += len(changes)
+            size += sum(len(c.result or "") + len(c.error or "") for c in changes)
+            if batch and (rows > self._batch_rows or size > _BATCH_BYTES):
                 break
             batch.append(self._waiting.popleft())
         return batch

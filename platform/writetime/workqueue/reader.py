@@ -1,8 +1,8 @@
 """Reads the items of one partition as they come: polls look a little back, a rescan finds what came later than that.
 
 Ids are times, and an insert may become visible after one with a later id. So a poll begins `overlap_seconds` before the
-newest item, and a rescan begins at the floor. What comes after even that is found when the bucket is closed, or at the
-latest before it is dropped (`buckets`).
+newest item, where that does not take too long, and a rescan begins at the floor. What comes after even that is found
+when the bucket is closed, or at the latest before it is dropped (`buckets`).
 """
 
 from uuid import UUID
@@ -11,6 +11,9 @@ from writetime.workqueue.context import QueueContext
 from writetime.workqueue.items import Entry, first_id, time_of
 from writetime.workqueue.partition import LAST_ID, NO_ID, Partition
 from writetime.workqueue.tables import PAGE_ROWS, StateRow
+
+# A look back that took so long is followed by so many times that without one.
+_LOOK_BACK_PAUSES = 9
 
 
 class Reader:
@@ -27,8 +30,11 @@ class Reader:
         self._rescan = round(settings.rescan_seconds * 1000)
         self._settle = round(settings.settle_seconds * 1000)
         self._end = partition.place.bucket + context.bucket_seconds * 1000
+        # Where the next poll begins, unless it is one that looks back.
         self._cursor = partition.floor
-        self._newest = 0
+        self._newest = partition.floor
+        self._looks_back_at = 0
+        self._looking_since: int | None = None
         self._claimed: dict[UUID, StateRow] = {}
         self._rescanned = context.clock.now()
         self._polled = 0
@@ -50,19 +56,27 @@ class Reader:
             return []
         self._polled = now
         before = first_id(now + self._tolerance)
-        rows = await self._tables.items(self.partition.place, max(self._cursor, self.partition.floor), before)
+        if not self.behind and now >= self._looks_back_at:
+            recent = min(max(time_of(self._newest), now - self._tolerance) - self._overlap, now)
+            start, since = first_id(recent), now
+        else:
+            start, since = self._cursor, self._looking_since
+        rows = await self._tables.items(self.partition.place, max(start, self.partition.floor), before)
         new = [e for e in rows if not self.partition.knows(e.item_id)]
         behind = len(rows) >= PAGE_ROWS
-        newest = max([self._newest, *(time_of(e.item_id) for e in rows if not e.delayed)])
-        if start := self._look_back(new, now):
-            new += await self._unknown(start, new[-1].item_id)
+        newest = max([self._newest, *(e.item_id for e in rows if not e.delayed)])
+        if earlier := self._look_back(new, now):
+            new += await self._unknown(earlier, new[-1].item_id)
         rescan = not behind and now - self._rescanned > self._rescan
         if rescan:
             new += await self._unknown(self.partition.floor, before)
         # From here on nothing can fail: what is noted as seen is returned.
-        self.behind, self._newest = behind, newest
-        recent = min(max(newest, now - self._tolerance) - self._overlap, now)
-        self._cursor = rows[-1].item_id if behind else max(self.partition.floor, first_id(recent))
+        self.behind, self._newest, self._looking_since = behind, newest, since
+        self._cursor = rows[-1].item_id if behind else newest
+        if not behind and since is not None:
+            # What comes in order is found at once; reading again what is known may take a tenth of the time.
+            done = self._clock.now()
+            self._looks_back_at, self._looking_since = done + _LOOK_BACK_PAUSES * (done - since), None
         self._rescanned = now if rescan else self._rescanned
         found = self._note(new)
         self.partition.settle(now - self._settle)

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from uuid import UUID
 
@@ -13,9 +14,11 @@ from writetime.workqueue.context import QueueContext
 from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, Status
 from writetime.workqueue.limits import part
+from writetime.workqueue.partition import Partition
 from writetime.workqueue.reader import Reader
 from writetime.workqueue.shards import Hold
-from writetime.workqueue.tables import BucketRow, Change, DeadLetter, Unknown
+from writetime.workqueue.statements import Unknown
+from writetime.workqueue.tables import BucketRow, Change, DeadLetter
 
 log = logging.getLogger(__name__)
 
@@ -98,30 +101,39 @@ class ShardRunner:
         due = None if self.hold.leaving or not self.hold.valid else self.backlog.next_due(now)
         return None if due is None else max(0, due - now) / 1000
 
-    def claim(self, entry: Entry) -> "asyncio.Future[None]":
-        """Write that an item is being worked on, and how often that was begun."""
-        entry.attempts += 1
-        change = Change(entry.item_id, Status.PROCESSING, self._clock.now(), entry.attempts, worker=self._worker)
-        return self.buckets.partition(entry).write(change)
+    async def claim(self, entries: Sequence[Entry]) -> None:
+        """Write that items are being worked on, and how often that was begun; as many as a batch has rows."""
+        now = self._clock.now()
+        changes: dict[Partition, list[Change]] = defaultdict(list)
+        for entry in entries:
+            entry.attempts += 1
+            change = Change(entry.item_id, Status.PROCESSING, now, entry.attempts, worker=self._worker)
+            changes[self.buckets.partition(entry)].append(change)
+        await asyncio.gather(*(partition.write(together) for partition, together in changes.items()))
 
-    async def complete(self, entry: Entry, result: str | None) -> None:
-        """Write that an item is done, with the handler's result, in one fenced write."""
+    def complete(self, entry: Entry, result: str | None) -> "asyncio.Future[None]":
+        """Write that an item is done, with the handler's result, in one fenced write; then it is to be released."""
         change = Change(entry.item_id, Status.COMPLETED, self._clock.now(), result=result)
-        await self.buckets.partition(entry).write(change)
-        self._release(entry)
+        return self.buckets.partition(entry).write([change])
+
+    def release(self, entry: Entry) -> None:
+        """Say that an item is settled: the next one of its key may run."""
+        self.backlog.release(entry, self._clock.now())
+        self.idle.set()
+        self._wake()
 
     async def fail(self, entry: Entry, error: str, *, give_up: bool = False) -> Status:
         """Write that an attempt has failed: the item is due again later, or is dead."""
         error = error[:_MAX_ERROR_CHARACTERS]
         if give_up or entry.attempts >= self.own.max_attempts:
             await self._bury(entry, error)
-            self._release(entry)
+            self.release(entry)
             return Status.DEAD
         ceiling = min(self.own.backoff_cap_seconds, self.own.backoff_base_seconds * 2 ** min(entry.attempts - 1, 32))
         entry.due = self._clock.now() + round(1000 * random.uniform(ceiling / 2, ceiling))
         change = Change(entry.item_id, Status.RETRY, self._clock.now(), due=entry.due, error=error)
-        await self.buckets.partition(entry).write(change)
-        self._release(entry)
+        await self.buckets.partition(entry).write([change])
+        self.release(entry)
         self.backlog.add(entry, self._clock.now())
         self._wake()
         return Status.RETRY
@@ -131,8 +143,8 @@ class ShardRunner:
         entry.attempts -= 1
         now = self._clock.now()
         change = Change(entry.item_id, Status.RETRY, now, entry.attempts, due=entry.due or now)
-        await self.buckets.partition(entry).write(change)
-        self._release(entry)
+        await self.buckets.partition(entry).write([change])
+        self.release(entry)
 
     async def drained(self) -> None:
         """Wait until nothing that was taken is open any more."""
@@ -145,11 +157,6 @@ class ShardRunner:
         self.idle.set()
         await self.buckets.stop()
 
-    def _release(self, entry: Entry) -> None:
-        self.backlog.release(entry, self._clock.now())
-        self.idle.set()
-        self._wake()
-
     async def _bury(self, entry: Entry, error: str) -> None:
         """Keep a dead letter first, then say that the item is dead: so no dead item is without its letter."""
         place, now = entry.place, self._clock.now()
@@ -157,7 +164,7 @@ class ShardRunner:
             place.queue, place.shard, entry.item_id, entry.key, entry.payload, entry.attempts, error, now
         )
         await insist(partial(self._tables.insert_dead, letter))
-        await self.buckets.partition(entry).write(Change(entry.item_id, Status.DEAD, now, error=error))
+        await self.buckets.partition(entry).write([Change(entry.item_id, Status.DEAD, now, error=error)])
 
     async def _look(self) -> bool:
         """Open new buckets, read new items, and look after old buckets; return whether there were new items."""

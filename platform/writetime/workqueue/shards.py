@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from writetime.workqueue.context import QueueContext
-from writetime.workqueue.tables import ShardRow, Unknown
+from writetime.workqueue.statements import Unknown
+from writetime.workqueue.tables import ShardRow
 
 log = logging.getLogger(__name__)
 

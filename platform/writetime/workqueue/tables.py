@@ -5,27 +5,23 @@ A conditional write whose answer is lost raises `Unknown`. Each one is made so t
 condition names what it replaces, and its values are this worker's alone, so a repeat tells whether it was applied.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from cassandra import ConsistencyLevel, InvalidRequest, Unauthorized
-from cassandra.cluster import ResponseFuture, Session
-from cassandra.protocol import SyntaxException
-from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStatement, PreparedStatement
+from cassandra import ConsistencyLevel, InvalidRequest
+from cassandra.cluster import Session
+from cassandra.query import UNSET_VALUE, PreparedStatement
 
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.workqueue.items import Entry, Place, Status, millis
+from writetime.workqueue.statements import answer_of, bigint, bound, integer, text, timestamp, together
 
 PAGE_ROWS = 1000
-
-
-class Unknown(WritetimeError):
-    """The database did not answer in time, or not at all: a write may have been applied."""
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 class ShardRow(NamedTuple):
@@ -188,6 +184,9 @@ class Tables:
         self._redriven_as = self._prepare(
             "SELECT redriven_as FROM {}.queue_dead_letters WHERE queue = ? AND shard = ? AND item_id = ?", serial=True
         )
+        self._drop_fence = self._prepare(
+            f"DELETE epoch, op, floor, closed FROM {{}}.queue_state WHERE {part} IF epoch = ?"
+        )
         self._drop = [
             self._prepare(f"DELETE FROM {{}}.{table} USING TIMESTAMP ? WHERE {part}")
             for table in ("queue_items", "queue_state", "queue_buckets")
@@ -213,14 +212,20 @@ class Tables:
 
     async def insert_items(self, entries: Sequence[Entry]) -> None:
         """Insert items of one partition, all or none."""
-        rows = []
-        for e in entries:
-            values = (e.key, e.payload, e.due if e.delayed else None, e.after)
-            # A null would be a tombstone.
-            rows.append(
-                self._insert_item.bind((*e.place, e.item_id, *(UNSET_VALUE if v is None else v for v in values)))
+        place = _serialised(entries[0].place)
+        rows = [
+            bound(
+                self._insert_item,
+                *place,
+                e.item_id.bytes,
+                text(e.key),
+                text(e.payload),
+                timestamp(e.due if e.delayed else None),
+                UNSET_VALUE if e.after is None else e.after.bytes,
             )
-        await self._run(_together(rows))
+            for e in entries
+        ]
+        await self._run(together(rows))
 
     async def insert_bucket(self, place: Place) -> None:
         """Say that a partition has items."""
@@ -253,10 +258,16 @@ class Tables:
         """Say that a bucket is closed, or open again; without effect where it is not as it was `before`."""
         await self._run(self._mark_bucket, (closed, place.queue, place.bucket, place.shard, before))
 
-    async def drop(self, place: Place, before: int) -> None:
-        """Delete a closed bucket: all that was written before an instant, in milliseconds."""
-        for statement in self._drop:
-            await self._run(statement, (before * 1000, *place))
+    async def drop(self, place: Place, before: int, epoch: int) -> None:
+        """Delete a closed bucket: all that was written before an instant, in milliseconds, and a fence of later.
+
+        The registry comes last: while it has the bucket, the rest is repeated.
+        """
+        items, states, registry = self._drop
+        await self._run(items, (before * 1000, *place))
+        await self._run(states, (before * 1000, *place))
+        await self._run(self._drop_fence, (*place, epoch))
+        await self._run(registry, (before * 1000, *place))
 
     # -- states
 
@@ -273,11 +284,24 @@ class Tables:
 
     async def write(self, place: Place, epoch: int, op: int, floor: UUID | None, changes: Sequence[Change]) -> bool:
         """Write states of items if the epoch is still this one and `op` is the next; return whether it was written."""
+        partition = _serialised(place)
         rows = [self._guard.bind((op, floor, *place, epoch, op - 1))]
-        for c in changes:
-            values = (c.status.value, c.at, c.attempts, c.due, c.worker, c.error, c.result)
-            rows.append(self._change.bind((*(UNSET_VALUE if v is None else v for v in values), *place, c.item_id)))
-        return _applied(await self._run(_together(rows)))
+        rows += [
+            bound(
+                self._change,
+                text(c.status),
+                timestamp(c.at),
+                UNSET_VALUE if c.attempts is None else integer(c.attempts),
+                timestamp(c.due),
+                text(c.worker),
+                text(c.error),
+                text(c.result),
+                *partition,
+                c.item_id.bytes,
+            )
+            for c in changes
+        ]
+        return _applied(await self._run(together(rows)))
 
     async def close(self, place: Place, epoch: int, op: int, closed: int | None) -> bool:
         """Close a partition, or open it again, if the epoch is still this one and `op` is the next."""
@@ -319,7 +343,7 @@ class Tables:
     async def renew(self, queue: str, held: Sequence[ShardRow]) -> bool:
         """Renew the leases of shards, all or none; `held` has them as they were after the last renewal."""
         rows = [self._renew.bind(((s.beat or 0) + 1, queue, s.shard, s.owner, s.epoch, s.beat)) for s in held]
-        return _applied(await self._run(_together(rows)))
+        return _applied(await self._run(together(rows)))
 
     async def release(self, queue: str, held: ShardRow) -> None:
         """Give a shard up."""
@@ -365,9 +389,9 @@ class Tables:
 
     # -- running statements
 
-    def _prepare(self, text: str, *, serial: bool = False) -> PreparedStatement:
+    def _prepare(self, query: str, *, serial: bool = False) -> PreparedStatement:
         try:
-            statement = self._session.prepare(text.replace("{}", self._keyspace))
+            statement = self._session.prepare(query.replace("{}", self._keyspace))
         except InvalidRequest as e:
             raise WritetimeError(f"the work queue's tables are not as expected ({e}); run `writetime init`") from None
         if serial:
@@ -378,51 +402,20 @@ class Tables:
         """Run a statement and return its rows, those of its first page."""
         if values is not None:
             statement = statement.bind(values)
-        return list(await _answer(self._session.execute_async(statement)) or ())
+        return list(await answer_of(self._session.execute_async(statement)) or ())
 
     async def _pages(self, statement: PreparedStatement, values: Sequence[Any]) -> AsyncIterator[Any]:
         """Run a statement and yield the rows of all pages."""
         future = self._session.execute_async(statement.bind(values))
-        for row in await _answer(future) or ():
+        for row in await answer_of(future) or ():
             yield row
         while future.has_more_pages:
-            for row in await _answer(future, next_page=True) or ():
+            for row in await answer_of(future, next_page=True) or ():
                 yield row
 
 
-async def _answer(future: ResponseFuture, *, next_page: bool = False) -> Any:
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
-
-    def deliver(put: Any, value: Any) -> None:
-        def on_loop() -> None:
-            if not answer.done():
-                put(value)
-
-        # A loop that has ended no longer waits for anything.
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(on_loop)
-
-    if next_page:
-        future.clear_callbacks()
-        future.start_fetching_next_page()
-    future.add_callbacks(lambda rows: deliver(answer.set_result, rows), lambda e: deliver(answer.set_exception, e))
-    try:
-        return await answer
-    except (InvalidRequest, SyntaxException, Unauthorized) as e:
-        raise WritetimeError(f"the database refuses a statement of the work queue: {e}") from None
-    except Exception as e:
-        # Timeouts, unavailable replicas, overload, lost connections: all else passes.
-        raise Unknown(f"{type(e).__name__}: {e}") from None
-
-
-def _together(rows: list[BoundStatement]) -> BatchStatement | BoundStatement:
-    """Return one statement for rows of one partition, which is one mutation and needs no batch log."""
-    if len(rows) == 1:
-        return rows[0]
-    batch = BatchStatement(BatchType.UNLOGGED)
-    batch.add_all(rows, [None] * len(rows))
-    return batch
+def _serialised(place: Place) -> tuple[bytes, bytes, bytes]:
+    return place.queue.encode(), integer(place.shard), bigint(place.bucket)
 
 
 def _applied(rows: list[Any]) -> bool:
@@ -441,4 +434,4 @@ def as_json(value: Any) -> str:
     Raises:
         TypeError: it cannot be JSON.
     """
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return _ENCODER.encode(value)

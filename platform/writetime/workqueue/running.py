@@ -1,0 +1,402 @@
+"""A worker while it runs: its shards, what it has claimed, and the lanes in which handlers run.
+
+Items are claimed in groups, as many as go in one write, and wait in memory for a free lane. A lane runs one handler
+after the other, and waits for no completion to be written: completions gather while the write before is in flight.
+"""
+
+import asyncio
+import inspect
+import json
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from writetime.config import WorkQueue
+from writetime.errors import WritetimeError
+from writetime.workqueue.clock import DatabaseClock
+from writetime.workqueue.context import QueueContext
+from writetime.workqueue.items import Entry, GiveUp, Item, Status, time_of
+from writetime.workqueue.metrics import WorkerMetrics
+from writetime.workqueue.partition import Fenced
+from writetime.workqueue.runner import ShardRunner
+from writetime.workqueue.shards import Hold, Shares
+from writetime.workqueue.statements import Unknown
+from writetime.workqueue.tables import Tables, as_json
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Item], Any] | Callable[[Item], Awaitable[Any]]
+
+# Claimed items wait for a thread for about so long: claims go ahead of the work by it.
+_AHEAD_SECONDS = 0.1
+_MOST_AHEAD = 4096
+_REGISTRY_BUCKETS = 2
+_IDLE_ROUNDS_SECONDS = 0.2
+_OBSERVE_SECONDS = 5.0
+
+
+class Running:
+    """A worker while it runs, on one event loop and one set of tables."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        settings: WorkQueue,
+        handlers: Mapping[str, Handler],
+        name: str,
+        metrics: WorkerMetrics | None = None,
+    ) -> None:
+        self._tables = tables
+        self._settings = settings
+        self._handlers = {queue: (handler, inspect.iscoroutinefunction(handler)) for queue, handler in handlers.items()}
+        self._name = name
+        self._metrics = {} if metrics is None else {queue: metrics.of(queue) for queue in handlers}
+        self._monotonic = asyncio.get_running_loop().time
+        self._clock = DatabaseClock(tables, self._monotonic)
+        self._shares: dict[str, Shares] = {}
+        self._runners: dict[Hold, tuple[ShardRunner, asyncio.Task[None]]] = {}
+        self._contexts: dict[str, QueueContext] = {}
+        self._news: dict[str, asyncio.Event] = {queue: asyncio.Event() for queue in handlers}
+        self._work = asyncio.Event()
+        self._threads = ThreadPoolExecutor(settings.threads, "handler")
+        self._ready: asyncio.Queue[tuple[ShardRunner, Entry]] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Items that were taken and are not settled.
+        self._claimed = 0
+        self._handler_seconds = 1.0
+        self._stopping = False
+        self._over = False
+        self._fault: BaseException | None = None
+        self._ended = asyncio.Event()
+        self.outcomes: Counter[str] = Counter()
+
+    async def serve(self, ended: asyncio.Event, *, until_idle: bool) -> Counter[str]:
+        """Work until `ended` is set, or there is nothing to do."""
+        self._ended = ended
+        await self._begin()
+        tasks = [asyncio.create_task(self._dispatch())]
+        tasks += [asyncio.create_task(self._lane()) for _ in range(self._settings.threads)]
+        for queue, shares in self._shares.items():
+            tasks += [asyncio.create_task(shares.keep()), asyncio.create_task(self._registry(queue))]
+        if self._metrics:
+            tasks.append(asyncio.create_task(self._observe()))
+        if until_idle:
+            tasks.append(asyncio.create_task(self._end_when_idle()))
+        for task in tasks:
+            task.add_done_callback(self._note_fault)
+        try:
+            await ended.wait()
+            if self._fault is None:
+                await self._leave()
+        finally:
+            self._over = True
+            started = list(self._tasks)
+            for task in [*tasks, *started, *(task for _, task in self._runners.values())]:
+                task.cancel()
+            await asyncio.gather(*tasks, *started, return_exceptions=True)
+            for runner, _ in list(self._runners.values()):
+                await runner.stop()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._fault is not None:
+            raise self._fault
+        return self.outcomes
+
+    def hinted(self, queue: str) -> None:
+        """Look for items of a queue at once."""
+        if queue in self._news:
+            self._news[queue].set()
+            for runner, _ in self._runners.values():
+                if runner.queue == queue:
+                    runner.poll_now()
+
+    async def _begin(self) -> None:
+        while True:
+            try:
+                await self._clock.look()
+                for queue in self._handlers:
+                    own = self._settings.queue(queue)
+                    shards, bucket_seconds = await self._tables.queue(queue, own.shards, self._settings.bucket_seconds)
+                    if own.concurrency is not None and own.concurrency < shards:
+                        raise WritetimeError(
+                            f"queue {queue}: concurrency {own.concurrency} is less than its {shards} shards, each of "
+                            "which runs one item at least"
+                        )
+                    context = QueueContext(
+                        self._tables, self._clock, self._settings, queue, shards, bucket_seconds, self._name
+                    )
+                    self._contexts[queue] = context
+                    self._shares[queue] = Shares(context, partial(self._gain, context), self._lose, self._drain)
+                return
+            except Unknown as e:
+                log.warning("the database cannot be asked yet: %s", e)
+                await asyncio.sleep(self._settings.idle_poll_seconds)
+
+    def _gain(self, context: QueueContext, hold: Hold) -> None:
+        runner = ShardRunner(context, hold, self._work.set)
+        task = asyncio.create_task(runner.run())
+        task.add_done_callback(lambda task: self._runner_ended(hold, task))
+        self._runners[hold] = runner, task
+        self._news[context.queue].set()
+        log.info("queue %s, shard %d: taken with epoch %d", context.queue, hold.row.shard, hold.epoch)
+
+    def _runner_ended(self, hold: Hold, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Fenced):
+            self._fenced(hold)
+        elif error is not None:
+            self._note_fault(task)
+
+    def _fenced(self, hold: Hold) -> None:
+        for shares in self._shares.values():
+            if shares.held.get(hold.row.shard) is hold:
+                shares.lose(hold)
+
+    def _lose(self, hold: Hold) -> None:
+        runner, task = self._runners.pop(hold)
+        task.cancel()
+        self._start(runner.stop())
+        log.info("queue %s, shard %d: given up, epoch %d", runner.queue, hold.row.shard, hold.epoch)
+
+    async def _drain(self, hold: Hold) -> None:
+        await self._runners[hold][0].drained()
+
+    def _note_fault(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fault = self._fault or error
+            self._ended.set()
+
+    async def _registry(self, queue: str) -> None:
+        """Tell the runners of a queue which buckets there are."""
+        bucket_millis = self._contexts[queue].bucket_seconds * 1000
+        told: set[Hold] = set()
+        complete = self._monotonic()
+        while True:
+            news = self._news[queue]
+            news.clear()
+            try:
+                await self._clock.look()
+                runners = {h: r for h, (r, _) in self._runners.items() if r.queue == queue}
+                # All buckets for a new shard and once in a while; else the new ones.
+                if whole := (runners.keys() - told or self._monotonic() - complete > self._settings.rescan_seconds):
+                    complete = self._monotonic()
+                since = 0 if whole else self._clock.now() - _REGISTRY_BUCKETS * bucket_millis
+                rows = await self._tables.buckets(queue, since) if runners else []
+                for hold, runner in runners.items():
+                    runner.offer([row for row in rows if row.shard == hold.row.shard])
+                told = set(runners)
+            except Unknown as e:
+                log.warning("queue %s: buckets cannot be listed: %s", queue, e)
+            try:
+                async with asyncio.timeout(self._settings.idle_poll_seconds):
+                    await news.wait()
+            except TimeoutError:
+                pass
+
+    async def _dispatch(self) -> None:
+        """Claim what may run, queues of higher priority first, and as far ahead as the handlers are fast."""
+        turn = 0
+        while True:
+            self._work.clear()
+            ahead = self._settings.threads * _AHEAD_SECONDS / max(self._handler_seconds, 1e-5)
+            room = self._settings.threads + min(_MOST_AHEAD, round(ahead)) - self._claimed
+            runners = [runner for runner, _ in self._runners.values()]
+            turn += 1
+            if runners:
+                runners = runners[turn % len(runners) :] + runners[: turn % len(runners)]
+            runners.sort(key=lambda r: -r.own.priority)
+            wait: float | None = None
+            for runner in runners:
+                if room <= 0 or self._stopping:
+                    break
+                if entries := runner.take(min(room, self._settings.batch_rows)):
+                    room -= len(entries)
+                    self._claimed += len(entries)
+                    self._start(self._claim(runner, entries))
+                due = runner.next_due()
+                wait = due if wait is None else wait if due is None else min(wait, due)
+            try:
+                if room <= 0 or self._stopping:
+                    wait = None
+                async with asyncio.timeout(None if wait is None else max(wait, 0.001)):
+                    await self._work.wait()
+            except TimeoutError:
+                pass
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._note_fault)
+        return task
+
+    async def _claim(self, runner: ShardRunner, entries: list[Entry]) -> None:
+        """Claim items together, and let the lanes have them."""
+        fresh = []
+        for entry in entries:
+            if entry.attempts < runner.own.max_attempts:
+                fresh.append(entry)
+            else:
+                # Each attempt ended with the end of its worker.
+                error = f"no outcome of {entry.attempts} attempts: their workers ended"
+                self._start(self._fail(runner, entry, error, give_up=True))
+        try:
+            await runner.claim(fresh)
+        except Fenced as e:
+            self._refused(runner, len(fresh), e)
+        else:
+            if metrics := self._metrics.get(runner.queue):
+                metrics.claimed(len(fresh))
+            for entry in fresh:
+                self._ready.put_nowait((runner, entry))
+
+    async def _lane(self) -> None:
+        """Run one claimed item after the other; there are as many lanes as items may run at once."""
+        while True:
+            runner, entry = await self._ready.get()
+            await self._process(runner, entry)
+            # A handler that waits for nothing must not keep the loop for itself.
+            await asyncio.sleep(0)
+
+    async def _process(self, runner: ShardRunner, entry: Entry) -> None:
+        """Run the handler of an item, and have written what became of it."""
+        if not runner.hold.valid:
+            # Nor may it become valid again by a renewal on its way: this item would be forgotten.
+            self._fenced(runner.hold)
+            self._settled(1)
+        elif self._stopping or runner.hold.leaving:
+            self._start(self._give_back(runner, entry))
+        else:
+            outcome, text = await self._handle(runner, entry)
+            if outcome is Status.COMPLETED:
+                runner.complete(entry, text).add_done_callback(partial(self._completed, runner, entry))
+            else:
+                self._start(self._fail(runner, entry, text or "", give_up=outcome is Status.DEAD))
+
+    def _completed(self, runner: ShardRunner, entry: Entry, written: "asyncio.Future[None]") -> None:
+        if error := written.exception():
+            self._refused(runner, 1, error)
+        else:
+            runner.release(entry)
+            self._settled(1)
+            self._count(runner, "completed")
+
+    async def _fail(self, runner: ShardRunner, entry: Entry, error: str, *, give_up: bool) -> None:
+        attempt = entry.attempts
+        try:
+            status = await runner.fail(entry, error, give_up=give_up)
+        except Fenced as e:
+            self._refused(runner, 1, e)
+        else:
+            self._settled(1)
+            self._count(runner, status.lower())
+            log.warning("%s %s: attempt %d: %s", entry.place.queue, entry.item_id, attempt, error)
+
+    async def _give_back(self, runner: ShardRunner, entry: Entry) -> None:
+        try:
+            await runner.give_back(entry)
+        except Fenced as e:
+            self._refused(runner, 1, e)
+        else:
+            self._settled(1)
+
+    def _refused(self, runner: ShardRunner, count: int, error: BaseException) -> None:
+        """Note that what was to be written of items was not."""
+        self._settled(count)
+        if self._over:
+            return
+        if not isinstance(error, Fenced):
+            self._fault = self._fault or error
+            self._ended.set()
+            return
+        self._count(runner, "fenced", count)
+        log.warning("queue %s: %d items: refused: %s", runner.queue, count, error)
+        self._fenced(runner.hold)
+
+    def _count(self, runner: ShardRunner, outcome: str, count: int = 1) -> None:
+        self.outcomes[outcome] += count
+        if metrics := self._metrics.get(runner.queue):
+            metrics.ended(outcome, count)
+
+    def _settled(self, count: int) -> None:
+        self._claimed -= count
+        self._work.set()
+
+    async def _handle(self, runner: ShardRunner, entry: Entry) -> tuple[Status, str | None]:
+        """Run the handler; return what is to become of the item, and its result or error."""
+        item = Item(
+            runner.queue,
+            entry.item_id,
+            entry.key,
+            json.loads(entry.payload),
+            entry.attempts,
+            lambda: runner.hold.valid,
+        )
+        handler, is_async = self._handlers[runner.queue]
+        metrics = self._metrics.get(runner.queue)
+        if metrics:
+            due = entry.due or time_of(entry.item_id)
+            metrics.began(max(0, self._clock.now() - due) / 1000)
+        began = self._monotonic()
+        try:
+            if is_async:
+                result = await handler(item)
+            else:
+                result = await asyncio.get_running_loop().run_in_executor(self._threads, handler, item)
+            return Status.COMPLETED, None if result is None else as_json(result)
+        except GiveUp as e:
+            return Status.DEAD, str(e) or "given up by the handler"
+        except asyncio.CancelledError as e:
+            lane = asyncio.current_task()
+            if lane is None or lane.cancelling():
+                raise
+            return Status.RETRY, f"{type(e).__name__}: {e}"
+        except Exception as e:
+            return Status.RETRY, f"{type(e).__name__}: {e}"
+        finally:
+            ran = self._monotonic() - began
+            if metrics:
+                metrics.ran(ran)
+            self._handler_seconds += 0.05 * (ran - self._handler_seconds)
+
+    async def _observe(self) -> None:
+        """Keep the metrics of what is there now up to date."""
+        while True:
+            now = self._clock.now()
+            for queue, metrics in self._metrics.items():
+                runners = [runner for runner, _ in self._runners.values() if runner.queue == queue]
+                oldest = [time_of(i) for runner in runners if (i := runner.buckets.oldest) is not None]
+                metrics.observe(
+                    shards=len(runners),
+                    waiting=sum(runner.backlog.waiting for runner in runners),
+                    running=sum(runner.backlog.running for runner in runners),
+                    oldest_seconds=max([0.0, *((now - at) / 1000 for at in oldest)]),
+                )
+            await asyncio.sleep(_OBSERVE_SECONDS)
+
+    async def _end_when_idle(self) -> None:
+        """End once every shard is held, by whomever, and ours have shown nothing for a while."""
+        quiet = 0
+        while quiet < 3:
+            await asyncio.sleep(max(_IDLE_ROUNDS_SECONDS, self._settings.poll_seconds))
+            runners = [runner for runner, _ in self._runners.values()]
+            idle = bool(runners) and not self._claimed and all(runner.quiet for runner in runners)
+            quiet = quiet + 1 if idle and all(s.complete for s in self._shares.values()) else 0
+        self._ended.set()
+
+    async def _leave(self) -> None:
+        """Begin nothing more, wait for what runs, and give the shards up."""
+        self._stopping = True
+        self._work.set()
+        for shares in self._shares.values():
+            shares.stopping = True
+        releases = [s.release(h) for s in self._shares.values() for h in list(s.held.values())]
+        try:
+            async with asyncio.timeout(self._settings.drain_seconds):
+                await asyncio.gather(*releases)
+        except TimeoutError:
+            seconds = self._settings.drain_seconds
+            log.warning("%d items still run after %g s; other workers repeat them", self._claimed, seconds)
+        await asyncio.gather(*(s.leave() for s in self._shares.values()))

@@ -1,0 +1,77 @@
+"""Statements of the driver on an event loop: their answers, values that are serialised, and rows put together."""
+
+import asyncio
+from struct import Struct
+from typing import Any
+
+from cassandra import InvalidRequest, Unauthorized
+from cassandra.cluster import ResponseFuture
+from cassandra.protocol import SyntaxException
+from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStatement, PreparedStatement
+
+from writetime.errors import WritetimeError
+
+integer = Struct(">i").pack
+bigint = Struct(">q").pack
+
+
+class Unknown(WritetimeError):
+    """The database did not answer in time, or not at all: a write may have been applied."""
+
+
+async def answer_of(future: ResponseFuture, *, next_page: bool = False) -> Any:
+    """Wait for a statement's rows, those of one page.
+
+    Raises:
+        Unknown: no answer, or one that leaves open whether it was applied.
+        WritetimeError: the database refuses the statement.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def deliver(put: Any, value: Any) -> None:
+        def on_loop() -> None:
+            if not answer.done():
+                put(value)
+
+        # A loop that has ended no longer waits for anything.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(on_loop)
+
+    if next_page:
+        future.clear_callbacks()
+        future.start_fetching_next_page()
+    future.add_callbacks(lambda rows: deliver(answer.set_result, rows), lambda e: deliver(answer.set_exception, e))
+    try:
+        return await answer
+    except (InvalidRequest, SyntaxException, Unauthorized) as e:
+        raise WritetimeError(f"the database refuses a statement of the work queue: {e}") from None
+    except Exception as e:
+        # Timeouts, unavailable replicas, overload, lost connections: all else passes.
+        raise Unknown(f"{type(e).__name__}: {e}") from None
+
+
+def together(rows: list[BoundStatement]) -> BatchStatement | BoundStatement:
+    """Return one statement for rows of one partition, which is one mutation and needs no batch log."""
+    if len(rows) == 1:
+        return rows[0]
+    batch = BatchStatement(BatchType.UNLOGGED)
+    batch.add_all(rows, [None] * len(rows))
+    return batch
+
+
+def bound(statement: PreparedStatement, *values: Any) -> BoundStatement:
+    """Return a statement with values that are serialised already: `bind` takes ten times as long."""
+    whole = BoundStatement(statement)
+    whole.values = list(values)
+    return whole
+
+
+def text(value: str | None) -> Any:
+    """Return a serialised `text`; None leaves the column as it is, as a null would be a tombstone."""
+    return UNSET_VALUE if value is None else value.encode()
+
+
+def timestamp(at_millis: int | None) -> Any:
+    """Return a serialised `timestamp`, likewise."""
+    return UNSET_VALUE if at_millis is None else bigint(at_millis)
