@@ -5,6 +5,8 @@ newest item, where that does not take too long, and a rescan begins at the floor
 when the bucket is closed, or at the latest before it is dropped (`buckets`).
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from writetime.workqueue.context import QueueContext
@@ -14,6 +16,13 @@ from writetime.workqueue.tables import PAGE_ROWS, StateRow
 
 # A look back that took so long is followed by so many times that without one.
 _LOOK_BACK_PAUSES = 9
+
+
+class _Pass(NamedTuple):
+    """One look back, page by page: when it began, in milliseconds, and where the next one is to begin."""
+
+    began: int
+    unsure: UUID
 
 
 class Reader:
@@ -30,13 +39,16 @@ class Reader:
         self._rescan = round(settings.rescan_seconds * 1000)
         self._settle = round(settings.settle_seconds * 1000)
         self._end = partition.place.bucket + context.bucket_seconds * 1000
-        # Where the next poll begins, unless it is one that looks back.
+        # Behind: where the next page begins.
         self._cursor = partition.floor
         self._newest = partition.floor
+        # Where a look back begins: what comes to a place before that comes late.
+        self._unsure = partition.floor
         self._looks_back_at = 0
-        self._looking_since: int | None = None
+        now = context.clock.now()
+        self._pass: _Pass | None = _Pass(now, first_id(now - self._looks_back))
         self._claimed: dict[UUID, StateRow] = {}
-        self._rescanned = context.clock.now()
+        self._rescanned = now
         self._polled = 0
         self.behind = True
 
@@ -56,33 +68,36 @@ class Reader:
             return []
         self._polled = now
         before = first_id(now + self._tolerance)
-        if not self.behind and now >= self._looks_back_at:
-            recent = min(max(time_of(self._newest), now - self._tolerance) - self._overlap, now)
-            start, since = first_id(recent), now
-        else:
-            start, since = self._cursor, self._looking_since
+        # The readers of later buckets rely on that those of earlier ones have looked back.
+        due = now >= self._looks_back_at or now + self._tolerance >= self._end
+        looks_back = due and not self.behind
+        start = self._cursor if self.behind else self._unsure if looks_back else self._newest
         rows = await self._tables.items(self.partition.place, max(start, self.partition.floor), before)
         new = [e for e in rows if not self.partition.knows(e.item_id)]
         behind = len(rows) >= PAGE_ROWS
         newest = max([self._newest, *(e.item_id for e in rows if not e.delayed)])
-        if earlier := self._look_back(new, now):
-            new += await self._unknown(earlier, new[-1].item_id)
+        in_order = not self.behind and not looks_back
+        if earlier := self._earlier(new, now, in_order=in_order):
+            new += await self._unknown(earlier, new[-1].item_id, besides=new)
         rescan = not behind and now - self._rescanned > self._rescan
         if rescan:
-            new += await self._unknown(self.partition.floor, before)
+            new += await self._unknown(self.partition.floor, before, besides=new)
         # From here on nothing can fail: what is noted as seen is returned.
-        self.behind, self._newest, self._looking_since = behind, newest, since
+        if looks_back or in_order:
+            recent = min(max(time_of(newest), now - self._tolerance) - self._overlap, now)
+            self._pass = _Pass(now, first_id(recent)) if looks_back else None
+        self.behind, self._newest = behind, newest
         self._cursor = rows[-1].item_id if behind else newest
-        if not behind and since is not None:
-            # What comes in order is found at once; reading again what is known may take a tenth of the time.
-            done = self._clock.now()
-            self._looks_back_at, self._looking_since = done + _LOOK_BACK_PAUSES * (done - since), None
+        if not behind and self._pass is not None:
+            took = self._clock.now() - self._pass.began
+            self._looks_back_at = now + min(self._rescan, _LOOK_BACK_PAUSES * took)
+            self._unsure, self._pass = max(self._unsure, self._pass.unsure), None
         self._rescanned = now if rescan else self._rescanned
         found = self._note(new)
         self.partition.settle(now - self._settle)
         return found
 
-    def _look_back(self, new: list[Entry], now: int) -> UUID | None:
+    def _earlier(self, new: list[Entry], now: int, *, in_order: bool) -> UUID | None:
         """Return from where on to look once more for items that were acknowledged before those that were just found.
 
         A read of several replicas, or pages, is of no single instant: it may see an item and miss an earlier one. And
@@ -92,6 +107,8 @@ class Reader:
         starts = [_just_before(e.after) for e in keyed if e.after is not None]
         if keyed and time_of(keyed[-1].item_id) > now - self._looks_back:
             starts.append(first_id(time_of(keyed[0].item_id) - self._overlap))
+        if keyed and in_order:
+            starts.append(self._unsure)
         return max(self.partition.floor, min(starts)) if starts else None
 
     def earlier_bucket(self, found: list[Entry]) -> UUID | None:
@@ -107,10 +124,11 @@ class Reader:
         """Return items from an id on that were not seen before."""
         return self._note(await self._unknown(max(self.partition.floor, since), LAST_ID))
 
-    async def _unknown(self, after: UUID, before: UUID) -> list[Entry]:
-        ids = await self._tables.item_ids(self.partition.place, after, before)
-        place = self.partition.place
-        return [await self._tables.item(place, i) for i in ids if not self.partition.knows(i)]
+    async def _unknown(self, after: UUID, before: UUID, besides: Sequence[Entry] = ()) -> list[Entry]:
+        """Return items between two ids that were neither seen before nor read just now."""
+        place, read = self.partition.place, {e.item_id for e in besides}
+        ids = await self._tables.item_ids(place, after, before)
+        return [await self._tables.item(place, i) for i in ids if not self.partition.knows(i) and i not in read]
 
     async def reconcile(self) -> list[Entry]:
         """Compare all items of the partition with all states, and return those that were missed."""
