@@ -25,7 +25,7 @@ from writetime.database import connect
 
 from .process import Task
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 120.0
 
 
 class Worker:

@@ -4,14 +4,17 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.faults.sinks import to_toml
 from writetime.cli import main
 from writetime.config import Settings
+from writetime.servers.process import free_port
 
 from .stage import until
 from .test_queue import states
@@ -24,11 +27,20 @@ def handle(item):
 """
 
 
+def metric(port: int, name: str, **labels: str) -> float | None:
+    """A value that a worker says of itself."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    found = (s for family in families for s in family.samples if s.name == f"writetime_worker_{name}")
+    return next((s.value for s in found if labels == s.labels), None)
+
+
 def test_work_inspect_and_redrive(
     queue_settings: Settings, jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = queue_settings.workqueue.queues[jobs].model_copy(update={"max_attempts": 1})
-    workqueue = queue_settings.workqueue.model_copy(update={"queues": {jobs: own}})
+    port = free_port()
+    workqueue = queue_settings.workqueue.model_copy(update={"queues": {jobs: own}, "metrics_port": port})
     settings = queue_settings.model_copy(update={"workqueue": workqueue})
     (tmp_path / "writetime.toml").write_text(to_toml(settings))
     (tmp_path / "my_handlers.py").write_text(HANDLER)
@@ -47,6 +59,14 @@ def test_work_inspect_and_redrive(
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         until(lambda: len(states(settings, jobs)) == 3 and json.loads(run("queue", "inspect", jobs))["depth"] == 0, "")
+        until(lambda: metric(port, "shards", queue=jobs) == 4, "the metrics are up to date")
+        assert metric(port, "claimed_total", queue=jobs) == 3
+        assert metric(port, "attempts_total", queue=jobs, outcome="completed") == 2
+        assert metric(port, "attempts_total", queue=jobs, outcome="dead") == 1
+        assert metric(port, "handler_seconds_count", queue=jobs) == 3
+        assert metric(port, "waited_seconds_count", queue=jobs) == 3
+        assert metric(port, "waited_seconds_sum", queue=jobs) > 0
+        until(lambda: metric(port, "oldest_item_seconds", queue=jobs) == 0, "nothing waits")
     finally:
         process.terminate()
         output, _ = process.communicate(timeout=60)
