@@ -108,7 +108,6 @@ def _numbers(replay: RunResult, ingest: list[RunResult], rows_added: int, items:
         replay_per_second=flights["events_per_second"],
         sink_per_second=sum(e["messages"] for e in events) / sum(e["drain_seconds"] for e in events),
         enqueued=replay.metadata["sources/flight_items"]["items_enqueued"] + len(BROKEN_ITEMS),
-        enqueued_per_second=replay.metadata["sources/flight_items"]["items_per_second"],
         items_added=items.items,
         enriched=items.enriched,
         items_dead=items.dead,

@@ -27,7 +27,6 @@ class Numbers:
     replay_per_second: float
     sink_per_second: float
     enqueued: int
-    enqueued_per_second: float
     items_added: int
     enriched: int
     items_dead: int
@@ -61,7 +60,7 @@ def render(numbers: Numbers, checks: dict[str, bool], settings: Settings, log_fi
         ("stored", n.stored, f"{n.rows_added:,} rows more in {table}, counted by CQL"),
         ("duplicates dropped", n.duplicates, "same Idempotency-Key, or stored by an earlier run"),
         ("dead letters", n.dead, f"{n.dead_letters_added:,} rows more in the lake, each with its reason"),
-        ("work items enqueued", n.enqueued, f"a flight each, {n.enqueued_per_second:,.0f} a second"),
+        ("work items enqueued", n.enqueued, f"a flight each, and {n.enqueued - n.flights} that are none"),
         ("flights enriched", n.enriched, f"{n.with_plane:,} with their plane, {n.with_weather:,} with the weather"),
         ("dead items", n.items_dead, "no flights, given up by the handler"),
     ]

@@ -19,7 +19,6 @@ GOOD = Numbers(
     replay_per_second=1000.0,
     sink_per_second=500.0,
     enqueued=13,
-    enqueued_per_second=1000.0,
     items_added=13,
     enriched=10,
     items_dead=3,
