@@ -296,7 +296,7 @@ def main(items: int, sizes: str, latency: int, idle: float, quick: bool) -> None
             },
             capture={"state": Path(home) / "state", "snapshot": "schema-only"},
         )
-        settings = settings.model_copy(update={"workqueue": WorkQueue(lease_seconds=60)})
+        settings = settings.model_copy(update={"workqueue": WorkQueue(lease_seconds=60, enqueue_timeout_seconds=120)})
         server = CassandraServer(settings)
         server.start()
         try:
