@@ -65,7 +65,7 @@ def test_work_inspect_and_redrive(
         assert metric(port, "attempts_total", queue=jobs, outcome="dead") == 1
         assert metric(port, "handler_seconds_count", queue=jobs) == 3
         assert metric(port, "waited_seconds_count", queue=jobs) == 3
-        assert metric(port, "waited_seconds_sum", queue=jobs) > 0
+        assert (metric(port, "waited_seconds_sum", queue=jobs) or 0) > 0
         until(lambda: metric(port, "oldest_item_seconds", queue=jobs) == 0, "nothing waits")
     finally:
         process.terminate()

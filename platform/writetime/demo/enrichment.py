@@ -90,7 +90,7 @@ def _weather() -> dict[Any, dict[str, Any]]:
 
 def _lookup(frame: pd.DataFrame, key: list[str], names: dict[str, str]) -> dict[Any, dict[str, Any]]:
     """Return the rows of a table by their key; what is not known of one is left out."""
-    facts = pd.DataFrame(frame.rename(columns=names), columns=[*names.values()]).to_dict("records")
+    facts = pd.DataFrame(frame.rename(columns=names), columns=pd.Index([*names.values()])).to_dict("records")
     keys = frame[key[0]] if len(key) == 1 else zip(*(frame[name] for name in key), strict=True)
     known = ({name: value for name, value in row.items() if not pd.isna(value)} for row in facts)
     return dict(zip(keys, known, strict=True))
