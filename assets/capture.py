@@ -66,8 +66,9 @@ changes_topics = AssetSpec(
         AssetCheckSpec(
             "lake_is_fresh",
             asset=LANDED,
-            description="All that every node wrote until `capture.stale_seconds` ago is in the lake. If not, an agent "
-            "is behind or down, holds a segment aside, or its node is gone and was not retired.",
+            description="All that every node, or the table's CDC log, had until `capture.stale_seconds` ago is in the "
+            "lake. If not, an agent is behind or down, has a segment set aside or a gap, or its node is gone and was "
+            "not retired.",
         )
     ],
 )
@@ -128,14 +129,14 @@ def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> 
     asked = 0
     settings = kafka.settings
     try:
-        nodes = WatermarkTopic(settings).read()
+        sources = WatermarkTopic(settings).read()
         for table in captured_tables(settings):
             tags = {TABLE_TAG: table}
             filters = RunsFilter(job_name=land_job.name, tags=tags, statuses=UNFINISHED)
             if context.instance.get_runs(filters, limit=1):
                 continue
             behind = not_landed(settings, table)
-            if behind or watermarks_not_landed(settings, table, nodes) > settings.capture.stale_seconds / 2:
+            if behind or watermarks_not_landed(settings, table, sources) > settings.capture.stale_seconds / 2:
                 config = RunConfig({"capture__landed_changes": TableConfig(table=table)})
                 yield RunRequest(run_config=config, tags=tags | {"writetime/lag": str(behind)})
                 asked += 1

@@ -23,7 +23,7 @@ from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, batch, write
 from writetime.capture import watermarks
 from writetime.capture.publisher import ChangePublisher
-from writetime.capture.watermarks import NodeMarks, TableMark, ensure_watermarks_topic
+from writetime.capture.watermarks import SourceMarks, TableMark, ensure_watermarks_topic
 from writetime.config import Settings
 from writetime.lake import views
 from writetime.lake.table import open_table
@@ -63,7 +63,7 @@ def freshness(result: ExecuteInProcessResult) -> tuple[bool, Any]:
 def say(settings: Settings, table: str, until: int) -> None:
     """Say as an agent does that all that its node wrote before an instant is published."""
     sender = Sender(settings, "test")
-    watermarks.send(sender, "node", NodeMarks({table: TableMark(until)}))
+    watermarks.send(sender, "node", SourceMarks({table: TableMark(until)}))
     assert sender.flush()
 
 

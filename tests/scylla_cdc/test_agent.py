@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from tests.capture.endtoend import Program
+from tests.capture.test_segments import wait_for
 from tests.conftest import write_settings
 from tests.merge import answers
 from tests.merge.test_cql import with_one_form
@@ -27,9 +28,11 @@ from tests.storage.generate import SEED
 from writetime.capture import cdc_log
 from writetime.capture.cli import status_lines
 from writetime.capture.landing import Landing
+from writetime.capture.watermarks import WatermarkTopic
 from writetime.changes import change_schema
 from writetime.config import Capture, Settings
-from writetime.lake import views
+from writetime.lake import state, views
+from writetime.lake.horizon import captured_until, next_horizon, registered_sources
 from writetime.lake.parquet import read_file
 from writetime.lake.table import open_table, view_schema
 
@@ -55,6 +58,11 @@ def wait_until(settings: Settings, table: Logged, at: int) -> None:
     while reached(settings).get(table.schema.full_name, 0) < at:
         assert time.monotonic() < deadline, f"the agent is late: {'; '.join(status_lines(settings))}"
         time.sleep(0.05)
+
+
+def source_of(table: Logged) -> str:
+    """The source of a table's changes."""
+    return f"{table.schema.full_name}_scylla_cdc_log"
 
 
 @contextmanager
@@ -116,6 +124,9 @@ def test_logs_reach_the_lake_however_often_the_agent_is_killed(
         # What was read again is some windows a kill.
         assert found.total() < 2 * len(table.origins)
         assert_view(settings, table)
+        changes = open_table(settings, table.schema.full_name).changes.load()
+        assert registered_sources(changes) == {source_of(table)}
+        assert captured_until(changes) == reached(settings)[table.schema.full_name]
     shown = list(status_lines(settings))
     assert any(f"{tables[0].schema.full_name}: published up to " in line for line in shown)
 
@@ -130,13 +141,25 @@ def insert(cdc: CdcDatabase, table: Logged, key: int) -> None:
     table.origins += cdc.log(table.schema, [Group(data, at, rows)], table.sets, key)
 
 
+def delete(cdc: CdcDatabase, table: Logged, key: int) -> int:
+    """Delete a partition now; return when that is."""
+    at = now()
+    cdc.session.execute(f"DELETE FROM {table.schema.full_name} USING TIMESTAMP {at} WHERE p = {key}")
+    data = struct.pack(">i", key)
+    table.origins += cdc.log(table.schema, [Group(data, at, [{"operation": b"\x04", "p": data}])], table.sets, key)
+    return at
+
+
 def test_a_log_is_followed_while_its_streams_change(cdc: CdcDatabase, late: Logged, tmp_path: Path) -> None:
+    """Its watermark follows, so tombstones go once their grace is over."""
+    cdc.session.execute(f"ALTER TABLE {late.schema.full_name} WITH gc_grace_seconds = 1")
     late.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
     cdc.announce_tablets(late.schema, late.sets)
     settings = settings_for(cdc, tmp_path, late, window_seconds=0.5, confidence_seconds=5)
     with agent(settings):
         for key in range(10):
             insert(cdc, late, key)
+        deleted = delete(cdc, late, 0)
         # Announced before it begins, as ScyllaDB does.
         late.sets.append(stream_set(random.Random(2), now() // 1000 * 1000 + 2 * SECOND, [-5, 5]))
         cdc.announce_tablets(late.schema, late.sets)
@@ -150,6 +173,13 @@ def test_a_log_is_followed_while_its_streams_change(cdc: CdcDatabase, late: Logg
     late.schema = cdc.current(late.schema)
     assert [c.name for c in late.schema.regular] == ["v", "w"]
     assert land(settings, late) == Counter(late.origins)
+    assert_view(settings, late)
+    table = open_table(settings, late.schema.full_name)
+    state.fold(table)
+    horizon = next_horizon(table, now(), 1e-9)
+    assert horizon is not None
+    assert horizon > deleted
+    assert state.drop_tombstones(table, horizon) == 1
     assert_view(settings, late)
 
 
@@ -169,5 +199,7 @@ def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
             time.sleep(0.1)
     assert f"writetime backfill {name} PATHS" in caplog.text
     assert reached(settings) == {name: written.base}
+    assert source_of(late) not in WatermarkTopic(settings).read()
     with agent(settings, snapshot_at=now()):
         wait_until(settings, late, now() - 5 * SECOND)
+        wait_for(lambda: source_of(late) in WatermarkTopic(settings).read())

@@ -24,7 +24,7 @@ from writetime.capture.publisher import ChangePublisher, topic_of
 from writetime.capture.schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.segments import SegmentFolder, readable, space_of
 from writetime.capture.snapshots import Snapshots
-from writetime.capture.watermarks import NodeMarks, TableMark
+from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
@@ -236,7 +236,7 @@ class Agent:
             )
             for schema in self._decoder.captured
         }
-        self._publisher.mark(self._node_id, NodeMarks(tables))
+        self._publisher.mark(self._node_id, SourceMarks(tables))
         return self._publisher.flush(stop)
 
     # --- segments that are done with ----------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 Logs are read over the network, so one agent is enough for a cluster. Each table advances by itself: what its log has
 for some windows of write times is read and handed over; when the broker has acknowledged all of it, the time that was
-reached is saved. So a crash at any point repeats some windows and misses none. A table that cannot go on, such as one
-with a gap, says so and stops no other.
+reached is saved. So a crash at any point repeats some windows and misses none. That time is the table's watermark, too:
+all of its streams are read up to it. A table that cannot go on, such as one with a gap, says so and stops no other.
 """
 
 import logging
@@ -23,11 +23,12 @@ from cassandra.connection import ConnectionException
 from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
 from writetime.capture.publisher import ChangePublisher
+from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
 from writetime.database import DatabaseUnreachable
 from writetime.errors import WritetimeError
 from writetime.instants import instant_text
-from writetime.scylla_cdc.log import LogError
+from writetime.scylla_cdc.log import SUFFIX, LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between
 from writetime.scylla_cdc.pages import Pages
 from writetime.scylla_cdc.source import CdcSource, Gap, connect_for_pages, now
@@ -158,6 +159,13 @@ class LogAgent:
             self._progress.save(name, end)
             self._metrics.published(counts)
             self.published[name] += counts.total()
+            self._mark(name, end)
+            self._publisher.flush(stop)
+
+    def _mark(self, name: str, offset: Offset) -> None:
+        """Say how far a table is. With late timestamps looked for, a window is over when it was read again."""
+        until = offset.until - round(self._settings.scylla_cdc.rescan_seconds * 1e6)
+        self._publisher.mark(name + SUFFIX, SourceMarks({name: TableMark(until)}))
 
     @contextmanager
     def _faults_of(self, table: _Table) -> Iterator[None]:

@@ -15,7 +15,7 @@ from writetime.capture.agent import run
 from writetime.capture.landing import Landing, captured_tables
 from writetime.capture.metrics import read_status
 from writetime.capture.watermarks import WatermarkTopic
-from writetime.capture.watermarks import retire as retire_node
+from writetime.capture.watermarks import retire as retire_source
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.instants import instant_text, parse_instant
@@ -54,13 +54,13 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool) -> None:
     log_as_json()
     stop = _stopped_by_signal()
     landings: dict[str, Landing] = {}
-    nodes: WatermarkTopic | None = None
+    sources: WatermarkTopic | None = None
     while not stop.is_set():
         try:
-            nodes = nodes or WatermarkTopic(settings)
+            sources = sources or WatermarkTopic(settings)
             for table in tables or captured_tables(settings):
                 if table not in landings:
-                    landings[table] = Landing(settings, table, nodes)
+                    landings[table] = Landing(settings, table, sources)
         except WritetimeError as e:
             log.error("%s; trying again", e)
         for table, landing in landings.items():
@@ -74,11 +74,12 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool) -> None:
 
 
 @click.command()
-@click.argument("node", metavar="HOST_ID")
-def retire(*, node: str) -> None:
-    """Say that a node was decommissioned: the lake no longer waits for its changes. Stop its agent first."""
-    retire_node(config.load(), node)
-    click.echo(f"{node} is retired: each table of the lake takes that up when its changes are landed next")
+@click.argument("source", metavar="HOST_ID|KS.LOG")
+def retire(*, source: str) -> None:
+    """Say that a node was decommissioned, or that a ScyllaDB table's CDC log is not followed any more: the lake no
+    longer waits for its changes. Stop its agent first."""
+    retire_source(config.load(), source)
+    click.echo(f"{source} is retired: each table of the lake takes that up when its changes are landed next")
 
 
 def _stopped_by_signal() -> threading.Event:

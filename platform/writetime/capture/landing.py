@@ -5,7 +5,7 @@ where each partition is then. So the lake itself says how far landing is: a batc
 never there, and of two that run at once one counts. Late, repeated and disordered changes need no care, as merging is
 associative, commutative and idempotent.
 
-A commit also carries until when each node's changes are in the lake: what the topic of the watermarks said before the
+A commit also carries until when each source's changes are in the lake: what the topic of the watermarks said before the
 ends of this table's topic were asked for, once all up to these ends has landed.
 
 The table and its schema come from the topic of the schemas, in which each schema has its table's CQL: a new table or
@@ -21,7 +21,7 @@ from confluent_kafka import Message
 
 from writetime.capture.avro import ChangeDecoder
 from writetime.capture.publisher import topic_of
-from writetime.capture.watermarks import NodeMarks, WatermarkTopic
+from writetime.capture.watermarks import SourceMarks, WatermarkTopic
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.kafka import beginning_offsets, end_offsets, messages_between, place_of, topic_names
@@ -71,13 +71,13 @@ def captured_tables(settings: Settings) -> list[str]:
 class Landing:
     """Lands the changes of one table, as often as it is asked to."""
 
-    def __init__(self, settings: Settings, table: str, nodes: WatermarkTopic | None = None) -> None:
-        """Land a table's changes; `nodes` is what landings of several tables share."""
+    def __init__(self, settings: Settings, table: str, sources: WatermarkTopic | None = None) -> None:
+        """Land a table's changes; `sources` is what landings of several tables share."""
         self._settings = settings
         self._name = table
         self._topic = topic_of(table)
         self._schemas = SchemaTopic(settings)
-        self._nodes = nodes or WatermarkTopic(settings)
+        self._sources = sources or WatermarkTopic(settings)
         self._table: LakeTable | None = None
         self._snapshot_at = 0
 
@@ -92,12 +92,12 @@ class Landing:
             WritetimeError: the topic is missing, is another one than before, or has lost messages that were not landed;
                 or a message is no change of this table, in which case nothing of its batch is landed.
         """
-        nodes = self._nodes.read()
+        sources = self._sources.read()
         ends = end_offsets(self._settings, self._topic)
         firsts = beginning_offsets(self._settings, self._topic)
         # Now that the ends are known: all schemas of the messages before are in their topic.
         table = self._follow_schemas()
-        _follow_sources(table, nodes)
+        _follow_sources(table, sources)
         writer = ChangeWriter.of(table, table.schema())
         count = 0
         while True:
@@ -112,15 +112,15 @@ class Landing:
                 if start < ends[p]
             ]
             reached = starts | {part.partition: part.end for part in parts}
-            moved = self._moved(now, nodes) if reached == ends else {}
+            moved = self._moved(now, sources) if reached == ends else {}
             if reached == landed and not any(until - before >= _WATERMARK_MICROS for before, until in moved.values()):
                 return count
             self._note_snapshots(table)
             files = [file for written in run(_write, parts) for file in written]
             number = (now.transaction(self._topic) or 0) + 1
             places = {_place(self._topic, p): offset for p, offset in reached.items()}
-            for node, (_, until) in moved.items():
-                places |= watermark(node, until)
+            for source, (_, until) in moved.items():
+                places |= watermark(source, until)
             if table.changes.append(files, self._topic, number, places):
                 count += sum(file.rows for file in files)
 
@@ -144,20 +144,20 @@ class Landing:
             raise WritetimeError(f"{self._topic} has no schema in the topic of the schemas: no agent has written to it")
         return self._table
 
-    def _moved(self, now: Snapshot, nodes: Mapping[str, NodeMarks]) -> dict[str, tuple[int, int]]:
+    def _moved(self, now: Snapshot, sources: Mapping[str, SourceMarks]) -> dict[str, tuple[int, int]]:
         """Return the watermarks that are beyond those of the lake: both, by source."""
-        sources = registered_sources(now)
+        registered = registered_sources(now)
         found = {
-            node: (watermark_of(now, node), marks.tables[self._name].until)
-            for node, marks in nodes.items()
-            if node in sources and self._name in marks.tables
+            source: (watermark_of(now, source), marks.tables[self._name].until)
+            for source, marks in sources.items()
+            if source in registered and self._name in marks.tables
         }
-        return {node: (before, until) for node, (before, until) in found.items() if until > before}
+        return {source: (before, until) for source, (before, until) in found.items() if until > before}
 
     def _note_snapshots(self, table: LakeTable) -> None:
         """Record the snapshots that messages may be of. An agent says when one was taken before it publishes it, so
         all of those are known of which there are messages below the ends."""
-        marks = [marks.tables[self._name] for marks in self._nodes.read().values() if self._name in marks.tables]
+        marks = [marks.tables[self._name] for marks in self._sources.read().values() if self._name in marks.tables]
         snapshot_at = max((mark.snapshot_at for mark in marks), default=0)
         if snapshot_at > self._snapshot_at:
             raise_history(table, snapshot_at)
@@ -194,23 +194,23 @@ def not_landed(settings: Settings, table: str) -> int:
     return sum(max(end - landed[p], 0) for p, end in end_offsets(settings, topic).items())
 
 
-def _follow_sources(table: LakeTable, nodes: Mapping[str, NodeMarks]) -> None:
-    """Let the lake's table know which nodes send changes of it."""
+def _follow_sources(table: LakeTable, sources: Mapping[str, SourceMarks]) -> None:
+    """Let the lake's table know which sources send changes of it."""
     known = registered_sources(table.changes.load())
-    for node, marks in nodes.items():
-        if table.name in marks.tables and marks.retired == (node in known):
-            (retire_source if marks.retired else register_source)(table, node)
+    for source, marks in sources.items():
+        if table.name in marks.tables and marks.retired == (source in known):
+            (retire_source if marks.retired else register_source)(table, source)
 
 
-def watermarks_not_landed(settings: Settings, table: str, nodes: Mapping[str, NodeMarks]) -> float:
+def watermarks_not_landed(settings: Settings, table: str, sources: Mapping[str, SourceMarks]) -> float:
     """Return how many seconds the lake could know more of a table's sources than it does, at most; without messages,
     too, as a table that nobody writes to is as of now."""
     changes = LakeTable(table_storage(settings, table), 0).changes
     if not changes.exists():
         return 0.0
     now = changes.load()
-    live = {n: m.tables[table].until for n, m in nodes.items() if table in m.tables and not m.retired}
-    return max((until - watermark_of(now, node) for node, until in live.items()), default=0) / 1_000_000
+    live = {name: m.tables[table].until for name, m in sources.items() if table in m.tables and not m.retired}
+    return max((until - watermark_of(now, name) for name, until in live.items()), default=0) / 1_000_000
 
 
 def _place(topic: str, partition: int) -> str:
