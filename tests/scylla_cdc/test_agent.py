@@ -34,6 +34,7 @@ from writetime.config import Capture, Settings
 from writetime.lake import state, views
 from writetime.lake.horizon import captured_until, next_horizon, registered_sources
 from writetime.lake.parquet import read_file
+from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import open_table, view_schema
 
 
@@ -41,7 +42,7 @@ def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: 
     """Settings of an agent of some tables, with a lake of its own."""
     settings = cdc.with_options(**scylla_cdc)
     names = [table.schema.full_name for table in tables]
-    capture = Capture(source="scylla-cdc", tables=names, state=folder / "state", partitions=2)
+    capture = Capture(source="scylla-cdc", tables=names, state=folder / "state", partitions=2, snapshot="schema-only")
     lake = settings.lake.model_copy(update={"path": str(folder / "lake"), "buckets": 4})
     return settings.model_copy(update={"capture": capture, "lake": lake})
 
@@ -203,3 +204,38 @@ def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
     with agent(settings, snapshot_at=now()):
         wait_until(settings, late, now() - 5 * SECOND)
         wait_for(lambda: source_of(late) in WatermarkTopic(settings).read())
+
+
+def test_a_snapshot_that_is_named_is_published_beside_the_log(
+    cdc: CdcDatabase, late: Logged, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a table had before its log began is in the lake with what the log has since."""
+    name = late.schema.full_name
+    cdc.write(f"INSERT INTO {name} (p, v) VALUES ({key}, {key})" for key in range(100))
+    old = take_snapshot(cdc.settings, name, "old")
+    late.sets = [stream_set(random.Random(1), now(), [0, (1 << 63) - 1])]
+    cdc.announce_tablets(late.schema, late.sets)
+    settings = settings_for(cdc, tmp_path, late, window_seconds=0.5)
+
+    def with_snapshot(folders: list[Path]) -> Settings:
+        named = {"snapshot": "initial", "snapshot_folders": {name: [str(path) for path in folders]}}
+        return settings.model_copy(update={"capture": settings.capture.model_copy(update=named)})
+
+    insert(cdc, late, 100)
+    delete(cdc, late, 1)
+    with agent(with_snapshot(old)):
+        wait_for(lambda: "what was written between is in neither" in caplog.text)
+        wait_until(settings, late, now())
+    assert WatermarkTopic(settings).read()[source_of(late)].tables[name].until == 0
+    new = take_snapshot(cdc.settings, name, "new")
+    insert(cdc, late, 2)
+    delete(cdc, late, 3)
+    with agent(with_snapshot(new)):
+        wait_until(settings, late, now())
+        wait_for(lambda: WatermarkTopic(settings).read()[source_of(late)].tables[name].until)
+    assert all(path.is_dir() for path in new)
+    found = land(settings, late)
+    assert {origin: count for origin, count in found.items() if origin.startswith("0x")} == Counter(late.origins)
+    assert sum(count for origin, count in found.items() if not origin.startswith("0x")) == 102
+    assert_view(settings, late)
+    assert captured_until(open_table(settings, name).changes.load()) > 0

@@ -24,6 +24,7 @@ from writetime.capture.publisher import ChangePublisher, topic_of
 from writetime.capture.schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.segments import SegmentFolder, readable, space_of
 from writetime.capture.snapshots import Snapshots
+from writetime.capture.taking import NodeTaker
 from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
 from writetime.database import connect
@@ -76,7 +77,7 @@ class Agent:
         self._metrics = AgentMetrics(settings)
         self._decoder = Decoder(node, self._node_id, SchemaWatch(capture.state))
         self._publisher = ChangePublisher(settings)
-        self.snapshots = Snapshots(settings, node, self._metrics, self._announce_marks)
+        self.snapshots = Snapshots(settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks)
         # What was handed over and is not acknowledged yet: how far each segment is with it, and its changes.
         self._reached: dict[int, SegmentProgress] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -96,7 +97,7 @@ class Agent:
             pause = self._settings.capture.poll_seconds
             try:
                 self.round(stop)
-                if not stop.is_set() and self.snapshots.step(self._decoder, self._publisher, stop):
+                if not stop.is_set() and self.snapshots.step(self._decoder.captured_and_live, self._publisher, stop):
                     pause = 0
             except WritetimeError as e:
                 self._metrics.error("node" if isinstance(e, Unreachable) else "publishing")

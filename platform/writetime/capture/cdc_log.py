@@ -22,12 +22,16 @@ from cassandra.connection import ConnectionException
 
 from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.publisher import ChangePublisher, topic_of
+from writetime.capture.snapshots import Snapshots
+from writetime.capture.taking import NamedTaker
 from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
 from writetime.database import DatabaseUnreachable
 from writetime.errors import WritetimeError
 from writetime.instants import instant_text
+from writetime.kafka import topic_names
+from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.log import SUFFIX, LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between
 from writetime.scylla_cdc.pages import Pages
@@ -49,7 +53,7 @@ def run(settings: Settings, stop: threading.Event, snapshot_at: int | None = Non
     Args:
         settings: with `capture.tables`.
         stop: ends it.
-        snapshot_at: when the snapshot was begun that closes gaps, in microseconds.
+        snapshot_at: when the snapshot was begun that closes gaps, or that is published, in microseconds.
 
     Raises:
         WritetimeError: no database at the start, or another agent has the state folder.
@@ -60,7 +64,7 @@ def run(settings: Settings, stop: threading.Event, snapshot_at: int | None = Non
     ):
         agent = LogAgent(settings, session, pages, progress, snapshot_at)
         agent.follow(stop)
-        return agent.published
+        return agent.published + agent.snapshots.published
 
 
 class LogProgress:
@@ -109,6 +113,10 @@ class LogAgent:
         self._metrics = AgentMetrics(settings)
         self._publisher = ChangePublisher(settings)
         self._tables = [_Table(name) for name in settings.capture.tables]
+        # As they were read last.
+        self._schemas: dict[str, TableSchema] = {}
+        taker = NamedTaker(settings.capture.snapshot_folders, lambda name: progress.offsets[name].since, snapshot_at)
+        self.snapshots = Snapshots(settings, taker, None, self._metrics, self._announce_marks)
         self._next_status = 0.0
         self.published: Counter[str] = Counter()
 
@@ -119,8 +127,18 @@ class LogAgent:
                 if self._is_due(table) and not stop.is_set():
                     with self._faults_of(table):
                         self.advance(table.name, stop)
+            pause = self._settings.capture.poll_seconds
+            try:
+                if not stop.is_set() and self.snapshots.step(self._known(), self._publisher, stop):
+                    pause = 0
+            except WritetimeError as e:
+                self._metrics.error("publishing")
+                log.error("%s; trying again", e)
+                pause = _PAUSE_SECONDS
+                self._publisher = ChangePublisher(self._settings)
             self._measure()
-            stop.wait(self._settings.capture.poll_seconds)
+            stop.wait(pause)
+        self.snapshots.close()
 
     def advance(self, name: str, stop: threading.Event) -> None:
         """Publish what a table's log has for the windows that are settled, up to `scylla_cdc.batch_seconds` of them.
@@ -133,13 +151,15 @@ class LogAgent:
         source = CdcSource(self._session, self._pages, self._settings, name)
         schema = source.schema
         # Consumers learn of new columns though no write follows.
-        self._publisher.announce(schema)
+        if self._settings.capture.snapshot != "never" or topic_of(name) in topic_names(self._settings):
+            self._publisher.announce(schema)
         offset = self._progress.offsets.get(name)
         if offset is None:
             offset = first_offset(source, None, self._snapshot_at)
             # Before anything is read: what the log loses from here on is a gap.
             self._progress.save(name, offset)
         end = next_offset(source, offset, source.settled(), self._snapshot_at)
+        self._schemas[name] = schema
         if end == offset:
             return
         counts: Counter[tuple[str, str]] = Counter()
@@ -159,13 +179,24 @@ class LogAgent:
             self._progress.save(name, end)
             self._metrics.published(counts)
             self.published[name] += counts.total()
-            self._mark(name, end)
+            self._mark(schema, end)
             self._publisher.flush(stop)
 
-    def _mark(self, name: str, offset: Offset) -> None:
+    def _known(self) -> list[tuple[TableSchema, bool]]:
+        """Return the tables of which it is known from when on their logs are read: what a snapshot lacks is there."""
+        return [(schema, True) for name, schema in self._schemas.items() if name in self._progress.offsets]
+
+    def _mark(self, schema: TableSchema, offset: Offset) -> None:
         """Say how far a table is. With late timestamps looked for, a window is over when it was read again."""
         until = offset.until - round(self._settings.scylla_cdc.rescan_seconds * 1e6)
-        self._publisher.mark(name + SUFFIX, SourceMarks({name: TableMark(until)}))
+        mark = TableMark(0 if self.snapshots.is_pending(schema) else until, self.snapshots.taken_at(schema))
+        self._publisher.mark(schema.full_name + SUFFIX, SourceMarks({schema.full_name: mark}))
+
+    def _announce_marks(self, stop: threading.Event) -> bool:
+        """Say how far each table is; return whether the broker has it, False only if it is to stop."""
+        for schema, _ in self._known():
+            self._mark(schema, self._progress.offsets[schema.full_name])
+        return self._publisher.flush(stop)
 
     @contextmanager
     def _faults_of(self, table: _Table) -> Iterator[None]:
@@ -216,4 +247,7 @@ class LogAgent:
                 logs[table.name] = {"until": instant_text(offset.until), "seconds": behind, "fault": table.fault}
         lag = Lag(seconds=max((found["seconds"] for found in logs.values()), default=0.0))
         self._metrics.lag(lag)
-        write_status(self._progress.folder, self._metrics.status(lag) | {"logs": logs})
+        write_status(
+            self._progress.folder,
+            self._metrics.status(lag) | {"logs": logs, "snapshots": self.snapshots.status()},
+        )

@@ -25,7 +25,11 @@ log = logging.getLogger(__name__)
 
 
 @click.command()
-@click.option("--snapshot-at", help="When the snapshot was begun that closes the gap in a ScyllaDB table's log.")
+@click.option(
+    "--snapshot-at",
+    help="When the snapshot was begun that closes the gap in a ScyllaDB table's log, or that capture.snapshot_folders "
+    "names.",
+)
 def agent(*, snapshot_at: str | None) -> None:
     """Publish changes to Kafka until SIGTERM or Ctrl-C: those of this machine's Cassandra node, or of ScyllaDB tables
     (capture.source)."""
@@ -96,6 +100,12 @@ def status_lines(settings: Settings) -> Iterator[str]:
         return
     yield f"agent      {time.time() - found['at']:.0f} s ago      state {settings.capture.state}"
     yield from _log_lines(found["logs"]) if "logs" in found else _node_lines(found)
+    for table, snapshot in sorted(found["snapshots"].items()):
+        if snapshot["state"] != "done":
+            yield (
+                f"  snapshot {table}: {snapshot['state']}, {snapshot['sstables_read']} of {snapshot['sstables']} "
+                f"SSTables, {snapshot['changes']:,} changes"
+            )
     for table, kinds in sorted(found["changes"].items()):
         yield f"  {table}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
     for what, count in sorted(found["errors"].items()):
@@ -114,12 +124,6 @@ def _node_lines(found: dict[str, Any]) -> Iterator[str]:
     )
     if until := found["published_until"]:
         yield f"  all that was written is published up to {instant_text(until)}, {time.time() - until / 1e6:.0f} s ago"
-    for table, snapshot in sorted(found["snapshots"].items()):
-        if snapshot["state"] != "done":
-            yield (
-                f"  snapshot {table}: {snapshot['state']}, {snapshot['sstables_read']} of {snapshot['sstables']} "
-                f"SSTables, {snapshot['changes']:,} changes"
-            )
     if found["held_by"]:
         yield f"  held     {found['held_by']}"
 

@@ -1,11 +1,11 @@
 """Snapshots of captured tables, published beside their live changes: what a table had before its capture began.
 
 The node takes those of all tables that lack one at once, as each call of its tool starts a program; after the agent
-knows that they are captured: so what a snapshot has not is in the commit log from there on. Then one table after the
-other: its SSTables are read and published by small portions, one between two rounds of the agent, so live changes wait
-for one portion at most. How far that is, is kept in `snapshots.json` once the broker has acknowledged it: after a crash
-it goes on with the piece of an SSTable that it was in. Snapshots that were taken together are deleted together. What
-takes the node long is done in a thread.
+knows that they are captured: so what a snapshot has not is in the commit log from there on. (Those of ScyllaDB's tables
+someone took, see `taking`, and they stay.) Then one table after the other: its SSTables are read and published by small
+portions, one between two rounds of the agent, so live changes wait for one portion at most. How far that is, is kept in
+`snapshots.json` once the broker has acknowledged it: after a crash it goes on with the piece of an SSTable that it was
+in. Snapshots that were taken together are deleted together. What takes long is done in a thread.
 """
 
 import logging
@@ -18,20 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
 
-from writetime.capture.decoding import Decoder
 from writetime.capture.durable import read_json, write_json
 from writetime.capture.metrics import AgentMetrics, counts_of
 from writetime.capture.publisher import ChangePublisher, Unpublishable
-from writetime.capture.schemas import Node
+from writetime.capture.taking import Taker
 from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.lake.snapshot import delete, jmx_port, listed, take
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.values import BadValue
 from writetime.storage.batch import Origin
@@ -77,15 +74,21 @@ class SnapshotProgress:
 
 
 class Snapshots:
-    """The snapshots of a node's tables, by `capture.snapshot`. `announce` says how far the node is, and waits until the
-    broker has it: landing has to learn of a snapshot before it meets changes of it."""
+    """The snapshots of an agent's tables, by `capture.snapshot`. `announce` says how far the agent is, and waits until
+    the broker has it: landing has to learn of a snapshot before it meets changes of it. `node` is the id of the node
+    whose changes they have, if it is one."""
 
     def __init__(
-        self, settings: Settings, node: Node, metrics: AgentMetrics, announce: Callable[[threading.Event], bool]
+        self,
+        settings: Settings,
+        taker: Taker,
+        node: str | None,
+        metrics: AgentMetrics,
+        announce: Callable[[threading.Event], bool],
     ) -> None:
         self._mode = settings.capture.snapshot
+        self._taker = taker
         self._node = node
-        self._node_id = node.id()
         self._metrics = metrics
         self._announce = announce
         self._path = settings.capture.state / "snapshots.json"
@@ -106,15 +109,18 @@ class Snapshots:
         self._stop = threading.Event()
         self.published: Counter[str] = Counter()
 
-    def step(self, decoder: Decoder, publisher: ChangePublisher, stop: threading.Event) -> bool:
-        """Publish a portion, if there is one; return whether there may be another at once.
+    def step(
+        self, tables: Iterable[tuple[TableSchema, bool]], publisher: ChangePublisher, stop: threading.Event
+    ) -> bool:
+        """Publish a portion, if there is one, of tables that are captured (and are there still, or were dropped);
+        return whether there may be another at once.
 
         Raises:
             WritetimeError: the broker does not do its part: go on from what was acknowledged.
         """
         if self._mode not in ("initial", "always"):
             return False
-        self._candidates = [(schema, decoder.is_live(schema)) for schema in decoder.captured]
+        self._candidates = list(tables)
         self._publisher, self._stop = publisher, stop
         try:
             return next(self._work)
@@ -185,13 +191,8 @@ class Snapshots:
         for stale in old:
             yield from self._forget(stale, list(ids))
         self._keep({table_id: SnapshotProgress(name, tag) for name, table_id in ids.items()})
-
-        def ask() -> dict[str, list[Path]]:
-            data_folders, port = self._told_by_node()
-            return take(data_folders, port, ids, tag)
-
         try:
-            folders = yield from self._in_thread(ask)
+            taken = yield from self._in_thread(partial(self._taker.take, ids, tag))
         except _FAULTS as e:
             if len(ids) > 1:
                 # Whatever is wrong with one of them is to hold back no other.
@@ -201,11 +202,10 @@ class Snapshots:
                 self._later(ids.values(), f"{group[0].full_name}: its snapshot cannot be taken: {e}")
             return
         log.info("the snapshot %s of %s is taken", tag, ", ".join(ids))
-        taken_at = time.time_ns() // 1000
         self._alone -= set(ids.values())
         self._keep(
             {
-                table_id: SnapshotProgress(name, tag, "taken", [str(f) for f in folders[name]], taken_at)
+                table_id: SnapshotProgress(name, tag, "taken", list(taken[name].folders), taken[name].taken_at)
                 for name, table_id in ids.items()
             }
         )
@@ -224,7 +224,7 @@ class Snapshots:
             for location in locations[progress.read :]:
                 sstable, pieces = yield from self._in_thread(partial(_open, location, schema))
                 for piece in pieces[progress.pieces :]:
-                    origin = Origin("sstable", location.path("Data.db"), datetime.now(UTC), self._node_id)
+                    origin = Origin("sstable", location.path("Data.db"), datetime.now(UTC), self._node)
                     for changes in sstable.scan(split=piece, window=_PORTION_BYTES, origin=origin):
                         progress = self._send(schema, changes, progress)
                         yield True
@@ -268,7 +268,7 @@ class Snapshots:
     def _forget(self, tag: str, tables: list[str]) -> Generator[bool, None, str | None]:
         """Let the node delete what has a tag; return why it cannot, if it cannot."""
         try:
-            yield from self._in_thread(lambda: delete(self._told_by_node()[1], tables, tag))
+            yield from self._in_thread(partial(self._taker.delete, tables, tag))
         except _FAULTS as e:
             return str(e)
         return None
@@ -278,11 +278,6 @@ class Snapshots:
         while not job.done():
             yield False
         return job.result()
-
-    def _told_by_node(self) -> tuple[list[str], int]:
-        """Return the node's data folders, and its JMX port."""
-        folders = self._node.setting("data_file_directories") or ""
-        return listed(folders), jmx_port(self._node.pairs("SELECT name, value FROM system_views.system_properties"))
 
     def _keep(self, changed: Mapping[UUID, SnapshotProgress]) -> None:
         self._tables |= changed
