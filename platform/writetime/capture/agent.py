@@ -108,6 +108,7 @@ class Agent:
                 self._publisher = ChangePublisher(self._settings)
             stop.wait(pause)
         self.snapshots.close()
+        self._node.events.close()
         self._progress.save()
 
     def round(self, stop: threading.Event) -> None:
@@ -126,9 +127,11 @@ class Agent:
             self._progress.segments.setdefault(segment.id, SegmentProgress(segment.name))
         new = [(segment, until) for segment, until in found if self._unread(segment, until)]
         self._measure(found)
-        if new or time.monotonic() >= self._next_look:
-            # Now that the offsets are read: of what was written below them the node knows the schema.
-            self._unannounced |= self._decoder.refresh()
+        heard = self._node.events.heard()
+        if new or heard or time.monotonic() >= self._next_look:
+            # Now that the offsets are read: of what was written below them the node knows the schema. It may tell of a
+            # change before it tells its new version.
+            self._unannounced |= self._decoder.refresh(always=heard)
             self._next_look = time.monotonic() + _SCHEMA_SECONDS
         if self._unannounced:
             self._announce_schemas()

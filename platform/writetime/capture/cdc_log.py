@@ -23,6 +23,7 @@ from cassandra.connection import ConnectionException
 from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
 from writetime.capture.publisher import ChangePublisher, topic_of
+from writetime.capture.schemas import SchemaEvents
 from writetime.capture.snapshots import Snapshots
 from writetime.capture.taking import NamedTaker
 from writetime.capture.watermarks import SourceMarks, TableMark
@@ -91,9 +92,10 @@ class LogProgress:
 
 @dataclass
 class _Table:
-    """When a table is looked at next, and why it cannot go on."""
+    """When a table is looked at next, and why it cannot go on. `altered` if some schema was, maybe its own."""
 
     name: str
+    altered: bool = False
     next_look: float = 0.0
     fault: str | None = None
     next_warning: float = 0.0
@@ -106,7 +108,9 @@ class LogAgent:
         self, settings: Settings, session: Session, pages: Pages, progress: LogProgress, snapshot_at: int | None
     ) -> None:
         self._settings = settings
+        assert session.cluster is not None
         self._session = session
+        self._events = SchemaEvents(session.cluster, list(session.hosts or ()))
         self._pages = pages
         self._progress = progress
         self._snapshot_at = snapshot_at
@@ -123,6 +127,9 @@ class LogAgent:
     def follow(self, stop: threading.Event) -> None:
         """Let each table advance, again and again, until told to stop."""
         while not stop.is_set():
+            if self._events.heard():
+                for table in self._tables:
+                    table.altered = True
             for table in self._tables:
                 if self._is_due(table) and not stop.is_set():
                     with self._faults_of(table):
@@ -139,6 +146,7 @@ class LogAgent:
             self._measure()
             stop.wait(pause)
         self.snapshots.close()
+        self._events.close()
 
     def advance(self, name: str, stop: threading.Event) -> None:
         """Publish what a table's log has for the windows that are settled, up to `scylla_cdc.batch_seconds` of them.
@@ -201,6 +209,7 @@ class LogAgent:
     @contextmanager
     def _faults_of(self, table: _Table) -> Iterator[None]:
         """Note why a table cannot go on, and say so now and then; it is tried again."""
+        table.altered = False
         try:
             yield
         except (WritetimeError, DriverException, NoHostAvailable, ConnectionException) as e:
@@ -226,12 +235,12 @@ class LogAgent:
         table.next_look = time.monotonic() + _PAUSE_SECONDS
 
     def _is_due(self, table: _Table) -> bool:
-        """Whether a window is settled that is not published."""
+        """Whether a window is settled that is not published, or consumers are to learn of other columns."""
         offset = self._progress.offsets.get(table.name)
         reading = self._settings.scylla_cdc
         settled = now() - round(reading.confidence_seconds * 1e6)
         if table.fault is None and offset is not None and offset.off_since is None:
-            return settled >= offset.until + round(reading.window_seconds * 1e6)
+            return table.altered or settled >= offset.until + round(reading.window_seconds * 1e6)
         return time.monotonic() >= table.next_look
 
     def _measure(self) -> None:
