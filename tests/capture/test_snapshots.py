@@ -181,7 +181,7 @@ def test_snapshots_that_are_broken_or_gone(
         return found
 
     monkeypatch.setattr(snapshot, "nodetool", nodetool)
-    monkeypatch.setattr("writetime.capture.snapshots.take", take_and_damage)
+    monkeypatch.setattr("writetime.capture.taking.take", take_and_damage)
     monkeypatch.setattr("writetime.capture.snapshots._AGAIN_SECONDS", 0.1)
     port = free_port()
     with landed.agent(metrics_port=port):
