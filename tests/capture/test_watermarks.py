@@ -20,7 +20,7 @@ from writetime.capture.agent import Agent
 from writetime.capture.landing import Landing, watermarks_not_landed
 from writetime.capture.progress import Progress
 from writetime.capture.schemas import Node
-from writetime.capture.watermarks import SourceMarks, TableMark, WatermarkTopic
+from writetime.capture.watermarks import SourceMarks, TableMark, WatermarkTopic, statuses
 from writetime.cli import main
 from writetime.config import Settings
 from writetime.database import connect
@@ -136,6 +136,10 @@ def test_no_watermark_passes_what_is_not_published(landed: Captured) -> None:
     one.round(threading.Event())
     assert mark(landed).until == held_from
     assert path.name in str(one.held_by)
+    said = statuses(landed.settings)[node_id(landed)]
+    assert said["held_by"] == one.held_by
+    assert said["totals"]["segments_set_aside"] == said["lag"]["aside_segments"] == 1
+    assert said["published_until"] == held_from
     index.write_text(index_content)
     path.write_bytes(content)
     wait_for(lambda: one.round(threading.Event()) or not path.exists())

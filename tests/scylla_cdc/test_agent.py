@@ -26,9 +26,9 @@ from tests.scylla_cdc.writer import Group
 from tests.storage.expected import assert_same
 from tests.storage.generate import SEED
 from writetime.capture import cdc_log
-from writetime.capture.cli import status_lines
+from writetime.capture.cli import agents_lines, status_lines
 from writetime.capture.landing import Landing
-from writetime.capture.watermarks import WatermarkTopic
+from writetime.capture.watermarks import WatermarkTopic, statuses
 from writetime.changes import change_schema
 from writetime.config import Capture, Settings
 from writetime.lake import state, views
@@ -130,6 +130,10 @@ def test_logs_reach_the_lake_however_often_the_agent_is_killed(
         assert captured_until(changes) == reached(settings)[table.schema.full_name]
     shown = list(status_lines(settings))
     assert any(f"{tables[0].schema.full_name}: published up to " in line for line in shown)
+    said = statuses(settings)[source_of(tables[0])]
+    assert said["logs"].keys() == {tables[0].schema.full_name}
+    assert said["held_by"] is None
+    assert any(line.startswith(f"agent of {source_of(tables[1])} ") for line in agents_lines(settings))
 
 
 def insert(cdc: CdcDatabase, table: Logged, key: int) -> None:
@@ -195,15 +199,17 @@ def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
     (settings.capture.state / "logs.json").write_text(json.dumps({name: {"until": written.base, **start}}))
     with agent(settings):
         deadline = time.monotonic() + 60
-        while not any("the log keeps rows for 30 seconds" in line for line in status_lines(settings)):
+        while not any("the log keeps rows for 30 seconds" in line for line in agents_lines(settings)):
             assert time.monotonic() < deadline
             time.sleep(0.1)
     assert f"writetime backfill {name} PATHS" in caplog.text
     assert reached(settings) == {name: written.base}
-    assert source_of(late) not in WatermarkTopic(settings).read()
+    said = WatermarkTopic(settings).read()[source_of(late)]
+    assert not said.tables
+    assert "the log keeps rows for 30 seconds" in said.status["held_by"]
     with agent(settings, snapshot_at=now()):
         wait_until(settings, late, now() - 5 * SECOND)
-        wait_for(lambda: source_of(late) in WatermarkTopic(settings).read())
+        wait_for(lambda: WatermarkTopic(settings).read()[source_of(late)].tables)
 
 
 def test_a_snapshot_that_is_named_is_published_beside_the_log(

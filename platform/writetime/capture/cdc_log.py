@@ -11,10 +11,11 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cassandra import DriverException
 from cassandra.cluster import NoHostAvailable, Session
@@ -30,7 +31,6 @@ from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
 from writetime.database import DatabaseUnreachable
 from writetime.errors import WritetimeError
-from writetime.instants import instant_text
 from writetime.kafka import topic_names
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.log import SUFFIX, LogError
@@ -45,6 +45,7 @@ _FILE = "logs.json"
 _PORTION = 50_000
 _PAUSE_SECONDS = 1.0
 _STATUS_SECONDS = 1.0
+_MARK_SECONDS = 5.0
 _WARNING_SECONDS = 60.0
 
 
@@ -121,7 +122,7 @@ class LogAgent:
         self._schemas: dict[str, TableSchema] = {}
         taker = NamedTaker(settings.capture.snapshot_folders, lambda name: progress.offsets[name].since, snapshot_at)
         self.snapshots = Snapshots(settings, taker, None, self._metrics, self._announce_marks)
-        self._next_status = 0.0
+        self._next_status = self._next_mark = 0.0
         self.published: Counter[str] = Counter()
 
     def follow(self, stop: threading.Event) -> None:
@@ -133,9 +134,11 @@ class LogAgent:
             for table in self._tables:
                 if self._is_due(table) and not stop.is_set():
                     with self._faults_of(table):
-                        self.advance(table.name, stop)
+                        self.advance(table, stop)
             pause = self._settings.capture.poll_seconds
             try:
+                if time.monotonic() >= self._next_mark:
+                    self._announce_marks(stop)
                 if not stop.is_set() and self.snapshots.step(self._known(), self._publisher, stop):
                     pause = 0
             except WritetimeError as e:
@@ -148,7 +151,7 @@ class LogAgent:
         self.snapshots.close()
         self._events.close()
 
-    def advance(self, name: str, stop: threading.Event) -> None:
+    def advance(self, table: _Table, stop: threading.Event) -> None:
         """Publish what a table's log has for the windows that are settled, up to `scylla_cdc.batch_seconds` of them.
 
         Raises:
@@ -156,6 +159,7 @@ class LogAgent:
             LogError: the log cannot be read, or the table was altered meanwhile: read it again.
             WritetimeError: Kafka refuses a change.
         """
+        name = table.name
         source = CdcSource(self._session, self._pages, self._settings, name)
         schema = source.schema
         # Consumers learn of new columns though no write follows.
@@ -187,23 +191,28 @@ class LogAgent:
             self._progress.save(name, end)
             self._metrics.published(counts)
             self.published[name] += counts.total()
-            self._mark(schema, end)
+            self._mark(table)
             self._publisher.flush(stop)
 
     def _known(self) -> list[tuple[TableSchema, bool]]:
         """Return the tables of which it is known from when on their logs are read: what a snapshot lacks is there."""
         return [(schema, True) for name, schema in self._schemas.items() if name in self._progress.offsets]
 
-    def _mark(self, schema: TableSchema, offset: Offset) -> None:
+    def _mark(self, table: _Table) -> None:
         """Say how far a table is. With late timestamps looked for, a window is over when it was read again."""
-        until = offset.until - round(self._settings.scylla_cdc.rescan_seconds * 1e6)
-        mark = TableMark(0 if self.snapshots.is_pending(schema) else until, self.snapshots.taken_at(schema))
-        self._publisher.mark(schema.full_name + SUFFIX, SourceMarks({schema.full_name: mark}))
+        schema, offset = self._schemas.get(table.name), self._progress.offsets.get(table.name)
+        tables = {}
+        if schema is not None and offset is not None:
+            until = offset.until - round(self._settings.scylla_cdc.rescan_seconds * 1e6)
+            pending = self.snapshots.is_pending(schema)
+            tables[table.name] = TableMark(0 if pending else until, self.snapshots.taken_at(schema))
+        self._publisher.mark(table.name + SUFFIX, SourceMarks(tables, status=self._status([table])))
 
     def _announce_marks(self, stop: threading.Event) -> bool:
         """Say how far each table is; return whether the broker has it, False only if it is to stop."""
-        for schema, _ in self._known():
-            self._mark(schema, self._progress.offsets[schema.full_name])
+        self._next_mark = time.monotonic() + _MARK_SECONDS
+        for table in self._tables:
+            self._mark(table)
         return self._publisher.flush(stop)
 
     @contextmanager
@@ -247,16 +256,25 @@ class LogAgent:
         if time.monotonic() < self._next_status:
             return
         self._next_status = time.monotonic() + _STATUS_SECONDS
-        logs = {}
         for table in self._tables:
-            offset = self._progress.offsets.get(table.name)
-            if offset is not None:
-                behind = max(now() - offset.until, 0) / 1e6
-                self._metrics.log_lag(table.name, behind)
-                logs[table.name] = {"until": instant_text(offset.until), "seconds": behind, "fault": table.fault}
-        lag = Lag(seconds=max((found["seconds"] for found in logs.values()), default=0.0))
-        self._metrics.lag(lag)
-        write_status(
-            self._progress.folder,
-            self._metrics.status(lag) | {"logs": logs, "snapshots": self.snapshots.status()},
-        )
+            if (seconds := self._behind(table)) is not None:
+                self._metrics.log_lag(table.name, seconds)
+        self._metrics.lag(self._lag(self._tables))
+        write_status(self._progress.folder, self._status(self._tables))
+
+    def _status(self, tables: Sequence[_Table]) -> dict[str, Any]:
+        """Return what is to be seen of some tables."""
+        found = self._metrics.status(self._lag(tables)) | {"snapshots": self.snapshots.status()}
+        names = {table.name for table in tables}
+        own = {key: {name: n for name, n in found[key].items() if name in names} for key in ("changes", "snapshots")}
+        offsets = self._progress.offsets
+        logs = {t.name: {"until": offsets[t.name].until if t.name in offsets else 0, "fault": t.fault} for t in tables}
+        return found | own | {"logs": logs, "held_by": next((t.fault for t in tables if t.fault), None)}
+
+    def _lag(self, tables: Sequence[_Table]) -> Lag:
+        return Lag(lag_seconds=max((self._behind(table) or 0.0 for table in tables), default=0.0))
+
+    def _behind(self, table: _Table) -> float | None:
+        """Return how many seconds ago that was up to which a table's log is published."""
+        offset = self._progress.offsets.get(table.name)
+        return None if offset is None else max(now() - offset.until, 0) / 1e6

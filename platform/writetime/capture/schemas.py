@@ -96,6 +96,11 @@ class Node:
         self._host = found[0]
         self.events = SchemaEvents(session.cluster, [self._host])
 
+    @property
+    def address(self) -> str:
+        """The node's address."""
+        return str(self._host.address)
+
     def rows(self, query: str) -> list[dict[str, Any]]:
         """Return the rows of a query.
 

@@ -8,6 +8,7 @@ and asks where the topics of changes end after that, finds all of it below those
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from writetime.config import Settings
 from writetime.errors import WritetimeError
@@ -31,10 +32,13 @@ class TableMark:
 
 @dataclass(frozen=True)
 class SourceMarks:
-    """What is published of one source, by table. A retired source sends no more changes."""
+    """What is published of one source, by table. A retired source sends no more changes.
+
+    `status` is what its agent says of itself, see `metrics`."""
 
     tables: Mapping[str, TableMark] = field(default_factory=dict)
     retired: bool = False
+    status: Mapping[str, Any] = field(default_factory=dict)
 
 
 def ensure_watermarks_topic(settings: Settings) -> None:
@@ -46,6 +50,12 @@ def ensure_watermarks_topic(settings: Settings) -> None:
 def send(sender: Sender, source: str, marks: SourceMarks) -> None:
     """Hand over what is published of a source; the topic has to be there."""
     sender.produce(WATERMARKS_TOPIC, json.dumps(asdict(marks)).encode(), source.encode(), 0)
+
+
+def statuses(settings: Settings) -> dict[str, Mapping[str, Any]]:
+    """Return what the agent of each source that is not retired said last of itself, by the source's name."""
+    found = WatermarkTopic(settings).read()
+    return {source: marks.status for source, marks in sorted(found.items()) if marks.status and not marks.retired}
 
 
 class WatermarkTopic:
@@ -60,7 +70,7 @@ class WatermarkTopic:
         """Return what was said last of each source, by its name."""
         for key, value in self._topic.read_on():
             tables = {name: TableMark(**mark) for name, mark in value["tables"].items()}
-            self._marks[key.decode()] = SourceMarks(tables, value["retired"])
+            self._marks[key.decode()] = SourceMarks(tables, value["retired"], value.get("status", {}))
         return dict(self._marks)
 
 
