@@ -108,7 +108,7 @@ def test_logs_reach_the_lake_however_often_the_agent_is_killed(
     first, last = tables[0].sets[0].time, max(group.time for table in tables for group in table.groups)
     program.start()
     try:
-        for _ in range(3):
+        for _ in range(2):
             wait_until(settings, tables[0], r.randrange(first, last))
             time.sleep(r.random() / 5)
             program.kill()
@@ -118,7 +118,7 @@ def test_logs_reach_the_lake_however_often_the_agent_is_killed(
     finally:
         program.kill()
         program.end()
-    assert program.ends == {-9: 3, 0: 1}, program.tail()
+    assert program.ends == {-9: 2, 0: 1}, program.tail()
     for table in tables:
         found = land(settings, table)
         assert found.keys() == set(table.origins)
@@ -205,11 +205,12 @@ def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
     assert f"writetime backfill {name} PATHS" in caplog.text
     assert reached(settings) == {name: written.base}
     said = WatermarkTopic(settings).read()[source_of(late)]
-    assert not said.tables
+    # It holds back from the start what waits for watermarks.
+    assert said.tables[name].until <= written.base
     assert "the log keeps rows for 30 seconds" in said.status["held_by"]
     with agent(settings, snapshot_at=now()):
         wait_until(settings, late, now() - 5 * SECOND)
-        wait_for(lambda: WatermarkTopic(settings).read()[source_of(late)].tables)
+        wait_for(lambda: WatermarkTopic(settings).read()[source_of(late)].tables[name].until > written.base)
 
 
 def test_a_snapshot_that_is_named_is_published_beside_the_log(

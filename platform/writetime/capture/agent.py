@@ -25,7 +25,7 @@ from writetime.capture.progress import Progress, SegmentProgress
 from writetime.capture.publisher import ChangePublisher, topic_of
 from writetime.capture.schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.segments import SegmentFolder, readable, space_of
-from writetime.capture.snapshots import Snapshots
+from writetime.capture.snapshots import Snapshots, id_of
 from writetime.capture.taking import NodeTaker
 from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
@@ -246,7 +246,7 @@ class Agent:
         until = self._progress.published_until
         tables = {
             schema.full_name: TableMark(
-                0 if self.snapshots.is_pending(schema) else until, self.snapshots.taken_at(schema)
+                0 if self.snapshots.is_pending(id_of(schema)) else until, self.snapshots.taken_at(id_of(schema))
             )
             for schema in self._decoder.captured
         }

@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from cassandra import DriverException
 from cassandra.cluster import NoHostAvailable, Session
@@ -200,13 +201,13 @@ class LogAgent:
 
     def _mark(self, table: _Table) -> None:
         """Say how far a table is. With late timestamps looked for, a window is over when it was read again."""
-        schema, offset = self._schemas.get(table.name), self._progress.offsets.get(table.name)
-        tables = {}
-        if schema is not None and offset is not None:
+        offset, mark = self._progress.offsets.get(table.name), TableMark(0)
+        if offset is not None:
+            table_id = UUID(offset.table_id)
             until = offset.until - round(self._settings.scylla_cdc.rescan_seconds * 1e6)
-            pending = self.snapshots.is_pending(schema)
-            tables[table.name] = TableMark(0 if pending else until, self.snapshots.taken_at(schema))
-        self._publisher.mark(table.name + SUFFIX, SourceMarks(tables, status=self._status([table])))
+            pending = self.snapshots.is_pending(table_id)
+            mark = TableMark(0 if pending else until, self.snapshots.taken_at(table_id))
+        self._publisher.mark(table.name + SUFFIX, SourceMarks({table.name: mark}, status=self._status([table])))
 
     def _announce_marks(self, stop: threading.Event) -> bool:
         """Say how far each table is; return whether the broker has it, False only if it is to stop."""

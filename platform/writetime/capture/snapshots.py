@@ -128,14 +128,14 @@ class Snapshots:
             self._work = self._all()
             raise
 
-    def is_pending(self, schema: TableSchema) -> bool:
+    def is_pending(self, table_id: UUID) -> bool:
         """Return whether changes of a snapshot of this table are yet to be published."""
-        found = self._tables.get(_id(schema))
+        found = self._tables.get(table_id)
         return self._mode in ("initial", "always") and (found is None or found.state in ("wanted", "taken"))
 
-    def taken_at(self, schema: TableSchema) -> int:
+    def taken_at(self, table_id: UUID) -> int:
         """Return when the snapshot of a table was taken (microseconds); 0 if there is none."""
-        found = self._tables.get(_id(schema))
+        found = self._tables.get(table_id)
         return found.taken_at if found else 0
 
     def status(self) -> dict[str, Any]:
@@ -158,33 +158,33 @@ class Snapshots:
         """Take what is wanted, then publish one table after the other, then delete; yield whether to go on at once."""
         while True:
             due = [schema for schema, is_live in self._candidates if self._is_due(schema, is_live=is_live)]
-            states = {_id(schema): self._state(schema) for schema in due}
-            wanted = [schema for schema in due if states[_id(schema)] == "wanted"]
-            taken = [schema for schema in due if states[_id(schema)] == "taken"]
+            states = {id_of(schema): self._state(schema) for schema in due}
+            wanted = [schema for schema in due if states[id_of(schema)] == "wanted"]
+            taken = [schema for schema in due if states[id_of(schema)] == "taken"]
             if wanted:
                 yield from self._take(wanted)
             elif taken:
-                yield from self._publish(taken[0], _id(taken[0]), self._tables[_id(taken[0])])
+                yield from self._publish(taken[0], id_of(taken[0]), self._tables[id_of(taken[0])])
             elif due:
-                yield from self._delete(self._tables[_id(due[0])].tag)
+                yield from self._delete(self._tables[id_of(due[0])].tag)
             else:
                 yield False
 
     def _is_due(self, schema: TableSchema, *, is_live: bool) -> bool:
         """Return whether there is something to do. Of a table that was dropped, what was taken can still be read."""
-        table_id, state = _id(schema), self._state(schema)
+        table_id, state = id_of(schema), self._state(schema)
         if state == "done" or (state == "wanted" and not is_live):
             return False
         return table_id not in self._faults and time.monotonic() >= self._not_before.get(table_id, 0.0)
 
     def _state(self, schema: TableSchema) -> str:
-        found = self._tables.get(_id(schema))
+        found = self._tables.get(id_of(schema))
         return found.state if found else "wanted"
 
     def _take(self, wanted: list[TableSchema]) -> Iterator[bool]:
-        alone = [schema for schema in wanted if _id(schema) in self._alone]
+        alone = [schema for schema in wanted if id_of(schema) in self._alone]
         group = alone[:1] or wanted[:_TOGETHER]
-        ids = {schema.full_name: _id(schema) for schema in group}
+        ids = {schema.full_name: id_of(schema) for schema in group}
         tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}-{next(iter(ids.values())).hex[:8]}"
         # They may have been taken, and the agent was killed before it knew, or a part of one is gone.
         old = {self._tables[i].tag for i in ids.values() if i in self._tables} - self._used_tags()
@@ -302,7 +302,7 @@ class Snapshots:
         self._keep({table_id: SnapshotProgress(progress.table, progress.tag)})
 
 
-def _id(schema: TableSchema) -> UUID:
+def id_of(schema: TableSchema) -> UUID:
     """Return the table's id, which every schema of a node has."""
     assert schema.id is not None
     return schema.id
