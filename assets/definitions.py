@@ -2,10 +2,11 @@
 
 from dagster import Definitions, in_process_executor
 
-from assets import automation, capture, demo, ingest, lake, rows, tables, workqueue
+from assets import automation, capture, demo, ingest, lake, replay, rows, tables, workqueue
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
+from writetime import config
 
-defs = Definitions(
+_platform = Definitions(
     assets=[
         demo.flights,
         ingest.http_events,
@@ -56,3 +57,6 @@ defs = Definitions(
     },
     executor=in_process_executor,
 )
+
+# What names the queues are read when this is loaded; all other settings when a run starts.
+defs = Definitions.merge(_platform, replay.definitions(config.load().replay.queues))
