@@ -214,6 +214,10 @@ class Batches:
         rows = self._run(self._get, (queue, _era(n), n)) if n > 0 else []
         return _seal(rows[0]) if rows else None
 
+    def has(self, queue: str, n: int) -> bool:
+        """Return whether a batch is there that is known to have been sealed."""
+        return bool(self._run(self._between, (queue, _era(n), n, n)))
+
     def between(self, queue: str, first: int, last: int) -> Iterator[Seal]:
         """Yield the seals of batches, in their order.
 
@@ -339,6 +343,8 @@ class Batches:
 
     def _run_all(self, statement: PreparedStatement, values: Sequence[Sequence[Any]]) -> list[Any]:
         """Run a statement with many values at once; return all rows, in the order of the values."""
+        if len(values) == 1:
+            return self._run(statement, values[0])
         with _named():
             run = execute_concurrent_with_args
             answers = run(self._session, statement, values, _IN_FLIGHT, raise_on_first_error=True)

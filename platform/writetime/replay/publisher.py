@@ -14,6 +14,7 @@ import random
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -46,10 +47,13 @@ class Publisher:
         # The newest batch that this publisher knows, and of producers the last sequence and its batch, up to there.
         self._newest: Seal | None = None
         self._sequences: dict[str, tuple[int, int] | None] = {}
+        self._recording: Future[None] = Future()
+        self._recording.set_result(None)
 
     def __enter__(self) -> Self:
         self._batches = Batches(self._resources.enter_context(connect(self._settings)), self._settings)
         self._zookeeper = self._resources.enter_context(coordination(self._settings, self._queue))
+        self._background = self._resources.enter_context(ThreadPoolExecutor(1))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,11 +119,14 @@ class Publisher:
             last = newest.published_at if newest else unsealed.published_at
             n, at = (newest.n if newest else 0) + 1, max(last, datetime.now(UTC))
             tried[:] = [n]
+            if newest is not None and self._recording.exception() is not None:
+                self._batches.record(newest)
             sealed = self._batches.seal(_numbered(unsealed, n, at))
             if sealed.attempt != unsealed.attempt:
                 self._look(sealed.n)
                 continue
-            self._batches.record(sealed)
+            # Done before the next batch is sealed, so nobody waits for it now.
+            self._recording = self._background.submit(self._batches.record, sealed)
             self._newest = sealed
             if sealed.producer is not None and sealed.sequence is not None:
                 self._sequences[sealed.producer] = (sealed.sequence, n)
@@ -133,7 +140,7 @@ class Publisher:
         """
         newest = self._newest.n if self._newest else 0
         if newest and known <= newest:
-            if self._batches.get(self._queue, newest) is None:
+            if not self._batches.has(self._queue, newest):
                 raise NoBatch(f"the database has no batch {self._queue}-{newest} any more")
             return
         found = self._batches.head(self._queue, max(known, newest))

@@ -11,6 +11,7 @@ moves a cursor, a static column in the same partition, which is then the truth: 
 import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Self
@@ -49,11 +50,14 @@ class Subscriber:
         self._name = check_name(name, "processor")
         self._resources = ExitStack()
         self._news = threading.Event()
+        self._copying: Future[None] = Future()
+        self._copying.set_result(None)
 
     def __enter__(self) -> Self:
         self._session = self._resources.enter_context(connect(self._settings))
         self._batches = Batches(self._session, self._settings)
         self._zookeeper = self._resources.enter_context(coordination(self._settings, self._queue))
+        self._background = self._resources.enter_context(ThreadPoolExecutor(1))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,8 +131,10 @@ class Subscriber:
         answer = handler(batch)
         if effects is not None:
             self._apply(effects, batch.n, batch.n - 1 or None, list(answer or ()))
+        # The copy is one batch behind at most; the next one makes up for one that failed.
+        self._copying.exception()
         moved = self._zookeeper.move(self._name, batch.n, cursor)
-        self._batches.keep_cursor(self._queue, self._name, batch.n)
+        self._copying = self._background.submit(self._batches.keep_cursor, self._queue, self._name, batch.n)
         return moved
 
     def _cursor(self, effects: Effects | None) -> Cursor:
