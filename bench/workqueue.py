@@ -7,38 +7,24 @@ and completed by `UPDATE .. IF owner = ..`, 16 at once. Both sides claim and com
 does nothing, on the same node, in one run; after each round all must be completed.
 """
 
-import multiprocessing
 import random
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
 import click
 import psutil
 
+from bench.rounds import cpu_seconds, measure
 from writetime import config, database
 from writetime.config import Settings, WorkQueue
 from writetime.servers.cassandra import CassandraServer
 from writetime.workqueue import Enqueuer, Item, NewItem, Worker, inspect
 
-Work = Callable[[Settings, str, int], None]
-
 SHARDS = 16
 TARGET = 10.0
-_spawn = multiprocessing.get_context("spawn")
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one round measured."""
-
-    per_second: float
-    client_us: float
-    server_us: float
 
 
 def enqueue(settings: Settings, queue: str, count: int) -> None:
@@ -97,41 +83,14 @@ def make_peer(settings: Settings, count: int) -> str:
     return name
 
 
-def run_round(
-    work: Callable[[Settings, str, int], None], settings: Settings, name: str, count: int, to: Connection
-) -> None:
-    """Do one round in this process, and answer with the seconds and the CPU seconds that it took."""
-    begin, cpu = time.perf_counter(), time.process_time()
-    work(settings, name, count)
-    to.send((time.perf_counter() - begin, time.process_time() - cpu))
-
-
-def measure(work: Work, settings: Settings, name: str, count: int) -> Result:
-    """Run one round in a process of its own."""
-    before = server_cpu(settings)
-    here, there = _spawn.Pipe()
-    process = _spawn.Process(target=run_round, args=(work, settings, name, count, there))
-    process.start()
-    there.close()
-    seconds, cpu = here.recv()
-    process.join()
-    return Result(count / seconds, cpu / count * 1e6, (server_cpu(settings) - before) / count * 1e6)
-
-
-def server_cpu(settings: Settings) -> float:
-    """Return the CPU seconds of the node so far."""
-    pid = CassandraServer(settings).pid()
-    assert pid is not None
-    return sum(psutil.Process(pid).cpu_times()[:2])
-
-
 def measure_idle(settings: Settings, seconds: float) -> tuple[float, float]:
     """Return what an idle worker of an empty queue costs, client and server, in CPU seconds an hour."""
+    servers = [CassandraServer(settings)]
 
     def server_cpu_of(wait: Callable[[], None]) -> float:
-        before = server_cpu(settings)
+        before = cpu_seconds(servers)
         wait()
-        return server_cpu(settings) - before
+        return cpu_seconds(servers) - before
 
     alone = server_cpu_of(lambda: time.sleep(seconds))
     stop = threading.Event()
@@ -192,10 +151,10 @@ def main(items: int, sizes: str, latency: int, idle: float) -> None:
         database.apply_schema(settings)
         for count in (500, items):
             name = make_peer(settings, count)
-            peer = measure(work_peer, settings, name, count)
+            peer = measure(work_peer, settings, name, count, count=count, servers=[server])
             queue = f"q-{uuid.uuid4().hex[:8]}"
             enqueue(settings, queue, count)
-            project = measure(work_project, settings, queue, count)
+            project = measure(work_project, settings, queue, count, count=count, servers=[server])
             assert inspect(settings, queue).depth == 0
         print(f"{items:,} items claimed and completed, {SHARDS} shards; load average {psutil.getloadavg()[0]:.1f}")
         print(f"{'':14}{'items/s':>10}{'client CPU us/item':>22}{'server CPU us/item':>22}")
@@ -213,7 +172,7 @@ def main(items: int, sizes: str, latency: int, idle: float) -> None:
         for size in map(int, filter(None, sizes.split(","))):
             queue = f"q-{uuid.uuid4().hex[:8]}"
             enqueue(settings, queue, size)
-            result = measure(work_project, settings, queue, size)
+            result = measure(work_project, settings, queue, size, count=size, servers=[server])
             print(
                 f"{size:>10,} items: {result.per_second:8,.0f} items/s, {result.client_us:6.0f} us client, "
                 f"{result.server_us:6.0f} us server CPU an item",
