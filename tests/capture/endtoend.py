@@ -142,7 +142,8 @@ class Replica:
 
     def is_done(self) -> bool:
         """Whether all that was delivered is published."""
-        assert self.fault is None, self.fault
+        if self.fault is not None:
+            raise RuntimeError("a replica's agent ended") from self.fault
         return not list(self.folder.glob("*.log"))
 
     def end(self) -> None:

@@ -5,7 +5,6 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from writetime.merge.arrow import bytes_of
 from writetime.merge.order import group_by
 
 BYTES = st.lists(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]), max_size=10).map(bytes)
@@ -16,7 +15,7 @@ ITEM = st.tuples(st.integers(-1, 1), st.sampled_from([b"a", b"b"]), BYTES)
 @settings(max_examples=200, deadline=None)
 def test_groups_are_numbered_in_order(items: list[tuple[int, bytes, bytes]]) -> None:
     first = np.array([item[0] for item in items], np.int64)
-    second, third = (bytes_of(pa.array([item[i] for item in items], pa.binary())) for i in (1, 2))
+    second, third = (pa.array([item[i] for item in items], pa.binary()) for i in (1, 2))
     group, head, outer = group_by(first, second, third)
     groups = sorted(set(items))
     assert [groups[g] for g in group] == items

@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from writetime.lake.parquet import conform
 from writetime.lake.storage import Storage
 from writetime.merge.arrow import pc
+from writetime.merge.conform import REPEATING
 
 _FLAG, _PRESENCE = "tombstone", "write_time"
 # In smaller row groups it costs more to look at the statistics of a flag than to read it.
@@ -16,7 +18,10 @@ _MANY_ROWS = 1 << 14
 
 
 def read_changes(files: Iterable[tuple[Storage, str]], schema: pa.Schema) -> list[pa.Table]:
-    """Read files whole; those that have the same fields come as one table, so that nothing is put together twice."""
+    """Read files whole; those that have the same fields come as one table, so that nothing is put together twice.
+
+    Fields of `REPEATING` come as dictionaries where the files have them so.
+    """
     alike: dict[pa.Schema, list[pa.Table]] = {}
     names: dict[pa.Schema, str] = {}
     for storage, path in files:
@@ -25,7 +30,8 @@ def read_changes(files: Iterable[tuple[Storage, str]], schema: pa.Schema) -> lis
         fields = _without_dictionaries(table.schema)
         alike.setdefault(fields, []).append(table)
         names.setdefault(fields, f"{storage.address}/{path}")
-    return [conform(_joined(found, fields), schema, names[fields]) for fields, found in alike.items()]
+    found = [(_joined(tables, fields), names[fields]) for fields, tables in alike.items()]
+    return [conform(table, _with_dictionaries(schema, table), name) for table, name in found]
 
 
 @contextmanager
@@ -41,27 +47,40 @@ def open_changes(storage: Storage, path: str) -> Iterator[pq.ParquetFile]:
 def read_groups(file: pq.ParquetFile, groups: Sequence[int], names: Sequence[str]) -> pa.Table:
     """Read some row groups and, of these columns, those that the file has.
 
-    Most cells are no tombstones: where the statistics say so of a column, the flag is not read but made.
+    What the statistics tell is not read but made: a dictionary of one value (all changes are of rows, none of which has
+    a clustering), and the flag of a column's cells of which none is a tombstone.
     """
-    fields = [file.schema_arrow.field(name) for name in names if name in file.schema_arrow.names]
-    made = set(_without_tombstones(file, groups, fields))
+    schema = file.schema_arrow
+    fields = [schema.field(name) for name in names if name in schema.names]
+    statistics = _Statistics(file, groups) if file.metadata.num_rows >= _MANY_ROWS * file.num_row_groups else None
+    constant = {f.name: found for f in fields if statistics and (found := statistics.constant(f)) is not None}
+    flags = {f.name for f in fields if statistics and statistics.without_tombstones(f)}
     paths = []
     for field in fields:
-        parts = [part.name for part in field.type if part.name != _FLAG] if field.name in made else []
-        paths += [f"{field.name}.{part}" for part in parts] or [field.name]
+        parts = [part.name for part in field.type if part.name != _FLAG] if field.name in flags else []
+        paths += [f"{field.name}.{part}" for part in parts] or [field.name] * (field.name not in constant)
     # A task has one core.
     read = file.read_row_groups(list(groups), paths, use_threads=False)
     columns = []
     for field in fields:
-        column = read[field.name]
-        if field.name in made:
-            column = pa.chunked_array([_with_flag(chunk, field.type) for chunk in column.chunks], field.type)
-        columns.append(column)
+        if field.name in constant:
+            columns.append(pa.chunked_array([constant[field.name]]))
+        elif field.name in flags:
+            chunks = [_with_flag(chunk, field.type) for chunk in read[field.name].chunks]
+            columns.append(pa.chunked_array(chunks, field.type))
+        else:
+            columns.append(read[field.name])
     return pa.table(columns, names=[field.name for field in fields])
 
 
 def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
     types = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in schema]
+    return pa.schema(list(zip(schema.names, types, strict=True)))
+
+
+def _with_dictionaries(schema: pa.Schema, table: pa.Table) -> pa.Schema:
+    """Return the schema with the dictionaries that the merge takes."""
+    types = [table.schema.field(f.name).type if f.name in REPEATING else f.type for f in schema]
     return pa.schema(list(zip(schema.names, types, strict=True)))
 
 
@@ -81,15 +100,33 @@ def _repeating(file: pq.ParquetFile) -> list[str]:
     return [c.path_in_schema for c in of_bytes if c.has_dictionary_page]
 
 
-def _without_tombstones(file: pq.ParquetFile, groups: Sequence[int], fields: Iterable[pa.Field]) -> Iterator[str]:
-    if file.metadata.num_rows < _MANY_ROWS * file.num_row_groups:
-        return
-    indices = {file.schema.column(i).path: i for i in range(len(file.schema))}
-    found = [file.metadata.row_group(g) for g in groups]
-    for field in fields:
-        flag, presence = (indices.get(f"{field.name}.{part}") for part in (_FLAG, _PRESENCE))
-        if flag is not None and presence is not None and all(_all_false(g, flag, presence) for g in found):
-            yield field.name
+class _Statistics:
+    """What the statistics of row groups tell of their columns."""
+
+    def __init__(self, file: pq.ParquetFile, groups: Sequence[int]) -> None:
+        self._indices = {file.schema.column(i).path: i for i in range(len(file.schema))}
+        self._groups = [file.metadata.row_group(group) for group in groups]
+
+    def constant(self, field: pa.Field) -> pa.DictionaryArray | None:
+        """Return a column of bytes or text, which is read as a dictionary, if it has one value and no null."""
+        if not pa.types.is_dictionary(field.type) or not self._groups:
+            return None
+        found = [group.column(self._indices[field.name]).statistics for group in self._groups]
+        if any(one is None or one.null_count or not one.has_min_max for one in found):
+            return None
+        ends = {end for one in found for end in (one.min, one.max)}
+        if len(ends) > 1:
+            return None
+        rows = sum(group.num_rows for group in self._groups)
+        indices = pa.array(np.zeros(rows, np.int32))
+        return pa.DictionaryArray.from_arrays(indices, pa.array(ends, field.type.value_type))
+
+    def without_tombstones(self, field: pa.Field) -> bool:
+        """Return whether a column has cells, and none of them is a tombstone."""
+        flag, presence = (self._indices.get(f"{field.name}.{part}") for part in (_FLAG, _PRESENCE))
+        if flag is None or presence is None:
+            return False
+        return all(_all_false(group, flag, presence) for group in self._groups)
 
 
 def _all_false(group: pq.RowGroupMetaData, flag: int, presence: int) -> bool:

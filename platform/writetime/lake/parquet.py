@@ -1,7 +1,8 @@
 """The Parquet files of the lake: written and read by tasks, described in a few numbers for the commit."""
 
+import functools
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,38 +152,41 @@ def conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     Raises:
         WritetimeError: a field has another type.
     """
+    # All fields of a type that are missing share their nulls.
+    nulls = functools.cache(pa.nulls)
     columns = []
     for field in schema:
         if field.name not in table.column_names:
-            columns.append(pa.nulls(table.num_rows, field.type))
+            columns.append(nulls(table.num_rows, field.type))
             continue
         column = table[field.name]
         if column.type != field.type:
             try:
-                column = pa.chunked_array([_conform(c, field.type) for c in column.chunks], field.type)
+                column = pa.chunked_array([_conform(c, field.type, nulls) for c in column.chunks], field.type)
             except pa.ArrowException as e:
                 raise WritetimeError(f"{what}: column {field.name} is {column.type}, not {field.type} ({e})") from None
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _conform(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _conform(array: pa.Array, wanted: pa.DataType, nulls: Callable[[int, pa.DataType], pa.Array]) -> pa.Array:
     if array.type == wanted:
         return array
     if pa.types.is_struct(wanted) and pa.types.is_struct(array.type):
         present = {field.name: i for i, field in enumerate(array.type)}
         children = [
-            _conform(array.field(present[f.name]), f.type) if f.name in present else pa.nulls(len(array), f.type)
+            _conform(array.field(present[f.name]), f.type, nulls) if f.name in present else nulls(len(array), f.type)
             for f in wanted
         ]
         return pa.StructArray.from_arrays(children, fields=list(wanted), mask=array.is_null())
     if pa.types.is_map(wanted) and pa.types.is_map(array.type):
         entries = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
         flat = entries.flatten()
-        keys, items = _conform(flat.field("key"), wanted.key_type), _conform(flat.field("value"), wanted.item_type)
+        keys = _conform(flat.field("key"), wanted.key_type, nulls)
+        items = _conform(flat.field("value"), wanted.item_type, nulls)
         return pa.MapArray.from_arrays(_offsets(entries), keys, items, wanted)
     if pa.types.is_list(wanted) and pa.types.is_list(array.type):
-        return pa.ListArray.from_arrays(_offsets(array), _conform(array.flatten(), wanted.value_type), wanted)
+        return pa.ListArray.from_arrays(_offsets(array), _conform(array.flatten(), wanted.value_type, nulls), wanted)
     return array.cast(wanted)
 
 

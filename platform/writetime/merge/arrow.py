@@ -18,6 +18,11 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
+def decoded(array: pa.Array) -> pa.Array:
+    """Return an array without a dictionary."""
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
 def numbers(array: pa.Array) -> np.ndarray:
     """Return the numbers of an integer array, 0 where it is null."""
     if array.null_count == len(array):

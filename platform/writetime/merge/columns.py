@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.changes import udt_fields
-from writetime.merge.arrow import Bytes, bytes_of, numbers, pc, take_present
+from writetime.merge.arrow import numbers, pc, take_present
 from writetime.merge.cells import NEVER, cell_times, deletion_times
 from writetime.merge.counters import merge_counter
 from writetime.merge.order import group_by
@@ -94,7 +94,7 @@ def _elements(
     group = np.repeat(group, lengths)
     path_type = Native("timeuuid") if cql_type.kind == "list" else cql_type.arguments[0]
     path, value_type = elements.field("path"), cql_type.arguments[-1]
-    element, head, _ = group_by(group, _nothing(len(path)), bytes_of(comparable(path, path_type)))
+    element, head, _ = group_by(group, pa.nulls(len(path), pa.binary()), comparable(path, path_type))
     groups_of = group[head]
     times = cell_times(elements, dropped_at)
 
@@ -115,7 +115,3 @@ def _elements(
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     some = counts > 0
     return pa.ListArray.from_arrays(pa.array(offsets), elements.take(pa.array(best[live])), type=lists.type), some
-
-
-def _nothing(count: int) -> Bytes:
-    return np.zeros(count + 1, np.int32), np.empty(0, np.uint8)

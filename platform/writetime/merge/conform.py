@@ -10,11 +10,15 @@ import pyarrow as pa
 from writetime.changes import change_schema, field_name
 from writetime.schema.table import SchemaError, TableSchema
 
+# These may come as dictionaries, as they repeat.
+REPEATING = ("kind", "key", "position")
 _OWN = ("kind", "key", "token", "position", "end", "marker", "tombstone")
 
 
 def conform(table: pa.Table, schema: TableSchema) -> pa.Table:
     """Return a table of changes with the fields of `change_schema(schema)`; `origin` may be missing.
+
+    A field of `REPEATING` that has a dictionary keeps it.
 
     Raises:
         SchemaError: a field that every change has is missing, or one's type cannot become the present one.
@@ -31,11 +35,14 @@ def conform(table: pa.Table, schema: TableSchema) -> pa.Table:
             columns.append(pa.nulls(len(table), field.type))
             continue
         column = table[field.name]
+        if field.name in REPEATING and pa.types.is_dictionary(column.type):
+            columns.append(column)
+            continue
         try:
             columns.append(pa.chunked_array([_convert(c, field.type) for c in column.chunks], field.type))
         except TypeError as e:
             raise SchemaError(f"changes of {schema.full_name}, column {field.name}: {e}") from None
-    return pa.Table.from_arrays(columns, schema=full)
+    return pa.table(columns, names=full.names)
 
 
 def _convert(array: pa.Array, wanted: pa.DataType) -> pa.Array:

@@ -1,6 +1,7 @@
 """The loops of the merge, compiled by numba: the order of items, the latest of each group, and range tombstones.
 
-An item is a change, or the end of a range tombstone. Bytes come as Arrow has them: offsets, and the data between them.
+An item is a change, or the end of a range tombstone. Bytes come as Arrow has them: offsets, and the data between them;
+what repeats comes as codes, which are in the order of the values.
 All of the compiled code is in this module, as numba keeps what it compiled until the file changes.
 """
 
@@ -13,7 +14,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from writetime.storage.memory import load8, load32, load64
+from writetime.storage.memory import load8, load32, load64, load_native32
 
 _njit: Any = numba.njit(cache=True, nogil=True)
 _BLOCK = 16
@@ -39,10 +40,10 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 @_njit
-def _compare_bytes(offsets: np.ndarray, data: int, i: int, j: int) -> int:
+def _compare_bytes(offsets: int, data: int, i: int, j: int) -> int:
     """Compare two values as unsigned bytes, eight at a time; a prefix comes first."""
-    a, b = offsets[i], offsets[j]
-    a_length, b_length = offsets[i + 1] - a, offsets[j + 1] - b
+    a, b = load_native32(offsets + 4 * i), load_native32(offsets + 4 * j)
+    a_length, b_length = load_native32(offsets + 4 * i + 4) - a, load_native32(offsets + 4 * j + 4) - b
     a += data
     b += data
     end = a + min(a_length, b_length)
@@ -68,13 +69,24 @@ def _compare_bytes(offsets: np.ndarray, data: int, i: int, j: int) -> int:
 
 
 @_njit
-def _head(offsets: np.ndarray, data: int, i: int) -> int:
+def _compare(key: tuple, i: int, j: int) -> int:
+    codes, offsets, data = key
+    return load_native32(codes + 4 * i) - load_native32(codes + 4 * j) if codes else _compare_bytes(offsets, data, i, j)
+
+
+@_njit
+def _head(key: tuple, i: int) -> int:
     """Return a number that compares as the values do, if two differ in it or it says that they are whole.
 
-    It is made of the first seven bytes, zeros after the value's end, and the length: `_LONG` if there are more.
+    It is made of the first seven bytes, zeros after the value's end, and the length: `_LONG` if there are more; or of
+    the code.
     """
-    p = data + offsets[i]
-    length = min(offsets[i + 1] - offsets[i], _LONG)
+    codes, offsets, data = key
+    if codes:
+        return load_native32(codes + 4 * i) << 8
+    start = load_native32(offsets + 4 * i)
+    p = data + start
+    length = min(load_native32(offsets + 4 * i + 4) - start, _LONG)
     if length == _LONG:
         value = load64(p) & ~0xFF
     else:
@@ -88,23 +100,27 @@ def _head(offsets: np.ndarray, data: int, i: int) -> int:
 def group_items(
     order: np.ndarray,
     first: np.ndarray,
+    a_codes: np.ndarray,
     a_offsets: np.ndarray,
     a_data: np.ndarray,
+    b_codes: np.ndarray,
     b_offsets: np.ndarray,
     b_data: np.ndarray,
 ) -> tuple:
     """Put items, which are in the order of `first`, into that of `a` and `b` too, and number those that are equal.
 
-    Each run of items that are equal in `first` is sorted by a merge sort that gains by what is sorted. In most runs all
-    are equal in `a`, too. The heads of `b` are held next to the order: the bytes are far.
+    `a` and `b` are codes, or where there are none, bytes. Each run of items that are equal in `first` is sorted by a
+    merge sort that gains by what is sorted. In most runs all are equal in `a`, too. The heads of `b` are held next to
+    the order: the bytes are far.
 
     Returns:
         The group of each item; of each group one item of it, and the number of its `first` and `a`.
     """
     order = order.copy()
     count = len(order)
-    a_at, b_at = a_data.ctypes.data, b_data.ctypes.data
-    keys = a_offsets, a_at, b_offsets, b_at
+    # Addresses, as to hand over arrays costs more than to compare what they hold.
+    a = a_codes.ctypes.data if len(a_codes) else 0, a_offsets.ctypes.data, a_data.ctypes.data
+    b = b_codes.ctypes.data if len(b_codes) else 0, b_offsets.ctypes.data, b_data.ctypes.data
     heads = np.empty(count, np.int64)
     scratch, head_scratch = np.empty(count, np.int64), np.empty(count, np.int64)
     group, head, outer = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
@@ -114,18 +130,18 @@ def group_items(
         end = start + 1
         several = False
         while end < count and first[order[end]] == first[order[start]]:
-            several |= _compare_bytes(a_offsets, a_at, order[start], order[end]) != 0
+            several |= _compare(a, order[start], order[end]) != 0
             end += 1
         if end - start > 1:
             for k in range(start, end):
-                heads[k] = _LONG if several else _head(b_offsets, b_at, order[k])
-            _sort(order, heads, scratch, head_scratch, start, end, keys)
+                heads[k] = _LONG if several else _head(b, order[k])
+            _sort(order, heads, scratch, head_scratch, start, end, (a, b))
         for k in range(start, end):
             item = order[k]
-            if k == start or (several and _compare_bytes(a_offsets, a_at, order[k - 1], item) != 0):
+            if k == start or (several and _compare(a, order[k - 1], item) != 0):
                 outers += 1
                 groups += 1
-            elif _follows(item, heads[k], order[k - 1], heads[k - 1], keys):
+            elif _follows(item, heads[k], order[k - 1], heads[k - 1], (a, b)):
                 groups += 1
             group[item] = groups
             head[groups] = item
@@ -141,8 +157,8 @@ def _follows(i: int, i_head: int, j: int, j_head: int, keys: tuple) -> bool:
         return i_head > j_head
     if i_head & 0xFF < _LONG:
         return False
-    by_first = _compare_bytes(keys[0], keys[1], i, j)
-    return by_first > 0 if by_first != 0 else _compare_bytes(keys[2], keys[3], i, j) > 0
+    by_first = _compare(keys[0], i, j)
+    return by_first > 0 if by_first != 0 else _compare(keys[1], i, j) > 0
 
 
 @_njit
@@ -255,7 +271,7 @@ def largest(
     of_group = np.full(len(best), -1, np.int64)
     for k in range(len(items)):
         g = group[items[k]]
-        if of_group[g] < 0 or _compare_bytes(offsets, data.ctypes.data, k, of_group[g]) > 0:
+        if of_group[g] < 0 or _compare_bytes(offsets.ctypes.data, data.ctypes.data, k, of_group[g]) > 0:
             of_group[g] = k
             best[g] = items[k]
     return best

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from writetime.changes import KINDS, RANGE_TOMBSTONE
 from writetime.merge import kernels
-from writetime.merge.arrow import Bytes, bytes_of, numbers, one_chunk, pc
+from writetime.merge.arrow import bytes_of, decoded, numbers, one_chunk, pc
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,34 @@ def order_changes(changes: pa.Table) -> Order:
     first = numbers(tokens)
     if len(ranges):
         taken = pa.array(ranges)
+        keys, positions = decoded(keys), decoded(positions)
         positions = pa.concat_arrays([positions, one_chunk(changes["end"]).take(taken)])
         keys = pa.concat_arrays([keys, keys.take(taken)])
         first = np.concatenate([first, first[ranges]])
-    key_bytes, position_bytes = bytes_of(keys), bytes_of(positions)
-    group, head, partition = group_by(first, key_bytes, position_bytes)
+    group, head, partition = group_by(first, keys, positions)
     return Order(kinds, ranges, group, head, partition, positions)
 
 
-def group_by(first: np.ndarray, second: Bytes, third: Bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort items by three keys and number the groups of equal ones, as `kernels.group_items`."""
-    return kernels.group_items(np.argsort(first, kind="stable"), first, *second, *third)
+def group_by(first: np.ndarray, second: pa.Array, third: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sort items by three keys, the second and third of bytes or text, and number the groups of equal ones, as
+    `kernels.group_items`; null is empty."""
+    return kernels.group_items(np.argsort(first, kind="stable"), first, *_sortable(second), *_sortable(third))
+
+
+def _sortable(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return codes in the order of the values, if that costs little; else bytes."""
+    nothing = np.empty(0, np.int32)
+    if array.null_count == len(array):
+        return np.zeros(len(array), np.int32), nothing, nothing.view(np.uint8)
+    if not pa.types.is_dictionary(array.type):
+        return nothing, *bytes_of(array)
+    # Equal values have one rank, wherever in the dictionary they are.
+    ranks = pc.rank(array.dictionary, tiebreaker="min").to_numpy().astype(np.int32)
+    return ranks[array.indices.to_numpy()], nothing, nothing.view(np.uint8)
 
 
 def kind_codes(kinds: pa.Array) -> np.ndarray:
     """Return the kinds as numbers: `changes.ROW`, `changes.STATIC`, ..."""
+    if pa.types.is_dictionary(kinds.type):
+        return kind_codes(kinds.dictionary)[kinds.indices.to_numpy()]
     return pc.index_in(kinds, pa.array(KINDS)).to_numpy(zero_copy_only=False).astype(np.int8)

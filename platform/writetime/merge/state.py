@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.changes import KINDS, RANGE_TOMBSTONE, ROW, change_schema, field_name
-from writetime.merge.arrow import one_chunk, take
+from writetime.merge.arrow import decoded, one_chunk, take
 from writetime.merge.cells import NEVER, marker_times
 from writetime.merge.columns import dropped_times, merge_column
 from writetime.merge.conform import conform
@@ -34,6 +34,8 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
     parts = [part for part in parts if len(part)]
     if not parts:
         return full.empty_table()
+    if any(part.schema != parts[0].schema for part in parts):
+        parts = [part.cast(full) for part in parts]
     # One chunk each, once for all that reads them.
     changes = pa.concat_tables(parts).combine_chunks()
     for column in schema.static + schema.regular:
@@ -83,8 +85,8 @@ def _keys(
     of_partition = ["token", "key", *(field_name(c) for c in schema.partition_key)]
     return {
         "kind": pa.DictionaryArray.from_arrays(pa.array(kinds), list(KINDS)).dictionary_decode(),
-        **{name: take(one_chunk(changes[name]), heads) for name in of_partition},
+        **{name: decoded(take(one_chunk(changes[name]), heads)) for name in of_partition},
         **{field_name(c): take(one_chunk(changes[field_name(c)]), rows) for c in schema.clustering},
-        "position": order.positions.take(pa.array(items)),
-        "end": take(order.positions, ends),
+        "position": decoded(order.positions.take(pa.array(items))),
+        "end": decoded(take(order.positions, ends)),
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from writetime.merge.arrow import bytes_of, mask_of, numbers, one_chunk, pc, take
+from writetime.merge.arrow import mask_of, numbers, one_chunk, pc, take
 from writetime.merge.order import group_by
 
 
@@ -35,7 +35,7 @@ def match(before: Rows, after: Rows) -> Matched:
     tokens = np.concatenate([numbers(before.tokens), numbers(after.tokens)])
     keys = pa.concat_arrays([before.keys, after.keys])
     positions = pa.concat_arrays([before.positions, after.positions])
-    group, head, _ = group_by(tokens, bytes_of(keys), bytes_of(positions))
+    group, head, _ = group_by(tokens, keys, positions)
     count = len(before.tokens)
     return Matched(_places(group[:count], len(head)), _places(group[count:], len(head)))
 

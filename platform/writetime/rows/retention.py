@@ -16,7 +16,7 @@ from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile, read_file, write_file
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
-from writetime.merge.arrow import bytes_of, numbers, one_chunk, pc
+from writetime.merge.arrow import numbers, one_chunk, pc
 from writetime.merge.order import group_by
 from writetime.rows.events import CREATE, DELETE, KINDS, event_schema
 from writetime.rows.publish import PUBLISHED
@@ -85,8 +85,8 @@ class _Merge:
 
 def _last_of_each(events: pa.Table) -> pa.Table:
     """Return the last event of each row, in the order of the database."""
-    keys = (bytes_of(one_chunk(events[name])) for name in ("key", "position"))
-    group, head, _ = group_by(numbers(one_chunk(events["token"])), *keys)
+    tokens, keys, positions = (one_chunk(events[name]) for name in ("token", "key", "position"))
+    group, head, _ = group_by(numbers(tokens), keys, positions)
     last = np.zeros(len(head), np.int64)
     np.maximum.at(last, group, np.arange(len(events)))
     return events.take(pa.array(last))

@@ -178,21 +178,15 @@ class CommitLogReader:
         self, segment: Segment, stretch: Stretch, bounds: tuple[int, int], origin: Origin, report: SegmentReport
     ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
         address = stretch.data.ctypes.data
-        count = 0
-        for begin, end in stretch.sections:
-            at, reason = begin, frames.END
-            while True:
-                found, at, reason = frames.read_frames(address, at, end, self._mutations[count:])
-                count += found
-                if count < len(self._mutations):
+        section = at = 0
+        while section < len(stretch.sections):
+            count, section, at, reason = frames.read_frames(address, stretch.sections, section, at, self._mutations)
+            yield from self._walk(segment, stretch, self._between(stretch, count, bounds), origin, report)
+            if reason != frames.END:
+                if stretch.offset + at >= bounds[1]:
                     break
-                yield from self._walk(segment, stretch, self._between(stretch, count, bounds), origin, report)
-                count = 0
-            if reason != frames.END and stretch.offset + at < bounds[1]:
-                yield from self._walk(segment, stretch, self._between(stretch, count, bounds), origin, report)
-                fault = TornTail if stretch.is_last and end == len(stretch.data) else CorruptFile
+                fault = TornTail if stretch.is_last and section == len(stretch.sections) - 1 else CorruptFile
                 raise fault(segment.path, stretch.offset + at, f"found {frames.MESSAGES[reason]}")
-        yield from self._walk(segment, stretch, self._between(stretch, count, bounds), origin, report)
         end = stretch.offset + len(stretch.data)
         report.position = max(report.position, min(end, bounds[1]))
         if end <= bounds[1]:
@@ -259,9 +253,10 @@ def count_mutations(segment: Segment, until: int) -> int:
     total = 0
     try:
         for section in segment.sections(0, until):
-            at, reason, found = 0, frames.END, len(mutations)
-            while found == len(mutations):
-                found, at, reason = frames.read_frames(section.data.ctypes.data, at, len(section.data), mutations)
+            whole = np.array([[0, len(section.data)]])
+            done, at, reason = 0, 0, frames.END
+            while not done and reason == frames.END:
+                found, done, at, reason = frames.read_frames(section.data.ctypes.data, whole, 0, at, mutations)
                 total += int((mutations[:found, 1] + 4 + section.offset <= until).sum())
             if reason != frames.END and section.offset + at < until:
                 fault = TornTail if section.is_last else CorruptFile

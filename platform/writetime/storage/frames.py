@@ -1,4 +1,4 @@
-"""The frames of a commit log's section: size, CRC32 of the size, mutation, CRC32 of both; all checked, compiled by
+"""The frames of a commit log's sections: size, CRC32 of the size, mutation, CRC32 of both; all checked, compiled by
 numba."""
 
 import numpy as np
@@ -53,31 +53,40 @@ def _crc32(crc: int, p: int, length: int) -> int:
 
 
 @compiled
-def read_frames(address: int, start: int, end: int, mutations: np.ndarray) -> tuple[int, int, int]:
-    """Find the mutations between two offsets; fill their starts and ends in.
+def read_frames(
+    address: int, sections: np.ndarray, section: int, start: int, mutations: np.ndarray
+) -> tuple[int, int, int, int]:
+    """Find the mutations of sections (their starts and ends), from an offset in one of them on; fill their starts and
+    ends in.
 
-    Return how many there are, the offset where reading stopped, and why (END also if `mutations` is full).
+    Return how many there are; the section where reading stopped (as many as there are at the end of the last) and the
+    offset; and why (END also if `mutations` is full).
     """
     p = start
     count = 0
-    while count < len(mutations):
+    while section < len(sections):
+        p = max(p, sections[section, 0])
+        end = sections[section, 1]
         if end - p < 4:
-            return count, p, END
+            section += 1
+            continue
+        if count == len(mutations):
+            break
         size = load_int32(address + p)
         if size == 0:
-            return count, p, ZERO
+            return count, section, p, ZERO
         if size < 10:
-            return count, p, BAD_SIZE
+            return count, section, p, BAD_SIZE
         if end - p < 12 or size > end - p - 12:
-            return count, p, TORN
+            return count, section, p, TORN
         crc = _crc32(0xFFFFFFFF, address + p, 4)
         if crc ^ 0xFFFFFFFF != load32(address + p + 4):
-            return count, p, BAD_SIZE_CHECKSUM
+            return count, section, p, BAD_SIZE_CHECKSUM
         crc = _crc32(crc, address + p + 8, size)
         if crc ^ 0xFFFFFFFF != load32(address + p + 8 + size):
-            return count, p, BAD_CHECKSUM
+            return count, section, p, BAD_CHECKSUM
         mutations[count, 0] = p + 8
         mutations[count, 1] = p + 8 + size
         count += 1
         p += size + 12
-    return count, p, END
+    return count, section, p, END

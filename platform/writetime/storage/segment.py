@@ -56,7 +56,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Sections that follow each other, as one array with gaps for their markers; `sections` are starts and ends in it.
+    """Sections that follow each other, as one array with gaps for their markers; `sections` are starts and ends in it,
+    an array of two columns.
 
     `offset` is the logical one of the first byte; `is_last` tells whether the segment's last section is among them;
     `next` is the marker after them.
@@ -64,7 +65,7 @@ class Stretch:
 
     data: np.ndarray
     offset: int
-    sections: list[tuple[int, int]]
+    sections: np.ndarray
     is_last: bool
     next: Place
 
@@ -271,10 +272,13 @@ def trusted(segments: Sequence[Segment]) -> list[tuple[Segment, int | None]]:
 
 
 def stretches(sections: Iterable[Section]) -> Iterator[Stretch]:
-    """Join sections, which follow each other, to stretches of a mebibyte at least; what is left before an error too."""
+    """Join sections, which follow each other, to stretches of about a mebibyte; what is left before an error too."""
     waiting: list[Section] = []
     try:
         for section in sections:
+            if waiting and _block(section) is not _block(waiting[0]):
+                yield _join(waiting)
+                waiting = []
             waiting.append(section)
             if section.offset + len(section.data) - waiting[0].offset >= _BLOCK:
                 yield _join(waiting)
@@ -287,12 +291,23 @@ def stretches(sections: Iterable[Section]) -> Iterator[Stretch]:
         yield _join(waiting)
 
 
+def _block(section: Section) -> bytes | None:
+    """Return the block of the file where a section's bytes are; None if they are decompressed."""
+    base = section.data.base
+    return base.obj if isinstance(base, memoryview) else None
+
+
 def _join(sections: list[Section]) -> Stretch:
     first, last = sections[0], sections[-1]
-    ranges = [(s.offset - first.offset, s.offset - first.offset + len(s.data)) for s in sections]
-    data = first.data
-    if len(sections) > 1:
-        data = np.empty(ranges[-1][1], np.uint8)
+    starts = np.array([s.offset for s in sections]) - first.offset
+    ranges = np.stack([starts, starts + [len(s.data) for s in sections]], axis=1)
+    data, block = first.data, _block(first)
+    if block is not None:
+        whole = np.frombuffer(block, np.uint8)
+        start = data.ctypes.data - whole.ctypes.data
+        data = whole[start : start + ranges[-1, 1]]
+    elif len(sections) > 1:
+        data = np.empty(ranges[-1, 1], np.uint8)
         for section, (start, end) in zip(sections, ranges, strict=True):
             data[start:end] = section.data
     return Stretch(data, first.offset, ranges, last.is_last, last.next)
