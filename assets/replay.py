@@ -86,7 +86,7 @@ def partitions_of(queue: str) -> DynamicPartitionsDefinition:
 
 def name_of(queue: str) -> str:
     """Return the name of the job, the sensor and the pool of a queue: Dagster has no '-' and '.' in these."""
-    return f"replay_{re.sub('[.-]', '_', queue)}"
+    return f"batches_{re.sub('[.-]', '_', queue)}"
 
 
 def queue_in_database(queue: str) -> AssetsDefinition:

@@ -165,8 +165,8 @@ def test_what_the_web_ui_shows() -> None:
     for key in graph.get_all_asset_keys():
         assert graph.get(key).description, key
         assert graph.get(key).kinds, key
-    assert {"replay_a_b", "replay_c", "queues_lag", "queues_check", "queues_trim"} <= set(made.job_names)
-    assert sorted(s.name for s in made.sensor_defs) == ["replay_a_b", "replay_c"]
+    assert {"batches_a_b", "batches_c", "queues_lag", "queues_check", "queues_trim"} <= set(made.job_names)
+    assert sorted(s.name for s in made.sensor_defs) == ["batches_a_b", "batches_c"]
     assert sorted(s.name for s in made.schedule_defs) == [
         "queues_check_schedule",
         "queues_lag_schedule",
