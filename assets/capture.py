@@ -1,7 +1,7 @@
 """Capture: the nodes' commit logs -> the topics `changes.<keyspace>.<table>` -> the lake's changes.
 
-What belongs here: the asset that lands changes, and what starts it. Not here: the agents, which are services of the
-nodes (`writetime agent`), and how landing works (`writetime.capture.landing`).
+What belongs here: the asset that lands changes, what starts it, and what the agents say of themselves. Not here: the
+agents, which are services of the nodes (`writetime agent`), and how landing works (`writetime.capture.landing`).
 """
 
 import time
@@ -14,17 +14,21 @@ from dagster import (
     AssetKey,
     AssetSelection,
     AssetSpec,
+    DefaultScheduleStatus,
     DefaultSensorStatus,
     MaterializeResult,
     MetadataValue,
+    ObserveResult,
     RunConfig,
     RunRequest,
     RunsFilter,
+    ScheduleDefinition,
     SensorEvaluationContext,
     SkipReason,
     asset,
     define_asset_job,
     in_process_executor,
+    multi_observable_source_asset,
     sensor,
 )
 
@@ -32,7 +36,8 @@ from assets.automation import TABLE_TAG, UNFINISHED
 from assets.lake import LANDED, TableConfig
 from resources import KafkaResource, LakeResource, SparkResource
 from writetime.capture.landing import Landing, captured_tables, not_landed, watermarks_not_landed
-from writetime.capture.watermarks import WatermarkTopic
+from writetime.capture.metrics import summary
+from writetime.capture.watermarks import WatermarkTopic, statuses
 from writetime.errors import WritetimeError
 from writetime.lake.horizon import captured_until
 from writetime.lake.spark import in_spark
@@ -47,13 +52,31 @@ commit_logs = AssetSpec(
     kinds={"cassandra"},
     description="The commit logs of the nodes of Cassandra, with the writes to tables with `cdc = true`.",
 )
-changes_topics = AssetSpec(
-    TOPICS,
-    deps=[COMMIT_LOGS],
-    group_name="capture",
-    kinds={"kafka"},
-    description="What the agents publish: the changes of each captured table, in `changes.<keyspace>.<table>`.",
+
+
+@multi_observable_source_asset(
+    specs=[
+        AssetSpec(
+            TOPICS,
+            deps=[COMMIT_LOGS],
+            group_name="capture",
+            kinds={"kafka"},
+            description="What the agents publish: the changes of each captured table, in `changes.<keyspace>.<table>`.",
+        )
+    ]
 )
+def changes_topics(kafka: KafkaResource) -> ObserveResult:
+    """Observe the agents by what they say in Kafka: the numbers of their metrics and of `writetime status`."""
+    found = statuses(kafka.settings)
+    numbers = summary(found.values())
+    return ObserveResult(
+        asset_key=TOPICS,
+        metadata={
+            **{name: round(number, 3) for name, number in numbers.items()},
+            "held_by": MetadataValue.json({s: f["held_by"] for s, f in found.items() if f.get("held_by")}),
+            "by_agent": MetadataValue.json({source: dict(status) for source, status in found.items()}),
+        },
+    )
 
 
 @asset(
@@ -66,8 +89,9 @@ changes_topics = AssetSpec(
         AssetCheckSpec(
             "lake_is_fresh",
             asset=LANDED,
-            description="All that every node wrote until `capture.stale_seconds` ago is in the lake. If not, an agent "
-            "is behind or down, holds a segment aside, or its node is gone and was not retired.",
+            description="All that every node, or the table's CDC log, had until `capture.stale_seconds` ago is in the "
+            "lake. If not, an agent is behind or down, has a segment set aside or a gap, or its node is gone and was "
+            "not retired.",
         )
     ],
 )
@@ -115,6 +139,20 @@ land_job = define_asset_job(
     executor_def=in_process_executor,
 )
 
+agents_job = define_asset_job(
+    "agents",
+    AssetSelection.assets(TOPICS),
+    description="Observe how far the agents are.",
+    executor_def=in_process_executor,
+)
+
+agents_schedule = ScheduleDefinition(
+    job=agents_job,
+    cron_schedule="*/5 * * * *",
+    default_status=DefaultScheduleStatus.STOPPED,
+    description="Observes the agents every five minutes.",
+)
+
 
 @sensor(
     job=land_job,
@@ -128,14 +166,14 @@ def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> 
     asked = 0
     settings = kafka.settings
     try:
-        nodes = WatermarkTopic(settings).read()
+        sources = WatermarkTopic(settings).read()
         for table in captured_tables(settings):
             tags = {TABLE_TAG: table}
             filters = RunsFilter(job_name=land_job.name, tags=tags, statuses=UNFINISHED)
             if context.instance.get_runs(filters, limit=1):
                 continue
             behind = not_landed(settings, table)
-            if behind or watermarks_not_landed(settings, table, nodes) > settings.capture.stale_seconds / 2:
+            if behind or watermarks_not_landed(settings, table, sources) > settings.capture.stale_seconds / 2:
                 config = RunConfig({"capture__landed_changes": TableConfig(table=table)})
                 yield RunRequest(run_config=config, tags=tags | {"writetime/lag": str(behind)})
                 asked += 1

@@ -41,6 +41,7 @@ defs = Definitions.merge(
             automation.replay_flights_job,
             tables.backfill_job,
             capture.land_job,
+            capture.agents_job,
             tables.lake_job,
             tables.rows_job,
             tables.verify_job,
@@ -50,7 +51,12 @@ defs = Definitions.merge(
             workqueue.drain_queue,
         ],
         sensors=[automation.user_events_lag, capture.captured_changes, workqueue.stuck_work],
-        schedules=[automation.ingest_schedule, automation.dead_letters_schedule, *tables.schedules],
+        schedules=[
+            automation.ingest_schedule,
+            automation.dead_letters_schedule,
+            capture.agents_schedule,
+            *tables.schedules,
+        ],
         resources={
             "spark": SparkResource(),
             "database": DatabaseResource(),

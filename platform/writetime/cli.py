@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from writetime import config, database, servers
-from writetime.capture.cli import agent, land, retire, status_lines
+from writetime.capture.cli import agent, agents_lines, land, retire, status_lines
 from writetime.errors import WritetimeError
 from writetime.ingest import deadletters, ingress, sink
 from writetime.ingest.topics import ensure_ingest_topics
@@ -60,8 +60,15 @@ def down() -> None:
 
 
 @main.command()
-def status() -> None:
+@click.option(
+    "--agents", is_flag=True, help="Show how far the agents of all nodes are instead, by what they say in Kafka."
+)
+def status(*, agents: bool) -> None:
     """Show which embedded servers run and answer, and how far the agent is; the exit status is 1 unless all run."""
+    if agents:
+        for line in agents_lines(config.load()):
+            click.echo(line)
+        return
     all_ready = True
     settings = config.load()
     for server in servers.servers(settings):

@@ -121,6 +121,9 @@ class Capture(_Section):
     snapshot: Literal["initial", "always", "never", "schema-only"] = Field(
         default="initial", description="What is published of a table beside its live changes."
     )
+    snapshot_folders: dict[str, list[str]] = Field(
+        default={}, description="Of ScyllaDB tables, as keyspace.table: the folders or URLs of a snapshot by each node."
+    )
     finished: Literal["delete", "archive", "keep"] = "delete"
     archive: str | None = Field(default=None, description="A folder or URL for published segments.")
     aside: Path | None = Field(default=None, description="Where faulty segments go; by default in the state's folder.")
@@ -145,6 +148,14 @@ class Capture(_Section):
             raise ValueError("tables are named for scylla-cdc only: of a node all tables with cdc = true are captured")
         if faults := [name for name in self.tables if name.count(".") != 1]:
             raise ValueError(f"{faults[0]} is not named as keyspace.table")
+        if faults := sorted(self.snapshot_folders.keys() - set(self.tables)):
+            raise ValueError(f"snapshot_folders has {faults[0]}, which is not among tables: only those of ScyllaDB are")
+        missing = [name for name in self.tables if not self.snapshot_folders.get(name)]
+        if missing and self.snapshot in ("initial", "always"):
+            raise ValueError(
+                f'snapshot = "{self.snapshot}" needs snapshot_folders of {missing[0]}, as ScyllaDB takes no snapshot '
+                'over the network: name them, or set snapshot = "schema-only" and bring one in by `writetime backfill`'
+            )
         return self
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -111,9 +111,10 @@ def beginning_offsets(settings: Settings, topic: str) -> dict[int, int]:
     return _offsets(settings, topic, OffsetSpec.earliest())
 
 
-def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
-    """Return the offset after the last message that may be read (of no open transaction) of each partition."""
-    return _offsets(settings, topic, OffsetSpec.latest())
+def end_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None = None) -> dict[int, int]:
+    """Return the offset after the last message that may be read (of no open transaction) of each partition, or of some
+    that are known to be there."""
+    return _offsets(settings, topic, OffsetSpec.latest(), partitions)
 
 
 def offsets_at(settings: Settings, topic: str, at: float) -> dict[int, int]:
@@ -222,8 +223,9 @@ def headers_of(message: Message) -> list[tuple[str, bytes]]:
     return [(name, value.encode() if isinstance(value, str) else value or b"") for name, value in pairs]
 
 
-def _offsets(settings: Settings, topic: str, spec: Any) -> dict[int, int]:
-    request = {TopicPartition(topic, p): spec for p in partitions_of(settings, topic)}
+def _offsets(settings: Settings, topic: str, spec: Any, partitions: Sequence[int] | None = None) -> dict[int, int]:
+    known = partitions_of(settings, topic) if partitions is None else partitions
+    request = {TopicPartition(topic, p): spec for p in known}
 
     def ask(admin: AdminClient) -> dict[int, int]:
         futures = admin.list_offsets(

@@ -133,7 +133,7 @@ class CompactedTopic:
 
     def read_on(self) -> Iterator[tuple[bytes, Any]]:
         """Yield keys and values of what was written since the last call, in order."""
-        end = end_offsets(self._settings, self._name)[0]
+        end = end_offsets(self._settings, self._name, [0])[0]
         if end > self._next:
             for message in messages_between(self._settings, self._name, {0: self._next}, {0: end}):
                 yield message.key() or b"", json.loads(message.value() or b"")

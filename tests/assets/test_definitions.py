@@ -48,11 +48,23 @@ def test_graph() -> None:
 
 def test_jobs_schedules_and_sensors() -> None:
     repository = defs.get_repository_def()
-    own = {"ingest", "dead_letters", "replay_flights", "backfill", "land", "lake", "rows", "verify", "maintain"}
+    own = {
+        "ingest",
+        "dead_letters",
+        "replay_flights",
+        "backfill",
+        "land",
+        "agents",
+        "lake",
+        "rows",
+        "verify",
+        "maintain",
+    }
     own |= {"completed_events", "queue_health", "drain_queue"}
     assert own <= set(repository.job_names)
     assert sorted(s.name for s in repository.sensor_defs) == ["captured_changes", "stuck_work", "user_events_lag"]
     assert sorted((s.name, s.cron_schedule) for s in repository.schedule_defs) == [
+        ("agents_schedule", "*/5 * * * *"),
         ("dead_letters_schedule", "5-59/15 * * * *"),
         ("ingest_schedule", "*/15 * * * *"),
         ("lake_schedule", "*/15 * * * *"),

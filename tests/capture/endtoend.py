@@ -88,6 +88,8 @@ class Program(threading.Thread):
             time.sleep(0.02)
         if self._process is not None:
             self._process.kill()
+            # Or it would be killed again in place of the next one.
+            self._process.wait()
 
     def end(self) -> None:
         """End it for good, as an operator does."""

@@ -1,8 +1,15 @@
-"""A schema registry of its own: Apicurio, by the REST API of Confluent's that it has."""
+"""A schema registry of its own: Apicurio, by the REST API of Confluent's that it has; and one that asks for a login."""
 
+import base64
 import json
 import shutil
+import threading
+import urllib.error
 import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +50,43 @@ class RegistryServer(EmbeddedServer):
         request = urllib.request.Request(self.url + path, body, headers, method=method)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
+
+
+@contextmanager
+def with_login(url: str, username: str, password: str) -> Iterator[tuple[str, Counter[int]]]:
+    """A server before a registry that lets through who logs in (RFC 7617); its address, and what it answered."""
+    wanted = f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"
+    answers: Counter[int] = Counter()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _pass_on(self) -> None:
+            status, content = 401, b'{"error_code": 401, "message": "who are you?"}'
+            if self.headers["Authorization"] == wanted:
+                body = self.rfile.read(int(self.headers["Content-Length"] or 0)) or None
+                headers = {"Content-Type": self.headers["Content-Type"] or "application/json"}
+                request = urllib.request.Request(url + self.path, body, headers, method=self.command)
+                try:
+                    with urllib.request.urlopen(request, timeout=30) as answer:
+                        status, content = answer.status, answer.read()
+                except urllib.error.HTTPError as e:
+                    status, content = e.code, e.read()
+            answers[status] += 1
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_PUT = _pass_on
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", answers
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,8 +1,14 @@
 """Schemas that change while they are captured."""
 
 import json
+from pathlib import Path
+
+import pytest
 
 from tests.capture.harness import Captured
+from tests.capture.test_segments import wait_for
+from writetime.capture import agent
+from writetime.capture.landing import captured_tables
 
 
 def test_schemas_that_change(captured: Captured) -> None:
@@ -45,5 +51,24 @@ def test_schemas_that_change(captured: Captured) -> None:
     assert sorted(captured.changes("gone", gone)["k"].to_pylist()) == [1, 2]
     progress = json.loads((captured.settings.capture.state / "progress.json").read_text())
     assert all(not s["set_aside"] and s["reason"] is None for s in progress["segments"].values())
-    kept = [json.loads(p.read_text()) for p in (captured.settings.capture.state / "schemas").glob("*.json")]
-    assert any(len(k["versions"]) >= 4 for k in kept)
+    stored = captured.settings.capture.state / "schemas" / f"{captured.schema('t').id}.json"
+    kept = [version["cql"] for version in json.loads(stored.read_text())["versions"]]
+    # Those between are there if the agent looked in time.
+    assert "DROP l USING TIMESTAMP" not in kept[0]
+    assert "DROP l USING TIMESTAMP" in kept[-1]
+    assert " late decimal" in kept[-1]
+
+
+def test_changes_of_schemas_are_heard(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sooner than the agent asks, where no write makes it ask."""
+    monkeypatch.setattr(agent, "_SCHEMA_SECONDS", 3600.0)
+    empty = tmp_path / "no segments"
+    empty.mkdir()
+    with captured.agent(cdc_raw=empty):
+        wait_for(lambda: f"{captured.keyspace}.marks" in captured_tables(captured.settings))
+        for table in ("first", "second"):
+            captured.write(f"CREATE TABLE {{ks}}.{table} (k int PRIMARY KEY) WITH cdc = true")
+            wait_for(lambda table=table: f"{captured.keyspace}.{table}" in captured_tables(captured.settings))
+        captured.write("ALTER TABLE {ks}.first ADD v text")
+        stored = captured.settings.capture.state / "schemas" / f"{captured.schema('first').id}.json"
+        wait_for(lambda: "v text" in json.loads(stored.read_text())["versions"][-1]["cql"])

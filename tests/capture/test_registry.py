@@ -10,13 +10,13 @@ import fastavro
 import pytest
 
 from tests.capture.harness import Captured
-from tests.capture.registry import RegistryServer
+from tests.capture.registry import RegistryServer, with_login
 from tests.capture.test_landing import assert_view, landed
 from tests.capture.test_segments import complete, progress_of, put_back, wait_for
 from tests.rows.test_publish import messages, plain
 from writetime.capture.landing import Landing
 from writetime.capture.publisher import topic_of
-from writetime.config import SchemaRegistry
+from writetime.config import SchemaRegistry, Settings
 from writetime.errors import WritetimeError
 from writetime.lake.table import open_table
 from writetime.registry import Registry
@@ -138,3 +138,25 @@ def test_a_registry_that_does_not_answer(registered: Captured) -> None:
     with pytest.raises(WritetimeError, match=r"registry http://127\.0\.0\.1:1/api does not answer"):
         Registry(settings).get(1)
     assert Registry(registered.settings).get(987_654) is None
+
+
+def test_a_registry_that_asks_for_a_login(registered: Captured, registry: RegistryServer) -> None:
+    """The agent registers by it, landing reads by it, and who has no login, or a wrong one, is told."""
+    name, password = f"{registered.keyspace}.marks", "p\u00e4ss:word"
+    with with_login(registry.url, "writetime", password) as (url, answers):
+
+        def settings(**login: str) -> Settings:
+            section = SchemaRegistry.model_validate({"url": url, **login})
+            return registered.settings.model_copy(update={"schema_registry": section})
+
+        for login in ({}, {"username": "writetime", "password": "guessed"}):
+            with pytest.raises(WritetimeError, match=f"schema registry {url}: GET /schemas/ids/1: 401 .*who are you"):
+                Registry(settings(**login)).get(1)
+        assert answers == {401: 2}
+        registered.settings = settings(username="writetime", password=password)
+        with registered.agent():
+            registered.settle()
+        assert {value[0] for _, _, value in messages(registered.settings, topic_of(name))} == {0x00}
+        assert Landing(registered.settings, name).drain() == 1
+        assert answers[401] == 2
+        assert answers[200] >= 3

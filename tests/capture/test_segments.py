@@ -16,9 +16,12 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from tests.capture.harness import Captured
 from tests.conftest import write_settings
+from writetime.capture import agent
+from writetime.capture.metrics import summary
 from writetime.capture.progress import Progress, SegmentProgress
 from writetime.capture.publisher import topic_of
 from writetime.capture.segments import readable
+from writetime.capture.watermarks import statuses
 from writetime.cli import main
 from writetime.errors import WritetimeError
 from writetime.kafka import client_config, ensure_topics
@@ -74,6 +77,8 @@ def test_what_an_agent_says_of_itself(
     captured: Captured, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "writetime")
+    monkeypatch.setattr(agent, "_MARK_SECONDS", 0.1)
+    table = f"{captured.keyspace}.marks"
     port = free_port()
     with captured.agent(metrics_port=port, backlog_warning=1e-9):
         captured.settle()
@@ -84,16 +89,29 @@ def test_what_an_agent_says_of_itself(
             metrics = answer.read().decode()
         time.sleep(1.1)  # The status is written every second.
         captured.settle()
-    table = f"{captured.keyspace}.marks"
+        # And goes to Kafka, where whoever looks at all agents finds it.
+        node = str(captured.node.session().execute("SELECT host_id FROM system.local").one().host_id)
+        wait_for(lambda: table in statuses(captured.settings).get(node, {}).get("changes", {}))
+    said = statuses(captured.settings)[node]
     assert f'writetime_capture_changes_total{{kind="row",table="{table}"}}' in metrics
-    for name in ("lag_bytes", "lag_segments", "lag_seconds", "backlog_bytes", "backlog_limit_bytes"):
+    for name in said["lag"]:
         assert f"writetime_capture_{name} " in metrics
+    for name in ("segments", "segments_set_aside", "segments_vanished", "mutations_set_aside", "changes_set_aside"):
+        assert f"writetime_capture_{name}_total {float(said['totals'][name])}" in metrics
+    numbers = summary([said])
+    assert (numbers["agents"], numbers["agents_held"], numbers["aside_segments"]) == (1, 0, 0)
+    assert numbers["backlog_bytes"] == said["lag"]["backlog_bytes"] > 0
+    assert 0 < numbers["backlog_share"] < 1
     assert any("of the node's cdc_total_space" in r.getMessage() for r in caplog.records)
     write_settings(captured.settings, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     shown = CliRunner().invoke(main, ["status"]).output
     assert f"{table}: " in shown
     assert "of cdc_total_space" in shown
+    shown = CliRunner().invoke(main, ["status", "--agents"], catch_exceptions=False).output
+    assert f"agent of {node} " in shown
+    assert "127.0.0.1" in shown
+    assert f"{table}: " in shown
 
 
 def test_a_broken_segment_is_set_aside_and_stops_nothing(captured: Captured) -> None:

@@ -20,7 +20,7 @@ from writetime.capture.agent import Agent
 from writetime.capture.landing import Landing, watermarks_not_landed
 from writetime.capture.progress import Progress
 from writetime.capture.schemas import Node
-from writetime.capture.watermarks import NodeMarks, TableMark, WatermarkTopic
+from writetime.capture.watermarks import SourceMarks, TableMark, WatermarkTopic, statuses
 from writetime.cli import main
 from writetime.config import Settings
 from writetime.database import connect
@@ -47,7 +47,7 @@ def node_id(captured: Captured) -> str:
 
 def mark(captured: Captured, table: str = "marks") -> TableMark:
     """What the node's agent has said last of a table."""
-    marks = WatermarkTopic(captured.settings).read().get(node_id(captured), NodeMarks())
+    marks = WatermarkTopic(captured.settings).read().get(node_id(captured), SourceMarks())
     return marks.tables.get(f"{captured.keyspace}.{table}", TableMark(0))
 
 
@@ -92,7 +92,7 @@ def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch
     shown = CliRunner().invoke(main, ["status"]).output
     assert "all that was written is published up to 20" in shown
     answer = CliRunner().invoke(main, ["retire", "nobody"])
-    assert "no agent has said how far node nobody is" in answer.output
+    assert "no agent has said how far nobody is" in answer.output
     assert node in answer.output
     assert CliRunner().invoke(main, ["retire", node], catch_exceptions=False).exit_code == 0
     assert registered_sources(land(landed)) == set()
@@ -136,6 +136,10 @@ def test_no_watermark_passes_what_is_not_published(landed: Captured) -> None:
     one.round(threading.Event())
     assert mark(landed).until == held_from
     assert path.name in str(one.held_by)
+    said = statuses(landed.settings)[node_id(landed)]
+    assert said["held_by"] == one.held_by
+    assert said["totals"]["segments_set_aside"] == said["lag"]["aside_segments"] == 1
+    assert said["published_until"] == held_from
     index.write_text(index_content)
     path.write_bytes(content)
     wait_for(lambda: one.round(threading.Event()) or not path.exists())
@@ -174,7 +178,7 @@ def test_tombstones_wait_for_the_slowest_node(
         second = str(session.execute("SELECT host_id FROM system.local").one().host_id)
 
         def until(node: str) -> int:
-            return WatermarkTopic(landed.settings).read().get(node, NodeMarks()).tables.get(name, TableMark(0)).until
+            return WatermarkTopic(landed.settings).read().get(node, SourceMarks()).tables.get(name, TableMark(0)).until
 
         def due() -> int:
             return next_horizon(table, time_now(), 1e-9) or 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from cassandra import InvalidRequest
 from cassandra.cluster import Cluster, Session
+from cassandra.concurrent import execute_concurrent
 from cassandra.query import UNSET_VALUE, BoundStatement
 
 from tests import oracle
@@ -187,8 +188,7 @@ class CdcDatabase:
                     uuid = row["cdc$time"].hex()  # type: ignore[union-attr]
                     text = "-".join(uuid[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
                     origins.append(f"0x{stream.hex()}/{text}/{int.from_bytes(row['cdc$batch_seq_no'] or b'', 'big')}")
-        for statement in bound:
-            self.session.execute(statement)
+        execute_concurrent(self.session, [(s, ()) for s in bound], concurrency=32, raise_on_first_error=True)
         return origins
 
 

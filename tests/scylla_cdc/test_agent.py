@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from tests.capture.endtoend import Program
+from tests.capture.test_segments import wait_for
 from tests.conftest import write_settings
 from tests.merge import answers
 from tests.merge.test_cql import with_one_form
@@ -25,12 +26,15 @@ from tests.scylla_cdc.writer import Group
 from tests.storage.expected import assert_same
 from tests.storage.generate import SEED
 from writetime.capture import cdc_log
-from writetime.capture.cli import status_lines
+from writetime.capture.cli import agents_lines, status_lines
 from writetime.capture.landing import Landing
+from writetime.capture.watermarks import WatermarkTopic, statuses
 from writetime.changes import change_schema
 from writetime.config import Capture, Settings
-from writetime.lake import views
+from writetime.lake import state, views
+from writetime.lake.horizon import captured_until, next_horizon, registered_sources
 from writetime.lake.parquet import read_file
+from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import open_table, view_schema
 
 
@@ -38,7 +42,7 @@ def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: 
     """Settings of an agent of some tables, with a lake of its own."""
     settings = cdc.with_options(**scylla_cdc)
     names = [table.schema.full_name for table in tables]
-    capture = Capture(source="scylla-cdc", tables=names, state=folder / "state", partitions=2)
+    capture = Capture(source="scylla-cdc", tables=names, state=folder / "state", partitions=2, snapshot="schema-only")
     lake = settings.lake.model_copy(update={"path": str(folder / "lake"), "buckets": 4})
     return settings.model_copy(update={"capture": capture, "lake": lake})
 
@@ -55,6 +59,11 @@ def wait_until(settings: Settings, table: Logged, at: int) -> None:
     while reached(settings).get(table.schema.full_name, 0) < at:
         assert time.monotonic() < deadline, f"the agent is late: {'; '.join(status_lines(settings))}"
         time.sleep(0.05)
+
+
+def source_of(table: Logged) -> str:
+    """The source of a table's changes."""
+    return f"{table.schema.full_name}_scylla_cdc_log"
 
 
 @contextmanager
@@ -99,7 +108,7 @@ def test_logs_reach_the_lake_however_often_the_agent_is_killed(
     first, last = tables[0].sets[0].time, max(group.time for table in tables for group in table.groups)
     program.start()
     try:
-        for _ in range(3):
+        for _ in range(2):
             wait_until(settings, tables[0], r.randrange(first, last))
             time.sleep(r.random() / 5)
             program.kill()
@@ -109,15 +118,22 @@ def test_logs_reach_the_lake_however_often_the_agent_is_killed(
     finally:
         program.kill()
         program.end()
-    assert program.ends == {-9: 3, 0: 1}, program.tail()
+    assert program.ends == {-9: 2, 0: 1}, program.tail()
     for table in tables:
         found = land(settings, table)
         assert found.keys() == set(table.origins)
         # What was read again is some windows a kill.
         assert found.total() < 2 * len(table.origins)
         assert_view(settings, table)
+        changes = open_table(settings, table.schema.full_name).changes.load()
+        assert registered_sources(changes) == {source_of(table)}
+        assert captured_until(changes) == reached(settings)[table.schema.full_name]
     shown = list(status_lines(settings))
     assert any(f"{tables[0].schema.full_name}: published up to " in line for line in shown)
+    said = statuses(settings)[source_of(tables[0])]
+    assert said["logs"].keys() == {tables[0].schema.full_name}
+    assert said["held_by"] is None
+    assert any(line.startswith(f"agent of {source_of(tables[1])} ") for line in agents_lines(settings))
 
 
 def insert(cdc: CdcDatabase, table: Logged, key: int) -> None:
@@ -130,13 +146,25 @@ def insert(cdc: CdcDatabase, table: Logged, key: int) -> None:
     table.origins += cdc.log(table.schema, [Group(data, at, rows)], table.sets, key)
 
 
+def delete(cdc: CdcDatabase, table: Logged, key: int) -> int:
+    """Delete a partition now; return when that is."""
+    at = now()
+    cdc.session.execute(f"DELETE FROM {table.schema.full_name} USING TIMESTAMP {at} WHERE p = {key}")
+    data = struct.pack(">i", key)
+    table.origins += cdc.log(table.schema, [Group(data, at, [{"operation": b"\x04", "p": data}])], table.sets, key)
+    return at
+
+
 def test_a_log_is_followed_while_its_streams_change(cdc: CdcDatabase, late: Logged, tmp_path: Path) -> None:
+    """Its watermark follows, so tombstones go once their grace is over."""
+    cdc.session.execute(f"ALTER TABLE {late.schema.full_name} WITH gc_grace_seconds = 1")
     late.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
     cdc.announce_tablets(late.schema, late.sets)
     settings = settings_for(cdc, tmp_path, late, window_seconds=0.5, confidence_seconds=5)
     with agent(settings):
         for key in range(10):
             insert(cdc, late, key)
+        deleted = delete(cdc, late, 0)
         # Announced before it begins, as ScyllaDB does.
         late.sets.append(stream_set(random.Random(2), now() // 1000 * 1000 + 2 * SECOND, [-5, 5]))
         cdc.announce_tablets(late.schema, late.sets)
@@ -151,6 +179,13 @@ def test_a_log_is_followed_while_its_streams_change(cdc: CdcDatabase, late: Logg
     assert [c.name for c in late.schema.regular] == ["v", "w"]
     assert land(settings, late) == Counter(late.origins)
     assert_view(settings, late)
+    table = open_table(settings, late.schema.full_name)
+    state.fold(table)
+    horizon = next_horizon(table, now(), 1e-9)
+    assert horizon is not None
+    assert horizon > deleted
+    assert state.drop_tombstones(table, horizon) == 1
+    assert_view(settings, late)
 
 
 def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
@@ -164,10 +199,50 @@ def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
     (settings.capture.state / "logs.json").write_text(json.dumps({name: {"until": written.base, **start}}))
     with agent(settings):
         deadline = time.monotonic() + 60
-        while not any("the log keeps rows for 30 seconds" in line for line in status_lines(settings)):
+        while not any("the log keeps rows for 30 seconds" in line for line in agents_lines(settings)):
             assert time.monotonic() < deadline
             time.sleep(0.1)
     assert f"writetime backfill {name} PATHS" in caplog.text
     assert reached(settings) == {name: written.base}
+    said = WatermarkTopic(settings).read()[source_of(late)]
+    # It holds back from the start what waits for watermarks.
+    assert said.tables[name].until <= written.base
+    assert "the log keeps rows for 30 seconds" in said.status["held_by"]
     with agent(settings, snapshot_at=now()):
         wait_until(settings, late, now() - 5 * SECOND)
+        wait_for(lambda: WatermarkTopic(settings).read()[source_of(late)].tables[name].until > written.base)
+
+
+def test_a_snapshot_that_is_named_is_published_beside_the_log(
+    cdc: CdcDatabase, late: Logged, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a table had before its log began is in the lake with what the log has since."""
+    name = late.schema.full_name
+    cdc.write(f"INSERT INTO {name} (p, v) VALUES ({key}, {key})" for key in range(100))
+    old = take_snapshot(cdc.settings, name, "old")
+    late.sets = [stream_set(random.Random(1), now(), [0, (1 << 63) - 1])]
+    cdc.announce_tablets(late.schema, late.sets)
+    settings = settings_for(cdc, tmp_path, late, window_seconds=0.5)
+
+    def with_snapshot(folders: list[Path]) -> Settings:
+        named = {"snapshot": "initial", "snapshot_folders": {name: [str(path) for path in folders]}}
+        return settings.model_copy(update={"capture": settings.capture.model_copy(update=named)})
+
+    insert(cdc, late, 100)
+    delete(cdc, late, 1)
+    with agent(with_snapshot(old)):
+        wait_for(lambda: "what was written between is in neither" in caplog.text)
+        wait_until(settings, late, now())
+    assert WatermarkTopic(settings).read()[source_of(late)].tables[name].until == 0
+    new = take_snapshot(cdc.settings, name, "new")
+    insert(cdc, late, 2)
+    delete(cdc, late, 3)
+    with agent(with_snapshot(new)):
+        wait_until(settings, late, now())
+        wait_for(lambda: WatermarkTopic(settings).read()[source_of(late)].tables[name].until)
+    assert all(path.is_dir() for path in new)
+    found = land(settings, late)
+    assert {origin: count for origin, count in found.items() if origin.startswith("0x")} == Counter(late.origins)
+    assert sum(count for origin, count in found.items() if not origin.startswith("0x")) == 102
+    assert_view(settings, late)
+    assert captured_until(open_table(settings, name).changes.load()) > 0

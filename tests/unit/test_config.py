@@ -34,6 +34,8 @@ def test_file_over_default_and_environment_over_file(settings_file: Path, monkey
         ("[capture]\nsource = 'scylla-cdc'\n", "needs tables"),
         ("[capture]\ntables = ['shop.orders']\n", "named for scylla-cdc only"),
         ("[capture]\nsource = 'scylla-cdc'\ntables = ['orders']\n", "orders is not named as keyspace.table"),
+        ("[capture]\nsource = 'scylla-cdc'\ntables = ['s.orders']\n", "needs snapshot_folders of s.orders"),
+        ("[capture]\nsnapshot_folders = {'s.orders' = ['/backup']}\n", "s.orders, which is not among tables"),
         ("[nothing]\n", "nothing"),
         ("[kafka\n", "is not valid TOML"),
     ],

@@ -7,7 +7,7 @@ is saved after the broker has acknowledged it. So a crash at any point repeats s
 A segment is done with when it is read to its end and its accounting closes: the mutations that were read in it are as
 many as a count of its frames finds, and every change that was decoded was acknowledged. Whatever cannot be decoded is
 set aside with its segment, and stops nothing else but the watermark: the instant up to which all that the node wrote is
-published.
+published. With the watermark goes to Kafka what the agent says of itself.
 """
 
 import logging
@@ -16,6 +16,8 @@ import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 from writetime.capture.decoding import Decoder
 from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
@@ -23,8 +25,9 @@ from writetime.capture.progress import Progress, SegmentProgress
 from writetime.capture.publisher import ChangePublisher, topic_of
 from writetime.capture.schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.segments import SegmentFolder, readable, space_of
-from writetime.capture.snapshots import Snapshots
-from writetime.capture.watermarks import NodeMarks, TableMark
+from writetime.capture.snapshots import Snapshots, id_of
+from writetime.capture.taking import NodeTaker
+from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
@@ -73,18 +76,19 @@ class Agent:
         self._progress = progress
         self._folder = SegmentFolder(settings, node.setting("cdc_raw_directory"))
         self._limit = space_of(node.setting("cdc_total_space") or "0B")
-        self._metrics = AgentMetrics(settings)
+        self._metrics = AgentMetrics(settings, progress.totals)
         self._decoder = Decoder(node, self._node_id, SchemaWatch(capture.state))
         self._publisher = ChangePublisher(settings)
-        self.snapshots = Snapshots(settings, node, self._metrics, self._announce_marks)
+        self.snapshots = Snapshots(settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks)
         # What was handed over and is not acknowledged yet: how far each segment is with it, and its changes.
         self._reached: dict[int, SegmentProgress] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._behind_since: float | None = None
         # Consumers learn of a column that was dropped though no write follows.
         self._unannounced = True
-        self._until = 0
-        self._next_look = self._next_mark = 0.0
+        self._found: list[tuple[Segment, int]] = []
+        self._lag = Lag()
+        self._next_look = self._next_mark = self._next_announcement = 0.0
         self._next_save = self._next_status = self._next_warning = self._next_fault = 0.0
         self.published: Counter[str] = Counter()
         # What keeps the watermark from moving.
@@ -96,7 +100,7 @@ class Agent:
             pause = self._settings.capture.poll_seconds
             try:
                 self.round(stop)
-                if not stop.is_set() and self.snapshots.step(self._decoder, self._publisher, stop):
+                if not stop.is_set() and self.snapshots.step(self._decoder.captured_and_live, self._publisher, stop):
                     pause = 0
             except WritetimeError as e:
                 self._metrics.error("node" if isinstance(e, Unreachable) else "publishing")
@@ -107,6 +111,7 @@ class Agent:
                 self._publisher = ChangePublisher(self._settings)
             stop.wait(pause)
         self.snapshots.close()
+        self._node.events.close()
         self._progress.save()
 
     def round(self, stop: threading.Event) -> None:
@@ -124,10 +129,13 @@ class Agent:
             # So that none can vanish unnoticed.
             self._progress.segments.setdefault(segment.id, SegmentProgress(segment.name))
         new = [(segment, until) for segment, until in found if self._unread(segment, until)]
-        self._measure(found)
-        if new or time.monotonic() >= self._next_look:
-            # Now that the offsets are read: of what was written below them the node knows the schema.
-            self._unannounced |= self._decoder.refresh()
+        self._found = found
+        self._measure()
+        heard = self._node.events.heard()
+        if new or heard or time.monotonic() >= self._next_look:
+            # Now that the offsets are read: of what was written below them the node knows the schema. It may tell of a
+            # change before it tells its new version.
+            self._unannounced |= self._decoder.refresh(always=heard)
             self._next_look = time.monotonic() + _SCHEMA_SECONDS
         if self._unannounced:
             self._announce_schemas()
@@ -145,7 +153,7 @@ class Agent:
             progress = self._progress.segments[segment.id]
             if progress.finished and not progress.kept:
                 self._let_go(segment, progress)
-        self._measure([(segment, until) for segment, until in found if segment.id in self._progress.segments])
+        self._measure()
 
     def _announce_schemas(self) -> None:
         """Have the topics and schemas of the captured tables; with `never`, of those only that have changes."""
@@ -184,8 +192,10 @@ class Agent:
                             log.error("%s is set aside once the node is done with it: %s", segment.name, sent.refused)
                         refused = refused or sent.refused
                 self._reached[segment.id] = replace(reached, published=published, reason=reached.reason or refused)
-                if self._counts.total() >= _PORTION:
-                    self._settle(stop)
+                if self._counts.total() >= _PORTION and self._settle(stop):
+                    self._measure()
+                    if time.monotonic() >= self._next_announcement:
+                        self._announce_marks(stop)
                 if stop.is_set():
                     return
         except Missing as e:
@@ -221,22 +231,26 @@ class Agent:
         return self._folder.missing()
 
     def _mark(self, until: int, held_by: str | None, stop: threading.Event) -> None:
-        """Say that all that was written before an instant is published, unless something is not."""
+        """Say that all that was written before an instant is published, unless something is not; then say again what
+        was said before."""
         self._next_mark = time.monotonic() + _MARK_SECONDS
         self.held_by = held_by
         if held_by is None:
-            self._until = max(until, self._until)
-            self._announce_marks(stop)
+            self._progress.published_until = max(until, self._progress.published_until)
+        self._announce_marks(stop)
 
     def _announce_marks(self, stop: threading.Event) -> bool:
-        """Publish how far each table is; return whether the broker has it, False only if it is to stop."""
+        """Publish how far each table is, and the status; return whether the broker has it, False only if it is to
+        stop."""
+        self._next_announcement = time.monotonic() + _MARK_SECONDS
+        until = self._progress.published_until
         tables = {
             schema.full_name: TableMark(
-                0 if self.snapshots.is_pending(schema) else self._until, self.snapshots.taken_at(schema)
+                0 if self.snapshots.is_pending(id_of(schema)) else until, self.snapshots.taken_at(id_of(schema))
             )
             for schema in self._decoder.captured
         }
-        self._publisher.mark(self._node_id, NodeMarks(tables))
+        self._publisher.mark(self._node_id, SourceMarks(tables, status=self._status()))
         return self._publisher.flush(stop)
 
     # --- segments that are done with ----------------------------------------------------------------------------------
@@ -249,7 +263,6 @@ class Agent:
         self._progress.save()
         if reason is not None:
             target = self._folder.set_aside(segment, progress)
-            self._metrics.set_aside()
             log.error("%s was set aside as %s: %s", segment.name, target, reason)
         elif not self._folder.release(segment):
             self._progress.segments[segment.id] = replace(progress, kept=True)
@@ -267,7 +280,6 @@ class Agent:
         for segment_id in gone:
             progress = self._progress.segments[segment_id]
             if not progress.finished:
-                self._metrics.vanished()
                 reason = (
                     f"vanished before all of it was read (up to offset {progress.position}): its changes from there on "
                     "are missing; put it back, or bring a snapshot of the tables into the lake by `writetime backfill`"
@@ -289,34 +301,53 @@ class Agent:
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
 
-    def _measure(self, found: list[tuple[Segment, int]]) -> None:
-        unread = [self._unread(segment, until) for segment, until in found]
+    def _measure(self) -> None:
+        there = [(segment, until) for segment, until in self._found if segment.id in self._progress.segments]
+        sizes = [(segment, self._unread(segment, until)) for segment, until in there]
+        unread = [segment for segment, size in sizes if size]
         now = time.monotonic()
-        if not any(unread):
+        if not unread:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now
-        lag = Lag(
-            bytes=sum(unread),
-            segments=sum(1 for size in unread if size),
-            seconds=0.0 if self._behind_since is None else now - self._behind_since,
+        self._lag = lag = Lag(
+            lag_bytes=sum(size for _, size in sizes),
+            lag_segments=len(unread),
+            lag_seconds=0.0 if self._behind_since is None else now - self._behind_since,
+            oldest_segment_seconds=_age(unread[0]) if unread else 0.0,
             backlog_bytes=self._folder.backlog(),
             backlog_limit_bytes=self._limit,
+            aside_segments=self._folder.aside(),
         )
         self._metrics.lag(lag)
         if now >= self._next_status:
             self._next_status = now + _STATUS_SECONDS
-            totals = asdict(self._progress.totals)
-            mark = {"snapshots": self.snapshots.status(), "published_until": self._until, "held_by": self.held_by}
-            write_status(self._progress.folder, self._metrics.status(lag) | {"totals": totals} | mark)
+            write_status(self._progress.folder, self._status())
         share = lag.backlog_bytes / self._limit if self._limit else 0.0
         if share >= self._settings.capture.backlog_warning and now >= self._next_warning:
             self._next_warning = now + _WARNING_SECONDS
             log.warning(
                 "cdc_raw holds %d MiB, %.0f %% of the node's cdc_total_space: at 100 %% it refuses writes to tables "
                 "with cdc = true; %d bytes are not published yet",
-                *(lag.backlog_bytes >> 20, share * 100, lag.bytes),
+                *(lag.backlog_bytes >> 20, share * 100, lag.lag_bytes),
             )
+
+    def _status(self) -> dict[str, Any]:
+        return self._metrics.status(self._lag) | {
+            "address": self._node.address,
+            "totals": asdict(self._progress.totals),
+            "snapshots": self.snapshots.status(),
+            "published_until": self._progress.published_until,
+            "held_by": self.held_by,
+        }
+
+
+def _age(segment: Segment) -> float:
+    """Return since when a segment was not written to, in seconds; 0 if it is gone."""
+    try:
+        return max(time.time() - Path(segment.path).stat().st_mtime, 0.0)
+    except FileNotFoundError:
+        return 0.0
 
 
 def _unbalanced(segment: Segment, progress: SegmentProgress) -> str | None:

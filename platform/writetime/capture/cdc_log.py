@@ -2,8 +2,8 @@
 
 Logs are read over the network, so one agent is enough for a cluster. Each table advances by itself: what its log has
 for some windows of write times is read and handed over; when the broker has acknowledged all of it, the time that was
-reached is saved. So a crash at any point repeats some windows and misses none. A table that cannot go on, such as one
-with a gap, says so and stops no other.
+reached is saved. So a crash at any point repeats some windows and misses none. That time is the table's watermark, too:
+all of its streams are read up to it. A table that cannot go on, such as one with a gap, says so and stops no other.
 """
 
 import logging
@@ -11,10 +11,12 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 from cassandra import DriverException
 from cassandra.cluster import NoHostAvailable, Session
@@ -22,12 +24,17 @@ from cassandra.connection import ConnectionException
 
 from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.publisher import ChangePublisher, topic_of
+from writetime.capture.schemas import SchemaEvents
+from writetime.capture.snapshots import Snapshots
+from writetime.capture.taking import NamedTaker
+from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
 from writetime.database import DatabaseUnreachable
 from writetime.errors import WritetimeError
-from writetime.instants import instant_text
-from writetime.scylla_cdc.log import LogError
+from writetime.kafka import topic_names
+from writetime.schema.table import TableSchema
+from writetime.scylla_cdc.log import SUFFIX, LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between
 from writetime.scylla_cdc.pages import Pages
 from writetime.scylla_cdc.source import CdcSource, Gap, connect_for_pages, now
@@ -39,6 +46,7 @@ _FILE = "logs.json"
 _PORTION = 50_000
 _PAUSE_SECONDS = 1.0
 _STATUS_SECONDS = 1.0
+_MARK_SECONDS = 5.0
 _WARNING_SECONDS = 60.0
 
 
@@ -48,7 +56,7 @@ def run(settings: Settings, stop: threading.Event, snapshot_at: int | None = Non
     Args:
         settings: with `capture.tables`.
         stop: ends it.
-        snapshot_at: when the snapshot was begun that closes gaps, in microseconds.
+        snapshot_at: when the snapshot was begun that closes gaps, or that is published, in microseconds.
 
     Raises:
         WritetimeError: no database at the start, or another agent has the state folder.
@@ -59,7 +67,7 @@ def run(settings: Settings, stop: threading.Event, snapshot_at: int | None = Non
     ):
         agent = LogAgent(settings, session, pages, progress, snapshot_at)
         agent.follow(stop)
-        return agent.published
+        return agent.published + agent.snapshots.published
 
 
 class LogProgress:
@@ -86,9 +94,10 @@ class LogProgress:
 
 @dataclass
 class _Table:
-    """When a table is looked at next, and why it cannot go on."""
+    """When a table is looked at next, and why it cannot go on. `altered` if some schema was, maybe its own."""
 
     name: str
+    altered: bool = False
     next_look: float = 0.0
     fault: str | None = None
     next_warning: float = 0.0
@@ -101,27 +110,49 @@ class LogAgent:
         self, settings: Settings, session: Session, pages: Pages, progress: LogProgress, snapshot_at: int | None
     ) -> None:
         self._settings = settings
+        assert session.cluster is not None
         self._session = session
+        self._events = SchemaEvents(session.cluster, list(session.hosts or ()))
         self._pages = pages
         self._progress = progress
         self._snapshot_at = snapshot_at
         self._metrics = AgentMetrics(settings)
         self._publisher = ChangePublisher(settings)
         self._tables = [_Table(name) for name in settings.capture.tables]
-        self._next_status = 0.0
+        # As they were read last.
+        self._schemas: dict[str, TableSchema] = {}
+        taker = NamedTaker(settings.capture.snapshot_folders, lambda name: progress.offsets[name].since, snapshot_at)
+        self.snapshots = Snapshots(settings, taker, None, self._metrics, self._announce_marks)
+        self._next_status = self._next_mark = 0.0
         self.published: Counter[str] = Counter()
 
     def follow(self, stop: threading.Event) -> None:
         """Let each table advance, again and again, until told to stop."""
         while not stop.is_set():
+            if self._events.heard():
+                for table in self._tables:
+                    table.altered = True
             for table in self._tables:
                 if self._is_due(table) and not stop.is_set():
                     with self._faults_of(table):
-                        self.advance(table.name, stop)
+                        self.advance(table, stop)
+            pause = self._settings.capture.poll_seconds
+            try:
+                if time.monotonic() >= self._next_mark:
+                    self._announce_marks(stop)
+                if not stop.is_set() and self.snapshots.step(self._known(), self._publisher, stop):
+                    pause = 0
+            except WritetimeError as e:
+                self._metrics.error("publishing")
+                log.error("%s; trying again", e)
+                pause = _PAUSE_SECONDS
+                self._publisher = ChangePublisher(self._settings)
             self._measure()
-            stop.wait(self._settings.capture.poll_seconds)
+            stop.wait(pause)
+        self.snapshots.close()
+        self._events.close()
 
-    def advance(self, name: str, stop: threading.Event) -> None:
+    def advance(self, table: _Table, stop: threading.Event) -> None:
         """Publish what a table's log has for the windows that are settled, up to `scylla_cdc.batch_seconds` of them.
 
         Raises:
@@ -129,16 +160,19 @@ class LogAgent:
             LogError: the log cannot be read, or the table was altered meanwhile: read it again.
             WritetimeError: Kafka refuses a change.
         """
+        name = table.name
         source = CdcSource(self._session, self._pages, self._settings, name)
         schema = source.schema
         # Consumers learn of new columns though no write follows.
-        self._publisher.announce(schema)
+        if self._settings.capture.snapshot != "never" or topic_of(name) in topic_names(self._settings):
+            self._publisher.announce(schema)
         offset = self._progress.offsets.get(name)
         if offset is None:
             offset = first_offset(source, None, self._snapshot_at)
             # Before anything is read: what the log loses from here on is a gap.
             self._progress.save(name, offset)
         end = next_offset(source, offset, source.settled(), self._snapshot_at)
+        self._schemas[name] = schema
         if end == offset:
             return
         counts: Counter[tuple[str, str]] = Counter()
@@ -158,10 +192,34 @@ class LogAgent:
             self._progress.save(name, end)
             self._metrics.published(counts)
             self.published[name] += counts.total()
+            self._mark(table)
+            self._publisher.flush(stop)
+
+    def _known(self) -> list[tuple[TableSchema, bool]]:
+        """Return the tables of which it is known from when on their logs are read: what a snapshot lacks is there."""
+        return [(schema, True) for name, schema in self._schemas.items() if name in self._progress.offsets]
+
+    def _mark(self, table: _Table) -> None:
+        """Say how far a table is. With late timestamps looked for, a window is over when it was read again."""
+        offset, mark = self._progress.offsets.get(table.name), TableMark(0)
+        if offset is not None:
+            table_id = UUID(offset.table_id)
+            until = offset.until - round(self._settings.scylla_cdc.rescan_seconds * 1e6)
+            pending = self.snapshots.is_pending(table_id)
+            mark = TableMark(0 if pending else until, self.snapshots.taken_at(table_id))
+        self._publisher.mark(table.name + SUFFIX, SourceMarks({table.name: mark}, status=self._status([table])))
+
+    def _announce_marks(self, stop: threading.Event) -> bool:
+        """Say how far each table is; return whether the broker has it, False only if it is to stop."""
+        self._next_mark = time.monotonic() + _MARK_SECONDS
+        for table in self._tables:
+            self._mark(table)
+        return self._publisher.flush(stop)
 
     @contextmanager
     def _faults_of(self, table: _Table) -> Iterator[None]:
         """Note why a table cannot go on, and say so now and then; it is tried again."""
+        table.altered = False
         try:
             yield
         except (WritetimeError, DriverException, NoHostAvailable, ConnectionException) as e:
@@ -187,25 +245,37 @@ class LogAgent:
         table.next_look = time.monotonic() + _PAUSE_SECONDS
 
     def _is_due(self, table: _Table) -> bool:
-        """Whether a window is settled that is not published."""
+        """Whether a window is settled that is not published, or consumers are to learn of other columns."""
         offset = self._progress.offsets.get(table.name)
         reading = self._settings.scylla_cdc
         settled = now() - round(reading.confidence_seconds * 1e6)
         if table.fault is None and offset is not None and offset.off_since is None:
-            return settled >= offset.until + round(reading.window_seconds * 1e6)
+            return table.altered or settled >= offset.until + round(reading.window_seconds * 1e6)
         return time.monotonic() >= table.next_look
 
     def _measure(self) -> None:
         if time.monotonic() < self._next_status:
             return
         self._next_status = time.monotonic() + _STATUS_SECONDS
-        logs = {}
         for table in self._tables:
-            offset = self._progress.offsets.get(table.name)
-            if offset is not None:
-                behind = max(now() - offset.until, 0) / 1e6
-                self._metrics.log_lag(table.name, behind)
-                logs[table.name] = {"until": instant_text(offset.until), "seconds": behind, "fault": table.fault}
-        lag = Lag(seconds=max((found["seconds"] for found in logs.values()), default=0.0))
-        self._metrics.lag(lag)
-        write_status(self._progress.folder, self._metrics.status(lag) | {"logs": logs})
+            if (seconds := self._behind(table)) is not None:
+                self._metrics.log_lag(table.name, seconds)
+        self._metrics.lag(self._lag(self._tables))
+        write_status(self._progress.folder, self._status(self._tables))
+
+    def _status(self, tables: Sequence[_Table]) -> dict[str, Any]:
+        """Return what is to be seen of some tables."""
+        found = self._metrics.status(self._lag(tables)) | {"snapshots": self.snapshots.status()}
+        names = {table.name for table in tables}
+        own = {key: {name: n for name, n in found[key].items() if name in names} for key in ("changes", "snapshots")}
+        offsets = self._progress.offsets
+        logs = {t.name: {"until": offsets[t.name].until if t.name in offsets else 0, "fault": t.fault} for t in tables}
+        return found | own | {"logs": logs, "held_by": next((t.fault for t in tables if t.fault), None)}
+
+    def _lag(self, tables: Sequence[_Table]) -> Lag:
+        return Lag(lag_seconds=max((self._behind(table) or 0.0 for table in tables), default=0.0))
+
+    def _behind(self, table: _Table) -> float | None:
+        """Return how many seconds ago that was up to which a table's log is published."""
+        offset = self._progress.offsets.get(table.name)
+        return None if offset is None else max(now() - offset.until, 0) / 1e6

@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -14,8 +14,8 @@ from writetime.capture import cdc_log
 from writetime.capture.agent import run
 from writetime.capture.landing import Landing, captured_tables
 from writetime.capture.metrics import read_status
-from writetime.capture.watermarks import WatermarkTopic
-from writetime.capture.watermarks import retire as retire_node
+from writetime.capture.watermarks import WatermarkTopic, statuses
+from writetime.capture.watermarks import retire as retire_source
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.instants import instant_text, parse_instant
@@ -25,7 +25,11 @@ log = logging.getLogger(__name__)
 
 
 @click.command()
-@click.option("--snapshot-at", help="When the snapshot was begun that closes the gap in a ScyllaDB table's log.")
+@click.option(
+    "--snapshot-at",
+    help="When the snapshot was begun that closes the gap in a ScyllaDB table's log, or that capture.snapshot_folders "
+    "names.",
+)
 def agent(*, snapshot_at: str | None) -> None:
     """Publish changes to Kafka until SIGTERM or Ctrl-C: those of this machine's Cassandra node, or of ScyllaDB tables
     (capture.source)."""
@@ -54,13 +58,14 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool) -> None:
     log_as_json()
     stop = _stopped_by_signal()
     landings: dict[str, Landing] = {}
-    nodes: WatermarkTopic | None = None
+    sources: WatermarkTopic | None = None
     while not stop.is_set():
+        next_look = time.monotonic() + settings.capture.land_seconds
         try:
-            nodes = nodes or WatermarkTopic(settings)
+            sources = sources or WatermarkTopic(settings)
             for table in tables or captured_tables(settings):
                 if table not in landings:
-                    landings[table] = Landing(settings, table, nodes)
+                    landings[table] = Landing(settings, table, sources)
         except WritetimeError as e:
             log.error("%s; trying again", e)
         for table, landing in landings.items():
@@ -70,15 +75,16 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool) -> None:
             except WritetimeError as e:
                 # What is wrong with one table stops no other.
                 log.error("%s; trying again", e)
-        stop.wait(settings.capture.land_seconds)
+        stop.wait(max(next_look - time.monotonic(), 0))
 
 
 @click.command()
-@click.argument("node", metavar="HOST_ID")
-def retire(*, node: str) -> None:
-    """Say that a node was decommissioned: the lake no longer waits for its changes. Stop its agent first."""
-    retire_node(config.load(), node)
-    click.echo(f"{node} is retired: each table of the lake takes that up when its changes are landed next")
+@click.argument("source", metavar="HOST_ID|KS.LOG")
+def retire(*, source: str) -> None:
+    """Say that a node was decommissioned, or that a ScyllaDB table's CDC log is not followed any more: the lake no
+    longer waits for its changes. Stop its agent first."""
+    retire_source(config.load(), source)
+    click.echo(f"{source} is retired: each table of the lake takes that up when its changes are landed next")
 
 
 def _stopped_by_signal() -> threading.Event:
@@ -91,40 +97,62 @@ def _stopped_by_signal() -> threading.Event:
 def status_lines(settings: Settings) -> Iterator[str]:
     """Yield what the agent of this state folder said last; nothing if there never was one."""
     found: dict[str, Any] | None = read_status(settings.capture.state)
-    if found is None:
-        return
-    yield f"agent      {time.time() - found['at']:.0f} s ago      state {settings.capture.state}"
+    if found is not None:
+        yield f"agent      {_ago(found['at'])}      state {settings.capture.state}"
+        yield from _lines(found)
+
+
+def agents_lines(settings: Settings) -> Iterator[str]:
+    """Yield what the agents of all nodes and logs said last, which is in Kafka."""
+    for source, found in statuses(settings).items():
+        yield f"agent of {source}      {_ago(found['at'])}      {found.get('address', '')}".rstrip()
+        yield from _lines(found)
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield from _log_lines(found["logs"]) if "logs" in found else _node_lines(found)
-    for table, kinds in sorted(found["changes"].items()):
-        yield f"  {table}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
-    for what, count in sorted(found["errors"].items()):
-        yield f"  errors   {count} of {what}"
-
-
-def _node_lines(found: dict[str, Any]) -> Iterator[str]:
-    lag, totals = found["lag"], found["totals"]
-    limit = lag["backlog_limit_bytes"]
-    share = f" ({100 * lag['backlog_bytes'] / limit:.0f} % of cdc_total_space)" if limit else ""
-    yield f"  lag      {lag['bytes']:,} bytes, {lag['segments']} segments, {lag['seconds']:.1f} s"
-    yield f"  backlog  {lag['backlog_bytes']:,} bytes{share}"
-    yield (
-        f"  segments {totals['segments']:,} done with, {totals['segments_set_aside']} set aside, "
-        f"{totals['segments_vanished']} vanished"
-    )
-    if until := found["published_until"]:
-        yield f"  all that was written is published up to {instant_text(until)}, {time.time() - until / 1e6:.0f} s ago"
     for table, snapshot in sorted(found["snapshots"].items()):
         if snapshot["state"] != "done":
             yield (
                 f"  snapshot {table}: {snapshot['state']}, {snapshot['sstables_read']} of {snapshot['sstables']} "
                 f"SSTables, {snapshot['changes']:,} changes"
             )
+    for table, kinds in sorted(found["changes"].items()):
+        yield f"  {table}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    for what, count in sorted(found["errors"].items()):
+        yield f"  errors   {count} of {what}"
+
+
+def _node_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    lag, totals = found["lag"], found["totals"]
+    limit = lag["backlog_limit_bytes"]
+    share = f" ({100 * lag['backlog_bytes'] / limit:.0f} % of cdc_total_space)" if limit else ""
+    yield (
+        f"  lag      {lag['lag_bytes']:,} bytes, {lag['lag_segments']} segments, {lag['lag_seconds']:.1f} s, "
+        f"the oldest segment of {lag['oldest_segment_seconds']:.1f} s ago"
+    )
+    yield f"  backlog  {lag['backlog_bytes']:,} bytes{share}"
+    yield (
+        f"  segments {totals['segments']:,} done with, {totals['segments_set_aside']} set aside, "
+        f"{totals['segments_vanished']} vanished; {lag['aside_segments']} of them are missing now"
+    )
+    if totals["mutations_set_aside"] or totals["changes_set_aside"]:
+        yield f"  aside    {totals['mutations_set_aside']:,} mutations, {totals['changes_set_aside']:,} changes"
+    if until := found["published_until"]:
+        yield f"  all that was written is published up to {instant_text(until)}, {_ago(until / 1e6)}"
     if found["held_by"]:
         yield f"  held     {found['held_by']}"
 
 
-def _log_lines(logs: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _log_lines(logs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for table, found in sorted(logs.items()):
-        yield f"  {table}: published up to {found['until']}, {found['seconds']:.1f} s ago"
+        until = found["until"]
+        yield (
+            f"  {table}: published up to {instant_text(until)}, {_ago(until / 1e6)}" if until else f"  {table}: not yet"
+        )
         if found["fault"]:
             yield f"    {found['fault']}"
+
+
+def _ago(instant: float) -> str:
+    return f"{time.time() - instant:.0f} s ago"

@@ -39,9 +39,10 @@ class Decoder:
         """The schemas of the tables whose changes are published, as of the last `refresh`."""
         return self._watch.captured
 
-    def is_live(self, schema: TableSchema) -> bool:
-        """Return whether the node has a table now, as of the last `refresh`."""
-        return self._watch.is_live(schema)
+    @property
+    def captured_and_live(self) -> list[tuple[TableSchema, bool]]:
+        """Those schemas, each with whether the node has the table now."""
+        return [(schema, self._watch.is_live(schema)) for schema in self._watch.captured]
 
     def refresh(self, *, always: bool = False) -> bool:
         """Take up the schemas of the node; return whether any is new."""

@@ -1,7 +1,8 @@
-"""What an agent says of itself: Prometheus metrics, and the same numbers in `status.json` for `writetime status`."""
+"""What an agent says of itself: Prometheus metrics, and the same numbers as its *status*, which is in `status.json` for
+`writetime status`, and goes with its watermarks to Kafka for whoever looks at all agents."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from writetime.capture.durable import read_json, write_json
+from writetime.capture.progress import Totals
 from writetime.changes import KINDS
 from writetime.config import Settings
 from writetime.errors import WritetimeError
@@ -21,19 +25,51 @@ _FILE = "status.json"
 
 @dataclass
 class Lag:
-    """How far an agent is behind its node: bytes and segments not published yet, and for how many seconds now."""
+    """How far an agent is behind its node. Each is a metric by its name."""
 
-    bytes: int = 0
-    segments: int = 0
-    seconds: float = 0.0
+    lag_bytes: int = 0
+    lag_segments: int = 0
+    lag_seconds: float = 0.0
+    oldest_segment_seconds: float = 0.0
     backlog_bytes: int = 0
     backlog_limit_bytes: int = 0
+    aside_segments: int = 0
+
+
+_LAG = {
+    "lag_bytes": "Bytes that the node has synced and that are not published.",
+    "lag_segments": "Segments of which not all is published.",
+    "lag_seconds": "For how long the agent has been behind; 0 when it has published all there is.",
+    "oldest_segment_seconds": "Since when the oldest segment that is not published was not written to; 0 without one.",
+    "backlog_bytes": "Bytes that the node counts against cdc_total_space.",
+    "backlog_limit_bytes": "The node's cdc_total_space, at which it refuses writes.",
+    "aside_segments": "Segments that are set aside or vanished, and were not put back: they hold the watermark.",
+}
+_TOTALS = {
+    "segments": "Segments that are done with.",
+    "segments_set_aside": "Faulty segments.",
+    "segments_vanished": "Segments that were gone before all was read.",
+    "mutations": "Mutations in segments that are done with.",
+    "mutations_set_aside": "Mutations of those that could not be read to their ends.",
+    "changes_set_aside": "Changes of those that were decoded and not published.",
+}
+
+
+class _TotalsCollector(Collector):
+    """Shows what is counted across restarts."""
+
+    def __init__(self, totals: Totals) -> None:
+        self._totals = totals
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        for name, text in _TOTALS.items():
+            yield CounterMetricFamily(f"writetime_capture_{name}", text, value=getattr(self._totals, name))
 
 
 class AgentMetrics:
-    """Counts changes and errors, and shows the lag."""
+    """Counts changes and errors, and shows the lag, and the totals of a node's segments."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, totals: Totals | None = None) -> None:
         """Start the metrics endpoint where `capture.metrics_port` names one."""
         registry = CollectorRegistry()
         self._changes = Counter(
@@ -46,19 +82,10 @@ class AgentMetrics:
             ["table"],
             registry=registry,
         )
-        self._aside = Counter("writetime_capture_segments_set_aside", "Faulty segments.", registry=registry)
-        self._vanished = Counter(
-            "writetime_capture_segments_vanished", "Segments that were gone before all was read.", registry=registry
-        )
+        if totals is not None:
+            registry.register(_TotalsCollector(totals))
         self._gauges = {
-            name: Gauge(f"writetime_capture_{name}", text, registry=registry)
-            for name, text in {
-                "lag_bytes": "Bytes that the node has synced and that are not published.",
-                "lag_segments": "Segments of which not all is published.",
-                "lag_seconds": "For how long the agent has been behind; 0 when it has published all there is.",
-                "backlog_bytes": "Bytes that the node counts against cdc_total_space.",
-                "backlog_limit_bytes": "The node's cdc_total_space, at which it refuses writes.",
-            }.items()
+            name: Gauge(f"writetime_capture_{name}", text, registry=registry) for name, text in _LAG.items()
         }
         self._log_lag = Gauge(
             "writetime_capture_log_lag_seconds",
@@ -101,19 +128,10 @@ class AgentMetrics:
         self._refused.labels(table).inc(count)
         self.error("refused")
 
-    def set_aside(self) -> None:
-        """Count a segment that was set aside."""
-        self._aside.inc()
-
-    def vanished(self) -> None:
-        """Count a segment that was gone before all of it was read."""
-        self._vanished.inc()
-
     def lag(self, lag: Lag) -> None:
         """Show the lag."""
-        values = asdict(lag)
-        for name, gauge in self._gauges.items():
-            gauge.set(values[name.removeprefix("lag_")])
+        for name, value in asdict(lag).items():
+            self._gauges[name].set(value)
 
     def log_lag(self, table: str, seconds: float) -> None:
         """Show how far a ScyllaDB table's log is behind."""
@@ -127,8 +145,31 @@ class AgentMetrics:
                 gauge.labels(table).set(values[name])
 
     def status(self, lag: Lag) -> dict[str, Any]:
-        """Return the numbers since the start of the agent."""
+        """Return how far it is, and what was counted since the start of the agent."""
         return {"at": time.time(), "lag": asdict(lag), "changes": self._counts, "errors": self._faults}
+
+
+def summary(statuses: Collection[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the numbers of several agents as one: sums of what is counted, and the worst of what is a time or a
+    share."""
+    numbers: dict[str, float] = {
+        "agents": len(statuses),
+        "agents_held": sum(bool(s.get("held_by")) for s in statuses),
+        "silent_seconds": max((time.time() - s["at"] for s in statuses), default=0.0),
+        "backlog_share": max((_share(s["lag"]) for s in statuses), default=0.0),
+        "errors": sum(sum(s["errors"].values()) for s in statuses),
+        "changes": sum(sum(kinds.values()) for s in statuses for kinds in s["changes"].values()),
+    }
+    for name in _LAG:
+        together = max if name.endswith("_seconds") else sum
+        numbers[name] = together([s["lag"][name] for s in statuses] or [0])
+    for name in _TOTALS:
+        numbers[name] = sum(s["totals"][name] for s in statuses if "totals" in s)
+    return numbers
+
+
+def _share(lag: Mapping[str, float]) -> float:
+    return lag["backlog_bytes"] / lag["backlog_limit_bytes"] if lag["backlog_limit_bytes"] else 0.0
 
 
 def counts_of(table: str, changes: pa.RecordBatch) -> dict[tuple[str, str], int]:

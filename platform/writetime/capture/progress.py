@@ -51,7 +51,8 @@ class Totals:
 
 
 class Progress:
-    """The progress of one node's agent. Only one agent at a time may have it.
+    """The progress of one node's agent, and until when (microseconds) all that the node wrote is published. Only one
+    agent at a time may have it.
 
     Raises:
         WritetimeError: another agent has it.
@@ -62,6 +63,7 @@ class Progress:
         self.folder = folder
         stored: dict[str, Any] = read_json(folder / _FILE) or {}
         self.node: str | None = stored.get("node")
+        self.published_until: int = stored.get("published_until", 0)
         self.totals = Totals(**stored.get("totals", {}))
         self.segments = {int(key): SegmentProgress(**value) for key, value in stored.get("segments", {}).items()}
 
@@ -78,7 +80,8 @@ class Progress:
     def save(self) -> None:
         """Keep what is known now."""
         segments = {str(key): asdict(value) for key, value in sorted(self.segments.items())}
-        write_json(self.folder / _FILE, {"node": self.node, "totals": asdict(self.totals), "segments": segments})
+        told = {"node": self.node, "published_until": self.published_until, "totals": asdict(self.totals)}
+        write_json(self.folder / _FILE, told | {"segments": segments})
 
     def forget(self, segment_id: int) -> None:
         """Move the counts of a segment that is gone to the totals."""

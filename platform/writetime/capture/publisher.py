@@ -129,8 +129,8 @@ class ChangePublisher:
         self._sender.produce_all(topic.name, messages.to_pylist(), changes["key"].to_pylist(), chosen)
         return Sent(changes, refused)
 
-    def mark(self, node: str, marks: watermarks.NodeMarks) -> None:
-        """Say how far a node is published, in the topic of the watermarks.
+    def mark(self, source: str, marks: watermarks.SourceMarks) -> None:
+        """Say how far a source is published, in the topic of the watermarks.
 
         Raises:
             WritetimeError: Kafka refuses it, or something that was handed over before.
@@ -138,7 +138,7 @@ class ChangePublisher:
         if not self._marked:
             watermarks.ensure_watermarks_topic(self._settings)
             self._marked = True
-        watermarks.send(self._sender, node, marks)
+        watermarks.send(self._sender, source, marks)
 
     def flush(self, stop: threading.Event | None = None) -> bool:
         """Wait until all is acknowledged; return whether it is, False only if it is to stop."""

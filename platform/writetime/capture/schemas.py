@@ -2,13 +2,16 @@
 
 A commit log names tables by their ids and columns by their names, without types. What `system_schema` says is read
 again whenever the node's schema version has changed; this is asked after a segment's trusted offset was read and before
-what is below it is decoded, so no write is decoded under a schema older than its own. Older ones are kept in the
+what is below it is decoded, so no write is decoded under a schema older than its own. While nothing is written, it is
+asked now and then, and when the node says by an event that a schema changed. Older ones are kept in the
 state folder (`schemas/<table id>.json`): tables and columns that were dropped are read by them.
 """
 
 import logging
 import re
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,8 +19,9 @@ from typing import Any
 from uuid import UUID
 
 from cassandra import DriverException
-from cassandra.cluster import NoHostAvailable, Session
-from cassandra.connection import ConnectionException
+from cassandra.cluster import Cluster, NoHostAvailable, Session
+from cassandra.connection import Connection, ConnectionException
+from cassandra.pool import Host
 
 from writetime.capture.durable import read_json, write_json
 from writetime.errors import WritetimeError
@@ -27,9 +31,55 @@ from writetime.schema.table import SchemaHistory, TableSchema, from_rows, settle
 
 log = logging.getLogger(__name__)
 
+_LISTEN_AGAIN_SECONDS = 10.0
+
 
 class Unreachable(WritetimeError):
     """The node does not answer just now."""
+
+
+class SchemaEvents:
+    """Hears from one of some nodes that a schema changed. Events are missed while there is no connection, so whoever
+    listens has to ask, too."""
+
+    def __init__(self, cluster: Cluster, hosts: Sequence[Host]) -> None:
+        self._cluster = cluster
+        self._hosts = hosts
+        self._connection: Connection | None = None
+        self._next_try = 0.0
+        self._event = threading.Event()
+
+    def heard(self) -> bool:
+        """Return whether there was an event since the last call."""
+        if self._connection is None or self._connection.is_closed or self._connection.is_defunct:
+            self._listen()
+        if not self._event.is_set():
+            return False
+        self._event.clear()
+        return True
+
+    def close(self) -> None:
+        """Listen no longer."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _listen(self) -> None:
+        """Connect, if that was not tried just now: the driver's own connection tells no one of what it hears."""
+        if time.monotonic() < self._next_try:
+            return
+        self._next_try = time.monotonic() + _LISTEN_AGAIN_SECONDS
+        host = next((host for host in self._hosts if host.is_up), self._hosts[0])
+        try:
+            connection = self._cluster.connection_factory(host.endpoint)
+            try:
+                connection.register_watcher("SCHEMA_CHANGE", lambda _: self._event.set(), _LISTEN_AGAIN_SECONDS)
+            except BaseException:
+                connection.close()
+                raise
+        except (OSError, DriverException, ConnectionException) as e:
+            log.warning("events of node %s are not heard, so schemas are only asked for: %s", host.address, e)
+        else:
+            self._connection = connection
 
 
 class Node:
@@ -41,8 +91,15 @@ class Node:
         if not found:
             known = ", ".join(sorted(str(h.address) for h in hosts))
             raise WritetimeError(f"capture.node has to name the node of this agent, one of {known}")
+        assert session.cluster is not None
         self._session = session
         self._host = found[0]
+        self.events = SchemaEvents(session.cluster, [self._host])
+
+    @property
+    def address(self) -> str:
+        """The node's address."""
+        return str(self._host.address)
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         """Return the rows of a query.

@@ -64,8 +64,15 @@ class SegmentFolder:
 
         A reason is gone when the segment was put back and published, or when someone deletes its file.
         """
-        reasons = sorted(self._aside.glob("*.reason.json"))
+        reasons = self._reasons()
         return None if not reasons else f"{reasons[0]}: {read_json(reasons[0])['reason']}"
+
+    def aside(self) -> int:
+        """Return of how many segments changes are missing, see `missing`."""
+        return len(self._reasons())
+
+    def _reasons(self) -> list[Path]:
+        return sorted(self._aside.glob("*.reason.json"))
 
     def release(self, segment: Segment) -> bool:
         """Delete or archive a segment whose changes are all published, or keep it; return whether it is gone."""

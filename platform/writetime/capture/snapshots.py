@@ -1,11 +1,11 @@
 """Snapshots of captured tables, published beside their live changes: what a table had before its capture began.
 
 The node takes those of all tables that lack one at once, as each call of its tool starts a program; after the agent
-knows that they are captured: so what a snapshot has not is in the commit log from there on. Then one table after the
-other: its SSTables are read and published by small portions, one between two rounds of the agent, so live changes wait
-for one portion at most. How far that is, is kept in `snapshots.json` once the broker has acknowledged it: after a crash
-it goes on with the piece of an SSTable that it was in. Snapshots that were taken together are deleted together. What
-takes the node long is done in a thread.
+knows that they are captured: so what a snapshot has not is in the commit log from there on. (Those of ScyllaDB's tables
+someone took, see `taking`, and they stay.) Then one table after the other: its SSTables are read and published by small
+portions, one between two rounds of the agent, so live changes wait for one portion at most. How far that is, is kept in
+`snapshots.json` once the broker has acknowledged it: after a crash it goes on with the piece of an SSTable that it was
+in. Snapshots that were taken together are deleted together. What takes long is done in a thread.
 """
 
 import logging
@@ -18,20 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
 
-from writetime.capture.decoding import Decoder
 from writetime.capture.durable import read_json, write_json
 from writetime.capture.metrics import AgentMetrics, counts_of
 from writetime.capture.publisher import ChangePublisher, Unpublishable
-from writetime.capture.schemas import Node
+from writetime.capture.taking import Taker
 from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.lake.snapshot import delete, jmx_port, listed, take
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.values import BadValue
 from writetime.storage.batch import Origin
@@ -77,15 +74,21 @@ class SnapshotProgress:
 
 
 class Snapshots:
-    """The snapshots of a node's tables, by `capture.snapshot`. `announce` says how far the node is, and waits until the
-    broker has it: landing has to learn of a snapshot before it meets changes of it."""
+    """The snapshots of an agent's tables, by `capture.snapshot`. `announce` says how far the agent is, and waits until
+    the broker has it: landing has to learn of a snapshot before it meets changes of it. `node` is the id of the node
+    whose changes they have, if it is one."""
 
     def __init__(
-        self, settings: Settings, node: Node, metrics: AgentMetrics, announce: Callable[[threading.Event], bool]
+        self,
+        settings: Settings,
+        taker: Taker,
+        node: str | None,
+        metrics: AgentMetrics,
+        announce: Callable[[threading.Event], bool],
     ) -> None:
         self._mode = settings.capture.snapshot
+        self._taker = taker
         self._node = node
-        self._node_id = node.id()
         self._metrics = metrics
         self._announce = announce
         self._path = settings.capture.state / "snapshots.json"
@@ -106,15 +109,18 @@ class Snapshots:
         self._stop = threading.Event()
         self.published: Counter[str] = Counter()
 
-    def step(self, decoder: Decoder, publisher: ChangePublisher, stop: threading.Event) -> bool:
-        """Publish a portion, if there is one; return whether there may be another at once.
+    def step(
+        self, tables: Iterable[tuple[TableSchema, bool]], publisher: ChangePublisher, stop: threading.Event
+    ) -> bool:
+        """Publish a portion, if there is one, of tables that are captured (and are there still, or were dropped);
+        return whether there may be another at once.
 
         Raises:
             WritetimeError: the broker does not do its part: go on from what was acknowledged.
         """
         if self._mode not in ("initial", "always"):
             return False
-        self._candidates = [(schema, decoder.is_live(schema)) for schema in decoder.captured]
+        self._candidates = list(tables)
         self._publisher, self._stop = publisher, stop
         try:
             return next(self._work)
@@ -122,14 +128,14 @@ class Snapshots:
             self._work = self._all()
             raise
 
-    def is_pending(self, schema: TableSchema) -> bool:
+    def is_pending(self, table_id: UUID) -> bool:
         """Return whether changes of a snapshot of this table are yet to be published."""
-        found = self._tables.get(_id(schema))
+        found = self._tables.get(table_id)
         return self._mode in ("initial", "always") and (found is None or found.state in ("wanted", "taken"))
 
-    def taken_at(self, schema: TableSchema) -> int:
+    def taken_at(self, table_id: UUID) -> int:
         """Return when the snapshot of a table was taken (microseconds); 0 if there is none."""
-        found = self._tables.get(_id(schema))
+        found = self._tables.get(table_id)
         return found.taken_at if found else 0
 
     def status(self) -> dict[str, Any]:
@@ -152,46 +158,41 @@ class Snapshots:
         """Take what is wanted, then publish one table after the other, then delete; yield whether to go on at once."""
         while True:
             due = [schema for schema, is_live in self._candidates if self._is_due(schema, is_live=is_live)]
-            states = {_id(schema): self._state(schema) for schema in due}
-            wanted = [schema for schema in due if states[_id(schema)] == "wanted"]
-            taken = [schema for schema in due if states[_id(schema)] == "taken"]
+            states = {id_of(schema): self._state(schema) for schema in due}
+            wanted = [schema for schema in due if states[id_of(schema)] == "wanted"]
+            taken = [schema for schema in due if states[id_of(schema)] == "taken"]
             if wanted:
                 yield from self._take(wanted)
             elif taken:
-                yield from self._publish(taken[0], _id(taken[0]), self._tables[_id(taken[0])])
+                yield from self._publish(taken[0], id_of(taken[0]), self._tables[id_of(taken[0])])
             elif due:
-                yield from self._delete(self._tables[_id(due[0])].tag)
+                yield from self._delete(self._tables[id_of(due[0])].tag)
             else:
                 yield False
 
     def _is_due(self, schema: TableSchema, *, is_live: bool) -> bool:
         """Return whether there is something to do. Of a table that was dropped, what was taken can still be read."""
-        table_id, state = _id(schema), self._state(schema)
+        table_id, state = id_of(schema), self._state(schema)
         if state == "done" or (state == "wanted" and not is_live):
             return False
         return table_id not in self._faults and time.monotonic() >= self._not_before.get(table_id, 0.0)
 
     def _state(self, schema: TableSchema) -> str:
-        found = self._tables.get(_id(schema))
+        found = self._tables.get(id_of(schema))
         return found.state if found else "wanted"
 
     def _take(self, wanted: list[TableSchema]) -> Iterator[bool]:
-        alone = [schema for schema in wanted if _id(schema) in self._alone]
+        alone = [schema for schema in wanted if id_of(schema) in self._alone]
         group = alone[:1] or wanted[:_TOGETHER]
-        ids = {schema.full_name: _id(schema) for schema in group}
+        ids = {schema.full_name: id_of(schema) for schema in group}
         tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}-{next(iter(ids.values())).hex[:8]}"
         # They may have been taken, and the agent was killed before it knew, or a part of one is gone.
         old = {self._tables[i].tag for i in ids.values() if i in self._tables} - self._used_tags()
         for stale in old:
             yield from self._forget(stale, list(ids))
         self._keep({table_id: SnapshotProgress(name, tag) for name, table_id in ids.items()})
-
-        def ask() -> dict[str, list[Path]]:
-            data_folders, port = self._told_by_node()
-            return take(data_folders, port, ids, tag)
-
         try:
-            folders = yield from self._in_thread(ask)
+            taken = yield from self._in_thread(partial(self._taker.take, ids, tag))
         except _FAULTS as e:
             if len(ids) > 1:
                 # Whatever is wrong with one of them is to hold back no other.
@@ -201,11 +202,10 @@ class Snapshots:
                 self._later(ids.values(), f"{group[0].full_name}: its snapshot cannot be taken: {e}")
             return
         log.info("the snapshot %s of %s is taken", tag, ", ".join(ids))
-        taken_at = time.time_ns() // 1000
         self._alone -= set(ids.values())
         self._keep(
             {
-                table_id: SnapshotProgress(name, tag, "taken", [str(f) for f in folders[name]], taken_at)
+                table_id: SnapshotProgress(name, tag, "taken", list(taken[name].folders), taken[name].taken_at)
                 for name, table_id in ids.items()
             }
         )
@@ -224,7 +224,7 @@ class Snapshots:
             for location in locations[progress.read :]:
                 sstable, pieces = yield from self._in_thread(partial(_open, location, schema))
                 for piece in pieces[progress.pieces :]:
-                    origin = Origin("sstable", location.path("Data.db"), datetime.now(UTC), self._node_id)
+                    origin = Origin("sstable", location.path("Data.db"), datetime.now(UTC), self._node)
                     for changes in sstable.scan(split=piece, window=_PORTION_BYTES, origin=origin):
                         progress = self._send(schema, changes, progress)
                         yield True
@@ -268,7 +268,7 @@ class Snapshots:
     def _forget(self, tag: str, tables: list[str]) -> Generator[bool, None, str | None]:
         """Let the node delete what has a tag; return why it cannot, if it cannot."""
         try:
-            yield from self._in_thread(lambda: delete(self._told_by_node()[1], tables, tag))
+            yield from self._in_thread(partial(self._taker.delete, tables, tag))
         except _FAULTS as e:
             return str(e)
         return None
@@ -278,11 +278,6 @@ class Snapshots:
         while not job.done():
             yield False
         return job.result()
-
-    def _told_by_node(self) -> tuple[list[str], int]:
-        """Return the node's data folders, and its JMX port."""
-        folders = self._node.setting("data_file_directories") or ""
-        return listed(folders), jmx_port(self._node.pairs("SELECT name, value FROM system_views.system_properties"))
 
     def _keep(self, changed: Mapping[UUID, SnapshotProgress]) -> None:
         self._tables |= changed
@@ -307,7 +302,7 @@ class Snapshots:
         self._keep({table_id: SnapshotProgress(progress.table, progress.tag)})
 
 
-def _id(schema: TableSchema) -> UUID:
+def id_of(schema: TableSchema) -> UUID:
     """Return the table's id, which every schema of a node has."""
     assert schema.id is not None
     return schema.id

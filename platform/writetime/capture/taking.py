@@ -1,0 +1,99 @@
+"""Where the snapshots come from that an agent publishes: its node takes them, or someone took them and named them."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+from writetime.capture.schemas import Node
+from writetime.errors import WritetimeError
+from writetime.instants import instant_text
+from writetime.lake.backfill import find_snapshots
+from writetime.lake.snapshot import delete, jmx_port, listed, take
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The snapshot of a table: its folders, or their addresses, and when it was taken (microseconds)."""
+
+    folders: Sequence[str]
+    taken_at: int
+
+
+class Taker(Protocol):
+    """Takes snapshots and deletes them, in a thread of its own.
+
+    Raises:
+        WritetimeError, OSError, subprocess.SubprocessError: it cannot.
+    """
+
+    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, Taken]:
+        """Take a snapshot of tables at once, under a tag."""
+        ...
+
+    def delete(self, tables: Sequence[str], tag: str) -> None:
+        """Delete what has a tag in the keyspaces of tables."""
+        ...
+
+
+class NodeTaker:
+    """Lets a node of Cassandra take them, by its own nodetool."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, Taken]:
+        """Flush and snapshot the tables."""
+        folders = listed(self._node.setting("data_file_directories") or "")
+        found = take(folders, self._jmx_port(), tables, tag)
+        taken_at = time.time_ns() // 1000
+        return {table: Taken([str(path) for path in paths], taken_at) for table, paths in found.items()}
+
+    def delete(self, tables: Sequence[str], tag: str) -> None:
+        """Delete them on the node."""
+        delete(self._jmx_port(), tables, tag)
+
+    def _jmx_port(self) -> int:
+        return jmx_port(self._node.pairs("SELECT name, value FROM system_views.system_properties"))
+
+
+class NamedTaker:
+    """Has those that the settings name: ScyllaDB takes none over the network, so someone did by nodetool on each node.
+
+    `since` tells from when on a table's log is read (microseconds), `begun_at` when the snapshots were begun, if their
+    files do not tell.
+    """
+
+    def __init__(self, folders: Mapping[str, Sequence[str]], since: Callable[[str], int], begun_at: int | None) -> None:
+        self._folders = folders
+        self._since = since
+        self._begun_at = begun_at
+
+    def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, Taken]:
+        """Find them.
+
+        Raises:
+            WritetimeError: one is not there, is of another table, or is older than what is read of the log.
+        """
+        del tag
+        return {table: self._find(table) for table in tables}
+
+    def delete(self, tables: Sequence[str], tag: str) -> None:
+        """Leave them to who took them."""
+
+    def _find(self, table: str) -> Taken:
+        folders = self._folders[table]
+        found = [find_snapshots([folder]) for folder in folders]
+        for folder, files in zip(folders, found, strict=True):
+            if files.schema.full_name != table:
+                raise WritetimeError(f"{folder} is a snapshot of {files.schema.full_name}, not of {table}")
+            begun_at = self._begun_at or files.taken_at
+            if begun_at < self._since(table):
+                raise WritetimeError(
+                    f"{folder} was taken at {instant_text(begun_at)}, by its files or by --snapshot-at, and the log of "
+                    f"{table} is read from {instant_text(self._since(table))} on: what was written between is in "
+                    "neither; take another snapshot (nodetool snapshot, on each node), or tell by --snapshot-at when "
+                    "this one was begun if that was later"
+                )
+        return Taken(folders, self._begun_at or max(files.taken_at for files in found))
