@@ -47,6 +47,7 @@ bench: setup
 	@$(BIN)/python -m bench.rows
 	@$(BIN)/python -m bench.capture
 	@$(BIN)/python -m bench.workqueue
+	@$(BIN)/python -m bench.replay
 
 clean:
 	rm -rf $(VENV) .writetime

@@ -8,20 +8,17 @@ its own, and its time includes connecting to both servers. There are two data se
 own, in the other the events of few users share partitions. After each round the table must hold every event once.
 """
 
-import multiprocessing
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from multiprocessing.connection import Connection
 
 import click
-import psutil
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from bench import ingress as bench_ingress
+from bench import rounds
+from bench.rounds import Result
 from writetime import config, database
 from writetime.config import Settings
 from writetime.ingest.drain import OffsetRange, store_range
@@ -32,7 +29,6 @@ from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 
 WARM_UP_EVENTS = 2000
-_spawn = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
@@ -54,15 +50,6 @@ CASES = [
     Case("shared", "lwt-batch", 10.0),
     Case("shared", "upsert", 8.0),
 ]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one round measured."""
-
-    per_second: float
-    client_us: float
-    server_us: float
 
 
 def store_by_loop(settings: Settings, count: int) -> None:
@@ -91,12 +78,12 @@ def store_by_sink(settings: Settings, count: int) -> None:
         pass
 
 
-def run_round(settings: Settings, way: str, count: int, answer: Connection) -> None:
-    """Store all events in this process, and answer with the seconds and the CPU seconds that it took."""
-    store: Callable[[Settings, int], None] = store_by_loop if way == "loop" else store_by_sink
-    begin, cpu = time.perf_counter(), time.process_time()
-    store(settings, count)
-    answer.send((time.perf_counter() - begin, time.process_time() - cpu))
+def store(settings: Settings, way: str, count: int) -> None:
+    """Store all events."""
+    if way == "loop":
+        store_by_loop(settings, count)
+    else:
+        store_by_sink(settings, count)
 
 
 def measure(settings: Settings, case: Case, topic: str, count: int) -> Result:
@@ -109,19 +96,9 @@ def measure(settings: Settings, case: Case, topic: str, count: int) -> Result:
         }
     )
     database.apply_schema(own)
-    pid = CassandraServer(own).pid()
-    assert pid is not None
-    server = psutil.Process(pid)
-    here, there = _spawn.Pipe()
-    before = sum(server.cpu_times()[:2])
-    process = _spawn.Process(target=run_round, args=(own, case.way, count, there))
-    process.start()
-    there.close()
-    seconds, cpu = here.recv()
-    process.join()
-    server_cpu = sum(server.cpu_times()[:2]) - before
+    result = rounds.measure(store, own, case.way, count, count=count, servers=[CassandraServer(own)])
     check_table(own, count)
-    return Result(count / seconds, cpu / count * 1e6, server_cpu / count * 1e6)
+    return result
 
 
 def check_table(settings: Settings, count: int) -> None:

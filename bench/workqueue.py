@@ -8,7 +8,6 @@ does nothing, on the same node, in one run; after each round all must be complet
 claim to the last completion, as the database has written them; CPU is of the whole program and of the node.
 """
 
-import multiprocessing
 import os
 import random
 import subprocess
@@ -20,8 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -29,6 +27,7 @@ import psutil
 from cassandra.cluster import Session
 from cassandra.concurrent import execute_concurrent_with_args
 
+from bench.rounds import Result, cpu_seconds, measure
 from tests.conftest import write_settings
 from writetime import config, database
 from writetime.config import Settings, WorkQueue
@@ -44,16 +43,6 @@ Work = Callable[[Settings, str, int], None]
 SHARDS = 16
 TARGET = 10.0
 ENQUEUED_TOGETHER = 10_000
-_spawn = multiprocessing.get_context("spawn")
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one round measured."""
-
-    per_second: float
-    client_us: float
-    server_us: float
 
 
 def enqueue(settings: Settings, queue: str, count: int) -> None:
@@ -113,27 +102,13 @@ def make_peer(settings: Settings, count: int) -> str:
     return name
 
 
-def run_round(work: Work, settings: Settings, name: str, count: int, to: Connection) -> None:
-    """Do one round in this process, and answer with the CPU seconds that it took."""
-    cpu = time.process_time()
-    work(settings, name, count)
-    to.send(time.process_time() - cpu)
-
-
-def measure(work: Work, settings: Settings, name: str, count: int) -> Result:
-    """Run one round in a process of its own."""
-    before = server_cpu(settings)
-    here, there = _spawn.Pipe()
-    process = _spawn.Process(target=run_round, args=(work, settings, name, count, there))
-    process.start()
-    there.close()
-    cpu = here.recv()
-    process.join()
-    server = server_cpu(settings) - before
+def measure_work(work: Work, settings: Settings, name: str, count: int) -> Result:
+    """Measure one round, its rate by what the database has written."""
+    result = measure(work, settings, name, count, count=count, servers=[CassandraServer(settings)])
     with database.connect(settings) as session:
         completed, seconds = written(session, settings, name)
     assert completed == count
-    return Result(count / seconds, cpu / count * 1e6, server / count * 1e6)
+    return replace(result, per_second=count / seconds)
 
 
 def written(session: Session, settings: Settings, name: str) -> tuple[int, float]:
@@ -155,21 +130,14 @@ def written(session: Session, settings: Settings, name: str) -> tuple[int, float
     return completed, (max(completions) - min(claims)) / 1e6
 
 
-def server_cpu(settings: Settings) -> float:
-    """Return the CPU seconds of the node so far."""
-    pid = CassandraServer(settings).pid()
-    assert pid is not None
-    return sum(psutil.Process(pid).cpu_times()[:2])
-
-
 def measure_idle(settings: Settings, seconds: float) -> tuple[float, float, float]:
     """Return what an idle worker of an empty queue costs a minute: CPU seconds of client and node, and statements."""
 
     def of_node(wait: Callable[[], None]) -> tuple[float, int]:
-        cpu, executed = server_cpu(settings), statements(settings)
+        cpu, executed = cpu_seconds([CassandraServer(settings)]), statements(settings)
         wait()
         # The question itself is a statement that is not prepared.
-        return server_cpu(settings) - cpu, statements(settings) - executed
+        return cpu_seconds([CassandraServer(settings)]) - cpu, statements(settings) - executed
 
     alone, _ = of_node(lambda: time.sleep(seconds))
     with working(settings, f"idle-{uuid.uuid4().hex[:8]}", nothing):
@@ -248,10 +216,10 @@ def compare(settings: Settings, count: int) -> None:
     """Claim and complete items on both sides."""
     for size in (500, count):
         name = make_peer(settings, size)
-        peer = measure(work_peer, settings, name, size)
+        peer = measure_work(work_peer, settings, name, size)
         queue = f"q-{uuid.uuid4().hex[:8]}"
         enqueue(settings, queue, size)
-        project = measure(work_project, settings, queue, size)
+        project = measure_work(work_project, settings, queue, size)
     print(f"{count:,} items claimed and completed, {SHARDS} shards; load average {psutil.getloadavg()[0]:.1f}")
     print(f"{'':14}{'items/s':>10}{'client CPU us/item':>22}{'server CPU us/item':>22}")
     for label, result in (("per-row LWT", peer), ("work queue", project)):
@@ -269,7 +237,7 @@ def grow(settings: Settings, size: int) -> None:
     began = time.perf_counter()
     enqueue(settings, queue, size)
     enqueued = size / (time.perf_counter() - began)
-    result = measure(work_project, settings, queue, size)
+    result = measure_work(work_project, settings, queue, size)
     print(
         f"{size:>10,} items: {enqueued:8,.0f} enqueued/s, {result.per_second:8,.0f} done/s, {result.client_us:6.0f} us "
         f"client, {result.server_us:6.0f} us server CPU an item",

@@ -26,6 +26,10 @@ class LakeResource(WritetimeResource):
         """Append rows in one commit, creating the table with the first."""
         frame.write.format("delta").mode("append").save(self.path(table))
 
+    def replace_where(self, frame: DataFrame, table: str, condition: str) -> None:
+        """Replace the rows for which an SQL condition holds, in one commit; all rows given have to fulfil it."""
+        frame.write.format("delta").mode("overwrite").option("replaceWhere", condition).save(self.path(table))
+
     def replace_partitions(self, frame: DataFrame, table: str, by: list[str]) -> None:
         """Replace the partitions that the rows are in, in one commit, creating the table with the first."""
         writer = frame.write.format("delta").mode("overwrite").option("partitionOverwriteMode", "dynamic")

@@ -7,7 +7,7 @@ settings are refused.
 
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -313,6 +313,11 @@ class Replay(_Section):
     poll_seconds: float = Field(
         default=1.0, gt=0, description="An idle subscriber looks for a batch that ZooKeeper was not told of."
     )
+    queues: list[str] = Field(default=[], description="Those that Dagster brings into the lake.")
+    keep_days: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default={}, description="Queues whose old batches `writetime replay trim` deletes; all others keep theirs."
+    )
+    batches_per_run: int = Field(default=500, ge=1, description="Batches that one run of Dagster takes, at most.")
 
 
 class Settings(BaseSettings):

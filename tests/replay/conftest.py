@@ -12,7 +12,8 @@ def queue() -> str:
     return f"q{uuid.uuid4().hex[:12]}"
 
 
-@pytest.fixture
-def replay_settings(settings: Settings) -> Settings:
-    replay = settings.replay.model_copy(update={"poll_seconds": 0.2, "publish_timeout_seconds": 100.0})
-    return settings.model_copy(update={"replay": replay})
+@pytest.fixture(scope="session")
+def replay_settings(server_settings: Settings) -> Settings:
+    """Settings with the tables that are there already: tests have queues of their own."""
+    replay = server_settings.replay.model_copy(update={"poll_seconds": 0.2, "publish_timeout_seconds": 100.0})
+    return server_settings.model_copy(update={"replay": replay})

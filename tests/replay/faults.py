@@ -1,30 +1,35 @@
-"""Publishers and subscribers that are killed and stopped, ZooKeeper's data lost, servers restarted; and the checker.
+"""Publishers, subscribers and retention that are killed and stopped, ZooKeeper's data lost, servers restarted; two
+instances that know nothing of each other; and the checker.
 
 `python -m tests.replay.faults --runs 20 --seed 1` makes many runs on servers of its own.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import psutil
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from tests.conftest import write_settings
+from tests.replay import process
 from tests.replay.process import THE_END, items_of
 from writetime import config, database, servers
 from writetime.config import Settings
-from writetime.replay import Publisher, check, lag, replay
+from writetime.replay import Publisher, check, extent, lag, replay, trim
+from writetime.replay.batches import Batches, Seal
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.process import EmbeddedServer, free_port
 from writetime.servers.zookeeper import ZooKeeperServer
@@ -32,8 +37,13 @@ from writetime.servers.zookeeper import ZooKeeperServer
 PRODUCERS = ("a", "b")
 SEQUENCES = 12
 _PATIENCE_SECONDS = 120.0
+_EXPIRED_SECONDS = 4.0
 PUBLISHING = ("blocks", "seal", "record", "advance")
 WORKING = ("advance", "read", "move", "copy")
+TRIMMING = ("announce", "delete", "deleted")
+# A server that has imported all forks the processes, as importing takes them longer than what they do.
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["__main__", "tests.replay.process"])
 
 
 class Run:
@@ -47,40 +57,53 @@ class Run:
         self._config = folder / "writetime.toml"
         write_settings(settings, self._config)
         self.logs = {name: folder / f"{name}.log" for name in ("one", "other")}
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[BaseProcess] = []
+        self.cursors: dict[str, list[int]] = {name: [] for name in self.logs}
+        self._zookeeper = KazooClient(settings.zookeeper.hosts)
+        self._zookeeper.start(60)
+        for name, seen in self.cursors.items():
+            self._zookeeper.DataWatch(f"/queues/{queue}/processors/{name}", partial(_note, seen))
 
-    def spawn(self, *arguments: str, at: str | None = None) -> "subprocess.Popen[bytes]":
+    def spawn(self, *arguments: str, at: str | None = None) -> BaseProcess:
         """Start a process that ends, or is stopped, at a step."""
-        env = {**os.environ, "WRITETIME_CONFIG": str(self._config), **({"AT": at} if at else {})}
-        with (self._folder / "processes.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.replay.process", *arguments], env=env, stdout=log, stderr=log
-            )
-        self._processes.append(process)
-        return process
+        keep_days = json.dumps({self.queue: 1e-9})
+        environment = {"WRITETIME_CONFIG": str(self._config), "WRITETIME_REPLAY__KEEP_DAYS": keep_days}
+        log = str(self._folder / "processes.log")
+        started = _forks.Process(target=process.main, args=(environment, log, at, *arguments), daemon=True)
+        started.start()
+        self._processes.append(started)
+        return started
 
-    def publisher(self, producer: str, first: int = 1, at: str | None = None) -> "subprocess.Popen[bytes]":
+    def ended(self, *processes: BaseProcess) -> set[int]:
+        """Wait until processes have ended; return how, as 0 or the signal."""
+        for p in processes:
+            p.join(_PATIENCE_SECONDS)
+            code = p.exitcode
+            assert code is not None, f"a process does not end: {self.output()}"
+            assert code <= 0, self.output()
+        return {-(p.exitcode or 0) for p in processes}
+
+    def end(self, *processes: BaseProcess) -> None:
+        """Ask processes to end, and wait for them."""
+        for p in processes:
+            p.terminate()
+        self.ended(*processes)
+
+    def publisher(self, producer: str, first: int = 1, at: str | None = None) -> BaseProcess:
         """Start a publisher of the sequences from one on: those that are published already change nothing."""
         return self.spawn("publish", self.queue, producer, str(first), str(SEQUENCES), at=at)
 
-    def worker(self, name: str, at: str | None = None) -> "subprocess.Popen[bytes]":
+    def worker(self, name: str, at: str | None = None, command: str = "work") -> BaseProcess:
         """Start an instance of a processor."""
-        return self.spawn("work", self.queue, name, str(self.logs[name]), at=at)
+        return self.spawn(command, self.queue, name, str(self.logs[name]), at=at)
 
     def published(self, producer: str) -> int:
         """Return the last sequence of a producer that is published."""
-        with database.connect(self.settings) as session:
-            rows = session.execute(
-                f"SELECT sequence FROM {self.settings.cassandra.keyspace}.replay_producers WHERE queue = %s AND "
-                "producer = %s",
-                (self.queue, producer),
-            ).all()
-        return rows[0].sequence if rows else 1
+        return max((s.sequence or 0 for s in self.seals() if s.producer == producer), default=1)
 
     def finish_publishing(self) -> None:
         """Let all that is not published yet be published: each publisher takes up its last known sequence again."""
-        for process in [self.publisher(p, self.published(p)) for p in PRODUCERS]:
-            assert process.wait(_PATIENCE_SECONDS) == 0, self.output()
+        assert self.ended(*[self.publisher(p, self.published(p)) for p in PRODUCERS]) == {0}, self.output()
 
     def finish(self) -> None:
         """Let all be processed, and check."""
@@ -88,36 +111,54 @@ class Run:
         workers = [self.worker(name) for name in self.logs]
         with Publisher(self.settings, self.queue) as publisher:
             publisher.publish([THE_END])
-        for worker in workers:
-            assert worker.wait(_PATIENCE_SECONDS) == 0, self.output()
+        assert self.ended(*workers) == {0}, self.output()
         self.check()
 
     def check(self) -> None:
-        """Batches are 1..n, whole, the same each time; each sequence once, in order; processors saw all in order."""
-        first, again = ([(b.n, b.items) for b in replay(self.settings, self.queue)] for _ in range(2))
-        assert first == again
-        assert not check(self.settings, self.queue).faults
+        """Batches are 1..n, whole, the same each time; each sequence once, in order; processors saw all in order, and
+        their cursors never went back; retention deleted nothing that a processor had not done."""
         wanted = sorted((p, s) for p in PRODUCERS for s in range(1, SEQUENCES + 1))
-        assert [n for n, _ in first] == list(range(1, len(wanted) + 2))
-        seals = [batch.seal for batch in replay(self.settings, self.queue, 1, len(wanted))]
+        begin, head = extent(self.settings, self.queue)
+        assert head == len(wanted) + 1
+        first, again = ({b.n: b.items for b in replay(self.settings, self.queue)} for _ in range(2))
+        assert first == again
+        assert list(first) == list(range(begin, head + 1))
+        found = check(self.settings, self.queue)
+        assert (found.faults, found.batches, found.gone) == ([], len(first), begin - 1)
+        seals = self.seals()
+        assert [seal.n for seal in seals] == list(range(1, head + 1))
+        assert first[head] == [THE_END]
+        seals.pop()
         assert sorted((s.producer or "", s.sequence or 0) for s in seals) == wanted
         for producer in PRODUCERS:
             assert [s.sequence for s in seals if s.producer == producer] == list(range(1, SEQUENCES + 1))
-        for seal, (_, items) in zip(seals, first[:-1], strict=True):
-            assert items == items_of(seal.producer or "", seal.sequence or 0)
+        by_number = {s.n: items_of(s.producer or "", s.sequence or 0) for s in seals}
+        assert all(items == by_number[n] for n, items in first.items() if n < head)
         assert all(a.published_at <= b.published_at for a, b in pairwise(seals))
         for name, log in self.logs.items():
             lines = log.read_text().splitlines()
             numbers = [int(line.split(" ")[0]) for line in lines]
-            assert sorted(set(numbers)) == list(range(1, len(wanted) + 1)), name
-            by_number = {n: b",".join(items).decode() for n, items in first}
-            assert all(line == f"{n} {by_number[n]}" for n, line in zip(numbers, lines, strict=True))
+            assert sorted(set(numbers)) == list(by_number), name
+            pairs = zip(numbers, lines, strict=True)
+            assert all(line == f"{n} {b','.join(by_number[n]).decode()}" for n, line in pairs)
             self.check_order(numbers)
+            self.check_cursor(self.cursors[name])
         assert {x.processor: x.batches for x in lag(self.settings, self.queue)} == dict.fromkeys(self.logs, 1)
+
+    def seals(self) -> list[Seal]:
+        """Return what was sealed, also of batches that are gone."""
+        with database.connect(self.settings) as session:
+            batches = Batches(session, self.settings)
+            head = batches.head(self.queue)
+            return list(batches.between(self.queue, 1, head.n if head else 0))
 
     def check_order(self, numbers: list[int]) -> None:
         """A processor goes on where it was, or does its last batch again."""
         assert all(b in (a, a + 1) for a, b in pairwise(numbers)), numbers
+
+    def check_cursor(self, seen: list[int]) -> None:
+        """A cursor never goes back."""
+        assert seen == sorted(seen), seen
 
     def output(self) -> str:
         """Return the end of what the processes said."""
@@ -125,51 +166,108 @@ class Run:
 
     def close(self) -> None:
         """End what still runs."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        for p in self._processes:
+            p.kill()
+            p.join()
+        self._zookeeper.stop()
+        self._zookeeper.close()
 
 
 def killed(run: Run) -> None:
     """Each process is killed before each of its steps."""
     for step in PUBLISHING:
         for producer in PRODUCERS:
-            process = run.publisher(producer, run.published(producer), at=f"{step}:{run.r.randint(1, 3)}")
-            assert process.wait(_PATIENCE_SECONDS) in (0, -signal.SIGKILL), run.output()
+            publisher = run.publisher(producer, run.published(producer), at=f"{step}:{run.r.randint(1, 3)}")
+            assert run.ended(publisher) <= {0, signal.SIGKILL}, run.output()
     for step in WORKING:
-        for name in run.logs:
-            process = run.worker(name, at=f"{step}:{run.r.randint(1, 2)}")
-            assert process.wait(_PATIENCE_SECONDS) == -signal.SIGKILL, run.output()
+        workers = [run.worker(name, at=f"{step}:{run.r.randint(1, 2)}") for name in run.logs]
+        assert run.ended(*workers) == {signal.SIGKILL}, run.output()
 
 
 def expired(run: Run) -> None:
     """Publishers and subscribers are stopped until their sessions have expired, with the lock in hand, and go on."""
-    stopped = [run.publisher("a", at=f"{run.r.choice(['seal', 'record', 'advance'])}:{run.r.randint(1, 4)}:stop")]
-    wait_stopped(stopped[0])
-    assert run.publisher("b").wait(_PATIENCE_SECONDS) == 0, run.output()
+    stopped = []
+    # Before the seal, and after it.
+    for producer, steps in zip(PRODUCERS, (["seal"], ["record", "advance"]), strict=True):
+        stopped.append(run.publisher(producer, at=f"{run.r.choice(steps)}:{run.r.randint(1, 4)}:stop"))
+        wait_stopped(stopped[-1])
+    time.sleep(_EXPIRED_SECONDS)
+    go_on(stopped[1])
+    assert run.ended(stopped[1]) == {0}, run.output()
     stopped.append(run.worker("one", at=f"{run.r.choice(['read', 'move'])}:2:stop"))
-    wait_stopped(stopped[1])
+    wait_stopped(stopped[-1])
     # Another instance goes on, where the first one was.
     second = run.worker("one")
     wait_until(lambda: lines(run.logs["one"]) >= SEQUENCES, run)
-    for process in stopped:
-        process.send_signal(signal.SIGCONT)
-    assert stopped[0].wait(_PATIENCE_SECONDS) == 0, run.output()
+    for p in stopped:
+        go_on(p)
+    assert run.ended(stopped[0]) == {0}, run.output()
     run.check_order = lambda numbers: None  # type: ignore[method-assign]
-    second.terminate()
-    stopped[1].terminate()
-    for process in (second, stopped[1]):
-        process.wait(_PATIENCE_SECONDS)
+    run.end(second, stopped[-1])
+
+
+def doubled(run: Run) -> None:
+    """Two instances of each processor are at work at once, and none knows of the other."""
+    publishers = [run.publisher(p) for p in PRODUCERS]
+    workers = [run.worker(name, command="heedless") for name in run.logs for _ in range(2)]
+    assert run.ended(*publishers) == {0}, run.output()
+    wait_until(lambda: all(SEQUENCES * 2 in numbers for numbers in run.cursors.values()), run)
+    run.check_order = lambda numbers: None  # type: ignore[method-assign]
+    run.end(*workers)
+
+
+def replayed(run: Run) -> None:
+    """Batches are read again and again while they are published, and a publisher is killed."""
+    publishers = [run.publisher("a"), run.publisher("b", at=f"{run.r.choice(PUBLISHING)}:{run.r.randint(3, 9)}")]
+    workers = [run.worker(name) for name in run.logs]
+    seen: dict[int, tuple[object, list[bytes]]] = {}
+    while any(p.is_alive() for p in publishers):
+        for first in (1, run.r.randint(1, max(1, len(seen)))):
+            if extent(run.settings, run.queue)[1]:
+                for batch in replay(run.settings, run.queue, first):
+                    assert seen.setdefault(batch.n, (batch.seal, batch.items)) == (batch.seal, batch.items)
+        assert list(seen) == list(range(1, len(seen) + 1))
+    assert run.ended(*publishers) <= {0, signal.SIGKILL}, run.output()
+    run.end(*workers)
+
+
+def trimmed(run: Run) -> None:
+    """Retention is killed before each of its steps, while all are at work, and at last does what is left."""
+    publishers = [run.publisher(p) for p in PRODUCERS]
+    workers = [run.worker("one"), run.worker("other", at=f"move:{run.r.randint(8, 16)}")]
+    # Retention waits for processors that are known.
+    wait_until(lambda: all(run.cursors.values()), run)
+    for step in TRIMMING:
+        trimming = run.spawn("trim", run.queue, at=f"{step}:1")
+        assert run.ended(trimming) == {signal.SIGKILL}, run.output()
+        begin, _ = extent(run.settings, run.queue)
+        assert begin - 1 <= min(numbers[-1] for numbers in run.cursors.values())
+    assert run.ended(*publishers) == {0}, run.output()
+    assert run.ended(workers[1]) == {signal.SIGKILL}, run.output()
+    keep_days = {run.queue: 1e-9}
+    own = run.settings.model_copy(update={"replay": run.settings.replay.model_copy(update={"keep_days": keep_days})})
+    wait_until(lambda: trim(own, run.queue).waits_for == "other", run)
+    gone = extent(run.settings, run.queue)[0] - 1
+    assert gone == run.cursors["other"][-1]
+    with database.connect(run.settings) as session:
+        attempts = {
+            row.attempt
+            for row in session.execute(
+                f"SELECT DISTINCT queue, attempt, chunk FROM {run.settings.cassandra.keyspace}.replay_blocks"
+            )
+        }
+    assert not attempts & {seal.attempt for seal in run.seals()[:gone]}
+    run.end(workers[0])
 
 
 def wiped(run: Run) -> None:
     """ZooKeeper loses its data again and again while all are at work."""
-    processes = [*(run.publisher(p) for p in PRODUCERS), *(run.worker(name) for name in run.logs)]
+    publishers = [run.publisher(p) for p in PRODUCERS]
+    workers = [run.worker(name) for name in run.logs]
     client = KazooClient(run.settings.zookeeper.hosts)
     client.start()
     try:
-        while processes[0].poll() is None or processes[1].poll() is None:
+        while any(p.is_alive() for p in publishers):
             time.sleep(run.r.uniform(0.1, 0.5))
             # Others make nodes meanwhile.
             with suppress(NoNodeError, NotEmptyError):
@@ -179,9 +277,8 @@ def wiped(run: Run) -> None:
         client.close()
     # What a processor has done and its copy does not know yet, it does again.
     run.check_order = lambda numbers: None  # type: ignore[method-assign]
-    for process in processes[2:]:
-        process.terminate()
-        process.wait(_PATIENCE_SECONDS)
+    run.check_cursor = lambda seen: None  # type: ignore[method-assign]
+    run.end(*workers)
 
 
 def restarted(run: Run) -> None:
@@ -193,14 +290,11 @@ def restarted(run: Run) -> None:
         for publisher in publishers:
             wait_stopped(publisher)
         wait_until(lambda: all(lines(log) for log in run.logs.values()), run)
-        crash(server, lambda publishers=publishers: [p.send_signal(signal.SIGCONT) for p in publishers])
+        crash(server, lambda publishers=publishers: [go_on(p) for p in publishers])
         for publisher in publishers[: run.r.randint(0, 2)]:
             publisher.kill()
-        for publisher in publishers:
-            assert publisher.wait(_PATIENCE_SECONDS) in (0, -signal.SIGKILL), run.output()
-    for worker in workers:
-        worker.terminate()
-        worker.wait(_PATIENCE_SECONDS)
+        assert run.ended(*publishers) <= {0, signal.SIGKILL}, run.output()
+    run.end(*workers)
 
 
 def crash(server: EmbeddedServer, while_down: Callable[[], object]) -> None:
@@ -213,7 +307,9 @@ def crash(server: EmbeddedServer, while_down: Callable[[], object]) -> None:
         server.start()
 
 
-FAULTS: dict[str, Callable[[Run], None]] = {f.__name__: f for f in (killed, expired, wiped, restarted)}
+FAULTS: dict[str, Callable[[Run], None]] = {
+    f.__name__: f for f in (killed, expired, doubled, replayed, trimmed, wiped, restarted)
+}
 
 
 def run_fault(settings: Settings, folder: Path, queue: str, fault: str, r: random.Random) -> None:
@@ -230,9 +326,22 @@ def lines(log: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def wait_stopped(process: "subprocess.Popen[bytes]") -> None:
+def go_on(stopped: BaseProcess) -> None:
+    """Let a process go on that is stopped, or has ended before that."""
+    with suppress(ProcessLookupError):
+        os.kill(stopped.pid or 0, signal.SIGCONT)
+
+
+def wait_stopped(stopped: BaseProcess) -> None:
     """Wait until a process is stopped, or has ended before that."""
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    with suppress(psutil.NoSuchProcess):
+        while stopped.is_alive() and psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.02)
+
+
+def _note(seen: list[int], data: bytes | None, _: object) -> None:
+    if data:
+        seen.append(int(data.rpartition(b"-")[2]))
 
 
 def wait_until(condition: Callable[[], bool], run: Run) -> None:

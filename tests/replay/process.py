@@ -1,22 +1,25 @@
-"""One publisher or subscriber as a process that may kill itself at a step: `python -m tests.replay.process`.
+"""A publisher, a subscriber or retention as a process that may kill itself at a step.
 
     publish QUEUE PRODUCER FIRST LAST    publish those sequences; batch `s` has the items `PRODUCER-s-0`, ...
     work QUEUE NAME LOG                  process batches, a line in LOG for each, until a batch holds `the end`
+    heedless QUEUE NAME LOG              the same, but without the lock that keeps two instances apart
+    trim QUEUE                           delete what all processors have done, again and again
 
-`AT=step:count[:stop]` kills it by SIGKILL (or stops it by SIGSTOP) before it does that step for the so-manieth time.
+`step:count[:stop]` kills it by SIGKILL (or stops it by SIGSTOP) before it does that step for the so-manieth time.
 """
 
 import os
 import signal
-import sys
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kazoo.client import KazooClient
 
-from writetime import config
+from writetime import config, replay
 from writetime.replay import Batch, Publisher, Subscriber, coordination
 from writetime.replay.batches import Batches
 from writetime.replay.coordination import Coordination
@@ -30,6 +33,9 @@ STEPS: dict[str, tuple[type, str]] = {
     "read": (Batches, "read"),
     "move": (Coordination, "move"),
     "copy": (Batches, "keep_cursor"),
+    "announce": (Batches, "announce"),
+    "delete": (Batches, "delete_blocks"),
+    "deleted": (Batches, "say_deleted"),
 }
 THE_END = b"the end"
 
@@ -65,6 +71,19 @@ def work(queue: str, name: str, log: str) -> None:
             return
 
 
+def heedless(queue: str, name: str, log: str) -> None:
+    """Work as if ZooKeeper's lock were held, which another instance may believe, too."""
+    Coordination.working = lambda *_: nullcontext(True)  # type: ignore[method-assign]
+    work(queue, name, log)
+
+
+def trim(queue: str) -> None:
+    """Delete."""
+    while True:
+        replay.trim(config.load(), queue)
+        time.sleep(0.1)
+
+
 def _arm(step: str, count: int, number: signal.Signals) -> None:
     of, name = STEPS[step]
     inner: Callable[..., Any] = getattr(of, name)
@@ -79,10 +98,15 @@ def _arm(step: str, count: int, number: signal.Signals) -> None:
     setattr(of, name, step_or_end)
 
 
-if __name__ == "__main__":
-    if at := os.environ.get("AT"):
+def main(environment: dict[str, str], log: str, at: str | None, command: str, *arguments: str) -> None:
+    """Run one of the commands, in a process that was forked for it."""
+    with Path(log).open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os.environ.update(environment)
+    if at:
         step, count, *stop = at.split(":")
         _arm(step, int(count), signal.SIGSTOP if stop else signal.SIGKILL)
     # A session that expires soon.
     coordination.KazooClient = partial(KazooClient, timeout=2.5)
-    {"publish": publish, "work": work}[sys.argv[1]](*sys.argv[2:])
+    {"publish": publish, "work": work, "heedless": heedless, "trim": trim}[command](*arguments)

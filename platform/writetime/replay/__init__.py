@@ -7,9 +7,25 @@ with Subscriber(settings, "flights", "billing") as subscriber:
 """
 
 from writetime.replay.batches import Batch
-from writetime.replay.cursors import lag, rebuild, seek
+from writetime.replay.cursors import advance, forget, lag, rebuild, seek
 from writetime.replay.publisher import Publisher
-from writetime.replay.reading import check, replay
+from writetime.replay.reading import check, extent, replay, sealed
+from writetime.replay.retention import trim
 from writetime.replay.subscriber import Effects, Subscriber
 
-__all__ = ["Batch", "Effects", "Publisher", "Subscriber", "check", "lag", "rebuild", "replay", "seek"]
+__all__ = [
+    "Batch",
+    "Effects",
+    "Publisher",
+    "Subscriber",
+    "advance",
+    "check",
+    "extent",
+    "forget",
+    "lag",
+    "rebuild",
+    "replay",
+    "sealed",
+    "seek",
+    "trim",
+]

@@ -4,7 +4,9 @@ A batch is sealed by one conditional insert under its number. What a publisher w
 its own, is seen by nobody until then, and never if another attempt was sealed under that number.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +26,11 @@ from writetime.replay.blocks import CHUNK_BLOCKS, decode
 
 ERA = 10_000
 _IN_FLIGHT = 16
+# Seals that are looked for at once.
+_PAGE = 100
+# Batches that are read ahead, and their bytes, at most.
+_AHEAD = 4
+_AHEAD_BYTES = 64 << 20
 
 
 class Unknown(WritetimeError):
@@ -32,6 +39,16 @@ class Unknown(WritetimeError):
 
 class NoBatch(WritetimeError):
     """A batch that is asked for was not published."""
+
+
+class Gone(NoBatch):
+    """A batch was published, and retention has deleted its items."""
+
+    def __init__(self, queue: str, gone: int) -> None:
+        super().__init__(
+            f"the batches of queue {queue} up to {gone} are gone: retention has deleted them; the first one that may "
+            f"be there is {gone + 1}"
+        )
 
 
 class Damaged(WritetimeError):
@@ -57,6 +74,14 @@ class Seal:
     def id(self) -> str:
         """The batch's id, as it stands in ZooKeeper."""
         return f"{self.queue}-{self.n}"
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What retention did: batches up to `gone` may not be there any more, and up to `deleted` they are not."""
+
+    gone: int
+    deleted: int
 
 
 @dataclass(frozen=True)
@@ -111,6 +136,7 @@ class Batches:
             f"SELECT {fields} FROM {{}}.replay_batches WHERE queue = ? AND era = ? ORDER BY n DESC LIMIT 1"
         )
         self._between = self._prepare(f"SELECT {fields} FROM {{}}.replay_batches WHERE {of_batch} >= ? AND n <= ?")
+        self._following = self._prepare(f"SELECT {fields} FROM {{}}.replay_batches WHERE {of_batch} > ? LIMIT {_PAGE}")
         self._record = self._prepare(
             "INSERT INTO {}.replay_producers (queue, producer, sequence, n) VALUES (?, ?, ?, ?) USING TIMESTAMP ?"
         )
@@ -118,7 +144,14 @@ class Batches:
         self._keep_cursor = self._prepare(
             "INSERT INTO {}.replay_cursors (queue, processor, n, moved_at) VALUES (?, ?, ?, ?)"
         )
+        self._forget_cursor = self._prepare("DELETE FROM {}.replay_cursors WHERE queue = ? AND processor = ?")
         self._cursors = self._prepare("SELECT processor, n FROM {}.replay_cursors WHERE queue = ?")
+        self._delete_blocks = self._prepare(
+            "DELETE FROM {}.replay_blocks WHERE queue = ? AND attempt = ? AND chunk = ?"
+        )
+        self._announce = self._prepare("INSERT INTO {}.replay_floors (queue, gone) VALUES (?, ?) USING TIMESTAMP ?")
+        self._deleted = self._prepare("INSERT INTO {}.replay_floors (queue, deleted) VALUES (?, ?) USING TIMESTAMP ?")
+        self._floor = self._prepare("SELECT gone, deleted FROM {}.replay_floors WHERE queue = ?")
 
     # -- blocks
 
@@ -132,9 +165,17 @@ class Batches:
 
         Raises:
             Damaged: they are not what was sealed.
+            Gone: retention has deleted them.
         """
-        chunks = [(seal.queue, seal.attempt, c) for c in range(-(-seal.blocks // CHUNK_BLOCKS))]
-        blocks = [row.data for row in self._run_all(self._blocks, chunks)]
+        blocks = [row.data for row in self._run_all(self._blocks, _chunks(seal))]
+        try:
+            return self._compared(seal, blocks)
+        except Damaged:
+            if seal.n <= (gone := self.floor(seal.queue).gone):
+                raise Gone(seal.queue, gone) from None
+            raise
+
+    def _compared(self, seal: Seal, blocks: Sequence[bytes]) -> Batch:
         try:
             items, digest = decode(blocks)
         except ValueError as e:
@@ -145,6 +186,21 @@ class Batches:
                 f"were {seal.blocks}, {seal.items} and {seal.sha256.hex()}"
             )
         return Batch(seal, items)
+
+    def read_all(self, seals: Iterable[Seal]) -> Iterator[Batch]:
+        """Yield batches with their items, in their order; some are read ahead.
+
+        Raises:
+            Damaged: one is not what was sealed.
+        """
+        ahead: deque[tuple[Seal, Future[Batch]]] = deque()
+        with ThreadPoolExecutor(_AHEAD) as pool:
+            for seal in seals:
+                ahead.append((seal, pool.submit(self.read, seal)))
+                while len(ahead) > _AHEAD or (len(ahead) > 1 and sum(s.size for s, _ in ahead) > _AHEAD_BYTES):
+                    yield ahead.popleft()[1].result()
+            while ahead:
+                yield ahead.popleft()[1].result()
 
     # -- seals
 
@@ -157,6 +213,10 @@ class Batches:
         """Return what was published under a number, by a serial read, which also finishes what was begun."""
         rows = self._run(self._get, (queue, _era(n), n)) if n > 0 else []
         return _seal(rows[0]) if rows else None
+
+    def has(self, queue: str, n: int) -> bool:
+        """Return whether a batch is there that is known to have been sealed."""
+        return bool(self._run(self._between, (queue, _era(n), n, n)))
 
     def between(self, queue: str, first: int, last: int) -> Iterator[Seal]:
         """Yield the seals of batches, in their order.
@@ -179,6 +239,17 @@ class Batches:
                     raise NoBatch(f"batch {queue}-{n} was not published")
                 yield seal
                 n += 1
+
+    def after(self, queue: str, n: int) -> Iterator[Seal]:
+        """Yield the seals of the batches after a number, in their order; what was sealed just now may be missing."""
+        found = _PAGE
+        while found == _PAGE:
+            found = 0
+            for row in self._run(self._following, (queue, _era(n + 1), n)):
+                if row.n != n + 1:
+                    return
+                n, found = row.n, found + 1
+                yield _seal(row)
 
     def head(self, queue: str, at_least: int = 0) -> Seal | None:
         """Return the newest batch, looking from a number on that was published; None if there is none.
@@ -217,6 +288,29 @@ class Batches:
         """Return the copies of the cursors."""
         return {row.processor: row.n for row in self._run(self._cursors, (queue,))}
 
+    def forget_cursor(self, queue: str, processor: str) -> None:
+        """Delete the copy of a cursor."""
+        self._run(self._forget_cursor, (queue, processor))
+
+    # -- retention
+
+    def floor(self, queue: str) -> Floor:
+        """Return what retention did."""
+        rows = self._run(self._floor, (queue,))
+        return Floor(rows[0].gone or 0, rows[0].deleted or 0) if rows else Floor(0, 0)
+
+    def announce(self, queue: str, n: int) -> None:
+        """Say that the batches up to a number are gone, before they are."""
+        self._run(self._announce, (queue, n, n))
+
+    def delete_blocks(self, seals: Sequence[Seal]) -> None:
+        """Delete the items of batches; it may be repeated."""
+        self._run_all(self._delete_blocks, [chunk for seal in seals for chunk in _chunks(seal)])
+
+    def say_deleted(self, queue: str, n: int) -> None:
+        """Say that the items of batches up to a number are deleted."""
+        self._run(self._deleted, (queue, n, n))
+
     # -- statements of others
 
     def prepared(self, text: str) -> PreparedStatement:
@@ -249,6 +343,8 @@ class Batches:
 
     def _run_all(self, statement: PreparedStatement, values: Sequence[Sequence[Any]]) -> list[Any]:
         """Run a statement with many values at once; return all rows, in the order of the values."""
+        if len(values) == 1:
+            return self._run(statement, values[0])
         with _named():
             run = execute_concurrent_with_args
             answers = run(self._session, statement, values, _IN_FLIGHT, raise_on_first_error=True)
@@ -264,6 +360,10 @@ def _named() -> Iterator[None]:
     except Exception as e:
         # Timeouts, unavailable replicas, overload, lost connections: all else passes.
         raise Unknown(f"{type(e).__name__}: {e}") from None
+
+
+def _chunks(seal: Seal) -> list[tuple[str, UUID, int]]:
+    return [(seal.queue, seal.attempt, chunk) for chunk in range(-(-seal.blocks // CHUNK_BLOCKS))]
 
 
 def _era(n: int) -> int:

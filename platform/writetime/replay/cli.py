@@ -12,7 +12,7 @@ import click
 from writetime import config
 from writetime.errors import WritetimeError
 from writetime.handlers import load_handler
-from writetime.replay import Publisher, Subscriber, check, lag, rebuild, replay, seek
+from writetime.replay import Publisher, Subscriber, check, forget, lag, rebuild, replay, seek, trim
 
 
 @click.group(name="replay")
@@ -49,9 +49,9 @@ def work(queue: str, processor: str, path: str, until_idle: bool) -> None:
 
 @replay_group.command()
 @click.argument("queue")
-@click.option("--from", "first", type=int, default=1, show_default=True, help="The first batch.")
+@click.option("--from", "first", type=int, help="The first batch; by default the first that is there.")
 @click.option("--to", "last", type=int, help="The last batch; by default the newest.")
-def read(queue: str, first: int, last: int | None) -> None:
+def read(queue: str, first: int | None, last: int | None) -> None:
     """Print batches as JSON lines: number, time, items (text, or hexadecimal after `0x` where they are not UTF-8)."""
     for batch in replay(config.load(), queue, first, last):
         at = batch.seal.published_at.isoformat()
@@ -88,9 +88,28 @@ def rebuild_command(queue: str) -> None:
 def check_command(queue: str) -> None:
     """Read all batches and compare them with what was sealed; exits with 1 if one is damaged or missing."""
     found = check(config.load(), queue)
-    click.echo(f"{found.batches} batches, {found.items} items, {len(found.faults)} faults")
+    gone = f"; those up to {found.gone} are gone" if found.gone else ""
+    click.echo(f"{found.batches} batches, {found.items} items, {len(found.faults)} faults{gone}")
     if found.faults:
         raise WritetimeError("\n".join(found.faults))
+
+
+@replay_group.command(name="trim")
+@click.argument("queue")
+def trim_command(queue: str) -> None:
+    """Delete batches that are older than the queue's `replay.keep_days`, and done by all processors."""
+    found = trim(config.load(), queue)
+    waits = f"; those up to {found.due} are old enough: processor {found.waits_for} has not done them all"
+    gone = f"deleted {found.deleted} batches; those up to {found.gone} are gone"
+    click.echo(gone + (waits if found.waits_for else ""))
+
+
+@replay_group.command(name="forget")
+@click.argument("queue")
+@click.argument("processor")
+def forget_command(queue: str, processor: str) -> None:
+    """Forget a processor that there is no more; `trim` waits for those that are known."""
+    forget(config.load(), queue, processor)
 
 
 def _place(text: str) -> int | datetime:

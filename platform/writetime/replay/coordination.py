@@ -42,6 +42,10 @@ class Cursor:
     n: int
     version: int | None
 
+    def moved(self, to: int) -> "Cursor":
+        """Return what it is once its node was written."""
+        return Cursor(to, 0 if self.version is None else self.version + 1)
+
 
 def check_name(name: str, what: str) -> str:
     """Return a name that may stand in a path.
@@ -63,16 +67,20 @@ class Coordination:
         self._client = client
         self._queue = check_name(queue, "queue")
         self._path = f"{ROOT}/{queue}"
+        self._head = Cursor(0, None)
 
     def head(self) -> int:
         """Return the number of the newest batch as ZooKeeper has it, 0 if it has none."""
-        return self._read(self._path).n
+        self._head = self._read(self._path)
+        return self._head.n
 
     def advance(self, n: int) -> None:
-        """Say that there is a batch with this number; without effect if a newer one is known."""
-        while (head := self._read(self._path)).n < n:
-            if self._write(self._path, n, head.version):
-                return
+        """Say that there is a batch with this number; without effect if a newer one was seen there."""
+        while self._head.n < n:
+            if self._write(self._path, n, self._head.version):
+                self._head = self._head.moved(n)
+            else:
+                self._head = self._read(self._path)
 
     def cursor(self, processor: str) -> Cursor:
         """Return how far a processor is."""
@@ -95,7 +103,25 @@ class Coordination:
         """
         if not self._write(self._processor(processor), to, before.version):
             raise Moved(f"the cursor of {processor} in queue {self._queue} was moved by another")
-        return Cursor(to, 0 if before.version is None else before.version + 1)
+        return before.moved(to)
+
+    def forget(self, processor: str) -> None:
+        """Delete what there is of a processor.
+
+        Raises:
+            WritetimeError: an instance of it is at work.
+        """
+        path = self._processor(processor)
+        with _named(), suppress(NoNodeError):
+            with suppress(NoNodeError):
+                if self._client.get_children_async(f"{path}/lock").get(timeout=TIMEOUT_SECONDS):
+                    raise WritetimeError(f"an instance of processor {processor} is at work; stop it first")
+            self._client.delete(path, recursive=True)
+
+    def synchronise(self) -> None:
+        """Let what is read next be as new as what is known to any client now."""
+        with _named():
+            self._client.sync_async(ROOT).get(timeout=TIMEOUT_SECONDS)
 
     @contextmanager
     def publishing(self, seconds: float) -> Iterator[None]:

@@ -1,11 +1,13 @@
 """How far processors are, putting them elsewhere, and making what ZooKeeper has of a queue anew."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from writetime.config import Settings
 from writetime.database import connect
-from writetime.replay.batches import Batches, NoBatch
+from writetime.errors import WritetimeError
+from writetime.replay.batches import Batches, Gone, NoBatch
 from writetime.replay.coordination import Moved, coordination
 from writetime.replay.reading import find_time
 
@@ -42,6 +44,7 @@ def seek(settings: Settings, queue: str, processor: str, to: int | datetime) -> 
 
     Raises:
         NoBatch: there is no such batch.
+        Gone: retention has deleted it.
     """
     with connect(settings) as session, coordination(settings, queue) as zookeeper:
         batches = Batches(session, settings)
@@ -50,14 +53,54 @@ def seek(settings: Settings, queue: str, processor: str, to: int | datetime) -> 
         n = find_time(batches, queue, to) if isinstance(to, datetime) else to
         if not 1 <= n <= newest + 1:
             raise NoBatch(f"queue {queue} has the batches 1 to {newest}; the next may be 1 to {newest + 1}, not {n}")
+        if n <= (gone := batches.floor(queue).gone):
+            raise Gone(queue, gone)
         while True:
             try:
-                zookeeper.move(processor, n - 1, zookeeper.cursor(processor))
+                before = zookeeper.cursor(processor)
+                moved = zookeeper.move(processor, n - 1, before)
                 break
             except Moved:
                 continue
+        # Retention announces first and looks at the cursors then, so one of the two sees the other.
+        if n <= (gone := batches.floor(queue).gone):
+            with suppress(Moved):
+                zookeeper.move(processor, before.n, moved)
+            raise Gone(queue, gone)
         batches.keep_cursor(queue, processor, n - 1)
     return n
+
+
+def advance(settings: Settings, queue: str, processor: str, n: int) -> None:
+    """Say that a processor that keeps its own account has done all batches up to a number, so that its lag is seen, and
+    retention waits for it; without effect if it has done more."""
+    with connect(settings) as session, coordination(settings, queue) as zookeeper:
+        while (before := zookeeper.cursor(processor)).n < n or before.version is None:
+            try:
+                zookeeper.move(processor, n, before)
+                break
+            except Moved:
+                continue
+        else:
+            return
+        Batches(session, settings).keep_cursor(queue, processor, n)
+
+
+def forget(settings: Settings, queue: str, processor: str) -> None:
+    """Delete the cursor of a processor that there is no more, so that retention does not wait for it.
+
+    Raises:
+        WritetimeError: there is no such processor, or an instance of it is at work.
+    """
+    with connect(settings) as session, coordination(settings, queue) as zookeeper:
+        batches = Batches(session, settings)
+        known = {**batches.cursors(queue), **zookeeper.cursors()}
+        if processor not in known:
+            raise WritetimeError(
+                f"queue {queue} has no processor {processor}; it has {', '.join(sorted(known)) or 'none'}"
+            )
+        zookeeper.forget(processor)
+        batches.forget_cursor(queue, processor)
 
 
 def rebuild(settings: Settings, queue: str) -> tuple[int, list[str]]:

@@ -14,6 +14,7 @@ import random
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from typing import Self
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
-from writetime.replay.batches import Batches, Seal, Unknown
+from writetime.replay.batches import Batches, NoBatch, Seal, Unknown
 from writetime.replay.blocks import MAX_ITEM_BYTES, encode
 from writetime.replay.coordination import Coordination, NoZooKeeper, check_name, coordination
 
@@ -43,11 +44,16 @@ class Publisher:
         self._settings = settings
         self._queue = check_name(queue, "queue")
         self._resources = ExitStack()
-        self._newest = 0
+        # The newest batch that this publisher knows, and of producers the last sequence and its batch, up to there.
+        self._newest: Seal | None = None
+        self._sequences: dict[str, tuple[int, int] | None] = {}
+        self._recording: Future[None] = Future()
+        self._recording.set_result(None)
 
     def __enter__(self) -> Self:
         self._batches = Batches(self._resources.enter_context(connect(self._settings)), self._settings)
         self._zookeeper = self._resources.enter_context(coordination(self._settings, self._queue))
+        self._background = self._resources.enter_context(ThreadPoolExecutor(1))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,6 +89,9 @@ class Publisher:
                 with self._zookeeper.publishing(_LOCK_SECONDS):
                     seal = self._seal(unsealed, tried)
                     tell(self._zookeeper, seal.n)
+                if seal.attempt != attempt:
+                    # Published before: nobody will read this.
+                    self._batches.delete_blocks([unsealed])
                 return seal.n
             except Unknown as e:
                 if time.monotonic() > deadline:
@@ -100,19 +109,44 @@ class Publisher:
         if tried and (seal := self._batches.get(self._queue, tried[0])) and seal.attempt == unsealed.attempt:
             self._batches.record(seal)
             return seal
-        newest = self._batches.head(self._queue, max(self._newest, self._known()))
+        self._look(self._known())
         while True:
-            if newest is not None:
-                self._newest = newest.n
-                self._batches.record(newest)
-                if newest.attempt == unsealed.attempt:
-                    return newest
+            newest = self._newest
+            if newest is not None and newest.attempt == unsealed.attempt:
+                return newest
             if (published := self._published(unsealed)) is not None:
                 return published
             last = newest.published_at if newest else unsealed.published_at
             n, at = (newest.n if newest else 0) + 1, max(last, datetime.now(UTC))
             tried[:] = [n]
-            newest = self._batches.seal(_numbered(unsealed, n, at))
+            if newest is not None and self._recording.exception() is not None:
+                self._batches.record(newest)
+            sealed = self._batches.seal(_numbered(unsealed, n, at))
+            if sealed.attempt != unsealed.attempt:
+                self._look(sealed.n)
+                continue
+            # Done before the next batch is sealed, so nobody waits for it now.
+            self._recording = self._background.submit(self._batches.record, sealed)
+            self._newest = sealed
+            if sealed.producer is not None and sealed.sequence is not None:
+                self._sequences[sealed.producer] = (sealed.sequence, n)
+            return sealed
+
+    def _look(self, known: int) -> None:
+        """Find the newest batch. If no other publisher has sealed one since this one did, what it knows is true still.
+
+        Raises:
+            NoBatch: the database does not have a batch that was published.
+        """
+        newest = self._newest.n if self._newest else 0
+        if newest and known <= newest:
+            if not self._batches.has(self._queue, newest):
+                raise NoBatch(f"the database has no batch {self._queue}-{newest} any more")
+            return
+        found = self._batches.head(self._queue, max(known, newest))
+        if found is not None:
+            self._batches.record(found)
+        self._newest, self._sequences = found, {}
 
     def _known(self) -> int:
         try:
@@ -124,7 +158,9 @@ class Publisher:
     def _published(self, unsealed: Seal) -> Seal | None:
         if unsealed.producer is None or unsealed.sequence is None:
             return None
-        recorded = self._batches.recorded(self._queue, unsealed.producer)
+        if unsealed.producer not in self._sequences:
+            self._sequences[unsealed.producer] = self._batches.recorded(self._queue, unsealed.producer)
+        recorded = self._sequences[unsealed.producer]
         if recorded is None or recorded[0] < unsealed.sequence:
             return None
         sequence, n = recorded

@@ -1,38 +1,87 @@
 """Reads batches again, from any number or time, without touching any cursor."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from writetime.config import Settings
 from writetime.database import connect
-from writetime.replay.batches import Batch, Batches, Damaged, NoBatch
+from writetime.replay.batches import Batch, Batches, Damaged, Gone, NoBatch, Seal
+from writetime.replay.coordination import NoZooKeeper, coordination
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check of all batches found: how many there are, with how many items, and which are damaged, and how."""
+    """What a check of all batches found: how many there are, with how many items, which are damaged, and how; and up to
+    which one retention has deleted them."""
 
     batches: int
     items: int
     faults: list[str]
+    gone: int
 
 
-def replay(settings: Settings, queue: str, first: int = 1, last: int | None = None) -> Iterator[Batch]:
-    """Yield batches in their order, by default all that are published now.
+def replay(settings: Settings, queue: str, first: int | None = None, last: int | None = None) -> Iterator[Batch]:
+    """Yield batches in their order, by default all that there are now.
 
     Raises:
         NoBatch: one was not published.
+        Gone: retention has deleted one.
         Damaged: one is not what was published.
     """
     with connect(settings) as session:
         batches = Batches(session, settings)
-        head = batches.head(queue)
-        newest = head.n if head else 0
-        if first < 1 or (last or 0) > newest:
-            raise NoBatch(f"queue {queue} has the batches 1 to {newest}, not {first} to {last or newest}")
-        for seal in batches.between(queue, first, newest if last is None else last):
-            yield batches.read(seal)
+        yield from batches.read_all(seals(batches, queue, first, last))
+
+
+def seals(batches: Batches, queue: str, first: int | None = None, last: int | None = None) -> Iterator[Seal]:
+    """Return what was sealed from one batch to another, by default of all that there are now.
+
+    Raises:
+        NoBatch: one was not published.
+        Gone: retention has deleted one.
+    """
+    head = batches.head(queue)
+    newest = head.n if head else 0
+    gone = batches.floor(queue).gone
+    begin, end = gone + 1 if first is None else first, newest if last is None else last
+    if gone and ((first or begin) <= gone or (last is not None and last <= gone)):
+        raise Gone(queue, gone)
+    if (first is not None and not 1 <= first <= newest) or end > newest:
+        raise NoBatch(f"queue {queue} has the batches 1 to {newest}, not {begin} to {end}")
+    return batches.between(queue, begin, end)
+
+
+def sealed(settings: Settings, queue: str, first: int, last: int) -> list[Seal]:
+    """Return what was sealed from one batch to another, without the items.
+
+    Raises:
+        NoBatch: one was not published.
+    """
+    with connect(settings) as session:
+        return list(seals(Batches(session, settings), queue, first, last))
+
+
+def extent(settings: Settings, queue: str) -> tuple[int, int]:
+    """Return the numbers of the first and the newest batch that are there, as the database has them, from where
+    ZooKeeper says; 1 and 0 if there are none.
+
+    Raises:
+        NoBatch: ZooKeeper has a batch that the database does not have.
+    """
+    with connect(settings) as session:
+        try:
+            with coordination(settings, queue) as zookeeper:
+                hint = zookeeper.head()
+        except NoZooKeeper as e:
+            log.warning("queue %s: %s; the newest batch is looked for in the database", queue, e)
+            hint = 0
+        batches = Batches(session, settings)
+        head = batches.head(queue, hint)
+        return batches.floor(queue).gone + 1, head.n if head else 0
 
 
 def find_time(batches: Batches, queue: str, at: datetime) -> int:
@@ -55,19 +104,27 @@ def find_time(batches: Batches, queue: str, at: datetime) -> int:
 
 
 def check(settings: Settings, queue: str) -> Checked:
-    """Read all batches, and compare their numbers, items and hashes with what was sealed."""
+    """Read all batches, and compare their numbers, items and hashes with what was sealed. Of those that retention has
+    deleted, numbers are compared."""
     faults: list[str] = []
     count = items = 0
     with connect(settings) as session:
         batches = Batches(session, settings)
         head = batches.head(queue)
+        gone = batches.floor(queue).gone
         try:
             for seal in batches.between(queue, 1, head.n if head else 0):
-                count += 1
+                if seal.n <= gone:
+                    continue
                 try:
                     items += len(batches.read(seal).items)
+                    count += 1
+                except Gone:
+                    # Retention is at work.
+                    gone = seal.n
                 except Damaged as e:
                     faults.append(str(e))
+                    count += 1
         except NoBatch as e:
             faults.append(str(e))
-    return Checked(count, items, faults)
+    return Checked(count, items, faults, gone)

@@ -10,8 +10,9 @@ moves a cursor, a static column in the same partition, which is then the truth: 
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement
 
 from writetime.config import Settings
 from writetime.database import connect
-from writetime.replay.batches import Batch, Batches, NoBatch, Seal, Unknown
+from writetime.replay.batches import Batch, Batches, NoBatch, Unknown
 from writetime.replay.coordination import Cursor, Moved, NoZooKeeper, check_name, coordination
 from writetime.replay.publisher import tell
 
@@ -49,11 +50,14 @@ class Subscriber:
         self._name = check_name(name, "processor")
         self._resources = ExitStack()
         self._news = threading.Event()
+        self._copying: Future[None] = Future()
+        self._copying.set_result(None)
 
     def __enter__(self) -> Self:
         self._session = self._resources.enter_context(connect(self._settings))
         self._batches = Batches(self._session, self._settings)
         self._zookeeper = self._resources.enter_context(coordination(self._settings, self._queue))
+        self._background = self._resources.enter_context(ThreadPoolExecutor(1))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,15 +89,15 @@ class Subscriber:
                     while not stop.is_set():
                         self._news.clear()
                         self._zookeeper.watch(self._wake)
-                        seal = self._batches.get(self._queue, cursor.n + 1)
-                        if seal is None:
-                            self._require(cursor.n)
-                            if until_idle:
-                                return done
-                            self._news.wait(self._settings.replay.poll_seconds)
-                            continue
-                        cursor = self._process(seal, cursor, handler, effects)
-                        done += 1
+                        with closing(self._following(cursor.n)) as following:
+                            for batch in following:
+                                cursor = self._process(batch, cursor, handler, effects)
+                                done += 1
+                                if stop.is_set():
+                                    return done
+                        if until_idle:
+                            return done
+                        self._news.wait(self._settings.replay.poll_seconds)
             except Moved as e:
                 log.warning("%s; it is read anew", e)
             except (Unknown, NoZooKeeper) as e:
@@ -104,14 +108,33 @@ class Subscriber:
     def _wake(self, _: Any) -> None:
         self._news.set()
 
-    def _process(self, seal: Seal, cursor: Cursor, handler: Callable[[Batch], Any], effects: Effects | None) -> Cursor:
+    def _following(self, n: int) -> Generator[Batch, None, None]:
+        """Yield the batches after a number, until there is none."""
+        last = n
+        while True:
+            for batch in self._batches.read_all(self._batches.after(self._queue, last)):
+                yield batch
+                last = batch.n
+            # What was sealed just now may only be seen by a serial read.
+            seal = self._batches.get(self._queue, last + 1)
+            if seal is None:
+                break
+            yield self._batches.read(seal)
+            last = seal.n
+        self._require(last)
+
+    def _process(
+        self, batch: Batch, cursor: Cursor, handler: Callable[[Batch], Any], effects: Effects | None
+    ) -> Cursor:
         # Help a publisher that ended before it did; and so that no cursor is ever beyond the newest batch.
-        tell(self._zookeeper, seal.n)
-        answer = handler(self._batches.read(seal))
+        tell(self._zookeeper, batch.n)
+        answer = handler(batch)
         if effects is not None:
-            self._apply(effects, seal.n, list(answer or ()))
-        moved = self._zookeeper.move(self._name, seal.n, cursor)
-        self._batches.keep_cursor(self._queue, self._name, seal.n)
+            self._apply(effects, batch.n, batch.n - 1 or None, list(answer or ()))
+        # The copy is one batch behind at most; the next one makes up for one that failed.
+        self._copying.exception()
+        moved = self._zookeeper.move(self._name, batch.n, cursor)
+        self._copying = self._background.submit(self._batches.keep_cursor, self._queue, self._name, batch.n)
         return moved
 
     def _cursor(self, effects: Effects | None) -> Cursor:
@@ -119,9 +142,13 @@ class Subscriber:
         # The lock's node below it makes the cursor's, too, empty.
         if not found.n and (kept := self._batches.cursors(self._queue).get(self._name)):
             found = self._zookeeper.move(self._name, kept, found)
-        if effects is not None and (applied := self._applied(effects)) != found.n:
-            found = self._zookeeper.move(self._name, applied, found)
-        return found
+        first = found.n
+        if effects is not None:
+            first = self._applied(effects)
+        # Who has done nothing yet begins with the first batch that is there.
+        if not first and (first := self._batches.floor(self._queue).gone) and effects is not None:
+            self._apply(effects, first, None, ())
+        return found if first == found.n else self._zookeeper.move(self._name, first, found)
 
     def _require(self, n: int) -> None:
         """Refuse a cursor beyond the newest batch.
@@ -141,12 +168,12 @@ class Subscriber:
         rows = self._batches.run_serial(text, list(effects.key.values()))
         return (rows[0].n or 0) if rows else 0
 
-    def _apply(self, effects: Effects, n: int, statements: Sequence[Statement]) -> None:
+    def _apply(self, effects: Effects, n: int, before: int | None, statements: Sequence[Statement]) -> None:
         """Run the statements and move the cursor, all or none, unless that was done before."""
         where = " AND ".join(f"{name} = ?" for name in effects.key)
         guard = f"UPDATE {effects.table} SET {effects.cursor} = ? WHERE {where} IF {effects.cursor} = ?"
         batch = BatchStatement(BatchType.UNLOGGED)
-        for text, values in [(guard, [n, *effects.key.values(), n - 1 or None]), *statements]:
+        for text, values in [(guard, [n, *effects.key.values(), before]), *statements]:
             batch.add(self._bound(text, values))
         while True:
             try:

@@ -1,0 +1,328 @@
+"""Replay queues: batches in the database -> rows in the lake, a partition of the asset for each batch.
+
+What belongs here: the assets of the queues that `replay.queues` names, their checks, and what starts their runs. Not
+here: how batches are published and read (`writetime.replay`).
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import takewhile
+
+import great_expectations.expectations as gxe
+from dagster import (
+    AssetCheckResult,
+    AssetChecksDefinition,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetKey,
+    AssetsDefinition,
+    AssetSelection,
+    AssetSpec,
+    BackfillPolicy,
+    DefaultScheduleStatus,
+    DefaultSensorStatus,
+    Definitions,
+    DynamicPartitionsDefinition,
+    MaterializeResult,
+    MetadataValue,
+    ObserveResult,
+    OpExecutionContext,
+    RunRequest,
+    RunsFilter,
+    ScheduleDefinition,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+    asset,
+    asset_check,
+    define_asset_job,
+    in_process_executor,
+    job,
+    multi_observable_source_asset,
+    op,
+    sensor,
+)
+from pyspark.sql import functions as F
+
+from assets.automation import UNFINISHED
+from assets.checks import from_findings
+from resources import DatabaseResource, LakeResource, SparkResource
+from writetime import quality
+from writetime.errors import WritetimeError
+from writetime.replay import advance, check, extent, lag, sealed, trim
+from writetime.replay.rows import read
+
+# Partitions that one tick of a sensor adds, at most.
+NEW_PARTITIONS = 5_000
+_FAULTS_SHOWN = 20
+# The lake, among the processors of each queue.
+PROCESSOR = "lake"
+# Dagster's tags of a run over a range of partitions.
+RANGE_START = "dagster/asset_partition_range_start"
+RANGE_END = "dagster/asset_partition_range_end"
+
+
+def source_key(queue: str) -> AssetKey:
+    """Return the key of the queue in the database."""
+    return AssetKey(["queues", queue])
+
+
+def batches_key(queue: str) -> AssetKey:
+    """Return the key of its batches in the lake."""
+    return AssetKey(["replay", queue])
+
+
+def table_of(queue: str) -> str:
+    """Return the table of the lake that has the items of a queue."""
+    return f"replay/{queue}"
+
+
+def partitions_of(queue: str) -> DynamicPartitionsDefinition:
+    """Return the partitions, one for each batch, named by its number; the sensor adds them in their order."""
+    return DynamicPartitionsDefinition(name=f"replay/{queue}")
+
+
+def name_of(queue: str) -> str:
+    """Return the name of the job, the sensor and the pool of a queue: Dagster has no '-' and '.' in these."""
+    return f"batches_{re.sub('[.-]', '_', queue)}"
+
+
+def queue_in_database(queue: str) -> AssetsDefinition:
+    """Return the queue, observed."""
+
+    @multi_observable_source_asset(
+        name=f"{name_of(queue)}_lag",
+        specs=[
+            AssetSpec(
+                source_key(queue),
+                group_name="replay",
+                kinds={"cassandra", "scylladb"},
+                description="Batches that `writetime.replay` published, and how far the queue's processors are.",
+            )
+        ],
+    )
+    def observe(database: DatabaseResource) -> ObserveResult:
+        """Observe the newest batch, and how far each processor is behind."""
+        processors = lag(database.settings, queue)
+        metadata: dict[str, int | float] = {
+            "newest_batch": extent(database.settings, queue)[1],
+            "processors": len(processors),
+            "lag_batches": max((p.batches for p in processors), default=0),
+            "lag_seconds": max((p.seconds for p in processors), default=0.0),
+        }
+        for p in processors:
+            metadata |= {f"lag_batches/{p.processor}": p.batches, f"lag_seconds/{p.processor}": p.seconds}
+        return ObserveResult(asset_key=source_key(queue), metadata=metadata)
+
+    return observe
+
+
+def batches_are_complete(queue: str) -> AssetChecksDefinition:
+    """Return the check that the queue has all batches, as they were published."""
+
+    @asset_check(
+        asset=source_key(queue),
+        name="batches_are_complete",
+        description="Reads all batches: numbers have no gap; items and SHA-256 are those that were sealed.",
+    )
+    def complete(database: DatabaseResource) -> AssetCheckResult:
+        """Read all batches."""
+        found = check(database.settings, queue)
+        return AssetCheckResult(
+            passed=not found.faults,
+            metadata={
+                "batches": found.batches,
+                "items": found.items,
+                "faults": len(found.faults),
+                "first_faults": MetadataValue.json(found.faults[:_FAULTS_SHOWN]),
+            },
+        )
+
+    return complete
+
+
+def batches_in_lake(queue: str) -> AssetsDefinition:
+    """Return the asset that has the items of a queue as rows."""
+    key, table = batches_key(queue), table_of(queue)
+
+    @asset(
+        key=key,
+        deps=[source_key(queue)],
+        group_name="replay",
+        kinds={"spark", "deltalake"},
+        partitions_def=partitions_of(queue),
+        backfill_policy=BackfillPolicy.single_run(),
+        pool=name_of(queue),
+        description="The items of a replay queue as rows, a partition for each batch, read by Spark. A batch that is "
+        "there already is replaced by itself, so a backfill is a replay.",
+        check_specs=[
+            AssetCheckSpec(
+                "rows_are_the_items", asset=key, description="Great Expectations on the rows, against what was sealed."
+            )
+        ],
+    )
+    def batches(context: AssetExecutionContext, spark: SparkResource, lake: LakeResource) -> MaterializeResult:
+        """Bring a range of batches into the lake, in one commit."""
+        session = spark.spark_session
+        numbers = sorted(map(int, context.partition_keys))
+        first, last = numbers[0], numbers[-1]
+        seals = sealed(lake.settings, queue, first, last)
+        items = {seal.n: seal.items for seal in seals}
+        lake.replace_where(read(session, lake.settings, seals), table, f"n BETWEEN {first} AND {last}")
+        rows = lake.read(session, table).where(F.col("n").between(first, last))
+        for n in numbers:
+            context.add_asset_metadata({"items": items[n]}, partition_key=str(n))
+        findings = quality.validate(
+            rows,
+            "items",
+            [
+                gxe.ExpectTableRowCountToEqual(value=sum(items.values())),
+                gxe.ExpectCompoundColumnsToBeUnique(column_list=["n", "position"]),
+                gxe.ExpectColumnValuesToBeBetween(column="position", min_value=0, max_value=max(items.values())),
+            ],
+        )
+        return MaterializeResult(
+            metadata={
+                "batches_in_run": len(items),
+                "rows_in_run": sum(items.values()),
+                "path": MetadataValue.path(lake.path(table)),
+            },
+            check_results=[from_findings("rows_are_the_items", findings)],
+        )
+
+    return batches
+
+
+def new_batches(queue: str) -> SensorDefinition:
+    """Return the sensor that adds a partition for each batch, and asks for runs."""
+    key, partitions = batches_key(queue), partitions_of(queue)
+
+    @sensor(
+        name=name_of(queue),
+        job_name=name_of(queue),
+        minimum_interval_seconds=30,
+        default_status=DefaultSensorStatus.STOPPED,
+        description="Adds a partition for each new batch, and brings those that are not in the lake there: one run at "
+        "a time, of `replay.batches_per_run` batches at most. What failed is asked for again.",
+    )
+    def tick(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
+        """Compare the newest batch with the partitions, and these with what was materialized."""
+        instance, settings = context.instance, database.settings
+        try:
+            first, head = extent(settings, queue)
+            known = {int(name) for name in instance.get_dynamic_partitions(str(partitions.name))}
+            begin = max([first - 1, *known]) + 1
+            new = range(begin, min(head + 1, begin + NEW_PARTITIONS))
+            done = {int(name) for name in instance.get_materialized_partitions(key)}
+            missing = sorted(n for n in {*known, *new} - done if n >= first)
+            # Retention waits for the lake, and its lag is seen as that of any other processor.
+            in_lake = missing[0] - 1 if missing else new.stop - 1
+            if str(in_lake) != context.cursor:
+                advance(settings, queue, PROCESSOR, in_lake)
+        except WritetimeError as e:
+            return SkipReason(f"the queue cannot be seen: {e}")
+        requests = []
+        if not instance.get_runs(RunsFilter(job_name=name_of(queue), statuses=UNFINISHED), limit=1):
+            found = stretch(missing, settings.replay.batches_per_run)
+            requests = [RunRequest(tags={RANGE_START: str(found[0]), RANGE_END: str(found[-1])})] if found else []
+        added = [partitions.build_add_request([str(n) for n in new])] if new else []
+        reason = None if requests else "a run is under way" if missing else f"all {head} batches are in the lake"
+        return SensorResult(requests, reason, str(in_lake), added)
+
+    return tick
+
+
+@op
+def trim_queues_op(context: OpExecutionContext, database: DatabaseResource) -> None:
+    """Delete old batches of all queues of `replay.keep_days`."""
+    settings = database.settings
+    found = {queue: trim(settings, queue) for queue in settings.replay.keep_days}
+    context.add_output_metadata(
+        {
+            "batches_deleted": sum(t.deleted for t in found.values()),
+            "by_queue": MetadataValue.json({queue: asdict(t) for queue, t in found.items()}),
+        }
+    )
+
+
+@job(
+    name="queues_trim",
+    executor_def=in_process_executor,
+    description="Delete batches that are older than their queue's `replay.keep_days`, and done by all processors.",
+)
+def trim_queues() -> None:
+    """Delete old batches."""
+    trim_queues_op()
+
+
+def stretch(numbers: Sequence[int], most: int) -> list[int]:
+    """Return the first of sorted numbers, as long as they follow each other, so many at most."""
+    return [n for _, n in takewhile(lambda pair: pair[1] == numbers[0] + pair[0], enumerate(numbers[:most]))]
+
+
+def definitions(queues: Sequence[str]) -> Definitions:
+    """Return what there is of these queues.
+
+    Raises:
+        WritetimeError: the names of two are the same for Dagster.
+    """
+    names = [name_of(queue) for queue in queues]
+    if same := [queue for queue in queues if names.count(name_of(queue)) > 1]:
+        raise WritetimeError(f"replay.queues: Dagster cannot tell {' and '.join(same)} apart")
+    if not queues:
+        return Definitions()
+    sources = [queue_in_database(queue) for queue in queues]
+    checks = [batches_are_complete(queue) for queue in queues]
+    lag_job = define_asset_job(
+        "queues_lag",
+        AssetSelection.assets(*map(source_key, queues)),
+        description="Observe how far the processors of the queues are.",
+        executor_def=in_process_executor,
+    )
+    check_job = define_asset_job(
+        "queues_check",
+        AssetSelection.checks(*checks),
+        description="Prove that the queues have all batches, as they were published.",
+        executor_def=in_process_executor,
+    )
+    return Definitions(
+        assets=[*sources, *map(batches_in_lake, queues)],
+        asset_checks=checks,
+        jobs=[
+            lag_job,
+            check_job,
+            trim_queues,
+            *(
+                define_asset_job(
+                    name_of(queue),
+                    AssetSelection.assets(batches_key(queue)),
+                    description="Bring batches of a replay queue into the lake.",
+                    executor_def=in_process_executor,
+                )
+                for queue in queues
+            ),
+        ],
+        sensors=[new_batches(queue) for queue in queues],
+        schedules=[
+            ScheduleDefinition(
+                job=lag_job,
+                cron_schedule="*/5 * * * *",
+                default_status=DefaultScheduleStatus.STOPPED,
+                description="Observes the queues' lag.",
+            ),
+            ScheduleDefinition(
+                job=check_job,
+                cron_schedule="15 3 * * *",
+                default_status=DefaultScheduleStatus.STOPPED,
+                description="Proves the queues' batches, every night.",
+            ),
+            ScheduleDefinition(
+                job=trim_queues,
+                cron_schedule="45 2 * * *",
+                default_status=DefaultScheduleStatus.STOPPED,
+                description="Deletes old batches of the queues of `replay.keep_days`, every night.",
+            ),
+        ],
+    )

@@ -1,0 +1,69 @@
+"""Deletes old batches, from the front of a queue, and none that a known processor has not done.
+
+Off unless `replay.keep_days` names the queue. What was sealed stays, so numbers never begin anew, and publishing again
+is known for ever; the items go. First it is announced that batches up to a number are gone; then the cursors are looked
+at once more, as `seek` looks at the announcement after it has moved one; then items are deleted, up to the slowest
+cursor; then that is noted. Whatever is interrupted, the next call goes on with.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.replay.batches import Batches
+from writetime.replay.coordination import Coordination, coordination
+from writetime.replay.reading import find_time
+
+_AT_ONCE = 100
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """What retention did: up to which batch all are gone, how many it deleted now, up to which one they are old enough,
+    and the processor that it waits for, if it does."""
+
+    gone: int
+    deleted: int
+    due: int
+    waits_for: str | None
+
+
+def trim(settings: Settings, queue: str) -> Trimmed:
+    """Delete the items of batches that are older than the queue's `replay.keep_days` and done by all processors.
+
+    Raises:
+        WritetimeError: all batches of this queue are kept.
+        NoZooKeeper: it cannot be known what processors have done.
+    """
+    days = settings.replay.keep_days.get(queue)
+    if days is None:
+        raise WritetimeError(
+            f"all batches of queue {queue} are kept; to delete old ones, name it in writetime.toml: "
+            f"[replay.keep_days] {queue} = <days>"
+        )
+    with connect(settings) as session, coordination(settings, queue) as zookeeper:
+        batches = Batches(session, settings)
+        due = find_time(batches, queue, datetime.now(UTC) - timedelta(days=days)) - 1
+        floor = batches.floor(queue)
+        gone = max(floor.gone, min(due, _slowest(batches, zookeeper, queue, due)[0]))
+        if gone > floor.gone:
+            batches.announce(queue, gone)
+        end, _ = _slowest(batches, zookeeper, queue, gone)
+        found = batches.between(queue, floor.deleted + 1, end)
+        while some := list(islice(found, _AT_ONCE)):
+            batches.delete_blocks(some)
+            batches.say_deleted(queue, some[-1].n)
+        waits_for = _slowest(batches, zookeeper, queue, due)[1]
+        return Trimmed(gone, max(0, end - floor.deleted), due, waits_for)
+
+
+def _slowest(batches: Batches, zookeeper: Coordination, queue: str, most: int) -> tuple[int, str | None]:
+    """Return the lowest cursor below a number, and whose it is; that number if there is none."""
+    zookeeper.synchronise()
+    cursors = [(n, name) for name, n in batches.cursors(queue).items()]
+    cursors += [(cursor.n, name) for name, cursor in zookeeper.cursors().items()]
+    n, name = min(cursors, default=(most, None))
+    return (n, name) if n < most else (most, None)

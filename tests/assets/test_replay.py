@@ -1,0 +1,176 @@
+"""Replay queues in Dagster, on real servers: partitions, runs, rows in the lake, a backfill, lag, and the check."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from dagster import (
+    AssetCheckResult,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    Definitions,
+    ExecuteInProcessResult,
+    JobDefinition,
+    ObserveResult,
+    SensorResult,
+    build_op_context,
+    build_sensor_context,
+)
+from pyspark.sql import SparkSession
+
+from assets import replay
+from resources import DatabaseResource, LakeResource, SparkResource
+from writetime import database
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.replay import Publisher, Subscriber
+
+RESOURCES: dict[str, Any] = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
+QUEUE = f"my-flights.{uuid.uuid4().hex[:8]}"
+BATCHES = [[b"1-0", b"1-1"], [], [b"3-0"], [b"4-0", b"\xff"]]
+
+
+@pytest.fixture
+def instance() -> Iterator[DagsterInstance]:
+    with DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def tick(instance: DagsterInstance) -> list[tuple[str, str]]:
+    """The runs that the sensor asks for, its partitions added as Dagster's daemon does."""
+    context = build_sensor_context(instance)
+    answer = replay.new_batches(QUEUE)(context, database=RESOURCES["database"])
+    assert isinstance(answer, SensorResult), answer
+    for request in answer.dynamic_partitions_requests or []:
+        instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
+    return [(r.tags[replay.RANGE_START], r.tags[replay.RANGE_END]) for r in answer.run_requests or []]
+
+
+def job() -> JobDefinition:
+    made = Definitions.merge(Definitions(resources=RESOURCES), replay.definitions([QUEUE]))
+    return made.get_job_def(replay.name_of(QUEUE))
+
+
+def run(instance: DagsterInstance, first: str, last: str) -> ExecuteInProcessResult:
+    """A run as the sensor asks for it, and a backfill, too."""
+    tags = {replay.RANGE_START: first, replay.RANGE_END: last}
+    return job().execute_in_process(instance=instance, tags=tags, raise_on_error=False)
+
+
+def rows(spark: SparkSession) -> list[tuple[int, int, bytes]]:
+    read = RESOURCES["lake"].read(spark, replay.table_of(QUEUE)).collect()
+    return sorted((r.n, r.position, bytes(r.payload)) for r in read)
+
+
+def wanted(batches: list[list[bytes]]) -> list[tuple[int, int, bytes]]:
+    return [(n, i, item) for n, items in enumerate(batches, 1) for i, item in enumerate(items)]
+
+
+def test_batches_come_into_the_lake(
+    settings: Settings, spark: SparkSession, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WRITETIME_REPLAY__BATCHES_PER_RUN", "3")
+    assert tick(instance) == []
+    with Publisher(settings, QUEUE) as publisher:
+        for items in BATCHES:
+            publisher.publish(items)
+        # A run at a time, of so many batches; what failed is asked for again.
+        assert tick(instance) == [("1", "3")]
+        under_way = instance.add_run(DagsterRun(job_name=replay.name_of(QUEUE), status=DagsterRunStatus.STARTED))
+        assert tick(instance) == []
+        instance.report_run_failed(under_way)
+        assert tick(instance) == [("1", "3")]
+        first = run(instance, "1", "3")
+        assert first.success
+        assert rows(spark) == wanted(BATCHES[:3])
+        events = first.get_asset_materialization_events()
+        assert sorted((e.partition, e.materialization.metadata["items"].value) for e in events) == [
+            ("1", 2),
+            ("2", 0),
+            ("3", 1),
+        ]
+        assert [check.passed for check in first.get_asset_check_evaluations()] == [True]
+        assert tick(instance) == [("4", "4")]
+        # A backfill of two partitions: one is in the lake already, one is not.
+        assert run(instance, "3", "4").success
+        assert rows(spark) == wanted(BATCHES)
+        assert tick(instance) == []
+        publisher.publish([b"5-0"])
+    assert tick(instance) == [("5", "5")]
+
+    check, observe = replay.batches_are_complete(QUEUE), replay.queue_in_database(QUEUE)
+    with Subscriber(settings, QUEUE, "billing") as subscriber, pytest.raises(ZeroDivisionError):
+        subscriber.run(lambda batch: 1 // (4 - batch.n))
+    observed = observe(database=RESOURCES["database"])
+    assert isinstance(observed, ObserveResult)
+    assert observed.metadata is not None
+    seconds = observed.metadata["lag_seconds/billing"]
+    lake_seconds = observed.metadata["lag_seconds/lake"]
+    assert {**observed.metadata} == {
+        "newest_batch": 5,
+        "processors": 2,
+        "lag_batches": 2,
+        "lag_batches/billing": 2,
+        "lag_batches/lake": 1,
+        "lag_seconds": seconds,
+        "lag_seconds/billing": seconds,
+        "lag_seconds/lake": lake_seconds,
+    }
+    told = check(database=RESOURCES["database"])
+    assert isinstance(told, AssetCheckResult)
+    assert (told.passed, told.metadata["batches"].value, told.metadata["items"].value) == (True, 5, 6)
+
+    # Retention waits for the lake, too; what is gone is not asked for again.
+    monkeypatch.setenv("WRITETIME_REPLAY__KEEP_DAYS", json.dumps({QUEUE: 1e-9}))
+    context = build_op_context(resources={"database": RESOURCES["database"]})
+    replay.trim_queues_op(context)
+    trimmed = context.get_output_metadata("result")
+    assert trimmed is not None
+    assert trimmed["batches_deleted"] == 3
+    instance.wipe_assets([replay.batches_key(QUEUE)])
+    assert tick(instance) == [("4", "5")]
+    assert not run(instance, "3", "4").success
+    assert rows(spark) == wanted(BATCHES)
+
+    # A batch that is not what was published fails the run, and the check.
+    with database.connect(settings) as session:
+        session.execute(f"TRUNCATE {settings.cassandra.keyspace}.replay_blocks", timeout=60)
+    assert not run(instance, "5", "5").success
+    assert rows(spark) == wanted(BATCHES)
+    assert tick(instance) == [("4", "5")]
+    told = check(database=RESOURCES["database"])
+    assert isinstance(told, AssetCheckResult)
+    assert (told.passed, told.metadata["faults"].value) == (False, 2)
+
+
+def test_stretches() -> None:
+    assert replay.stretch([], 3) == []
+    assert replay.stretch([2, 3, 5], 3) == [2, 3]
+    assert replay.stretch([2, 3, 4, 5], 3) == [2, 3, 4]
+
+
+def test_what_the_web_ui_shows() -> None:
+    assert not replay.definitions([]).assets
+    made = Definitions.merge(Definitions(resources=RESOURCES), replay.definitions(["a.b", "c"])).get_repository_def()
+    graph = made.asset_graph
+    edges = {
+        (p.to_user_string(), key.to_user_string())
+        for key in graph.get_all_asset_keys()
+        for p in graph.get(key).parent_keys
+    }
+    assert edges == {("queues/a.b", "replay/a.b"), ("queues/c", "replay/c")}
+    for key in graph.get_all_asset_keys():
+        assert graph.get(key).description, key
+        assert graph.get(key).kinds, key
+    assert {"batches_a_b", "batches_c", "queues_lag", "queues_check", "queues_trim"} <= set(made.job_names)
+    assert sorted(s.name for s in made.sensor_defs) == ["batches_a_b", "batches_c"]
+    assert sorted(s.name for s in made.schedule_defs) == [
+        "queues_check_schedule",
+        "queues_lag_schedule",
+        "queues_trim_schedule",
+    ]
+    with pytest.raises(WritetimeError, match=r"cannot tell a.b and a-b apart"):
+        replay.definitions(["a.b", "c", "a-b"])
