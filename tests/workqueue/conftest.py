@@ -1,4 +1,4 @@
-"""A quick queue: short leases, short buckets, pauses of a few milliseconds."""
+"""A quick queue: short buckets, pauses of a few milliseconds; leases that outlast a busy machine."""
 
 import uuid
 from typing import Any
@@ -9,7 +9,7 @@ from writetime import database
 from writetime.config import Queue, Settings, WorkQueue
 
 QUICK = {
-    "lease_seconds": 2.0,
+    "lease_seconds": 15.0,
     "threads": 4,
     "idle_poll_seconds": 0.1,
     "rescan_seconds": 1.0,
