@@ -251,7 +251,9 @@ def document(found: dict[int, dict[str, dict[str, Result]]]) -> Iterator[str]:
         consumed = [next(r for step, r in results[way].items() if step != "publish") for way in ways]
         rows = {
             "published, items/s": [f"{r.per_second:,.0f}" for r in published],
-            "CPU of client and server, us an item": [f"{_short(r.client_us)} + {_short(r.server_us)}" for r in published],
+            "CPU of client and server, us an item": [
+                f"{_short(r.client_us)} + {_short(r.server_us)}" for r in published
+            ],
             "consumed with a cursor, items/s": [f"{r.per_second:,.0f}" for r in consumed],
         }
         for first, (name, values) in zip((f"{size:,}", "", ""), rows.items(), strict=True):
