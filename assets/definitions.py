@@ -2,13 +2,14 @@
 
 from dagster import Definitions, in_process_executor
 
-from assets import automation, capture, demo, ingest, lake, replay, rows, tables, workqueue
+from assets import automation, capture, demo, ingest, lake, replay, rows, segments, tables, workqueue
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 from writetime import config
 
 defs = Definitions.merge(
     # What names the queues is read when this is loaded; all other settings when a run starts.
     replay.definitions(config.load().replay.queues),
+    segments.definitions,
     Definitions(
         assets=[
             demo.flights,

@@ -1,7 +1,11 @@
-"""The configuration of the Spark sessions that Writetime works with."""
+"""The Spark sessions that Writetime works with, and their configuration."""
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
 
 from writetime.config import Settings
 from writetime.servers import jars
@@ -35,3 +39,20 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         **(loopback if local else {}),
         **settings.spark.conf,
     }
+
+
+@contextmanager
+def spark_session(settings: Settings) -> Iterator[SparkSession]:
+    """Open a session for a `with` block; one that is there already is used and left running."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    builder = SparkSession.builder
+    for name, value in spark_conf(settings).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
