@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from writetime import config, replay
 from writetime.replay import Batch, Publisher, Subscriber, coordination
 from writetime.replay.batches import Batches
 from writetime.replay.coordination import Coordination
+from writetime.replay.publisher import PublishUnknown
 
 # Before each of these steps, and after the last one, a process may end.
 STEPS: dict[str, tuple[type, str]] = {
@@ -48,8 +49,12 @@ def items_of(producer: str, sequence: int) -> list[bytes]:
 def publish(queue: str, producer: str, first: str, last: str) -> None:
     """Publish some batches."""
     with Publisher(config.load(), queue) as publisher:
-        for sequence in range(int(first), int(last) + 1):
-            publisher.publish(items_of(producer, sequence), producer=producer, sequence=sequence)
+        sequence = int(first)
+        while sequence <= int(last):
+            # As often as it is not known whether it was published: a database may take long to start again.
+            with suppress(PublishUnknown):
+                publisher.publish(items_of(producer, sequence), producer=producer, sequence=sequence)
+                sequence += 1
 
 
 def work(queue: str, name: str, log: str) -> None:
