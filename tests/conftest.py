@@ -1,6 +1,5 @@
 """What all tests share: one set of embedded servers and one Spark session, started when first asked for."""
 
-import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
@@ -85,12 +85,7 @@ def server_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settin
 
 def write_settings(settings: Settings, path: Path) -> None:
     """Write a settings file that gives these settings back."""
-    lines = []
-    for section, values in settings.model_dump(mode="json", exclude_defaults=True).items():
-        lines.append(f"[{section}]")
-        # A JSON string, number or list is TOML too.
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
-    path.write_text("\n".join(lines))
+    path.write_text(tomlkit.dumps(settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)))
 
 
 @pytest.fixture(scope="session")

@@ -22,14 +22,14 @@ from cassandra.policies import (
 )
 
 from writetime.config import Cassandra, Settings
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 
 # ScyllaDB's newest. Cassandra has 5, but its checksums of every message are slow in this driver.
 PROTOCOL_VERSION = 4
 COUNT_RANGES = 128
 
 
-class DatabaseUnreachable(WritetimeError):
+class DatabaseUnreachable(Transient):
     """No contact point answers, or lets us in; or one does not answer any more."""
 
 

@@ -19,7 +19,7 @@ from kazoo.exceptions import BadVersionError, KazooException, LockTimeout, NodeE
 from kazoo.handlers.threading import KazooTimeoutError
 
 from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 
 ROOT = "/queues"
 TIMEOUT_SECONDS = 15
@@ -27,7 +27,7 @@ _LOOK_SECONDS = 0.5
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
-class NoZooKeeper(WritetimeError):
+class NoZooKeeper(Transient):
     """ZooKeeper does not answer."""
 
 
