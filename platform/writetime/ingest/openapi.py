@@ -114,7 +114,9 @@ def document(settings: Settings, max_batch_events: int) -> dict[str, Any]:
                 }
             },
         },
+        **({"security": [{"token": []}]} if limits.tokens else {}),
         "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             "parameters": {
                 "IdempotencyKey": {
                     "name": "Idempotency-Key",
