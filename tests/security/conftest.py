@@ -23,7 +23,7 @@ from writetime import config
 from writetime.config import Settings
 from writetime.database import apply_schema, connect
 from writetime.ingest.topics import ensure_ingest_topics
-from writetime.servers.process import free_port
+from writetime.servers.process import EmbeddedServer, free_port
 
 # What docs/security.md says that our user needs.
 PERMISSIONS = ["CREATE ON ALL KEYSPACES", "SELECT ON ALL KEYSPACES", "SELECT ON KEYSPACE system_views"]
@@ -56,6 +56,7 @@ class Secured:
     admin: Settings
     authority: Identity
     home: Path
+    servers: list[EmbeddedServer]
 
 
 def kafka_client(user: str, password: str, ca_file: Path, certificate_file: Path, key_file: Path) -> dict[str, str]:
@@ -115,7 +116,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     # Who may do everything has the same name as the one that Cassandra makes by itself.
     admin = settings("cassandra", dict.fromkeys(("cassandra", "kafka", "zookeeper"), "cassandra"))
     ours = settings(USER, SECRETS)
-    servers = [
+    servers: list[EmbeddedServer] = [
         SecuredCassandra(admin, authority),
         SecuredKafka(admin, authority, {"cassandra": "cassandra", USER: SECRETS["kafka"], "stranger": "stranger"}),
         SecuredZooKeeper(admin, authority),
@@ -131,7 +132,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         allow(admin, USER, RIGHTS)
         apply_schema(ours)
         ensure_ingest_topics(ours)
-        yield Secured(ours, admin, authority, home)
+        yield Secured(ours, admin, authority, home, servers)
     finally:
         for server in servers:
             server.stop()

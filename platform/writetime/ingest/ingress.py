@@ -33,8 +33,6 @@ from writetime.ingest.tokens import Tokens
 from writetime.workqueue.http import ItemsEndpoint
 
 MAX_KEY_CHARACTERS = 255
-# What asks them has no token: load balancers and supervisors.
-_OPEN_PATHS = frozenset({"/health", "/ready"})
 RETRY_AFTER_SECONDS = 1
 _starts_a_batch = re.compile(rb"[ \t\r\n]*\[").match
 
@@ -80,7 +78,7 @@ class Ingress:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope."""
         is_call = scope["type"] == "http"
-        if is_call and scope["path"] not in _OPEN_PATHS and not self._tokens.admit(scope["headers"]):
+        if is_call and scope["path"] not in openapi.OPEN_PATHS and not self._tokens.admit(scope["headers"]):
             self._metrics.unauthorized.inc()
             await _unauthorized(scope, receive, send)
         elif is_call and scope["path"] == "/events":
