@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
@@ -84,13 +85,23 @@ def server_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settin
 
 
 def write_settings(settings: Settings, path: Path) -> None:
-    """Write a settings file that gives these settings back."""
+    """Write a settings file that gives these settings back, secrets as they are."""
     lines = []
-    for section, values in settings.model_dump(mode="json", exclude_defaults=True).items():
+    for section, values in settings.model_dump(exclude_defaults=True).items():
         lines.append(f"[{section}]")
-        # A JSON string, number or list is TOML too.
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
     path.write_text("\n".join(lines))
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, SecretStr):
+        return json.dumps(value.get_secret_value())
+    # A JSON string, number or flag is TOML too.
+    return json.dumps(str(value) if isinstance(value, Path) else value)
 
 
 @pytest.fixture(scope="session")

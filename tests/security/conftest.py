@@ -1,15 +1,13 @@
 """A database, a broker and a ZooKeeper that are secured, and a user of ours who may do what we need and no more."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
-from pydantic import SecretStr
 
+from tests.conftest import write_settings
 from tests.security.servers import (
     Identity,
     SecuredCassandra,
@@ -27,12 +25,14 @@ from writetime.servers.process import EmbeddedServer, free_port
 
 # What docs/security.md says that our user needs.
 PERMISSIONS = ["CREATE ON ALL KEYSPACES", "SELECT ON ALL KEYSPACES", "SELECT ON KEYSPACE system_views"]
+ON_TOPICS = [
+    *(AclOperation.CREATE, AclOperation.READ, AclOperation.WRITE),
+    *(AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS),
+]
 RIGHTS = {
-    (ResourceType.TOPIC, "*"): [
-        *(AclOperation.CREATE, AclOperation.READ, AclOperation.WRITE),
-        *(AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS),
-    ],
-    (ResourceType.GROUP, "*"): [AclOperation.READ, AclOperation.DESCRIBE],
+    **{(ResourceType.TOPIC, prefix): ON_TOPICS for prefix in ("user-events", "changes.", "rows.", "writetime.")},
+    (ResourceType.GROUP, "writetime"): [AclOperation.READ, AclOperation.DESCRIBE],
+    (ResourceType.TRANSACTIONAL_ID, "writetime"): [AclOperation.WRITE, AclOperation.DESCRIBE],
     (ResourceType.BROKER, "kafka-cluster"): [AclOperation.IDEMPOTENT_WRITE],
 }
 SECRETS = {
@@ -138,29 +138,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
             server.stop()
 
 
-def to_toml(settings: Settings) -> str:
-    """Return the text of a settings file that gives these settings back, secrets as they are."""
-
-    def text(value: Any) -> str:
-        if isinstance(value, SecretStr):
-            return json.dumps(value.get_secret_value())
-        if isinstance(value, dict):
-            return "{" + ", ".join(f"{json.dumps(k)} = {text(v)}" for k, v in value.items() if v is not None) + "}"
-        if isinstance(value, list):
-            return "[" + ", ".join(map(text, value)) + "]"
-        return json.dumps(str(value) if isinstance(value, Path) else value)
-
-    sections = settings.model_dump(exclude_defaults=True)
-    return "\n".join(
-        line
-        for section, values in sections.items()
-        for line in (f"[{section}]", *(f"{name} = {text(value)}" for name, value in values.items()))
-    )
-
-
 @pytest.fixture
 def in_force(secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Settings of our user that are in force for commands and resources, too."""
-    (tmp_path / "writetime.toml").write_text(to_toml(secured.settings))
+    write_settings(secured.settings, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     return config.load()

@@ -1,6 +1,7 @@
 """A run of Dagster that fails, as a process of its own: `DAGSTER_HOME` and `WRITETIME_CONFIG` say where and how."""
 
 import urllib.request
+from contextlib import suppress
 
 import psutil
 from dagster import DagsterInstance, materialize
@@ -16,7 +17,9 @@ def main() -> None:
     with urllib.request.urlopen(f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/environment") as page:
         print("the page:", page.read().decode())
     for process in psutil.Process().children(recursive=True):
-        print("a process:", process.cmdline())
+        # One that has just ended has none.
+        with suppress(psutil.Error):
+            print("a process:", process.cmdline())
     resources = {"spark": spark, "kafka": KafkaResource(), "lake": LakeResource()}
     with DagsterInstance.get() as instance:
         result = materialize([ingest.user_events], instance=instance, resources=resources, raise_on_error=False)

@@ -184,7 +184,7 @@ def allow(settings: Settings, user: str, rights: Mapping[tuple[ResourceType, str
         AclBinding(
             kind,
             name,
-            ResourcePatternType.LITERAL if name in ("*", "kafka-cluster") else ResourcePatternType.PREFIXED,
+            ResourcePatternType.LITERAL if name == "kafka-cluster" else ResourcePatternType.PREFIXED,
             f"User:{user}",
             "*",
             operation,

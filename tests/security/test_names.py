@@ -12,13 +12,11 @@ import pyarrow as pa
 import pytest
 
 from tests.security.conftest import Secured
-from tests.security.test_paths import command, in_thread, until
+from tests.security.test_paths import command, in_thread, landed
 from writetime.capture.agent import run as run_agent
-from writetime.capture.landing import Landing
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
-from writetime.kafka import topic_names
 from writetime.lake import views
 from writetime.lake.table import open_table, table_storage
 from writetime.schema.cql import parse_table
@@ -89,15 +87,7 @@ def test_a_table_with_such_names_from_capture_to_verification(secured: Secured, 
         with in_thread(run_agent, in_force) as outcome:
             for i in range(6):
                 session.execute(insert, [i % 3, i, *range(i * 100, i * 100 + len(names) - 2)])
-            until(lambda: "changes.Ks.Select" in topic_names(in_force), outcome)
-            landing, landed = Landing(in_force, "Ks.Select"), 0
-
-            def land() -> bool:
-                nonlocal landed
-                landed += landing.drain()
-                return landed >= 9
-
-            until(land, outcome)
+            landed(in_force, "Ks.Select", 9, outcome)
         table = open_table(in_force, "Ks.Select")
         assert verify(in_force, table, 0).proven
         columns = ", ".join(quoted[c.name] for c in table.schema().columns if c.name != udt)

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 from pydantic import SecretStr
 
-from tests.security.conftest import SECRETS, Secured, to_toml
+from tests.conftest import write_settings
+from tests.security.conftest import SECRETS, Secured
 from writetime import config, kafka
 from writetime.cli import main
 from writetime.config import Settings
@@ -82,7 +83,7 @@ def test_commands_that_fail(
     for settings in (with_wrong_passwords(secured.settings), out_of_reach(secured.settings)):
         talkative = settings.kafka.client | {"debug": SecretStr("conf,security")}
         kafka_section = settings.kafka.model_copy(update={"client": talkative})
-        file.write_text(to_toml(settings.model_copy(update={"kafka": kafka_section})))
+        write_settings(settings.model_copy(update={"kafka": kafka_section}), file)
         assert HUSH in file.read_text()
         failed = 0
         for command in COMMANDS:
@@ -108,7 +109,7 @@ def test_a_run_that_fails(secured: Secured, in_force: Settings, tmp_path: Path) 
     wrong = in_force.model_copy(
         update={"cassandra": cassandra, "spark": in_force.spark.model_copy(update={"conf": conf})}
     )
-    (tmp_path / "wrong.toml").write_text(to_toml(wrong))
+    write_settings(wrong, tmp_path / "wrong.toml")
     environment = {**os.environ, "DAGSTER_HOME": str(home), "WRITETIME_CONFIG": str(tmp_path / "wrong.toml")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.security.failing_run"],
