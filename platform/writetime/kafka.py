@@ -102,7 +102,9 @@ def max_message_bytes(settings: Settings, topic: str) -> int:
         WritetimeError: there is no such topic, or no broker answers.
     """
     asked = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
-    options = _ask(settings, f"topic {topic}", lambda admin: _first(admin.describe_configs(asked)))
+    options = _ask(
+        settings, f"topic {topic}", lambda admin: _first(admin.describe_configs(asked, request_timeout=TIMEOUT_SECONDS))
+    )
     return int(options["max.message.bytes"].value)
 
 
@@ -167,7 +169,11 @@ def _member_of(settings: Settings, group: str) -> Iterator[Consumer]:
 
 def group_is_live(settings: Settings, group: str) -> bool:
     """Return whether a consumer group has members at this moment."""
-    described = _ask(settings, f"group {group}", lambda admin: _first(admin.describe_consumer_groups([group])))
+    described = _ask(
+        settings,
+        f"group {group}",
+        lambda admin: _first(admin.describe_consumer_groups([group], request_timeout=TIMEOUT_SECONDS)),
+    )
     return described.state not in (ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD)
 
 
@@ -251,7 +257,7 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
 
 
 def _first(futures: Mapping[Any, Future[Any]]) -> Any:
-    return next(iter(futures.values())).result(TIMEOUT_SECONDS)
+    return next(iter(futures.values())).result()
 
 
 def _admin(settings: Settings) -> AdminClient:
