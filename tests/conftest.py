@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tomlkit
+from pydantic import SecretStr
 from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
@@ -84,8 +85,18 @@ def server_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settin
 
 
 def write_settings(settings: Settings, path: Path) -> None:
-    """Write a settings file that gives these settings back."""
-    path.write_text(tomlkit.dumps(settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)))
+    """Write a settings file that gives these settings back, secrets as they are."""
+    path.write_text(tomlkit.dumps(_plain(settings.model_dump(exclude_defaults=True, exclude_none=True))))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return str(value) if isinstance(value, Path) else value
 
 
 @pytest.fixture(scope="session")

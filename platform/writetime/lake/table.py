@@ -7,6 +7,7 @@
 The table's schema is kept as CQL in the properties of `changes`.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -26,6 +27,8 @@ from writetime.schema.mapping import arrow_type
 from writetime.schema.table import SchemaError, TableSchema
 
 SCHEMA = "writetime.schema"
+# All that the databases take for names of keyspaces and tables.
+_NAME = re.compile(r"\w+\.\w+", re.ASCII)
 
 
 def view_schema(schema: TableSchema) -> pa.Schema:
@@ -77,7 +80,13 @@ class LakeTable:
 
 
 def table_storage(settings: Settings, name: str) -> Storage:
-    """Return the folder of the table `keyspace.table`."""
+    """Return the folder of the table `keyspace.table`.
+
+    Raises:
+        WritetimeError: no table is named so. It would be a folder elsewhere.
+    """
+    if not _NAME.fullmatch(name):
+        raise WritetimeError(f"{name!r} names no table: KEYSPACE.TABLE, each of letters, digits and '_'")
     return lake_storage(settings).folder(name)
 
 
