@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from typing import Any, Self
 
@@ -153,10 +153,10 @@ class Board:
             WritetimeError: an item is no flight; nothing of the batch is written.
             Unknown: the database did not answer; to be repeated, as a `Subscriber` does.
         """
-        days: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+        days: dict[tuple[str, date], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
         for position, item in enumerate(batch.items):
             flight = _flight(batch, position, item)
-            days[flight["origin"], flight["day"]].append((position, flight))
+            days[_day(flight)].append((position, flight))
         expires_at = batch.seal.published_at + timedelta(seconds=POSITION_SECONDS)
         seconds_left = int((expires_at - datetime.now(UTC)).total_seconds())
         writes = [
@@ -173,7 +173,7 @@ class Board:
         write = BatchStatement(BatchType.UNLOGGED)
         first, flight = flights[0]
         airport = _airports()[flight["origin"]][0]
-        write.add(self._prepared["airport"], (flight["origin"], flight["day"], airport, write_time(n, first)))
+        write.add(self._prepared["airport"], (*_day(flight), airport, write_time(n, first)))
         for position, flight in flights:
             for name, values in _changes(flight, n, position, seconds_left):
                 write.add(self._prepared[name], values)
@@ -182,7 +182,7 @@ class Board:
 
 def _changes(flight: dict[str, Any], n: int, position: int, seconds_left: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield what became of a flight: statements and their values."""
-    day = flight["origin"], flight["day"]
+    day = _day(flight)
     scheduled = datetime.fromisoformat(flight["scheduled"])
     row = *day, scheduled, flight["carrier"], flight["number"]
     plane = {name: value if isinstance(value, str) else f"{value:g}" for name, value in (flight["plane"] or {}).items()}
@@ -201,6 +201,11 @@ def _changes(flight: dict[str, Any], n: int, position: int, seconds_left: int) -
         arrived = departed + timedelta(minutes=flight["air_minutes"])
         facts = arrived, flight["arrival_delay"], flight["air_minutes"]
         yield "arrived", (write_time(n, position, _ARRIVED), *facts, *row)
+
+
+def _day(flight: dict[str, Any]) -> tuple[str, date]:
+    """Return the partition key; the driver would take a text for a date, too, at ten times the cost."""
+    return flight["origin"], date.fromisoformat(flight["day"])
 
 
 def _flight(batch: Batch, position: int, item: bytes) -> dict[str, Any]:
