@@ -2,7 +2,7 @@
 
 from dagster import Definitions, in_process_executor
 
-from assets import capture, demo, ingest, replay, runs, tables, workqueue
+from assets import capture, demo, ingest, replay, runs, segments, tables, workqueue
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 from writetime import config
 
@@ -17,6 +17,7 @@ defs = Definitions.merge(
     # What names tables and queues is read when this is loaded; all other settings when a run starts.
     replay.definitions(settings.replay.queues),
     tables.definitions({f"{settings.cassandra.keyspace}.{name}": key for name, key in own.items()}),
+    segments.definitions,
     Definitions(
         assets=[
             demo.flights,

@@ -207,7 +207,11 @@ class Capture(_Section):
     aside: Path | None = Field(default=None, description="Where faulty segments go; by default in the state's folder.")
     partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
     poll_seconds: float = Field(default=0.02, gt=0, description="How often the node's segments are looked at.")
-    land_seconds: float = Field(default=1.0, gt=0, description="How often `writetime land --follow` looks for changes.")
+    land_seconds: float = Field(
+        default=1.0,
+        gt=0,
+        description="How often `land` and `publish-segments` look for more with `--follow`.",
+    )
     stale_seconds: float = Field(
         default=900.0, gt=0, description="Age of what the lake has of a table at which Dagster's check warns."
     )

@@ -62,6 +62,7 @@ def test_graph() -> None:
         ("ingest/user_events", "ingest/dead_letters"),
         ("ingest/dead_letter_topic", "ingest/dead_letters"),
         ("sources/commit_logs", "capture/agents"),
+        ("sources/commit_logs", "capture/published_segments"),
         ("sources/flight_items", "workqueue/event_queue"),
         ("workqueue/event_queue", "workqueue/completed_events"),
     }
@@ -150,6 +151,7 @@ def test_a_table_that_is_refused_says_why_and_takes_no_other_down(entry: str, re
 def test_jobs_schedules_and_sensors(config: Path) -> None:
     repository = defs.get_repository_def()
     own = {"ingest", "dead_letters", "replay_flights", "agents", "completed_events", "queue_health", "drain_queue"}
+    own |= {"publish_segments"}
     assert own <= set(repository.job_names)
     assert repository.get_job("ingest").asset_layer.executable_asset_keys == {USER_EVENTS, DEAD_LETTERS}
     assert AssetKey(["sources", "flights"]) in repository.get_job("replay_flights").asset_layer.executable_asset_keys

@@ -18,7 +18,7 @@ from writetime.errors import WritetimeError
 from writetime.replay import Batch, Effects, Publisher, Subscriber, check, lag, rebuild, replay, seek
 from writetime.replay.batches import Batches, Damaged, NoBatch
 from writetime.replay.blocks import BLOCK_BYTES, decode, encode
-from writetime.replay.coordination import Coordination
+from writetime.replay.coordination import Coordination, coordination
 
 
 @pytest.fixture
@@ -269,3 +269,30 @@ def test_names_that_cannot_be_paths(replay_settings: Settings) -> None:
             Publisher(replay_settings, name)
         with pytest.raises(WritetimeError, match="processor"):
             Subscriber(replay_settings, "q", name)
+
+
+def test_an_instance_that_waits_survives_the_loss_of_zookeepers_data(
+    replay_settings: Settings, queue: str, zookeeper: KazooClient
+) -> None:
+    """It finds no lock any more where it was about to look for who is before it."""
+    path = f"/queues/{queue}/processors/p/lock"
+
+    def second() -> bool:
+        with coordination(replay_settings, queue) as other, other.working("p", lambda: False) as held:
+            return held
+
+    def contenders() -> int:
+        children: Any = zookeeper.get_children(path)
+        return len(children)
+
+    with (
+        ThreadPoolExecutor(1) as pool,
+        coordination(replay_settings, queue) as first,
+        first.working("p", lambda: False) as held,
+    ):
+        assert held
+        found = pool.submit(second)
+        while contenders() < 2:
+            time.sleep(0.01)
+        zookeeper.delete(f"/queues/{queue}", recursive=True)
+        assert found.result(30)

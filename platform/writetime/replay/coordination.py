@@ -153,12 +153,17 @@ class Coordination:
     @contextmanager
     def working(self, processor: str, stop: Callable[[], bool]) -> Iterator[bool]:
         """Hold the lock of a processor, so that a second instance stands by; False if it is to stop before."""
-        lock = self._client.Lock(f"{self._processor(processor)}/lock")
+        path = f"{self._processor(processor)}/lock"
+        lock = self._client.Lock(path)
         held = False
         try:
             while not held and not stop():
                 with _named(), suppress(LockTimeout):
-                    held = lock.acquire(timeout=_LOOK_SECONDS)
+                    try:
+                        held = lock.acquire(timeout=_LOOK_SECONDS)
+                    except NoNodeError:
+                        # ZooKeeper has lost its data meanwhile. A lock makes its path but once.
+                        lock = self._client.Lock(path)
             yield held
         finally:
             if held:
