@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import re
 import socket
 import ssl
@@ -23,14 +24,16 @@ from cassandra.policies import (
 )
 
 from writetime.config import Cassandra, Settings
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
+
+log = logging.getLogger(__name__)
 
 # ScyllaDB's newest. Cassandra has 5, but its checksums of every message are slow in this driver.
 PROTOCOL_VERSION = 4
 COUNT_RANGES = 128
 
 
-class DatabaseUnreachable(WritetimeError):
+class DatabaseUnreachable(Transient):
     """No contact point answers, or lets us in; or one does not answer any more."""
 
 
@@ -168,8 +171,9 @@ def _tls(cassandra: Cassandra) -> ssl.SSLContext | None:
     if cassandra.tls_ca_file is None:
         return None
     context = ssl.create_default_context(cafile=str(cassandra.tls_ca_file))
-    # Nodes are addressed by the IP addresses that gossip tells, which certificates seldom name.
-    context.check_hostname = False
+    if not cassandra.tls_check_addresses:
+        log.warning("any certificate of %s passes for a node's: tls_check_addresses is off", cassandra.tls_ca_file)
+        context.check_hostname = False
     if cassandra.tls_certificate_file is not None:
         context.load_cert_chain(
             str(cassandra.tls_certificate_file), cassandra.tls_key_file and str(cassandra.tls_key_file)

@@ -88,7 +88,22 @@ def test_a_batch_that_is_published_again(replay_settings: Settings, queue: str) 
             one.publish([b"a"], producer="p", sequence=4)
         with pytest.raises(WritetimeError, match="belong together"):
             one.publish([b"a"], producer="p")
+        assert [one.last_sequence(p) for p in ("p", "another", "nobody")] == [5, 1, None]
     assert len(list(replay(replay_settings, queue))) == 3
+
+
+def test_the_last_sequence_after_a_publisher_that_was_killed(
+    replay_settings: Settings, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed when its batch was sealed: nobody recorded it, and ZooKeeper was not told."""
+    with Publisher(replay_settings, queue) as one, Publisher(replay_settings, queue) as other:
+        one.publish([b"a"], producer="p", sequence=1)
+        assert other.last_sequence("p") == 1
+        with monkeypatch.context() as killed:
+            killed.setattr(Batches, "record", lambda *_: None)
+            killed.setattr(Coordination, "advance", lambda *_: None)
+            one.publish([b"b"], producer="p", sequence=2)
+        assert other.last_sequence("p") == 2
 
 
 def test_many_publishers_at_once(replay_settings: Settings, queue: str) -> None:

@@ -24,7 +24,7 @@ from cassandra.connection import Connection, ConnectionException
 from cassandra.pool import Host
 
 from writetime.capture.durable import read_json, write_json
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.table import SchemaHistory, TableSchema, from_rows, settled_rows
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _LISTEN_AGAIN_SECONDS = 10.0
 
 
-class Unreachable(WritetimeError):
+class Unreachable(Transient):
     """The node does not answer just now."""
 
 
