@@ -20,9 +20,10 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Dagster reads its instance configuration from DAGSTER_HOME only.
+# Dagster reads its instance configuration from DAGSTER_HOME only. The settings begin as the demo's.
 instance: setup
 	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
+	@test -e writetime.toml || cp demo/writetime.toml writetime.toml
 
 demo: instance
 	@$(BIN)/python -m demo

@@ -2,26 +2,31 @@
 
 from dagster import Definitions, in_process_executor
 
-from assets import capture, demo, ingest, replay, runs, segments, tables, workqueue
+from assets import board, capture, demo, ingest, replay, runs, segments, tables, workqueue
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 from writetime import config
+from writetime.demo import board as departures
+from writetime.demo import published
 
 settings = config.load()
 # What writes the tables of the platform's own, so that no edge is missing where they are followed.
 own = {
     settings.ingest.table: ingest.USER_EVENTS,
     "queue_items": workqueue.EVENT_QUEUE,
+    departures.TABLE: board.BOARD,
 }
 
 defs = Definitions.merge(
     # What names tables and queues is read when this is loaded; all other settings when a run starts.
-    replay.definitions(settings.replay.queues),
+    replay.definitions(settings.replay.queues, {published.QUEUE: board.BATCHES}),
     tables.definitions({f"{settings.cassandra.keyspace}.{name}": key for name, key in own.items()}),
     segments.definitions,
     Definitions(
         assets=[
             demo.flights,
             demo.flight_items,
+            board.flight_batches,
+            board.board,
             ingest.http_events,
             ingest.user_events_topic,
             ingest.user_events,
@@ -42,6 +47,7 @@ defs = Definitions.merge(
             ingest.ingest_job,
             ingest.dead_letters_job,
             demo.replay_flights_job,
+            board.board_job,
             capture.agents_job,
             workqueue.completed_events_job,
             workqueue.queue_health_job,

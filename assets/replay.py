@@ -5,7 +5,7 @@ here: how batches are published and read (`writetime.replay`).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import takewhile
 
@@ -88,14 +88,15 @@ def name_of(queue: str) -> str:
     return f"batches_{re.sub('[.-]', '_', queue)}"
 
 
-def queue_in_database(queue: str) -> AssetsDefinition:
-    """Return the queue, observed."""
+def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDefinition:
+    """Return the queue, observed; `upstream` is the asset that publishes to it, if there is one."""
 
     @multi_observable_source_asset(
         name=f"{name_of(queue)}_lag",
         specs=[
             AssetSpec(
                 source_key(queue),
+                deps=[upstream] if upstream else [],
                 group_name="replay",
                 kinds={"cassandra", "scylladb"},
                 description="Batches that `writetime.replay` published, and how far the queue's processors are.",
@@ -261,8 +262,8 @@ def stretch(numbers: Sequence[int], most: int) -> list[int]:
     return [n for _, n in takewhile(lambda pair: pair[1] == numbers[0] + pair[0], enumerate(numbers[:most]))]
 
 
-def definitions(queues: Sequence[str]) -> Definitions:
-    """Return what there is of these queues.
+def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Definitions:
+    """Return what there is of these queues. `upstream` has the assets that publish to them, by the queues' names.
 
     Raises:
         WritetimeError: the names of two are the same for Dagster.
@@ -272,7 +273,7 @@ def definitions(queues: Sequence[str]) -> Definitions:
         raise WritetimeError(f"replay.queues: Dagster cannot tell {' and '.join(same)} apart")
     if not queues:
         return Definitions()
-    sources = [queue_in_database(queue) for queue in queues]
+    sources = [queue_in_database(queue, upstream.get(queue)) for queue in queues]
     checks = [batches_are_complete(queue) for queue in queues]
     lag_job = define_asset_job(
         "queues_lag",

@@ -1,31 +1,35 @@
-"""Replays real flights through the platform under Dagster, on real servers, and shows that the numbers add up."""
+"""Takes real flights through the whole platform under Dagster, on real servers, and proves that all adds up."""
 
 import http.client
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 
+from assets.backfill import token_ranges
+from assets.replay import RANGE_END, RANGE_START
+from demo import programs
 from demo.dagster_run import RunResult, launch
-from demo.report import Numbers, render
+from demo.page import write_page
+from demo.report import Report, Stage, Sum, render
 from resources import KafkaResource
 from writetime import config, database, servers
 from writetime.config import Settings
-from writetime.demo import enrichment
+from writetime.demo import board, enrichment, figures
 from writetime.errors import WritetimeError
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.kafka import client_config
+from writetime.lake.table import open_table
 from writetime.servers import jars
 from writetime.servers.process import port_answers
+from writetime.tables import followed_tables
 from writetime.workqueue.audit import database_time
-from writetime.workqueue.inspect import inspect
 
 FLIGHTS = int(os.environ.get("DEMO_FLIGHTS", "20000"))
 # Messages of a sender that goes past the ingress, which would refuse each of them.
@@ -41,99 +45,129 @@ BROKEN_ITEMS = [None, "UA1545", {"flight": "UA1545"}]
 
 
 def main() -> int:
-    """Run the demo; return 0 if the numbers add up and all checks passed."""
+    """Run the demo; return 0 if all numbers add up, the view is proven, and all checks passed."""
     settings = config.load()
+    _require(settings)
+    home = Path(os.environ["DAGSTER_HOME"])
+    log_file, page = home / "demo.log", home.parent / "demo.html"
+    jars.fetch("zookeeper", "kafka", "cassandra", "spark")
+    seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(name: str, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        print(f"- {what} ...", end="", flush=True)
+        try:
+            yield
+        except BaseException:
+            print()
+            raise
+        seconds[name] = time.monotonic() - began
+        print(f" {seconds[name]:.0f} s", flush=True)
+
+    with step("start", "starting Cassandra, Kafka and ZooKeeper"):
+        servers.up(settings)
+        database.apply_schema(settings)
+        ensure_ingest_topics(settings)
+        board.ensure_board(settings)
+        _capture(settings)
+    tables = _followed(settings)
+    if _lag(settings):
+        with step("left over", "storing what an earlier run has left"):
+            _ingest_all(settings, log_file)
+    rows_before, since = _count_rows(settings), database_time(settings)
+    with programs.programs(log_file) as (ingress, worker, agent):
+        programs.wait_for_ingress(settings, ingress, log_file)
+        with step("replay", f"replaying {FLIGHTS:,} real flights as HTTP events and work items (job replay_flights)"):
+            ops = {op: {"config": {"flights": FLIGHTS}} for op in ("sources__flights", "sources__flight_items")}
+            replayed = launch("replay_flights", log_file, {"ops": ops})
+        _send_broken_messages(settings)
+        _enqueue_broken_items(settings)
+        with step("ingest", "storing, checking and committing the events (job ingest)"):
+            ingest = _ingest_all(settings, log_file)
+        with step("work", "waiting until each flight has its plane and weather (`writetime work`)"):
+            programs.wait_for_work(settings, worker, log_file)
+        with step("board", "publishing them as batches, and bringing these to the departures board (job board)"):
+            ops = {"demo__flight_batches": {"config": {"since_millis": since}}}
+            boarded = launch("board", log_file, {"ops": ops})
+        with step("backfill", "bringing a snapshot of both tables into the lake (jobs snapshot and backfill)"):
+            snapshot = launch("snapshot", log_file)
+            ranges = token_ranges.get_partition_keys()
+            backfill = launch("backfill", log_file, tags={RANGE_START: ranges[0], RANGE_END: ranges[-1]})
+        with step("capture", "waiting for the agent to publish what was written meanwhile (`writetime agent`)"):
+            programs.wait_for_capture(settings, tables, agent, log_file)
+        with step("follow", "landing and merging it, renewing the views, publishing row events (job follow)"):
+            follow = launch("follow", log_file)
+        with step("verify", "proving the views against the database (job verify)"):
+            verify = launch("verify", log_file)
+    with step("count", "counting in the data set, in the database and in the lake"):
+        account = enrichment.account(settings, since)
+        rows_added = _count_rows(settings) - rows_before
+        in_queue = boarded.metadata["demo/flight_batches"]["flights_in_queue"]
+        counted = {
+            "data set": figures.published_figures(in_queue),
+            "database": figures.database_figures(settings),
+            "lake": figures.lake_figures(settings),
+        }
+        stages = [
+            _ingested(replayed, ingest, rows_added),
+            _worked(replayed, account),
+            _replayed(boarded, counted["database"]),
+            *(_followed_table(settings, name, backfill, follow, verify) for name in tables),
+        ]
+    runs = [replayed, *ingest, boarded, snapshot, backfill, follow, verify]
+    checks = {name: all(run.checks.get(name, True) for run in runs) for run in runs for name in run.checks}
+    report = Report(stages, counted, checks, seconds)
+    write_page(report, _rates(replayed, ingest, boarded, follow), page)
+    print(render(report, {"page": page, "of each run": verify.report.parent, "log": log_file}))
+    return 0 if report.good else 1
+
+
+# --- before ---------------------------------------------------------------------------------------------------------
+
+
+def _require(settings: Settings) -> None:
+    """Refuse settings with which the demo cannot be."""
     if settings.ingest.mode == "upsert":
         raise WritetimeError("the demo counts duplicates, which mode upsert cannot tell: set ingest.mode to lwt-batch")
     if port_answers(settings.ingest.port):
         raise WritetimeError(f"ingest.port {settings.ingest.port} is in use; stop that program (a `writetime serve`?)")
-    log_file = Path(os.environ["DAGSTER_HOME"]) / "demo.log"
-    jars.fetch("zookeeper", "kafka", "cassandra", "spark")
-    with _step("starting Cassandra, Kafka and ZooKeeper"):
-        servers.up(settings)
-        database.apply_schema(settings)
-        ensure_ingest_topics(settings)
-    if _lag(settings):
-        with _step("storing what an earlier run has left"):
-            _ingest_all(settings, log_file)
-    rows_before, since = _count_rows(settings), database_time(settings)
-    work = ["work", "--queue", enrichment.QUEUE, "--handler", enrichment.HANDLER]
-    with _program(["serve"], log_file) as ingress, _program(work, log_file) as worker:
-        _wait_for_ingress(settings, ingress, log_file)
-        with _step(f"replaying {FLIGHTS:,} real flights as HTTP events and work items (Dagster job replay_flights)"):
-            ops = {op: {"config": {"flights": FLIGHTS}} for op in ("sources__flights", "sources__flight_items")}
-            replay = launch("replay_flights", {"ops": ops}, log_file)
-        _send_broken_messages(settings)
-        _enqueue_broken_items(settings)
-        with _step("storing, checking and committing them (Dagster job ingest)"):
-            ingest = _ingest_all(settings, log_file)
-        with _step("waiting until each flight has its plane and weather (`writetime work`)"):
-            _wait_for_work(settings, worker, log_file)
-    with _step("counting the rows in the database"):
-        rows_added = _count_rows(settings) - rows_before
-        items = enrichment.account(settings, since)
-    numbers = _numbers(replay, ingest, rows_added, items)
-    checks = {name: all(run.checks[name] for run in ingest) for name in ingest[0].checks}
-    print(render(numbers, checks, settings, log_file))
-    return 0 if numbers.add_up and all(checks.values()) else 1
+    entries = settings.tables.get(settings.cassandra.keyspace, {})
+    if not {board.TABLE, settings.ingest.table} <= set(entries) or "flights" not in settings.replay.queues:
+        raise WritetimeError(
+            f"{config.config_path()} lacks the demo's tables or its replay queue: copy them from demo/writetime.toml"
+        )
+
+
+def _followed(settings: Settings) -> list[str]:
+    tables, refused = followed_tables(settings)
+    own = {f"{settings.cassandra.keyspace}.{name}" for name in (board.TABLE, settings.ingest.table)}
+    for entry in refused:
+        if entry.name in own:
+            raise WritetimeError(f"the demo's table {entry.name} is refused: {entry.reason}")
+    return [table.name for table in tables if table.name in own]
+
+
+def _capture(settings: Settings) -> None:
+    """Let the database log the changes of the events' table, as of the board's."""
+    with database.connect(settings) as session:
+        table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
+        session.execute(f"ALTER TABLE {table} WITH cdc = true", timeout=60)
+
+
+# --- meanwhile ------------------------------------------------------------------------------------------------------
 
 
 def _ingest_all(settings: Settings, log_file: Path) -> list[RunResult]:
     """Run the job `ingest` until nothing is left; a run takes ingest.max_events_per_run at most."""
-    results = [launch("ingest", {}, log_file)]
+    results = [launch("ingest", log_file)]
     while _lag(settings):
-        results.append(launch("ingest", {}, log_file))
+        results.append(launch("ingest", log_file))
     return results
 
 
 def _lag(settings: Settings) -> int:
     return KafkaResource().state(settings.ingest.topic, settings.ingest.group).total_lag
-
-
-def _numbers(replay: RunResult, ingest: list[RunResult], rows_added: int, items: enrichment.Account) -> Numbers:
-    flights = replay.metadata["sources/flights"]
-    events = [run.metadata["ingest/user_events"] for run in ingest]
-    return Numbers(
-        flights=flights["flights"],
-        sent=flights["events_sent"],
-        acknowledged=flights["events_acknowledged"],
-        calls=flights["calls"],
-        calls_repeated=flights["calls_repeated"],
-        broken=len(BROKEN_MESSAGES),
-        stored=sum(e["events_stored"] for e in events),
-        rows_added=rows_added,
-        duplicates=sum(e["events_duplicate"] for e in events),
-        dead=sum(e["events_dead"] for e in events),
-        dead_letters_added=sum(run.metadata["ingest/dead_letters"]["rows_appended"] for run in ingest),
-        replay_per_second=flights["events_per_second"],
-        sink_per_second=sum(e["messages"] for e in events) / sum(e["drain_seconds"] for e in events),
-        enqueued=replay.metadata["sources/flight_items"]["items_enqueued"] + len(BROKEN_ITEMS),
-        items_added=items.items,
-        enriched=items.enriched,
-        items_dead=items.dead,
-        with_plane=items.with_plane,
-        with_weather=items.with_weather,
-    )
-
-
-@contextmanager
-def _program(arguments: list[str], log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A shell command of the platform while in the block; then it ends gracefully."""
-    with log_file.open("ab") as log:
-        process = subprocess.Popen([sys.executable, "-m", "writetime", *arguments], stdout=log, stderr=log)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
-def _wait_for_ingress(settings: Settings, ingress: subprocess.Popen[bytes], log_file: Path) -> None:
-    deadline = time.monotonic() + settings.embedded.start_timeout_seconds
-    while not port_answers(settings.ingest.port):
-        if ingress.poll() is not None or time.monotonic() > deadline:
-            raise WritetimeError(f"`writetime serve` did not start; see {log_file}")
-        time.sleep(0.1)
 
 
 def _enqueue_broken_items(settings: Settings) -> None:
@@ -144,14 +178,6 @@ def _enqueue_broken_items(settings: Settings) -> None:
     if response.status != 202:
         raise WritetimeError(f"POST /queues/{enrichment.QUEUE}/items: {response.status} {response.read().decode()}")
     connection.close()
-
-
-def _wait_for_work(settings: Settings, worker: subprocess.Popen[bytes], log_file: Path) -> None:
-    """Wait until nothing in the queue is unfinished, also of an earlier run."""
-    while inspect(settings, enrichment.QUEUE).depth:
-        if worker.poll() is not None:
-            raise WritetimeError(f"`writetime work` has ended; see {log_file}")
-        time.sleep(1)
 
 
 def _send_broken_messages(settings: Settings) -> None:
@@ -174,16 +200,95 @@ def _count_rows(settings: Settings) -> int:
         return database.count_rows(session, table, settings.ingest.partition_key)
 
 
-@contextmanager
-def _step(what: str) -> Iterator[None]:
-    began = time.monotonic()
-    print(f"- {what} ...", end="", flush=True)
-    try:
-        yield
-    except BaseException:
-        print()
-        raise
-    print(f" {time.monotonic() - began:.0f} s", flush=True)
+# --- what was counted -------------------------------------------------------------------------------------------------
+
+
+def _ingested(replayed: RunResult, ingest: list[RunResult], rows_added: int) -> Stage:
+    flights = replayed.metadata["sources/flights"]
+    events = [run.metadata["ingest/user_events"] for run in ingest]
+    stored, duplicates, dead = (sum(e[f"events_{what}"] for e in events) for what in ("stored", "duplicate", "dead"))
+    letters = sum(run.metadata["ingest/dead_letters"]["rows_appended"] for run in ingest)
+    acknowledged = flights["events_acknowledged"]
+    return Stage(
+        "ingest",
+        [
+            Sum((flights["events_sent"], "events sent over HTTP"), [(acknowledged, "acknowledged")]),
+            Sum(
+                (acknowledged + len(BROKEN_MESSAGES), "taken"),
+                [(stored, "stored"), (duplicates, "duplicates"), (dead, "dead")],
+            ),
+            Sum((rows_added, "rows more by CQL"), [(stored, "stored")]),
+            Sum((letters, "dead letters more in the lake"), [(dead, "dead")]),
+        ],
+        f"{flights['calls']} calls, {flights['calls_repeated']} made twice; {len(BROKEN_MESSAGES)} broken messages",
+    )
+
+
+def _worked(replayed: RunResult, account: enrichment.Account) -> Stage:
+    enqueued = replayed.metadata["sources/flight_items"]["items_enqueued"] + len(BROKEN_ITEMS)
+    return Stage(
+        "work queue",
+        [
+            Sum((enqueued, "enqueued"), [(account.enriched, "enriched"), (account.dead, "dead")]),
+            Sum((account.items, "items by CQL"), [(enqueued, "enqueued")]),
+        ],
+        f"{account.with_plane:,} with their plane, {account.with_weather:,} with the weather",
+    )
+
+
+def _replayed(boarded: RunResult, counted: figures.Figures) -> Stage:
+    batches, applied = boarded.metadata["demo/flight_batches"], boarded.metadata["demo/board"]
+    on_board = sum(counted.on_board.values())
+    return Stage(
+        "replay queue",
+        [
+            Sum(
+                (batches["flights_in_queue"], "flights in the queue"),
+                [(on_board, "on the board"), (counted.cancelled, "cancelled")],
+            ),
+            Sum((batches["batches"], "batches published"), [(applied["batches"], "applied")]),
+        ],
+    )
+
+
+def _followed_table(settings: Settings, name: str, backfill: RunResult, follow: RunResult, verify: RunResult) -> Stage:
+    landed, view = follow.metadata[f"{name}/changes"], follow.metadata[f"{name}/view"]
+    proof = verify.check_metadata[f"{name}/view: rows_are_those_of_the_database"]
+    rows = view["dagster/row_count"]
+    events = _events(settings, name)
+    published = follow.metadata[f"{name}/row_topic"]["events_published"]
+    of_kinds = [(follow.metadata[f"{name}/row_events"][f"events_{k}"], k) for k in ("create", "update", "delete")]
+    return Stage(
+        name.partition(".")[2],
+        [
+            Sum((rows, "rows in the view"), [(proof["rows_in_the_database"], "in the database")]),
+            Sum(
+                (events.get("CREATE", 0), "rows created"), [(rows, "in the view"), (events.get("DELETE", 0), "deleted")]
+            ),
+            Sum((published, "row events published"), of_kinds),
+        ],
+        f"{landed['changes_landed']:,} changes captured, {landed['changes_not_landed']:,} waiting; "
+        f"{backfill.metadata[f'{name}/backfill']['sstables']} SSTables of a snapshot",
+    )
+
+
+def _events(settings: Settings, name: str) -> Mapping[str, int]:
+    """Count the row events of a table by their kinds, those of all runs."""
+    kinds = open_table(settings, name).rows.load().table.to_pyarrow_table(columns=["kind"])
+    return {row["values"]: row["counts"] for row in kinds["kind"].value_counts().to_pylist()}
+
+
+def _rates(replayed: RunResult, ingest: list[RunResult], boarded: RunResult, follow: RunResult) -> dict[str, float]:
+    events = [run.metadata["ingest/user_events"] for run in ingest]
+    landed: list[dict[str, Any]] = [of for name, of in follow.metadata.items() if name.endswith("/changes")]
+    return {
+        "events acknowledged": replayed.metadata["sources/flights"]["events_per_second"],
+        "events stored": sum(e["messages"] for e in events) / sum(e["drain_seconds"] for e in events),
+        "items enqueued": replayed.metadata["sources/flight_items"]["items_per_second"],
+        "flights published in batches": boarded.metadata["demo/flight_batches"]["flights_per_second"],
+        "flights brought to the board": boarded.metadata["demo/board"]["flights_per_second"],
+        "changes landed": sum(of["changes_landed"] for of in landed) / sum(of["landing_seconds"] for of in landed),
+    }
 
 
 if __name__ == "__main__":

@@ -1,84 +1,99 @@
-"""The demo's report: a screen of numbers that must add up."""
+"""The demo's report: numbers of each stage that must add up, and the proof, on one screen."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from writetime.config import Settings
+from writetime.demo.figures import Figures
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """What was counted at each end: by the HTTP client, by the sink, in the database, in the lake.
+class Sum:
+    """What must be equal: a total, and the parts that it is made of, each with what it counts."""
 
-    `enqueued` items were acknowledged; the other numbers of items are the database's.
-    """
-
-    flights: int
-    sent: int
-    acknowledged: int
-    calls: int
-    calls_repeated: int
-    broken: int
-    stored: int
-    rows_added: int
-    duplicates: int
-    dead: int
-    dead_letters_added: int
-    replay_per_second: float
-    sink_per_second: float
-    enqueued: int
-    items_added: int
-    enriched: int
-    items_dead: int
-    with_plane: int
-    with_weather: int
+    total: tuple[int, str]
+    parts: Sequence[tuple[int, str]]
 
     @property
-    def taken(self) -> int:
-        """All that Kafka has acknowledged and the sink had to deal with."""
-        return self.acknowledged + self.broken
+    def holds(self) -> bool:
+        """Whether it adds up."""
+        return self.total[0] == sum(count for count, _ in self.parts)
+
+    def __str__(self) -> str:
+        (count, what), sign = self.total, "=" if self.holds else "≠"
+        return f"{count:,} {what} {sign} " + " + ".join(f"{part:,} {name}".rstrip() for part, name in self.parts)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the platform: its sums, and a note."""
+
+    name: str
+    sums: Sequence[Sum]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the demo has counted. `figures` are those of the data set, the database and the lake, by these names."""
+
+    stages: Sequence[Stage]
+    figures: dict[str, Figures]
+    checks: dict[str, bool]
+    seconds: dict[str, float]
+
+    @property
+    def proven(self) -> bool:
+        """Whether view, database and data set say the same."""
+        first, *others = self.figures.values()
+        return all(other == first for other in others)
 
     @property
     def add_up(self) -> bool:
         """Whether nothing was lost and nothing stored twice."""
-        return (
-            self.taken == self.stored + self.duplicates + self.dead
-            and self.stored == self.rows_added
-            and self.dead == self.dead_letters_added
-            and self.enqueued == self.items_added == self.enriched + self.items_dead
-        )
+        return all(total.holds for stage in self.stages for total in stage.sums)
+
+    @property
+    def good(self) -> bool:
+        """Whether all is as it must be."""
+        return self.proven and self.add_up and all(self.checks.values())
 
 
-def render(numbers: Numbers, checks: dict[str, bool], settings: Settings, log_file: Path) -> str:
-    """Return the report as text."""
-    n = numbers
-    table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
-    rows = [
-        ("events sent over HTTP", n.sent, f"{n.flights:,} flights, {n.calls} calls, {n.calls_repeated} made twice"),
-        ("acknowledged with 202", n.acknowledged, f"{n.replay_per_second:,.0f} a second"),
-        ("broken messages, sent past HTTP", n.broken, ""),
-        ("stored", n.stored, f"{n.rows_added:,} rows more in {table}, counted by CQL"),
-        ("duplicates dropped", n.duplicates, "same Idempotency-Key, or stored by an earlier run"),
-        ("dead letters", n.dead, f"{n.dead_letters_added:,} rows more in the lake, each with its reason"),
-        ("work items enqueued", n.enqueued, f"a flight each, and {n.enqueued - n.flights} that are none"),
-        ("flights enriched", n.enriched, f"{n.with_plane:,} with their plane, {n.with_weather:,} with the weather"),
-        ("dead items", n.items_dead, "no flights, given up by the handler"),
-    ]
-    lines = ["", *(f"  {label:<32}{count:>10,}   {note}".rstrip() for label, count, note in rows), ""]
-    sign, verdict = ("=", "nothing lost, nothing twice") if n.add_up else ("≠", "THE NUMBERS DO NOT ADD UP")
-    lines.append(
-        f"  {n.taken:,} taken {sign} {n.stored:,} stored + {n.duplicates:,} duplicates + {n.dead:,} dead: {verdict}"
-    )
-    lines.append(f"  {n.enqueued:,} enqueued {sign} {n.enriched:,} enriched + {n.items_dead:,} dead: {verdict}")
-    lines.append(f"  sink ({settings.ingest.mode} on Spark): {n.sink_per_second:,.0f} events a second")
-    passed = sum(checks.values())
-    failed = "".join(f", failed: {name}" for name, ok in checks.items() if not ok)
-    lines.append(f"  checks between the stages: {passed} of {len(checks)} passed{failed}")
+def render(report: Report, files: dict[str, Path]) -> str:
+    """Return the report as text; `files` are where more is."""
+    lines = [""]
+    for stage in report.stages:
+        lines += [f"  {stage.name if not i else '':<13}{total}" for i, total in enumerate(stage.sums)]
+        if stage.note:
+            lines.append(f"  {'':<13}{stage.note}")
+    lines += ["", f"  {'the board':<13}" + "".join(f"{name:>14}" for name in report.figures)]
+    for label, numbers in rows_of(report.figures):
+        lines.append(f"  {label:<13}" + "".join(f"{number:>14,}" for number in numbers))
+    verdict = "view = database = published figures" if report.proven else "VIEW, DATABASE AND PUBLISHED FIGURES DIFFER"
+    sums = "nothing lost, nothing twice" if report.add_up else "THE NUMBERS DO NOT ADD UP"
+    passed = sum(report.checks.values())
+    failed = "".join(f"; failed: {name}" for name, ok in report.checks.items() if not ok)
     lines += [
         "",
-        "  where to look: `make ui` (runs, checks, plots) at http://127.0.0.1:3000",
-        f"                 `.venv/bin/writetime dead-letters list`, log {log_file}",
-        "                 `.venv/bin/writetime queue inspect flights --dead-letters`",
-        "                 the servers keep running: `.venv/bin/writetime status`, `.venv/bin/writetime down`",
+        f"  {verdict}; {sums}",
+        f"  checks between the stages: {passed} of {len(report.checks)} passed{failed}",
+        "",
+        *(f"  {what:<13}{where}" for what, where in files.items()),
+        f"  {'look':<13}`make ui`, then http://127.0.0.1:3000: the graph, runs, checks, plots",
+        f"  {'':<13}`.venv/bin/writetime view writetime.flights --where \"tail = 'N14228'\"`",
+        f"  {'':<13}the servers keep running: `.venv/bin/writetime status`, `.venv/bin/writetime down`",
     ]
     return "\n".join(lines)
+
+
+def rows_of(figures: dict[str, Figures]) -> list[tuple[str, list[int]]]:
+    """Return what the figures count, a row each: its name, and the numbers of each side."""
+    origins = sorted({origin for of in figures.values() for origin in of.on_board})
+    sides = list(figures.values())
+    return [
+        *((f"from {origin}", [of.on_board.get(origin, 0) for of in sides]) for origin in origins),
+        ("departed", [of.departed for of in sides]),
+        ("arrived", [of.arrived for of in sides]),
+        ("cancelled", [of.cancelled for of in sides]),
+        ("miles", [of.distance_miles for of in sides]),
+    ]

@@ -37,6 +37,7 @@ def pytest_configure() -> None:
     """Let Java not optimise: servers of tests live so short that this costs more than it saves, of Cassandra's start a
     third of the CPU, and a half of what creating tables takes. Not for benchmarks, which import from here, too."""
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+    os.environ["WRITETIME_CONFIG"] = str(Path(__file__).with_name("writetime.toml"))
 
 
 class FolderScheduling(LoadScopeScheduling):

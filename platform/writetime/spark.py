@@ -65,8 +65,10 @@ def spark_session(settings: Settings) -> Iterator[SparkSession]:
     if active is not None:
         yield active
         return
+    conf = spark_conf(settings)
+    launch_spark(conf)
     builder = SparkSession.builder
-    for name, value in spark_conf(settings).items():
+    for name, value in conf.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     try:

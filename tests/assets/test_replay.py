@@ -50,7 +50,7 @@ def tick(instance: DagsterInstance) -> list[tuple[str, str]]:
 
 
 def job() -> JobDefinition:
-    made = Definitions.merge(Definitions(resources=RESOURCES), replay.definitions([QUEUE]))
+    made = Definitions.merge(Definitions(resources=RESOURCES), replay.definitions([QUEUE], {}))
     return made.get_job_def(replay.name_of(QUEUE))
 
 
@@ -153,8 +153,10 @@ def test_stretches() -> None:
 
 
 def test_what_the_web_ui_shows() -> None:
-    assert not replay.definitions([]).assets
-    made = Definitions.merge(Definitions(resources=RESOURCES), replay.definitions(["a.b", "c"])).get_repository_def()
+    assert not replay.definitions([], {}).assets
+    made = Definitions.merge(
+        Definitions(resources=RESOURCES), replay.definitions(["a.b", "c"], {})
+    ).get_repository_def()
     graph = made.asset_graph
     edges = {
         (p.to_user_string(), key.to_user_string())
@@ -173,4 +175,4 @@ def test_what_the_web_ui_shows() -> None:
         "queues_trim_schedule",
     ]
     with pytest.raises(WritetimeError, match=r"cannot tell a.b and a-b apart"):
-        replay.definitions(["a.b", "c", "a-b"])
+        replay.definitions(["a.b", "c", "a-b"], {})

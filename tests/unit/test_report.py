@@ -1,47 +1,48 @@
 from dataclasses import replace
 from pathlib import Path
 
-from demo.report import Numbers, render
-from writetime import config
+from demo.page import write_page
+from demo.report import Report, Stage, Sum, render
+from writetime.demo.figures import Figures
 
-GOOD = Numbers(
-    flights=10,
-    sent=110,
-    acknowledged=110,
-    calls=11,
-    calls_repeated=1,
-    broken=5,
-    stored=100,
-    rows_added=100,
-    duplicates=10,
-    dead=5,
-    dead_letters_added=5,
-    replay_per_second=1000.0,
-    sink_per_second=500.0,
-    enqueued=13,
-    items_added=13,
-    enriched=10,
-    items_dead=3,
-    with_plane=8,
-    with_weather=10,
+FIGURES = Figures({"EWR": 5, "JFK": 4}, 9, 8, 9000, 1)
+TAKEN = Sum((115, "taken"), [(100, "stored"), (10, "duplicates"), (5, "dead")])
+GOOD = Report(
+    [Stage("ingest", [TAKEN], "5 broken messages")],
+    {"data set": FIGURES, "database": FIGURES, "lake": FIGURES},
+    {"a": True, "b": True},
+    {"ingest": 10.0},
 )
 
 
-def test_numbers_that_add_up() -> None:
-    assert GOOD.add_up
-    text = render(GOOD, {"a": True}, config.Settings(), Path("demo.log"))
-    assert "115 taken = 100 stored + 10 duplicates + 5 dead: nothing lost, nothing twice" in text
-    assert "13 enqueued = 10 enriched + 3 dead: nothing lost, nothing twice" in text
-    assert "1 of 1 passed" in text
+def shown(report: Report) -> str:
+    return render(report, {"log": Path("demo.log")})
 
 
-def test_anything_lost_or_twice_shows() -> None:
-    for wrong in (
-        replace(GOOD, stored=99, rows_added=99),
-        replace(GOOD, rows_added=101),
-        replace(GOOD, dead_letters_added=4),
-        replace(GOOD, items_added=12),
-        replace(GOOD, enriched=9),
-    ):
-        assert not wrong.add_up
-        assert "DO NOT ADD UP" in render(wrong, {"a": False}, config.Settings(), Path("demo.log"))
+def test_what_adds_up_and_is_proven() -> None:
+    assert GOOD.good
+    text = shown(GOOD)
+    assert "115 taken = 100 stored + 10 duplicates + 5 dead" in text
+    assert "view = database = published figures; nothing lost, nothing twice" in text
+    assert "2 of 2 passed" in text
+    assert len(text.splitlines()) < 45
+
+
+def test_what_does_not_shows() -> None:
+    wrong = replace(GOOD, stages=[Stage("ingest", [replace(TAKEN, total=(114, "taken"))])])
+    assert not wrong.good
+    assert "114 taken ≠ 100 stored" in shown(wrong)
+    assert "DO NOT ADD UP" in shown(wrong)
+    wrong = replace(GOOD, figures={**GOOD.figures, "lake": replace(FIGURES, arrived=7)})
+    assert not wrong.good
+    assert "FIGURES DIFFER" in shown(wrong)
+    wrong = replace(GOOD, checks={"a": True, "b": False})
+    assert not wrong.good
+    assert "1 of 2 passed; failed: b" in shown(wrong)
+
+
+def test_page(tmp_path: Path) -> None:
+    write_page(GOOD, {"events stored": 1234.0}, tmp_path / "demo.html")
+    text = (tmp_path / "demo.html").read_text()
+    for part in ("115 taken = 100 stored", "view = database = published figures", "1,234", "from JFK", "9,000"):
+        assert part in text

@@ -1,0 +1,71 @@
+"""The platform's services, as programs that run while the demo does, and waiting for what they do."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from writetime.capture.watermarks import WatermarkTopic
+from writetime.config import Settings
+from writetime.demo import enrichment
+from writetime.errors import WritetimeError
+from writetime.lake.views import time_now
+from writetime.servers.process import port_answers
+from writetime.workqueue.inspect import inspect
+
+Program = subprocess.Popen[bytes]
+
+
+@contextmanager
+def programs(log_file: Path) -> Iterator[tuple[Program, Program, Program]]:
+    """Run `writetime serve`, `work` and `agent` while in the block; then they end gracefully."""
+    with ExitStack() as running:
+        serve = running.enter_context(_program(["serve"], log_file))
+        work = ["work", "--queue", enrichment.QUEUE, "--handler", enrichment.HANDLER]
+        yield (
+            serve,
+            running.enter_context(_program(work, log_file)),
+            running.enter_context(_program(["agent"], log_file)),
+        )
+
+
+def wait_for_ingress(settings: Settings, ingress: Program, log_file: Path) -> None:
+    """Wait until calls are taken."""
+    _wait(lambda: port_answers(settings.ingest.port), "serve", ingress, log_file)
+
+
+def wait_for_work(settings: Settings, worker: Program, log_file: Path) -> None:
+    """Wait until nothing in the queue of flights is unfinished, also of an earlier run."""
+    _wait(lambda: not inspect(settings, enrichment.QUEUE).depth, "work", worker, log_file)
+
+
+def wait_for_capture(settings: Settings, tables: list[str], agent: Program, log_file: Path) -> None:
+    """Wait until all that was written to some tables until now is in Kafka, by what the agent says."""
+    now, topic = time_now(), WatermarkTopic(settings)
+
+    def captured() -> bool:
+        marks = [source.tables for source in topic.read().values() if not source.retired]
+        return all(any(name in of and of[name].until >= now for of in marks) for name in tables)
+
+    _wait(captured, "agent", agent, log_file)
+
+
+def _wait(condition: Callable[[], bool], command: str, program: Program, log_file: Path) -> None:
+    while not condition():
+        if program.poll() is not None:
+            raise WritetimeError(f"`writetime {command}` has ended; see {log_file}")
+        time.sleep(0.2)
+
+
+@contextmanager
+def _program(arguments: list[str], log_file: Path) -> Iterator[Program]:
+    with log_file.open("ab") as log:
+        process = subprocess.Popen([sys.executable, "-m", "writetime", *arguments], stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
