@@ -1,6 +1,5 @@
 """What all tests share: one set of embedded servers and one Spark session, started when first asked for."""
 
-import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 from pydantic import SecretStr
 from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
@@ -87,22 +87,17 @@ def server_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settin
 
 def write_settings(settings: Settings, path: Path) -> None:
     """Write a settings file that gives these settings back, secrets as they are."""
-    lines = []
-    for section, values in settings.model_dump(exclude_defaults=True).items():
-        lines.append(f"[{section}]")
-        lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
-    path.write_text("\n".join(lines))
+    path.write_text(tomlkit.dumps(_plain(settings.model_dump(exclude_defaults=True, exclude_none=True))))
 
 
-def _toml(value: Any) -> str:
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return [_plain(item) for item in value]
     if isinstance(value, SecretStr):
-        return json.dumps(value.get_secret_value())
-    # A JSON string, number or flag is TOML too.
-    return json.dumps(str(value) if isinstance(value, Path) else value)
+        return value.get_secret_value()
+    return str(value) if isinstance(value, Path) else value
 
 
 @pytest.fixture(scope="session")

@@ -151,8 +151,32 @@ class Lake(_Section):
     drop_tombstones_hours: float = Field(
         default=24.0, ge=0, description="How often at most old tombstones leave the state, which rewrites it; 0: never."
     )
-    tables: list[str] = Field(default=[], description="As keyspace.table: what the schedules of Dagster work on.")
     vacuum_hours: int = Field(default=168, ge=1, description="Files that no version needs are deleted after this time.")
+
+
+class Table(_Section):
+    """A table that the platform follows, as `[tables.<keyspace>.<table>]`; see `writetime.tables`."""
+
+    description: str | None = Field(default=None, description="What its rows are.")
+    owners: list[str] = Field(default=[], description='Who answers for it: mail addresses, or names as "team:orders".')
+    capture: bool = Field(default=True, description="Whether its changes come live; if not, by snapshots alone.")
+    row_events: bool = Field(default=True, description="Whether row events are found and published.")
+    snapshots: list[str] = Field(
+        default=[], description="Folders or URLs of its snapshots; without any, Dagster takes them on this machine."
+    )
+    expect: list[dict[str, Any]] = Field(
+        default=[], description="What its view must meet: each the `type` of a Great Expectation, with its arguments."
+    )
+    max_lag: int = Field(
+        default=100_000, ge=0, description="Changes waiting to be landed at which Dagster's check warns."
+    )
+
+
+class Alerts(_Section):
+    """Who hears of runs that failed and of checks that did not pass, beside Dagster's daemon log."""
+
+    webhook: SecretStr | None = Field(default=None, description="A URL that takes JSON with `text`, as chats do.")
+    reports: Path = Field(default=Path(".writetime/reports"), description="Where the report of each run is put.")
 
 
 class Rows(_Section):
@@ -183,7 +207,11 @@ class Capture(_Section):
     aside: Path | None = Field(default=None, description="Where faulty segments go; by default in the state's folder.")
     partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
     poll_seconds: float = Field(default=0.02, gt=0, description="How often the node's segments are looked at.")
-    land_seconds: float = Field(default=1.0, gt=0, description="How often `writetime land --follow` looks for changes.")
+    land_seconds: float = Field(
+        default=1.0,
+        gt=0,
+        description="How often `land` and `publish-segments` look for more with `--follow`.",
+    )
     stale_seconds: float = Field(
         default=900.0, gt=0, description="Age of what the lake has of a table at which Dagster's check warns."
     )
@@ -405,6 +433,10 @@ class Settings(BaseSettings):
     replay: Replay = Replay()
     spark: Spark = Spark()
     lake: Lake = Lake()
+    tables: dict[str, Any] = Field(
+        default={}, description="By keyspace and name; read by `writetime.tables`, so that a fault is one table's."
+    )
+    alerts: Alerts = Alerts()
     rows: Rows = Rows()
     capture: Capture = Capture()
     scylla_cdc: ScyllaCdc = ScyllaCdc()

@@ -19,7 +19,7 @@ from confluent_kafka._model import IsolationLevel
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 
 _T = TypeVar("_T")
 
@@ -63,9 +63,7 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while missing := sorted(set(topics) - set(topic_names(settings))):
         if time.monotonic() > deadline:
-            raise WritetimeError(
-                f"topic {missing[0]} was created, and brokers do not name it after {TIMEOUT_SECONDS:.0f} s"
-            )
+            raise Transient(f"topic {missing[0]} was created, and brokers do not name it after {TIMEOUT_SECONDS:.0f} s")
         time.sleep(0.05)
     return created
 
@@ -198,7 +196,7 @@ def messages_between(
         while unread:
             message = consumer.poll(TIMEOUT_SECONDS)
             if message is None:
-                raise WritetimeError(f"topic {topic} cannot be read: no answer for {TIMEOUT_SECONDS:.0f} s")
+                raise Transient(f"topic {topic} cannot be read: no answer for {TIMEOUT_SECONDS:.0f} s")
             error = message.error()
             if error is not None and error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
                 continue  # The client connects again by itself; if it cannot, no answer comes.
@@ -270,7 +268,7 @@ def _admin_of(configuration: tuple[tuple[str, Any], ...]) -> AdminClient:
     return AdminClient(dict(configuration))
 
 
-def _unreachable(settings: Settings, what: str, error: KafkaException) -> WritetimeError:
-    return WritetimeError(
+def _unreachable(settings: Settings, what: str, error: KafkaException) -> Transient:
+    return Transient(
         f"{what}: {error.args[0].name()} {error.args[0].str()} (brokers {settings.kafka.bootstrap_servers})"
     )

@@ -1,11 +1,13 @@
-"""The configuration of the Spark sessions that Writetime works with."""
+"""The Spark sessions that Writetime works with, and their configuration."""
 
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
 
 from writetime.config import Settings
 from writetime.servers import jars
@@ -54,3 +56,20 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         **(loopback if local else {}),
         **{name: value.get_secret_value() for name, value in settings.spark.conf.items()},
     }
+
+
+@contextmanager
+def spark_session(settings: Settings) -> Iterator[SparkSession]:
+    """Open a session for a `with` block; one that is there already is used and left running."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    builder = SparkSession.builder
+    for name, value in spark_conf(settings).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()

@@ -69,7 +69,7 @@ class LakeTable:
         """
         current = self.schema()
         joined = join_schemas(current, schema)
-        _check_names(joined)
+        check_names(joined)
         if to_cql(joined) != to_cql(current):
             for part in (self.changes, self.state):
                 part.add_fields(change_schema(joined))
@@ -119,7 +119,7 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     """
     storage = table_storage(settings, schema.full_name)
     buckets = check_buckets(settings.lake.buckets)
-    _check_names(schema)
+    check_names(schema)
     table = LakeTable(storage, buckets)
     # `changes` last: a table exists once all of it does.
     table.view.create(view_schema(schema), buckets, {})
@@ -130,8 +130,12 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     return table
 
 
-def _check_names(schema: TableSchema) -> None:
-    """Refuse names that differ in upper and lower case only, as Delta and Spark take them for one."""
+def check_names(schema: TableSchema) -> None:
+    """Refuse names that differ in upper and lower case only, as Delta and Spark take them for one.
+
+    Raises:
+        SchemaError: there are such names among the columns, or the fields of a type.
+    """
     for names in _names(pa.struct([pa.field(PARTITION, pa.int32()), *view_schema(schema), *change_schema(schema)])):
         seen: dict[str, str] = {}
         for name in names:

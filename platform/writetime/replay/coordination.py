@@ -28,7 +28,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 
 from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 from writetime.zookeeper import client_options
 
 ROOT = "/queues"
@@ -37,7 +37,7 @@ _LOOK_SECONDS = 0.5
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
-class NoZooKeeper(WritetimeError):
+class NoZooKeeper(Transient):
     """ZooKeeper does not answer."""
 
 
@@ -153,12 +153,17 @@ class Coordination:
     @contextmanager
     def working(self, processor: str, stop: Callable[[], bool]) -> Iterator[bool]:
         """Hold the lock of a processor, so that a second instance stands by; False if it is to stop before."""
-        lock = self._client.Lock(f"{self._processor(processor)}/lock")
+        path = f"{self._processor(processor)}/lock"
+        lock = self._client.Lock(path)
         held = False
         try:
             while not held and not stop():
                 with _named(), suppress(LockTimeout):
-                    held = lock.acquire(timeout=_LOOK_SECONDS)
+                    try:
+                        held = lock.acquire(timeout=_LOOK_SECONDS)
+                    except NoNodeError:
+                        # ZooKeeper has lost its data meanwhile. A lock makes its path but once.
+                        lock = self._client.Lock(path)
             yield held
         finally:
             if held:
