@@ -4,12 +4,11 @@ from typing import Any
 
 from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
-from dagster_pyspark.resources import spark_session_from_config
 from pydantic import Field, PrivateAttr
 from pyspark.sql import SparkSession
 
 from writetime import config
-from writetime.spark import launch_spark, spark_conf
+from writetime.spark import spark_conf, start_session
 
 
 class SparkResource(LazyPySparkResource):
@@ -24,9 +23,7 @@ class SparkResource(LazyPySparkResource):
     def _init_session(self) -> None:
         if self._spark_session is None:
             self._started = SparkSession.getActiveSession() is None
-            conf = {**spark_conf(config.load()), **self.spark_config}
-            launch_spark(conf)
-            self._spark_session = spark_session_from_config(conf)
+            self._spark_session = start_session({**spark_conf(config.load()), **self.spark_config})
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Stop the session if this resource started it."""

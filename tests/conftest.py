@@ -28,6 +28,7 @@ _LONGEST_FIRST = (
     "assets",
     "workqueue",
     "scylla_cdc",
+    "security",
     "rows",
     "integration",
 )

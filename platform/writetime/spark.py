@@ -17,15 +17,19 @@ from writetime.servers.java import spark_java_home
 _SECRET = r"(?i)secret|password|token|access[.]?key|account[.]?key|credential|[.]sas[.]"
 
 
-def launch_spark(conf: Mapping[str, str]) -> None:
-    """Start Spark's Java process for a session with this configuration that is about to be made, without its secrets.
+def start_session(conf: Mapping[str, str]) -> SparkSession:
+    """Start a session with this configuration, or return the one that is there.
 
-    Otherwise pyspark names all of the configuration on a command line, which every user of the machine can read. The
-    session hands secrets over by a socket. Without effect where the process runs already.
+    Spark's Java process is started without the secrets of the configuration, as pyspark would name them on a command
+    line, which every user of the machine can read; the session then hands them over by a socket.
     """
     secret = re.compile(_SECRET)
     told = SparkConf(loadDefaults=False).setAll([(k, v) for k, v in conf.items() if not secret.search(k)])
     SparkContext._ensure_initialized(conf=told)
+    builder = SparkSession.builder
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
 def spark_conf(settings: Settings) -> dict[str, str]:
@@ -65,12 +69,7 @@ def spark_session(settings: Settings) -> Iterator[SparkSession]:
     if active is not None:
         yield active
         return
-    conf = spark_conf(settings)
-    launch_spark(conf)
-    builder = SparkSession.builder
-    for name, value in conf.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    session = start_session(spark_conf(settings))
     try:
         yield session
     finally:
