@@ -23,6 +23,7 @@ _LONGEST_FIRST = (
     "faults",
     "lake",
     "capture",
+    "cluster",
     "merge",
     "assets",
     "workqueue",
@@ -84,13 +85,19 @@ def server_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settin
 
 
 def write_settings(settings: Settings, path: Path) -> None:
-    """Write a settings file that gives these settings back."""
+    """Write a settings file that gives these settings back, but for secrets."""
     lines = []
     for section, values in settings.model_dump(mode="json", exclude_defaults=True).items():
         lines.append(f"[{section}]")
-        # A JSON string, number or list is TOML too.
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        lines += [f"{name} = {_toml(value)}" for name, value in values.items()]
     path.write_text("\n".join(lines))
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{json.dumps(name)} = {_toml(each)}' for name, each in value.items())} }}"
+    # A JSON string, number or list is TOML too.
+    return json.dumps(value)
 
 
 @pytest.fixture(scope="session")
