@@ -1,0 +1,54 @@
+"""The lake's work on a Spark cluster, as a program: the master and all else come from the settings.
+
+    python -m tests.cluster.lake_job KS.TABLE SNAPSHOT...
+
+It prints what was done, and on which executors.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from writetime import config
+from writetime.lake import state, views
+from writetime.lake.backfill import backfill, find_snapshots
+from writetime.lake.spark import in_spark
+from writetime.lake.table import create_table
+from writetime.rows.stream import extend
+from writetime.spark import spark_conf
+
+
+def main() -> None:
+    """Bring snapshots in, fold them, make the view and the row events."""
+    settings = config.load()
+    builder = SparkSession.builder
+    for name, value in spark_conf(settings).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    executors: set[str] = set()
+
+    def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
+        # Each executor has a working folder of its own.
+        found = in_spark(session)(lambda task: (os.getcwd(), function(task)), tasks)
+        executors.update(executor for executor, _ in found)
+        return [result for _, result in found]
+
+    found = find_snapshots(sys.argv[2:])
+    table = create_table(settings, found.schema)
+    done = {
+        "changes": sum(count for _, count in backfill(table, found, run=run)),
+        "files_folded": state.fold(table, run),
+        "rows": views.refresh(table, run),
+        "events": extend(table, run=run),
+        "executors": sorted(executors),
+    }
+    session.stop()
+    print(json.dumps(done))
+
+
+if __name__ == "__main__":
+    main()
