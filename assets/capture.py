@@ -1,76 +1,68 @@
-"""Capture: the nodes' commit logs -> the topics `changes.<keyspace>.<table>` -> the lake's changes.
+"""Capture: the nodes' commit logs, or ScyllaDB's CDC logs -> the topics `changes.<keyspace>.<table>`.
 
-What belongs here: the asset that lands changes, what starts it, and what the agents say of themselves. Not here: the
-agents, which are services of the nodes (`writetime agent`), and how landing works (`writetime.capture.landing`).
+What belongs here: what the agents and the topics say of themselves. Not here: the agents, which are services of the
+nodes (`writetime agent`), and landing (`assets.changes`).
 """
-
-import time
-from collections.abc import Iterator
 
 from dagster import (
     AssetCheckResult,
-    AssetCheckSeverity,
-    AssetCheckSpec,
     AssetKey,
+    AssetsDefinition,
     AssetSelection,
     AssetSpec,
     DefaultScheduleStatus,
-    DefaultSensorStatus,
-    MaterializeResult,
     MetadataValue,
     ObserveResult,
-    RunConfig,
-    RunRequest,
-    RunsFilter,
     ScheduleDefinition,
-    SensorEvaluationContext,
-    SkipReason,
-    asset,
+    asset_check,
     define_asset_job,
     in_process_executor,
     multi_observable_source_asset,
-    sensor,
 )
 
-from assets.automation import TABLE_TAG, UNFINISHED
-from assets.lake import LANDED, TableConfig
-from resources import KafkaResource, LakeResource, SparkResource
-from writetime.capture.landing import Landing, captured_tables, not_landed, watermarks_not_landed
+from assets.failures import by_kind
+from assets.naming import documents, key_of, pool_of
+from resources import KafkaResource
+from writetime.capture.landing import not_landed
 from writetime.capture.metrics import summary
+from writetime.capture.publisher import topic_of
 from writetime.capture.watermarks import WatermarkTopic, statuses
-from writetime.errors import WritetimeError
-from writetime.lake.horizon import captured_until
-from writetime.lake.spark import in_spark
-from writetime.lake.table import open_table
+from writetime.kafka import beginning_offsets, end_offsets
+from writetime.lake.views import time_now
+from writetime.tables import FollowedTable
 
 COMMIT_LOGS = AssetKey(["sources", "commit_logs"])
-TOPICS = AssetKey(["capture", "changes_topics"])
+AGENTS = AssetKey(["capture", "agents"])
 
 commit_logs = AssetSpec(
     COMMIT_LOGS,
     group_name="sources",
-    kinds={"cassandra"},
-    description="The commit logs of the nodes of Cassandra, with the writes to tables with `cdc = true`.",
+    kinds={"cassandra", "scylladb"},
+    description="The commit logs of Cassandra's nodes, with the writes to tables with `cdc = true`, or the CDC logs of "
+    "ScyllaDB tables.",
+    metadata=documents("docs/formats.md", "docs/scylla-cdc.md"),
 )
 
 
 @multi_observable_source_asset(
+    name="observe_agents",
     specs=[
         AssetSpec(
-            TOPICS,
+            AGENTS,
             deps=[COMMIT_LOGS],
             group_name="capture",
-            kinds={"kafka"},
-            description="What the agents publish: the changes of each captured table, in `changes.<keyspace>.<table>`.",
+            kinds={"python", "kafka"},
+            description="The agents (`writetime agent`), one a node, that publish changes to Kafka.",
+            metadata=documents("docs/capture.md"),
         )
-    ]
+    ],
 )
-def changes_topics(kafka: KafkaResource) -> ObserveResult:
+def agents(kafka: KafkaResource) -> ObserveResult:
     """Observe the agents by what they say in Kafka: the numbers of their metrics and of `writetime status`."""
     found = statuses(kafka.settings)
     numbers = summary(found.values())
     return ObserveResult(
-        asset_key=TOPICS,
+        asset_key=AGENTS,
         metadata={
             **{name: round(number, 3) for name, number in numbers.items()},
             "held_by": MetadataValue.json({s: f["held_by"] for s, f in found.items() if f.get("held_by")}),
@@ -79,70 +71,61 @@ def changes_topics(kafka: KafkaResource) -> ObserveResult:
     )
 
 
-@asset(
-    key=LANDED,
-    deps=[TOPICS],
-    group_name="capture",
-    kinds={"spark", "deltalake"},
-    pool="capture_landing",
-    check_specs=[
-        AssetCheckSpec(
-            "lake_is_fresh",
-            asset=LANDED,
-            description="All that every node, or the table's CDC log, had until `capture.stale_seconds` ago is in the "
-            "lake. If not, an agent is behind or down, has a segment set aside or a gap, or its node is gone and was "
-            "not retired.",
-        )
-    ],
+@asset_check(
+    asset=AGENTS,
+    description="No agent is held up: by a segment that was set aside or vanished, a gap, or a schema that is refused.",
 )
-def landed_changes(
-    config: TableConfig, spark: SparkResource, lake: LakeResource, kafka: KafkaResource
-) -> MaterializeResult:
-    """The captured changes of a table, from Kafka in the lake's `changes`, each message once.
+def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
+    """Look for agents whose watermark cannot move."""
+    held = {source: str(s["held_by"]) for source, s in statuses(kafka.settings).items() if s.get("held_by")}
+    return AssetCheckResult(passed=not held, metadata={"agents_held": len(held), "held_by": MetadataValue.json(held)})
 
-    A run lands what the topic holds when it starts; one that fails is simply run again.
-    """
-    began = time.monotonic()
-    landed = Landing(kafka.settings, config.table).drain(in_spark(spark.spark_session))
-    seconds = time.monotonic() - began
-    changes = open_table(lake.settings, config.table).changes.load()
-    files = changes.files
-    until = captured_until(changes) / 1_000_000
-    age = time.time() - until
-    freshness = {"captured_until": MetadataValue.timestamp(until), "age_seconds": round(age, 1)} if until else {}
-    return MaterializeResult(
-        metadata={
-            "changes_landed": landed,
-            "changes_not_landed": not_landed(kafka.settings, config.table),
-            "changes": sum(file.rows for file in files),
-            "bytes": sum(file.size for file in files),
-            "files": len(files),
-            "landing_seconds": round(seconds, 2),
-            "table": config.table,
-            **freshness,
-        },
-        check_results=[
-            AssetCheckResult(
-                check_name="lake_is_fresh",
-                passed=bool(until) and age <= lake.settings.capture.stale_seconds,
-                severity=AssetCheckSeverity.WARN,
-                metadata={"table": config.table, **freshness},
+
+def topic(table: FollowedTable) -> AssetsDefinition:
+    """Return the topic of a table's changes, observed."""
+    key = key_of(table.name, "topic")
+
+    @multi_observable_source_asset(
+        name=pool_of(table.name, "topic"),
+        specs=[
+            AssetSpec(
+                key,
+                deps=[key_of(table.name, "table"), AGENTS],
+                group_name="capture",
+                kinds={"kafka"},
+                owners=table.entry.owners,
+                description=f"What the agents publish of {table.name}, in the topic `{topic_of(table.name)}`: each "
+                "write with its write times, keyed by the partition key, ordered by it.",
+                metadata=documents("docs/capture.md"),
             )
         ],
     )
+    @by_kind()
+    def observe(kafka: KafkaResource) -> ObserveResult:
+        settings, name = kafka.settings, topic_of(table.name)
+        firsts, ends = beginning_offsets(settings, name), end_offsets(settings, name)
+        marks = [m.tables[table.name] for m in WatermarkTopic(settings).read().values() if table.name in m.tables]
+        until = min((mark.until for mark in marks), default=0)
+        behind = {"watermark_age_seconds": round((time_now() - until) / 1e6, 3)} if until else {}
+        return ObserveResult(
+            asset_key=key,
+            metadata={
+                "topic": name,
+                "messages": sum(ends.values()) - sum(firsts.values()),
+                "end_offset": sum(ends.values()),
+                "changes_not_landed": not_landed(settings, table.name),
+                "sources": len(marks),
+                **behind,
+            },
+        )
 
+    return observe
 
-land_job = define_asset_job(
-    "land",
-    AssetSelection.assets(LANDED),
-    description="Bring the captured changes of a table from Kafka into the lake.",
-    executor_def=in_process_executor,
-)
 
 agents_job = define_asset_job(
     "agents",
-    AssetSelection.assets(TOPICS),
-    description="Observe how far the agents are.",
+    AssetSelection.assets(AGENTS) | AssetSelection.checks(no_agent_is_held_up),
+    description="Observe how far the agents are, and check that none is held up.",
     executor_def=in_process_executor,
 )
 
@@ -152,33 +135,3 @@ agents_schedule = ScheduleDefinition(
     default_status=DefaultScheduleStatus.STOPPED,
     description="Observes the agents every five minutes.",
 )
-
-
-@sensor(
-    job=land_job,
-    minimum_interval_seconds=30,
-    default_status=DefaultSensorStatus.STOPPED,
-    description="Starts the job `land` for each table whose topic has changes that are not in the lake, and at times "
-    "for one without, so that the lake knows that there are none. Not needed where `writetime land --follow` runs.",
-)
-def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> Iterator[RunRequest | SkipReason]:
-    """Ask for a run for each table that is behind, unless one is under way."""
-    asked = 0
-    settings = kafka.settings
-    try:
-        sources = WatermarkTopic(settings).read()
-        for table in captured_tables(settings):
-            tags = {TABLE_TAG: table}
-            filters = RunsFilter(job_name=land_job.name, tags=tags, statuses=UNFINISHED)
-            if context.instance.get_runs(filters, limit=1):
-                continue
-            behind = not_landed(settings, table)
-            if behind or watermarks_not_landed(settings, table, sources) > settings.capture.stale_seconds / 2:
-                config = RunConfig({"capture__landed_changes": TableConfig(table=table)})
-                yield RunRequest(run_config=config, tags=tags | {"writetime/lag": str(behind)})
-                asked += 1
-    except WritetimeError as e:
-        yield SkipReason(f"the lag cannot be seen: {e}")
-        return
-    if not asked:
-        yield SkipReason("no captured table has changes to land")

@@ -2,13 +2,22 @@
 
 from dagster import Definitions, in_process_executor
 
-from assets import automation, capture, demo, ingest, lake, replay, rows, tables, workqueue
+from assets import capture, demo, ingest, replay, runs, segments, tables, workqueue
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 from writetime import config
 
+settings = config.load()
+# What writes the tables of the platform's own, so that no edge is missing where they are followed.
+own = {
+    settings.ingest.table: ingest.USER_EVENTS,
+    "queue_items": workqueue.EVENT_QUEUE,
+}
+
 defs = Definitions.merge(
-    # What names the queues is read when this is loaded; all other settings when a run starts.
-    replay.definitions(config.load().replay.queues),
+    # What names tables and queues is read when this is loaded; all other settings when a run starts.
+    replay.definitions(settings.replay.queues),
+    tables.definitions({f"{settings.cassandra.keyspace}.{name}": key for name, key in own.items()}),
+    segments.definitions,
     Definitions(
         assets=[
             demo.flights,
@@ -18,46 +27,28 @@ defs = Definitions.merge(
             ingest.user_events,
             ingest.dead_letter_topic,
             ingest.dead_letters,
-            lake.snapshots,
             capture.commit_logs,
-            capture.changes_topics,
-            capture.landed_changes,
-            lake.changes,
-            lake.lake_state,
-            lake.lake_view,
-            rows.row_events,
-            rows.row_topic,
+            capture.agents,
             workqueue.event_queue,
             workqueue.completed_events,
         ],
         asset_checks=[
             ingest.lag_is_far_from_retention,
-            lake.rows_are_those_of_the_database,
+            capture.no_agent_is_held_up,
             workqueue.no_item_is_lost,
             workqueue.no_work_is_stuck,
         ],
         jobs=[
-            automation.ingest_job,
-            automation.dead_letters_job,
-            automation.replay_flights_job,
-            tables.backfill_job,
-            capture.land_job,
+            ingest.ingest_job,
+            ingest.dead_letters_job,
+            demo.replay_flights_job,
             capture.agents_job,
-            tables.lake_job,
-            tables.rows_job,
-            tables.verify_job,
-            tables.maintain_job,
             workqueue.completed_events_job,
             workqueue.queue_health_job,
             workqueue.drain_queue,
         ],
-        sensors=[automation.user_events_lag, capture.captured_changes, workqueue.stuck_work],
-        schedules=[
-            automation.ingest_schedule,
-            automation.dead_letters_schedule,
-            capture.agents_schedule,
-            *tables.schedules,
-        ],
+        sensors=[ingest.user_events_lag, workqueue.stuck_work, runs.failed_runs, runs.finished_runs],
+        schedules=[ingest.ingest_schedule, ingest.dead_letters_schedule, capture.agents_schedule],
         resources={
             "spark": SparkResource(),
             "database": DatabaseResource(),

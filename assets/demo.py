@@ -4,7 +4,16 @@ import time
 from collections.abc import Iterator
 
 import pandas as pd
-from dagster import AssetExecutionContext, AssetKey, Config, MaterializeResult, asset
+from dagster import (
+    AssetExecutionContext,
+    AssetKey,
+    AssetSelection,
+    Config,
+    MaterializeResult,
+    asset,
+    define_asset_job,
+    in_process_executor,
+)
 from pydantic import Field
 
 from resources import DatabaseResource, KafkaResource, SparkResource
@@ -76,3 +85,11 @@ def flight_items(config: FlightsConfig, database: DatabaseResource) -> Materiali
             enqueued += len(enqueuer.enqueue_many(enrichment.QUEUE, items[first : first + SLICE_ITEMS]))
     seconds = time.monotonic() - began
     return MaterializeResult(metadata={"items_enqueued": enqueued, "items_per_second": round(enqueued / seconds, 1)})
+
+
+replay_flights_job = define_asset_job(
+    "replay_flights",
+    AssetSelection.assets(FLIGHTS, FLIGHT_ITEMS),
+    description="Post real flights of 2013 to the HTTP ingress (`writetime serve` must be running), and enqueue them.",
+    executor_def=in_process_executor,
+)

@@ -5,18 +5,22 @@ from datetime import UTC, datetime
 
 import great_expectations.expectations as gxe
 import pyarrow as pa
+from great_expectations.exceptions import GreatExpectationsError
 from great_expectations.expectations.expectation import Expectation
+from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.changes import KINDS, change_schema, field_name, udt_fields
+from writetime.errors import WritetimeError
 from writetime.lake.buckets import token_range
 from writetime.lake.parquet import PARTITION, SORTED_BY, WrittenFile
-from writetime.lake.table import LakeTable
+from writetime.lake.table import LakeTable, view_schema
 from writetime.rows.events import KINDS as EVENT_KINDS
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Udt, is_complex
+from writetime.tables import FollowedTable
 
 _DAY = 86_400_000_000
 
@@ -46,15 +50,40 @@ def of_write_times() -> list[Expectation]:
     return [gxe.ExpectColumnValuesToBeBetween(column="last_write_time", max_value=tomorrow)]
 
 
-def of_view(table: LakeTable, rows: int) -> list[Expectation]:
-    """What holds for the compacted view, which has a number of rows."""
-    schema = table.schema()
+def of_view(schema: TableSchema, rows: int) -> list[Expectation]:
+    """What holds for the rows of a view, which are a number."""
     keys = [c.name for c in schema.partition_key]
     return [
         gxe.ExpectTableRowCountToEqual(value=rows),
         *(gxe.ExpectColumnValuesToNotBeNull(column=name) for name in keys),
         gxe.ExpectCompoundColumnsToBeUnique(column_list=[PARTITION, *keys, *(c.name for c in schema.clustering)]),
     ]
+
+
+def of_entry(table: FollowedTable) -> list[Expectation]:
+    """What the entry of a table expects of its view.
+
+    Raises:
+        WritetimeError: there is no such expectation, or its arguments are not such.
+    """
+    found = []
+    for number, given in enumerate(table.entry.expect, 1):
+        arguments = {name: value for name, value in given.items() if name != "type"}
+        try:
+            configuration = ExpectationConfiguration(type=str(given.get("type")), kwargs=arguments)
+            found.append(configuration.to_domain_obj())
+        except (GreatExpectationsError, ValueError, TypeError) as e:
+            reason = " ".join(str(e).split())
+            raise WritetimeError(f"[tables.{table.name}] expect, number {number}: {reason}") from None
+    return found
+
+
+def view(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
+    """Return the rows of files of the view, which need not be committed."""
+    address = table.view.storage.address
+    whole = from_arrow_schema(pa.schema([*view_schema(table.schema()), pa.field(PARTITION, pa.int32())]))
+    reader = session.read.schema(whole).option("basePath", address)
+    return reader.parquet(*(f"{address}/{file.path}" for file in files))
 
 
 def of_events(rows: int) -> list[Expectation]:

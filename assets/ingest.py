@@ -1,6 +1,7 @@
 """Ingest: HTTP events -> Kafka -> the table `user_events`, and the messages that could not be stored.
 
-What belongs here: the assets, their checks, their metadata. Not here: how an event is stored (`writetime.ingest`).
+What belongs here: the assets, their checks, their metadata, and what starts them. Not here: how an event is stored
+(`writetime.ingest`).
 """
 
 import time
@@ -12,23 +13,36 @@ from dagster import (
     AssetCheckSpec,
     AssetExecutionContext,
     AssetKey,
+    AssetSelection,
     AssetSpec,
+    DefaultScheduleStatus,
+    DefaultSensorStatus,
     MaterializeResult,
     MetadataValue,
     ObserveResult,
+    RunRequest,
+    ScheduleDefinition,
+    SensorEvaluationContext,
+    SkipReason,
     TableColumn,
     TableSchema,
     asset,
     asset_check,
+    define_asset_job,
+    in_process_executor,
     multi_observable_source_asset,
+    schedule,
+    sensor,
 )
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from assets.automation import is_under_way
 from assets.checks import from_findings
 from assets.demo import FLIGHTS
 from resources import KafkaResource, LakeResource, SparkResource
 from writetime import quality
+from writetime.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, drain, readback, retention
 from writetime.ingest.drain import OffsetRange
 from writetime.ingest.pipeline import Outcome
@@ -274,3 +288,64 @@ def _check_rows(receipts: DataFrame, rows: DataFrame) -> AssetCheckResult:
         ],
     )
     return from_findings("rows_are_in_the_database", findings)
+
+
+# --- what starts them -------------------------------------------------------------------------------------------------
+
+ingest_job = define_asset_job(
+    "ingest",
+    AssetSelection.assets(USER_EVENTS, DEAD_LETTERS) | AssetSelection.checks(lag_is_far_from_retention),
+    description="Store what is in the topic, check it, commit it, and bring the dead letters to the lake.",
+    executor_def=in_process_executor,
+)
+
+dead_letters_job = define_asset_job(
+    "dead_letters",
+    AssetSelection.assets(DEAD_LETTERS),
+    description="Bring the dead letters to the lake, also those of a `writetime sink`.",
+    executor_def=in_process_executor,
+)
+
+
+@sensor(
+    job=ingest_job,
+    minimum_interval_seconds=30,
+    default_status=DefaultSensorStatus.STOPPED,
+    description="Starts the job `ingest` when the topic has messages that are not stored. Stays quiet while a run of "
+    "it is under way, or a `writetime sink` does the work.",
+)
+def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
+    """Ask for a run while there is lag, also after a run that failed or took only a part."""
+    if is_under_way(context.instance, ingest_job.name):
+        return SkipReason("a run of the job `ingest` is under way")
+    settings = kafka.settings.ingest
+    try:
+        state = kafka.state(settings.topic, settings.group)
+        if state.total_lag == 0:
+            return SkipReason(f"{settings.topic} has no messages to store")
+        if kafka.group_is_live(settings.group):
+            return SkipReason(f"a `writetime sink` is storing the {state.total_lag} messages of {settings.topic}")
+    except WritetimeError as e:
+        return SkipReason(f"the lag cannot be seen: {e}")
+    return RunRequest(tags={"writetime/lag": str(state.total_lag)})
+
+
+@schedule(
+    job=ingest_job,
+    cron_schedule="*/15 * * * *",
+    default_status=DefaultScheduleStatus.STOPPED,
+    description="Drains the topic every quarter of an hour; the sensor does it sooner.",
+)
+def ingest_schedule(kafka: KafkaResource) -> RunRequest | SkipReason:
+    """Ask for a run, unless a `writetime sink` does the work."""
+    if kafka.group_is_live(kafka.settings.ingest.group):
+        return SkipReason("a `writetime sink` is storing the events")
+    return RunRequest()
+
+
+dead_letters_schedule = ScheduleDefinition(
+    job=dead_letters_job,
+    cron_schedule="5-59/15 * * * *",
+    default_status=DefaultScheduleStatus.STOPPED,
+    description="Brings new dead letters to the lake.",
+)

@@ -29,7 +29,6 @@ from dagster import (
     ObserveResult,
     OpExecutionContext,
     RunRequest,
-    RunsFilter,
     ScheduleDefinition,
     SensorDefinition,
     SensorEvaluationContext,
@@ -46,7 +45,7 @@ from dagster import (
 )
 from pyspark.sql import functions as F
 
-from assets.automation import UNFINISHED
+from assets.automation import is_under_way
 from assets.checks import from_findings
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime import quality
@@ -224,7 +223,7 @@ def new_batches(queue: str) -> SensorDefinition:
         except WritetimeError as e:
             return SkipReason(f"the queue cannot be seen: {e}")
         requests = []
-        if not instance.get_runs(RunsFilter(job_name=name_of(queue), statuses=UNFINISHED), limit=1):
+        if not is_under_way(instance, name_of(queue)):
             found = stretch(missing, settings.replay.batches_per_run)
             requests = [RunRequest(tags={RANGE_START: str(found[0]), RANGE_END: str(found[-1])})] if found else []
         added = [partitions.build_add_request([str(n) for n in new])] if new else []

@@ -1,116 +1,146 @@
-"""The jobs of captured tables, and what the schedules start for each table of `lake.tables`.
+"""All that follows from an entry `[tables.<keyspace>.<table>]`.
 
-What belongs here: jobs, schedules, and the upkeep that makes no asset. Not here: assets.
+What belongs here: which assets and checks a followed table has, and the table itself. Not here: the assets of each
+stage, and what starts them (`assets.table_jobs`).
 """
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
 
 from dagster import (
-    AssetSelection,
-    DefaultScheduleStatus,
-    OpExecutionContext,
-    RunConfig,
-    RunRequest,
-    RunsFilter,
-    ScheduleDefinition,
-    ScheduleEvaluationContext,
-    SkipReason,
-    define_asset_job,
-    in_process_executor,
-    job,
-    op,
-    schedule,
+    AssetCheckResult,
+    AssetChecksDefinition,
+    AssetKey,
+    AssetsDefinition,
+    AssetSpec,
+    DagsterInvalidDefinitionError,
+    Definitions,
+    MetadataValue,
+    ObserveResult,
+    asset_check,
+    multi_observable_source_asset,
 )
 
-from assets import lake, rows
-from assets.automation import TABLE_TAG, UNFINISHED
-from assets.lake import TableConfig
-from resources import LakeResource, SparkResource
-from writetime.lake.spark import in_spark
-from writetime.lake.table import open_table
-from writetime.maintain import maintain
+from assets import backfill, capture, changes, rows, table_jobs, views
+from assets.failures import by_kind
+from assets.naming import cql_columns, documents, key_of, pool_of
+from resources import DatabaseResource
+from writetime import config
+from writetime.errors import WritetimeError
+from writetime.schema.describe import to_cql
+from writetime.tables import FollowedTable, Refused, followed_tables, is_captured
 
-backfill_job = define_asset_job(
-    "backfill",
-    AssetSelection.assets(lake.CHANGES),
-    description="Bring snapshots of a table into the lake, a range of tokens a run; then run the job `lake`.",
-    executor_def=in_process_executor,
-)
-
-lake_job = define_asset_job(
-    "lake",
-    AssetSelection.assets(lake.STATE, lake.VIEW),
-    description="Fold what is new of a table into its state, renew its view, and prove it against the database.",
-    executor_def=in_process_executor,
-)
-
-rows_job = define_asset_job(
-    "rows",
-    AssetSelection.assets(rows.EVENTS, rows.TOPIC),
-    description="Find the row events of a table since the last time, keep them in the lake, publish them to Kafka.",
-    executor_def=in_process_executor,
-)
-
-verify_job = define_asset_job(
-    "verify",
-    AssetSelection.checks(lake.rows_are_those_of_the_database),
-    description="Prove a table's view against the database.",
-    executor_def=in_process_executor,
-)
+log = logging.getLogger(__name__)
 
 
-@op(pool="lake_state", description="Folds, compacts and refreshes a table, and deletes what no version needs.")
-def maintain_table(context: OpExecutionContext, config: TableConfig, spark: SparkResource, lake: LakeResource) -> None:
-    """Do what keeps a table of the lake small and quick to read."""
-    done = maintain(lake.settings, open_table(lake.settings, config.table), in_spark(spark.spark_session))
-    context.add_output_metadata({**done, "table": config.table})
+def definitions(upstream: Mapping[str, AssetKey]) -> Definitions:
+    """Return all that there is of the tables that the settings name. An entry that is refused says so in the log, and
+    as an asset whose description is the reason.
 
-
-@job(name="maintain", executor_def=in_process_executor, description="Keep a table of the lake small: on a schedule.")
-def maintain_job() -> None:
-    """Maintain one table."""
-    maintain_table()
-
-
-def _each_table(job_name: str, steps: Sequence[str], cron: str, description: str) -> ScheduleDefinition:
-    """Return a schedule that starts a job for each table of `lake.tables` that has no run of it under way."""
-
-    @schedule(
-        name=f"{job_name}_schedule",
-        job_name=job_name,
-        cron_schedule=cron,
-        default_status=DefaultScheduleStatus.STOPPED,
-        description=description,
+    Args:
+        upstream: the assets that write tables of the platform's own, by the tables' names.
+    """
+    found, refused = followed_tables(config.load())
+    assets: list[AssetsDefinition | AssetSpec] = []
+    checks: list[AssetChecksDefinition] = []
+    tables: list[FollowedTable] = []
+    identifiers: dict[str, str] = {}
+    for table in found:
+        try:
+            other = identifiers.setdefault(pool_of(table.name, "table"), table.name)
+            if other != table.name:
+                raise WritetimeError(f"Dagster cannot tell {table.name} and {other} apart: they give one identifier")
+            of_table = assets_of(table, upstream.get(table.name))
+            assets += of_table[0]
+            checks += of_table[1]
+            tables.append(table)
+        except (WritetimeError, DagsterInvalidDefinitionError) as e:
+            refused.append(Refused(table.name, str(e)))
+    for entry in refused:
+        log.warning("the table %s is refused: %s", entry.name, entry.reason)
+    return Definitions.merge(
+        Definitions(assets=[*assets, *map(_refused, refused)], asset_checks=checks), table_jobs.definitions(tables)
     )
-    def each_table(context: ScheduleEvaluationContext, lake: LakeResource) -> Iterator[RunRequest | SkipReason]:
-        tables = lake.settings.lake.tables
-        if not tables:
-            yield SkipReason("`lake.tables` in writetime.toml names no table")
-        for table in tables:
-            tags = {TABLE_TAG: table}
-            if not context.instance.get_runs(RunsFilter(job_name=job_name, tags=tags, statuses=UNFINISHED), limit=1):
-                config = RunConfig({step: TableConfig(table=table) for step in steps})
-                run_key = f"{table} {context.scheduled_execution_time.isoformat()}"
-                yield RunRequest(run_key, run_config=config, tags=tags)
-
-    return each_table
 
 
-VERIFY_STEP = "lake__view_rows_are_those_of_the_database"
+def assets_of(
+    table: FollowedTable, upstream: AssetKey | None = None
+) -> tuple[list[AssetsDefinition | AssetSpec], list[AssetChecksDefinition]]:
+    """Return the assets of one table, and the checks that are not part of them.
 
-schedules = [
-    _each_table(
-        "lake",
-        ["lake__state", "lake__view", VERIFY_STEP],
-        "*/15 * * * *",
-        "Brings state and view of each table of `lake.tables` up to date.",
-    ),
-    _each_table(
-        "rows",
-        ["rows__events", "rows__topic"],
-        "7-59/15 * * * *",
-        "Finds and publishes the row events of each table of `lake.tables`.",
-    ),
-    _each_table("verify", [VERIFY_STEP], "30 3 * * *", "Proves each view against the database, every night."),
-    _each_table("maintain", ["maintain_table"], "30 2 * * *", "Keeps each table small, every night."),
-]
+    Raises:
+        WritetimeError: its entry cannot be followed.
+    """
+    assets: list[AssetsDefinition | AssetSpec] = [source(table, upstream), backfill.snapshots(table)]
+    assets += [backfill.backfilled(table), changes.merged(table), views.compacted(table)]
+    checks = [views.proof(table)]
+    if table.entry.capture:
+        assets += [capture.topic(table), changes.landed(table)]
+        checks.append(is_captured_by_the_database(table))
+    if table.entry.row_events:
+        assets += [rows.events(table), rows.topic(table)]
+    return assets, checks
+
+
+def source(table: FollowedTable, upstream: AssetKey | None) -> AssetsDefinition:
+    """Return the table in the database, observed."""
+    key = key_of(table.name, "table")
+    text = {} if table.schema is None else {"cql": MetadataValue.md(f"```sql\n{_cql(table)}```")}
+
+    @multi_observable_source_asset(
+        name=pool_of(table.name, "table"),
+        specs=[
+            AssetSpec(
+                key,
+                deps=[upstream] if upstream else [],
+                group_name="sources",
+                kinds={"cassandra", "scylladb"},
+                owners=table.entry.owners,
+                description=table.entry.description or f"The table {table.name} of the database.",
+                metadata={**cql_columns(table), **text, **documents("docs/data-types.md", "cql")},
+            )
+        ],
+    )
+    @by_kind()
+    def observe(database: DatabaseResource) -> ObserveResult:
+        with database.connect() as session:
+            captured = is_captured(session, database.settings, table.name)
+        return ObserveResult(asset_key=key, metadata={"captured": captured})
+
+    return observe
+
+
+def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
+    """Return the check that the database logs a table's changes."""
+
+    @asset_check(
+        asset=key_of(table.name, "table"),
+        name=table_jobs.LOGGED,
+        description="The database logs changes of this table for capture.",
+    )
+    @by_kind()
+    def changes_are_logged(database: DatabaseResource) -> AssetCheckResult:
+        with database.connect() as session:
+            captured = is_captured(session, database.settings, table.name)
+        on = "true" if database.settings.capture.source == "commitlog" else "{'enabled': true}"
+        fix = {} if captured else {"fix": f"ALTER TABLE {table.name} WITH cdc = {on}"}
+        return AssetCheckResult(passed=captured, metadata=fix)
+
+    return changes_are_logged
+
+
+def _cql(table: FollowedTable) -> str:
+    assert table.schema is not None
+    return to_cql(replace(table.schema, id=None, dropped=()))
+
+
+def _refused(entry: Refused) -> AssetSpec:
+    return AssetSpec(
+        key_of(entry.name, "table"),
+        group_name="sources",
+        tags={"writetime/refused": "true"},
+        kinds={"cassandra"},
+        description=f"**Refused:** {entry.reason}",
+        metadata={"refused": entry.reason},
+    )

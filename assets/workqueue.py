@@ -16,7 +16,6 @@ from dagster import (
     ObserveResult,
     OpExecutionContext,
     RunRequest,
-    RunsFilter,
     SensorEvaluationContext,
     SkipReason,
     asset,
@@ -31,7 +30,7 @@ from dagster import (
 from pydantic import Field
 from pyspark.sql import functions as F
 
-from assets.automation import UNFINISHED
+from assets.automation import is_under_way
 from assets.demo import FLIGHT_ITEMS
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.errors import WritetimeError
@@ -40,9 +39,9 @@ from writetime.workqueue import audit, completed, drain
 from writetime.workqueue.inspect import inspect, queues
 from writetime.workqueue.items import Place
 
-EVENT_QUEUE = AssetKey(["queue", "event_queue"])
-COMPLETED = AssetKey(["queue", "completed_events"])
-COMPLETED_TABLE = "queue/completed_events"
+EVENT_QUEUE = AssetKey(["workqueue", "event_queue"])
+COMPLETED = AssetKey(["workqueue", "completed_events"])
+COMPLETED_TABLE = "workqueue/completed_events"
 
 
 @multi_observable_source_asset(
@@ -50,7 +49,7 @@ COMPLETED_TABLE = "queue/completed_events"
         AssetSpec(
             EVENT_QUEUE,
             deps=[FLIGHT_ITEMS],
-            group_name="queue",
+            group_name="workqueue",
             kinds={"cassandra", "scylladb"},
             description="Work items of all queues, put there by `POST /queues/<queue>/items` or `writetime.workqueue`.",
         )
@@ -106,7 +105,7 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
     )
 
 
-@asset(key=COMPLETED, deps=[EVENT_QUEUE], group_name="queue", kinds={"spark", "deltalake"}, pool="completed_events")
+@asset(key=COMPLETED, deps=[EVENT_QUEUE], group_name="workqueue", kinds={"spark", "deltalake"}, pool="completed_events")
 def completed_events(spark: SparkResource, database: DatabaseResource, lake: LakeResource) -> MaterializeResult:
     """Completed items with their results, as a table of the lake.
 
@@ -189,7 +188,7 @@ completed_events_job = define_asset_job(
 )
 def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> RunRequest | SkipReason:
     """Ask for a run while work is stuck."""
-    if context.instance.get_runs(RunsFilter(job_name=queue_health_job.name, statuses=UNFINISHED), limit=1):
+    if is_under_way(context.instance, queue_health_job.name):
         return SkipReason("a run of the job `queue_health` is under way")
     try:
         stuck = _stuck(database)

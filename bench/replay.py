@@ -11,6 +11,8 @@ each round all items must have come. One publisher, one consumer, one server of 
 - `kafka`: an idempotent producer with acks=all that waits until a batch is acknowledged; the consumer commits after
   each batch. `transactions`: a transaction a batch, read committed, so a batch is whole or not there. `stream`: nobody
   waits for a batch, and the consumer commits when it likes: what Kafka is best at.
+
+At the end comes the table of docs/replay.md.
 """
 
 import json
@@ -35,8 +37,8 @@ from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer
 from writetime.servers.zookeeper import ZooKeeperServer
 
-# How many batches there are of each size.
-SIZES = {1: 2_000, 100: 500, 10_000: 20}
+# How many batches there are of each size: with all of them the benchmark takes about three minutes.
+SIZES = {1: 800, 100: 250, 10_000: 5}
 _IN_FLIGHT = 100
 _FETCH = 10_000
 
@@ -239,6 +241,29 @@ def report(way: str, step: str, result: Result, size: int, against: dict[str, Re
     return f"{way:13}{step:19}{result.per_second:11,.0f}{per_batch:11,.1f}{cpu}{ratios}"
 
 
+def document(found: dict[int, dict[str, dict[str, Result]]]) -> Iterator[str]:
+    """Yield the lines of the table of docs/replay.md."""
+    ways = ("replay", "plain", "kafka", "transactions")
+    yield "| items a batch | | replay | plain | Kafka | transactions |"
+    yield "| ---: | --- | ---: | ---: | ---: | ---: |"
+    for size, results in found.items():
+        published = [results[way]["publish"] for way in ways]
+        consumed = [next(r for step, r in results[way].items() if step != "publish") for way in ways]
+        rows = {
+            "published, items/s": [f"{r.per_second:,.0f}" for r in published],
+            "CPU of client and server, us an item": [
+                f"{_short(r.client_us)} + {_short(r.server_us)}" for r in published
+            ],
+            "consumed with a cursor, items/s": [f"{r.per_second:,.0f}" for r in consumed],
+        }
+        for first, (name, values) in zip((f"{size:,}", "", ""), rows.items(), strict=True):
+            yield " | ".join([f"| {first}".rstrip(), name, *values]) + " |"
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.1f}"
+
+
 @click.command()
 @click.option("--sizes", default="1,100,10000", show_default=True, help="Items of a batch.")
 @click.option("--scale", default=1.0, show_default=True, help="So many times the usual number of batches.")
@@ -258,18 +283,20 @@ def main(sizes: str, scale: float) -> None:
             )
         for way, _, _ in WAYS:
             run_way(settings, way, 100, 20)
+        measured: dict[int, dict[str, dict[str, Result]]] = {}
         for size in map(int, sizes.split(",")):
             batches = max(1, round(SIZES[size] * scale))
             print(f"\n{batches:,} batches of {size:,} items; load average {psutil.getloadavg()[0]:.1f}")
             print(
                 f"{'':32}{'items/s':>11}{'batches/s':>11}{'client us':>12}{'server us':>12}{'plain':>10}{'kafka':>10}"
             )
-            found = {way: run_way(settings, way, size, batches) for way, _, _ in WAYS}
+            measured[size] = found = {way: run_way(settings, way, size, batches) for way, _, _ in WAYS}
             for way, steps in found.items():
                 for step, result in steps.items():
                     kind = step.split(" ")[0]
                     against = {peer: found[peer][kind] for peer in ("plain", "kafka")}
                     print(report(way, step, result, size, against), flush=True)
+        print("", *document(measured), sep="\n")
     finally:
         with database.connect(settings) as session:
             session.execute(f"DROP KEYSPACE IF EXISTS {keyspace}", timeout=60)

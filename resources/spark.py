@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr
 from pyspark.sql import SparkSession
 
 from writetime import config
-from writetime.spark import spark_conf
+from writetime.spark import launch_spark, spark_conf
 
 
 class SparkResource(LazyPySparkResource):
@@ -24,7 +24,9 @@ class SparkResource(LazyPySparkResource):
     def _init_session(self) -> None:
         if self._spark_session is None:
             self._started = SparkSession.getActiveSession() is None
-            self._spark_session = spark_session_from_config({**spark_conf(config.load()), **self.spark_config})
+            conf = {**spark_conf(config.load()), **self.spark_config}
+            launch_spark(conf)
+            self._spark_session = spark_session_from_config(conf)
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Stop the session if this resource started it."""

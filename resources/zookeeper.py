@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from kazoo.client import KazooClient
 
 from resources.base import WritetimeResource
+from writetime.zookeeper import client_options
 
 
 class ZooKeeperResource(WritetimeResource):
@@ -14,7 +15,7 @@ class ZooKeeperResource(WritetimeResource):
     @contextmanager
     def connect(self) -> Iterator[KazooClient]:
         """Open a client for a `with` block."""
-        client = KazooClient(hosts=self.settings.zookeeper.hosts)
+        client = KazooClient(**client_options(self.settings))
         client.start(timeout=15)
         try:
             yield client

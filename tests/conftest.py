@@ -1,6 +1,5 @@
 """What all tests share: one set of embedded servers and one Spark session, started when first asked for."""
 
-import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
+from pydantic import SecretStr
 from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
@@ -85,19 +86,18 @@ def server_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settin
 
 
 def write_settings(settings: Settings, path: Path) -> None:
-    """Write a settings file that gives these settings back, but for secrets."""
-    lines = []
-    for section, values in settings.model_dump(mode="json", exclude_defaults=True).items():
-        lines.append(f"[{section}]")
-        lines += [f"{name} = {_toml(value)}" for name, value in values.items()]
-    path.write_text("\n".join(lines))
+    """Write a settings file that gives these settings back, secrets as they are."""
+    path.write_text(tomlkit.dumps(_plain(settings.model_dump(exclude_defaults=True, exclude_none=True))))
 
 
-def _toml(value: Any) -> str:
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{json.dumps(name)} = {_toml(each)}' for name, each in value.items())} }}"
-    # A JSON string, number or list is TOML too.
-    return json.dumps(value)
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return str(value) if isinstance(value, Path) else value
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from writetime import config, database, servers
-from writetime.capture.cli import agent, agents_lines, land, retire, status_lines
+from writetime.capture.cli import agent, agents_lines, land, publish_segments, retire, status_lines
 from writetime.errors import WritetimeError
 from writetime.ingest import deadletters, ingress, sink
 from writetime.ingest.topics import ensure_ingest_topics
@@ -126,7 +126,7 @@ def redrive() -> None:
 
 
 for command in (
-    *(agent, land, retire, scylla_cdc, sstable, commitlog),
+    *(agent, land, publish_segments, retire, scylla_cdc, sstable, commitlog),
     *(snapshot, backfill, view, maintain, rows, publish, rebuild, verify, work, queue_group, replay_group),
 ):
     main.add_command(command)

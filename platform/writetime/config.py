@@ -1,25 +1,62 @@
 """The settings of one Writetime installation: `writetime.toml`, with environment variables over it.
 
 Every setting has a default that suits one machine. `WRITETIME_CONFIG` names another file; a variable such as
-`WRITETIME_KAFKA__BOOTSTRAP_SERVERS` overrides `bootstrap_servers` in the section `[kafka]`. Unknown
-settings are refused.
+`WRITETIME_KAFKA__BOOTSTRAP_SERVERS` overrides `bootstrap_servers` in the section `[kafka]`, and so does a file
+`kafka__bootstrap_servers` in the folder that `WRITETIME_SECRETS` names. Unknown settings are refused.
 """
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    NestedSecretsSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
 
 from writetime.errors import WritetimeError
+
+SECRETS_VARIABLE = "WRITETIME_SECRETS"
+# What turns the check of a broker's certificate off, or of the name in it.
+_KAFKA_UNVERIFIED = {
+    "enable.ssl.certificate.verification": {"false", "f", "0", "no", "off"},
+    "ssl.endpoint.identification.algorithm": {"none"},
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Cassandra(_Section):
+class _Login(_Section):
+    """A user name with its password, or neither."""
+
+    username: str | None = None
+    password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        """Refuse a half: it would silently mean no login."""
+        if (self.username is None) != (self.password is None):
+            raise ValueError("username and password belong together")
+        return self
+
+
+class Cassandra(_Login):
     """The database to work with: Apache Cassandra or ScyllaDB."""
 
     contact_points: list[str] = ["127.0.0.1"]
@@ -30,19 +67,20 @@ class Cassandra(_Section):
     consistency: Literal["LOCAL_ONE", "LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"] = "LOCAL_QUORUM"
     serial_consistency: Literal["LOCAL_SERIAL", "SERIAL"] = "LOCAL_SERIAL"
     request_timeout_seconds: float = 10.0
-    username: str | None = None
-    password: SecretStr | None = None
     tls_ca_file: Path | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
-    tls_certificate_file: Path | None = None
+    tls_certificate_file: Path | None = Field(default=None, description="The client's own, for mutual TLS.")
     tls_key_file: Path | None = None
+    tls_check_addresses: bool = Field(
+        default=True,
+        description="A node's certificate has to name the address that it is reached at. Without, any certificate of "
+        "the authority is taken for any node's, and each connection warns of it.",
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        """Refuse a half of what belongs together: it would silently mean no encryption, or no login."""
+        """Refuse a half of what belongs together: it would silently mean no encryption."""
         if self.tls_ca_file is None and (self.tls_certificate_file or self.tls_key_file):
             raise ValueError("tls_certificate_file and tls_key_file need tls_ca_file")
-        if (self.username is None) != (self.password is None):
-            raise ValueError("username and password belong together")
         return self
 
 
@@ -53,33 +91,49 @@ class Kafka(_Section):
     replication_factor: int = Field(default=1, ge=1)
     client: dict[str, SecretStr] = {}
 
+    @model_validator(mode="after")
+    def _verified(self) -> Self:
+        """Refuse what would take any server for a broker."""
+        for name, off in _KAFKA_UNVERIFIED.items():
+            value = self.client.get(name)
+            if value is not None and value.get_secret_value().strip().lower() in off:
+                raise ValueError(
+                    f"client: {name} would let any server pass for a broker; name its authority instead "
+                    "(ssl.ca.location)"
+                )
+        return self
 
-class SchemaRegistry(_Section):
+
+class SchemaRegistry(_Login):
     """A registry with Confluent's REST API. With a `url`, messages in Avro name their schemas by its ids."""
 
-    url: str | None = Field(default=None, pattern=r"^https?://")
-    username: str | None = None
-    password: SecretStr | None = None
+    url: str | None = Field(default=None, pattern=r"^https?://[^@]*$")
+    tls_ca_file: Path | None = Field(default=None, description="CA certificates, in place of the system's.")
+
+
+class ZooKeeper(_Login):
+    """The ZooKeeper ensemble. With a user name, what is created there is for that user alone."""
+
+    hosts: str = "127.0.0.1:12181"
+    tls_ca_file: Path | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
+    tls_certificate_file: Path | None = Field(default=None, description="The client's own, for mutual TLS.")
+    tls_key_file: Path | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         """Refuse a half of what belongs together."""
-        if (self.username is None) != (self.password is None):
-            raise ValueError("username and password belong together")
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_certificate_file and tls_key_file belong together")
+        if self.tls_ca_file is None and self.tls_key_file is not None:
+            raise ValueError("tls_certificate_file and tls_key_file need tls_ca_file")
         return self
-
-
-class ZooKeeper(_Section):
-    """The ZooKeeper ensemble."""
-
-    hosts: str = "127.0.0.1:12181"
 
 
 class Spark(_Section):
     """The Spark master, and whatever configuration it should have beside Writetime's own."""
 
     master: str = "local[*]"
-    conf: dict[str, str] = {}
+    conf: dict[str, SecretStr] = {}
 
 
 class Lake(_Section):
@@ -97,8 +151,32 @@ class Lake(_Section):
     drop_tombstones_hours: float = Field(
         default=24.0, ge=0, description="How often at most old tombstones leave the state, which rewrites it; 0: never."
     )
-    tables: list[str] = Field(default=[], description="As keyspace.table: what the schedules of Dagster work on.")
     vacuum_hours: int = Field(default=168, ge=1, description="Files that no version needs are deleted after this time.")
+
+
+class Table(_Section):
+    """A table that the platform follows, as `[tables.<keyspace>.<table>]`; see `writetime.tables`."""
+
+    description: str | None = Field(default=None, description="What its rows are.")
+    owners: list[str] = Field(default=[], description='Who answers for it: mail addresses, or names as "team:orders".')
+    capture: bool = Field(default=True, description="Whether its changes come live; if not, by snapshots alone.")
+    row_events: bool = Field(default=True, description="Whether row events are found and published.")
+    snapshots: list[str] = Field(
+        default=[], description="Folders or URLs of its snapshots; without any, Dagster takes them on this machine."
+    )
+    expect: list[dict[str, Any]] = Field(
+        default=[], description="What its view must meet: each the `type` of a Great Expectation, with its arguments."
+    )
+    max_lag: int = Field(
+        default=100_000, ge=0, description="Changes waiting to be landed at which Dagster's check warns."
+    )
+
+
+class Alerts(_Section):
+    """Who hears of runs that failed and of checks that did not pass, beside Dagster's daemon log."""
+
+    webhook: SecretStr | None = Field(default=None, description="A URL that takes JSON with `text`, as chats do.")
+    reports: Path = Field(default=Path(".writetime/reports"), description="Where the report of each run is put.")
 
 
 class Rows(_Section):
@@ -129,7 +207,11 @@ class Capture(_Section):
     aside: Path | None = Field(default=None, description="Where faulty segments go; by default in the state's folder.")
     partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
     poll_seconds: float = Field(default=0.02, gt=0, description="How often the node's segments are looked at.")
-    land_seconds: float = Field(default=1.0, gt=0, description="How often `writetime land --follow` looks for changes.")
+    land_seconds: float = Field(
+        default=1.0,
+        gt=0,
+        description="How often `land` and `publish-segments` look for more with `--follow`.",
+    )
     stale_seconds: float = Field(
         default=900.0, gt=0, description="Age of what the lake has of a table at which Dagster's check warns."
     )
@@ -192,6 +274,12 @@ class Ingest(_Section):
 
     host: str = "127.0.0.1"
     port: int = 18080
+    tokens: list[Annotated[SecretStr, Field(min_length=16, max_length=1024)]] = Field(
+        default=[], description="Bearer tokens of callers, any of which lets in; needed where `host` is not loopback."
+    )
+    tls_certificate_file: Path | None = Field(default=None, description="With its key: HTTPS instead of HTTP.")
+    tls_key_file: Path | None = None
+    max_connections: int = Field(default=1_000, ge=1, description="More connections at once are answered 503.")
     topic: str = "user-events"
     dead_letter_topic: str = "user-events.dead"
     partitions: int = Field(default=4, ge=1)
@@ -216,12 +304,25 @@ class Ingest(_Section):
     commit_interval_seconds: float = Field(default=1.0, gt=0)
     session_timeout_seconds: float = Field(default=60.0, gt=1, description="A silent sink loses its partitions then.")
     sink_metrics_port: int | None = Field(default=None, description="Where `writetime sink` serves Prometheus metrics.")
+    sink_metrics_host: str = "127.0.0.1"
     drain_seconds: float = Field(
         default=15.0, gt=0, description="How long a rebalance or a stop waits for writes in flight."
     )
     max_events_per_run: int = Field(
         default=500_000, ge=1, description="Events that one run of the Dagster asset takes, at most."
     )
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        """Refuse an ingress that whoever reaches it may write to."""
+        if not self.tokens and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host} is reached from other machines, so callers need tokens: set ingest.tokens (several, "
+                "of 16 characters or more), or leave host at 127.0.0.1"
+            )
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_certificate_file and tls_key_file belong together")
+        return self
 
     @property
     def table(self) -> str:
@@ -332,6 +433,10 @@ class Settings(BaseSettings):
     replay: Replay = Replay()
     spark: Spark = Spark()
     lake: Lake = Lake()
+    tables: dict[str, Any] = Field(
+        default={}, description="By keyspace and name; read by `writetime.tables`, so that a fault is one table's."
+    )
+    alerts: Alerts = Alerts()
     rows: Rows = Rows()
     capture: Capture = Capture()
     scylla_cdc: ScyllaCdc = ScyllaCdc()
@@ -348,9 +453,20 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Put the environment over the file, and what a test passes over both."""
-        del dotenv_settings, file_secret_settings
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_path())
+        """Put the environment over the secrets' folder, that over the file, and what a test passes over all."""
+        del dotenv_settings
+        sources = [init_settings, env_settings]
+        if folder := os.environ.get(SECRETS_VARIABLE):
+            sources.append(
+                NestedSecretsSettingsSource(
+                    file_secret_settings,
+                    secrets_dir=folder,
+                    secrets_dir_missing="error",
+                    secrets_prefix="",
+                    secrets_nested_delimiter="__",
+                )
+            )
+        return *sources, TomlConfigSettingsSource(settings_cls, config_path())
 
 
 def config_path() -> Path:
@@ -367,11 +483,13 @@ def load(**overrides: Any) -> Settings:
     path = config_path()
     if "WRITETIME_CONFIG" in os.environ and not path.is_file():
         raise WritetimeError(f"WRITETIME_CONFIG names {path}, which is not a file; create it or unset the variable")
-    # The variable that names the file is no setting; pydantic-settings ignores it as no field is called `config`.
+    # The variables that name the file and the folder are no settings: no field is called `config` or `secrets`.
     try:
         return Settings(**overrides)
     except ValidationError as e:
         faults = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in e.errors())
         raise WritetimeError(f"settings ({path} and WRITETIME_* variables): {faults}") from None
+    except SettingsError as e:
+        raise WritetimeError(f"settings (WRITETIME_* variables and {SECRETS_VARIABLE}): {e}") from None
     except ValueError as e:
         raise WritetimeError(f"{path} is not valid TOML: {e}") from None

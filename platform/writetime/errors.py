@@ -1,5 +1,9 @@
-"""The one exception that the shell shows as a single line instead of a traceback."""
+"""The exceptions that the shell shows as a single line instead of a traceback."""
 
 
 class WritetimeError(Exception):
     """A fault that the user can act on: its text names the thing at fault and the fix."""
+
+
+class Transient(WritetimeError):
+    """A fault that may pass by itself, as of a server that does not answer: what failed is worth another try."""

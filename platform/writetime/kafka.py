@@ -19,7 +19,7 @@ from confluent_kafka._model import IsolationLevel
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 
 _T = TypeVar("_T")
 
@@ -68,9 +68,7 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while missing := sorted(set(topics) - set(topic_names(settings))):
         if time.monotonic() > deadline:
-            raise WritetimeError(
-                f"topic {missing[0]} was created, and brokers do not name it after {TIMEOUT_SECONDS:.0f} s"
-            )
+            raise Transient(f"topic {missing[0]} was created, and brokers do not name it after {TIMEOUT_SECONDS:.0f} s")
         time.sleep(0.05)
     return created
 
@@ -107,7 +105,9 @@ def max_message_bytes(settings: Settings, topic: str) -> int:
         WritetimeError: there is no such topic, or no broker answers.
     """
     asked = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
-    options = _ask(settings, f"topic {topic}", lambda admin: _first(admin.describe_configs(asked)))
+    options = _ask(
+        settings, f"topic {topic}", lambda admin: _first(admin.describe_configs(asked, request_timeout=TIMEOUT_SECONDS))
+    )
     return int(options["max.message.bytes"].value)
 
 
@@ -172,7 +172,11 @@ def _member_of(settings: Settings, group: str) -> Iterator[Consumer]:
 
 def group_is_live(settings: Settings, group: str) -> bool:
     """Return whether a consumer group has members at this moment."""
-    described = _ask(settings, f"group {group}", lambda admin: _first(admin.describe_consumer_groups([group])))
+    described = _ask(
+        settings,
+        f"group {group}",
+        lambda admin: _first(admin.describe_consumer_groups([group], request_timeout=TIMEOUT_SECONDS)),
+    )
     return described.state not in (ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD)
 
 
@@ -197,7 +201,7 @@ def messages_between(
         while unread:
             message = consumer.poll(TIMEOUT_SECONDS)
             if message is None:
-                raise WritetimeError(f"topic {topic} cannot be read: no answer for {TIMEOUT_SECONDS:.0f} s")
+                raise Transient(f"topic {topic} cannot be read: no answer for {TIMEOUT_SECONDS:.0f} s")
             error = message.error()
             if error is not None and error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
                 continue  # The client connects again by itself; if it cannot, no answer comes.
@@ -256,7 +260,7 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
 
 
 def _first(futures: Mapping[Any, Future[Any]]) -> Any:
-    return next(iter(futures.values())).result(TIMEOUT_SECONDS)
+    return next(iter(futures.values())).result()
 
 
 def _admin(settings: Settings) -> AdminClient:
@@ -269,7 +273,7 @@ def _admin_of(configuration: tuple[tuple[str, Any], ...]) -> AdminClient:
     return AdminClient(dict(configuration))
 
 
-def _unreachable(settings: Settings, what: str, error: KafkaException) -> WritetimeError:
-    return WritetimeError(
+def _unreachable(settings: Settings, what: str, error: KafkaException) -> Transient:
+    return Transient(
         f"{what}: {error.args[0].name()} {error.args[0].str()} (brokers {settings.kafka.bootstrap_servers})"
     )

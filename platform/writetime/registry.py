@@ -7,6 +7,7 @@ TopicNameStrategy) of Confluent Platform's documentation.
 
 import base64
 import json
+import ssl
 import struct
 import urllib.error
 import urllib.request
@@ -34,9 +35,11 @@ class Registry:
         assert registry.url is not None
         self._url = registry.url.rstrip("/")
         self._headers = {"Accept": f"{_CONTENT_TYPE}, application/json", "Content-Type": _CONTENT_TYPE}
+        self._login: str | None = None
+        self._ca_file = registry.tls_ca_file
         if registry.username is not None and registry.password is not None:
             login = f"{registry.username}:{registry.password.get_secret_value()}"
-            self._headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+            self._login = f"Basic {base64.b64encode(login.encode()).decode()}"
         self._ids: dict[tuple[str, str], int] = {}
         self._schemas: dict[int, Any] = {}
 
@@ -94,14 +97,21 @@ class Registry:
     def _ask(self, method: str, path: str, content: Any = None) -> Any:
         body = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(self._url + path, body, self._headers, method=method)
+        if self._login is not None:
+            # Not to where an answer redirects.
+            request.add_unredirected_header("Authorization", self._login)
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS, context=self._tls()) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as e:
             text = e.read().decode(errors="replace")[:1000]
             raise _Answer(f"schema registry {self._url}: {method} {path}: {e.code} {text}", e.code, text) from None
         except (OSError, ValueError) as e:
             raise WritetimeError(f"schema registry {self._url} does not answer: {e}") from None
+
+    def _tls(self) -> ssl.SSLContext | None:
+        """Made for each call, as tasks of Spark take this object along."""
+        return None if self._ca_file is None else ssl.create_default_context(cafile=str(self._ca_file))
 
 
 class _Answer(WritetimeError):

@@ -1,13 +1,33 @@
-"""The configuration of the Spark sessions that Writetime works with."""
+"""The Spark sessions that Writetime works with, and their configuration."""
 
 import os
+import re
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
 
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.servers import jars
 from writetime.servers.java import spark_java_home
+
+# Spark's own pattern, and the keys and signatures of Azure's storage, which it lacks.
+_SECRET = r"(?i)secret|password|token|access[.]?key|account[.]?key|credential|[.]sas[.]"
+
+
+def launch_spark(conf: Mapping[str, str]) -> None:
+    """Start Spark's Java process for a session with this configuration that is about to be made, without its secrets.
+
+    Otherwise pyspark names all of the configuration on a command line, which every user of the machine can read. The
+    session hands secrets over by a socket. Without effect where the process runs already.
+    """
+    secret = re.compile(_SECRET)
+    told = SparkConf(loadDefaults=False).setAll([(k, v) for k, v in conf.items() if not secret.search(k)])
+    SparkContext._ensure_initialized(conf=told)
 
 
 def spark_conf(settings: Settings) -> dict[str, str]:
@@ -33,7 +53,7 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         )
     elif python := settings.spark.conf.get("spark.pyspark.python"):
         # Only spark-submit reads that option itself.
-        os.environ["PYSPARK_PYTHON"] = python
+        os.environ["PYSPARK_PYTHON"] = python.get_secret_value()
     loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return {
         "spark.master": settings.spark.master,
@@ -46,7 +66,25 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         # Delta lists a table's files by a shuffle of 50 tasks otherwise.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.ui.enabled": "false",
+        "spark.redaction.regex": _SECRET,
         "spark.ui.showConsoleProgress": "false",
         **(loopback if local else {}),
-        **settings.spark.conf,
+        **{name: value.get_secret_value() for name, value in settings.spark.conf.items()},
     }
+
+
+@contextmanager
+def spark_session(settings: Settings) -> Iterator[SparkSession]:
+    """Open a session for a `with` block; one that is there already is used and left running."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    builder = SparkSession.builder
+    for name, value in spark_conf(settings).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from dagster import (
@@ -10,16 +9,16 @@ from dagster import (
     DagsterInstance,
     ExecuteInProcessResult,
     ObserveResult,
-    RunConfig,
     RunRequest,
+    SensorDefinition,
     build_sensor_context,
     materialize,
 )
 from pyspark.sql import SparkSession
 
-from assets.automation import TABLE_TAG
-from assets.capture import LANDED, captured_changes, changes_topics, landed_changes
-from assets.lake import TableConfig
+from assets import capture, changes
+from assets.naming import key_of
+from assets.table_jobs import definitions
 from resources import KafkaResource, LakeResource, SparkResource
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, batch, write
@@ -33,33 +32,35 @@ from writetime.lake import views
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now
 from writetime.publishing import Sender
+from writetime.tables import FollowedTable
 
 
 def requests(instance: DagsterInstance, table: str) -> list[RunRequest]:
     """What the sensor asks for, of one table."""
+    [sensor] = [s for s in definitions([FollowedTable(table)]).sensors or [] if s.name == "captured_changes"]
+    assert isinstance(sensor, SensorDefinition)
     context = build_sensor_context(instance=instance, resources={"kafka": KafkaResource()})
-    found = captured_changes(context)
-    assert isinstance(found, Iterator)
-    return [r for r in found if isinstance(r, RunRequest) and r.tags[TABLE_TAG] == table]
-
-
-LANDED_STEP = "capture__landed_changes"
+    found = list(sensor.evaluate_tick(context).run_requests or [])
+    assert all(request.asset_selection == [key_of(table, "changes")] for request in found)
+    return found
 
 
 def landed_by_dagster(instance: DagsterInstance, table: str) -> ExecuteInProcessResult:
     """Run the asset."""
     return materialize(
-        [landed_changes],
+        [changes.landed(FollowedTable(table))],
         instance=instance,
         resources={"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()},
-        run_config=RunConfig({LANDED_STEP: TableConfig(table=table)}),
     )
 
 
 def freshness(result: ExecuteInProcessResult) -> tuple[bool, Any]:
     """What the check of the asset says, and until when all is captured."""
-    [check] = result.get_asset_check_evaluations()
-    assert (check.check_name, check.severity) == ("lake_is_fresh", AssetCheckSeverity.WARN)
+    checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
+    assert checks["all_messages_landed"].passed
+    assert checks["lag_is_bounded"].passed
+    check = checks["lake_is_fresh"]
+    assert check.severity == AssetCheckSeverity.WARN
     until = check.metadata.get("captured_until")
     return check.passed, until and until.value
 
@@ -82,9 +83,12 @@ def test_landing_by_the_sensor(settings: Settings, spark: SparkSession) -> None:
         result = landed_by_dagster(instance, schema.full_name)
         # No node has said how far it is.
         assert freshness(result) == (False, None)
-        [event] = result.asset_materializations_for_node(LANDED_STEP)
-        assert event.asset_key == LANDED
+        [event] = [e.materialization for e in result.get_asset_materialization_events()]
+        assert event.asset_key == key_of(schema.full_name, "changes")
         assert (event.metadata["changes_landed"].value, event.metadata["changes_not_landed"].value) == (20, 0)
+        topic = capture.topic(FollowedTable(schema.full_name))
+        observed: Any = topic(kafka=KafkaResource())
+        assert (observed.metadata["messages"], observed.metadata["changes_not_landed"]) == (20, 0)
         assert requests(instance, schema.full_name) == []
     rows = view_rows(views.virtual(open_table(settings, schema.full_name)))
     assert sorted(row["id"] for row in rows) == list(range(20))
@@ -107,12 +111,15 @@ def test_agents_are_observed(settings: Settings) -> None:
         watermarks.send(sender, source, SourceMarks(status=status))
     assert sender.flush()
     try:
-        result = changes_topics(kafka=KafkaResource())
+        result = capture.agents(kafka=KafkaResource())
         assert isinstance(result, ObserveResult)
         metadata: Any = result.metadata
         by_agent = metadata["by_agent"].value
         assert (by_agent["observed-1"], by_agent["observed-2"]) == (one, other)
         assert metadata["held_by"].value["observed-2"] == "a reason"
+        check: Any = capture.no_agent_is_held_up(kafka=KafkaResource())
+        assert not check.passed
+        assert check.metadata["held_by"].value["observed-2"] == "a reason"
         numbers = {name: metadata[name] for name in summary([])}
     finally:
         for source in ("observed-1", "observed-2"):

@@ -3,100 +3,200 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey, DagsterInstance, RunRequest, build_schedule_context, validate_run_config
+from dagster import AssetKey, DagsterInstance, Definitions, RunRequest, build_schedule_context
 
-from assets.automation import TABLE_TAG
+from assets import tables
 from assets.definitions import defs
 from assets.ingest import DEAD_LETTERS, USER_EVENTS
-from resources import LakeResource
+from assets.naming import key_of
+from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
+from writetime.servers.process import free_port
 
 ROOT = Path(__file__).parents[2]
+RESOURCES = {
+    "spark": SparkResource(),
+    "database": DatabaseResource(),
+    "kafka": KafkaResource(),
+    "lake": LakeResource(),
+}
+GROUPS = {"sources", "ingest", "workqueue", "replay", "capture", "backfill", "changes", "views", "rows"}
 
 
-def test_graph() -> None:
-    graph = defs.resolve_asset_graph()
-    edges = {
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A settings file of servers that do not run."""
+    path = tmp_path / "writetime.toml"
+    path.write_text("")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(path))
+    monkeypatch.setenv("WRITETIME_CASSANDRA__PORT", str(free_port()))
+    return path
+
+
+def of_tables(**upstream: AssetKey) -> Definitions:
+    """What there is of the tables of the settings file."""
+    found = {f"shop.{name}": key for name, key in upstream.items()}
+    return Definitions.merge(tables.definitions(found), Definitions(resources=RESOURCES))
+
+
+def edges(definitions: Definitions) -> set[tuple[str, str]]:
+    graph = definitions.resolve_asset_graph()
+    return {
         (parent.to_user_string(), key.to_user_string())
         for key in graph.get_all_asset_keys()
         for parent in graph.get(key).parent_keys
     }
-    assert edges == {
+
+
+def test_graph() -> None:
+    graph = defs.resolve_asset_graph()
+    assert edges(defs) == {
         ("sources/flights", "sources/http_events"),
         ("sources/http_events", "sources/user_events_topic"),
         ("sources/user_events_topic", "ingest/user_events"),
         ("ingest/user_events", "ingest/dead_letter_topic"),
         ("ingest/user_events", "ingest/dead_letters"),
         ("ingest/dead_letter_topic", "ingest/dead_letters"),
-        ("sources/snapshots", "lake/changes"),
-        ("lake/changes", "lake/state"),
-        ("sources/commit_logs", "capture/changes_topics"),
-        ("capture/changes_topics", "capture/landed_changes"),
-        ("capture/landed_changes", "lake/state"),
-        ("lake/state", "lake/view"),
-        ("lake/state", "rows/events"),
-        ("rows/events", "rows/topic"),
-        ("sources/flight_items", "queue/event_queue"),
-        ("queue/event_queue", "queue/completed_events"),
+        ("sources/commit_logs", "capture/agents"),
+        ("sources/commit_logs", "capture/published_segments"),
+        ("sources/flight_items", "workqueue/event_queue"),
+        ("workqueue/event_queue", "workqueue/completed_events"),
     }
     for key in graph.get_all_asset_keys():
         assert graph.get(key).description, key
         assert graph.get(key).kinds, key
+        assert graph.get(key).group_name in GROUPS
 
 
-def test_jobs_schedules_and_sensors() -> None:
-    repository = defs.get_repository_def()
-    own = {
-        "ingest",
-        "dead_letters",
-        "replay_flights",
-        "backfill",
-        "land",
-        "agents",
-        "lake",
-        "rows",
-        "verify",
-        "maintain",
+def test_a_table_is_one_entry(config: Path) -> None:
+    """All stages follow, with the table in the middle of what writes it and what reads it."""
+    config.write_text('[tables.shop.orders]\nowners = ["team:orders"]\n')
+    found = of_tables(orders=USER_EVENTS)
+    assert edges(found) == {
+        ("ingest/user_events", "shop.orders/table"),
+        ("shop.orders/table", "shop.orders/topic"),
+        ("capture/agents", "shop.orders/topic"),
+        ("shop.orders/topic", "shop.orders/changes"),
+        ("shop.orders/table", "shop.orders/snapshots"),
+        ("shop.orders/snapshots", "shop.orders/backfill"),
+        ("shop.orders/changes", "shop.orders/state"),
+        ("shop.orders/backfill", "shop.orders/state"),
+        ("shop.orders/state", "shop.orders/view"),
+        ("shop.orders/state", "shop.orders/row_events"),
+        ("shop.orders/row_events", "shop.orders/row_topic"),
     }
-    own |= {"completed_events", "queue_health", "drain_queue"}
+    graph = found.resolve_asset_graph()
+    own = [key for key in graph.get_all_asset_keys() if key.path[0] == "shop.orders"]
+    assert all(graph.get(key).owners == ["team:orders"] and graph.get(key).kinds for key in own)
+    assert {graph.get(key).group_name for key in own} == {"sources", "capture", "backfill", "changes", "views", "rows"}
+    repository = found.get_repository_def()
+    assert set(repository.job_names) >= {
+        *("observe", "snapshot", "backfill", "land", "views", "rows", "follow", "verify", "maintain")
+    }
+    chain = {key_of("shop.orders", part) for part in ("changes", "state", "view", "row_events", "row_topic")}
+    assert repository.get_job("follow").asset_layer.executable_asset_keys == chain
+    assert {key.name for key in repository.asset_graph.asset_check_keys} == {
+        "changes_are_logged",
+        "all_messages_landed",
+        "lag_is_bounded",
+        "lake_is_fresh",
+        "changes_are_in_place",
+        "levels_are_a_state",
+        "write_times_are_past",
+        "rows_are_those_of_the_state",
+        "rows_are_as_expected",
+        "rows_are_those_of_the_database",
+        "events_are_of_their_kinds",
+    }
+
+
+def test_a_table_has_no_more_than_its_entry_says(config: Path) -> None:
+    config.write_text('[tables.shop.orders]\ncapture = false\nrow_events = false\nsnapshots = ["s3://a/b"]\n')
+    found = of_tables()
+    assert edges(found) == {
+        ("shop.orders/table", "shop.orders/snapshots"),
+        ("shop.orders/snapshots", "shop.orders/backfill"),
+        ("shop.orders/backfill", "shop.orders/state"),
+        ("shop.orders/state", "shop.orders/view"),
+    }
+    assert not {"land", "rows", "snapshot"} & set(found.get_repository_def().job_names)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("[tables.shop.wrong]\ncolor = 3", "[tables.shop.wrong] color: Extra inputs are not permitted"),
+        ('[tables."shop.wrong"]', "a table's entry is written [tables.<keyspace>.<table>]"),
+        ('[tables.shop."wr ong"]', "a table's entry is written [tables.<keyspace>.<table>]"),
+        ('[tables.shop.wrong]\nexpect = [{ type = "expect_nothing" }]', "expect_nothing not found"),
+        ('[tables.shop.wrong]\nowners = ["somebody"]', "somebody"),
+        ("[tables.shop_orders.wrong]\n[tables.shop.orders_wrong]", "Dagster cannot tell"),
+    ],
+)
+def test_a_table_that_is_refused_says_why_and_takes_no_other_down(entry: str, reason: str, config: Path) -> None:
+    config.write_text(f"[tables.shop.orders]\n{entry}\n")
+    graph = of_tables().resolve_asset_graph()
+    assert key_of("shop.orders", "view") in graph.get_all_asset_keys()
+    [refused] = [k for k in graph.get_all_asset_keys() if "writetime/refused" in graph.get(k).tags]
+    description = graph.get(refused).description
+    assert description is not None
+    assert description.startswith("**Refused:**")
+    assert reason in description
+
+
+def test_jobs_schedules_and_sensors(config: Path) -> None:
+    repository = defs.get_repository_def()
+    own = {"ingest", "dead_letters", "replay_flights", "agents", "completed_events", "queue_health", "drain_queue"}
+    own |= {"publish_segments"}
     assert own <= set(repository.job_names)
-    assert sorted(s.name for s in repository.sensor_defs) == ["captured_changes", "stuck_work", "user_events_lag"]
-    assert sorted((s.name, s.cron_schedule) for s in repository.schedule_defs) == [
+    assert repository.get_job("ingest").asset_layer.executable_asset_keys == {USER_EVENTS, DEAD_LETTERS}
+    assert AssetKey(["sources", "flights"]) in repository.get_job("replay_flights").asset_layer.executable_asset_keys
+    config.write_text("[tables.shop.orders]\n")
+    found = of_tables().get_repository_def()
+    sensors = {s.name for r in (repository, found) for s in r.sensor_defs}
+    assert sensors == {
+        *("captured_changes", "stuck_work", "user_events_lag", "new_snapshots", "schema_changes"),
+        *("failed_runs", "finished_runs"),
+    }
+    assert sorted((s.name, s.cron_schedule) for r in (repository, found) for s in r.schedule_defs) == [
         ("agents_schedule", "*/5 * * * *"),
         ("dead_letters_schedule", "5-59/15 * * * *"),
         ("ingest_schedule", "*/15 * * * *"),
-        ("lake_schedule", "*/15 * * * *"),
         ("maintain_schedule", "30 2 * * *"),
+        ("observe_schedule", "*/10 * * * *"),
         ("rows_schedule", "7-59/15 * * * *"),
+        ("snapshot_schedule", "0 1 * * 0"),
         ("verify_schedule", "30 3 * * *"),
+        ("views_schedule", "*/15 * * * *"),
     ]
-    assert repository.get_job("ingest").asset_layer.executable_asset_keys == {USER_EVENTS, DEAD_LETTERS}
-    assert AssetKey(["sources", "flights"]) in repository.get_job("replay_flights").asset_layer.executable_asset_keys
+    jobs = [
+        j for r in (repository, found) for name in r.job_names if not name.startswith("__") for j in [r.get_job(name)]
+    ]
+    assert all(job.description for job in jobs)
 
 
-def test_schedules_start_a_run_for_each_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tmp_path / "writetime.toml"
-    monkeypatch.setenv("WRITETIME_CONFIG", str(config))
-    repository = defs.get_repository_def()
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
     with DagsterInstance.local_temp(str(tmp_path)) as instance:
+        yield instance
 
-        def requests(name: str) -> list[RunRequest]:
-            context = build_schedule_context(
-                instance, scheduled_execution_time=datetime.now(UTC), resources={"lake": LakeResource()}
-            )
-            return list(repository.get_schedule_def(name).evaluate_tick(context).run_requests or [])
 
-        for name in ("lake", "rows", "verify", "maintain"):
-            config.write_text("")
-            assert requests(f"{name}_schedule") == []
-            config.write_text('[lake]\ntables = ["shop.orders", "shop.items"]\n')
-            found = requests(f"{name}_schedule")
-            assert [request.tags[TABLE_TAG] for request in found] == ["shop.orders", "shop.items"]
-            for request in found:
-                assert validate_run_config(repository.get_job(name), request.run_config)
+def test_a_schedule_starts_no_second_run(config: Path, instance: DagsterInstance) -> None:
+    config.write_text("[tables.shop.orders]\n[tables.shop.items]\n")
+    repository = of_tables().get_repository_def()
+
+    def requests(name: str) -> list[RunRequest]:
+        context = build_schedule_context(instance, scheduled_execution_time=datetime.now(UTC))
+        return list(repository.get_schedule_def(name).evaluate_tick(context).run_requests or [])
+
+    for schedule in repository.schedule_defs:
+        assert len(requests(schedule.name)) == 1, schedule.name
+        instance.create_run_for_job(repository.get_job(schedule.job_name))
+        assert requests(schedule.name) == [], schedule.name
 
 
 def test_workspace_loads() -> None:

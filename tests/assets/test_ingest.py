@@ -21,7 +21,7 @@ from dagster import (
 )
 from pyspark.sql import SparkSession
 
-from assets import automation, ingest
+from assets import ingest
 from resources import KafkaResource, LakeResource, SparkResource
 from writetime import database, kafka
 from writetime.config import Settings
@@ -190,7 +190,7 @@ def test_messages_that_wait_for_half_of_the_retention_fail_a_check(settings: Set
 
 def test_sensor_asks_for_a_run_while_there_is_lag(settings: Settings, instance: DagsterInstance) -> None:
     def tick() -> object:
-        return automation.user_events_lag(build_sensor_context(instance=instance), kafka=KafkaResource())
+        return ingest.user_events_lag(build_sensor_context(instance=instance), kafka=KafkaResource())
 
     quiet = tick()
     assert isinstance(quiet, SkipReason)

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from dagster import DagsterInstance, RunConfig, materialize
+from dagster import DagsterInstance, materialize
 from pyspark.sql import SparkSession
 
-from assets import lake, rows
-from assets.tables import maintain_job
+from assets import rows
+from assets.naming import key_of
+from assets.table_jobs import maintain_job
 from resources import KafkaResource, LakeResource, SparkResource
-from tests.assets.test_lake import numbers
+from tests.assets.test_tables import numbers
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, add, write
 from tests.rows.test_stream import replayed
@@ -17,6 +18,7 @@ from writetime.config import Settings
 from writetime.lake import views
 from writetime.lake.table import create_table
 from writetime.rows.retention import merged_to
+from writetime.tables import FollowedTable
 
 RESOURCES = {"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()}
 
@@ -24,17 +26,17 @@ RESOURCES = {"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaRes
 def test_events_to_topic(settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = replace(SCHEMA, keyspace=settings.cassandra.keyspace)
     table = create_table(settings, schema)
-    of_table = lake.TableConfig(table=schema.full_name)
+    name = schema.full_name
+    assets = [rows.events(FollowedTable(name)), rows.topic(FollowedTable(name))]
 
     def run() -> tuple[dict[str, object], dict[str, object]]:
         result = materialize(
-            [rows.row_events, rows.row_topic],
+            assets,
             instance=DagsterInstance.ephemeral(),
             resources=RESOURCES,
-            run_config=RunConfig({"rows__events": of_table, "rows__topic": of_table}),
         )
         assert all(check.passed for check in result.get_asset_check_evaluations())
-        return numbers(result, rows.EVENTS), numbers(result, rows.TOPIC)
+        return numbers(result, key_of(name, "row_events")), numbers(result, key_of(name, "row_topic"))
 
     add(table, [write(i, 1, 5, v="a") for i in range(30)], 1, schema)
     events, topic = run()
@@ -46,7 +48,7 @@ def test_events_to_topic(settings: Settings, spark: SparkSession, monkeypatch: p
     # Old events give way to the rows that they led to; none is published again, and none is lost.
     monkeypatch.setenv("WRITETIME_ROWS__KEEP_DAYS", "0")
     upkeep = {name: RESOURCES[name] for name in ("spark", "lake")}
-    maintain_job.execute_in_process(run_config=RunConfig({"maintain_table": of_table}), resources=upkeep)
+    maintain_job([name]).execute_in_process(resources=upkeep)
     assert merged_to(table.rows.load()) == 2
     assert table.state.load().files
     assert replayed(table) == view_rows(views.virtual(table))

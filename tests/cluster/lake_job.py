@@ -11,43 +11,36 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from writetime import config
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.spark import in_spark
 from writetime.lake.table import create_table
 from writetime.rows.stream import extend
-from writetime.spark import spark_conf
+from writetime.spark import spark_session
 
 
 def main() -> None:
     """Bring snapshots in, fold them, make the view and the row events."""
     settings = config.load()
-    builder = SparkSession.builder
-    for name, value in spark_conf(settings).items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
     executors: set[str] = set()
+    with spark_session(settings) as session:
 
-    def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
-        # Each executor has a working folder of its own.
-        found = in_spark(session)(lambda task: (os.getcwd(), function(task)), tasks)
-        executors.update(executor for executor, _ in found)
-        return [result for _, result in found]
+        def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
+            # Each executor has a working folder of its own.
+            found = in_spark(session)(lambda task: (os.getcwd(), function(task)), tasks)
+            executors.update(executor for executor, _ in found)
+            return [result for _, result in found]
 
-    found = find_snapshots(sys.argv[2:])
-    table = create_table(settings, found.schema)
-    done = {
-        "changes": sum(count for _, count in backfill(table, found, run=run)),
-        "files_folded": state.fold(table, run),
-        "rows": views.refresh(table, run),
-        "events": extend(table, run=run),
-        "executors": sorted(executors),
-    }
-    session.stop()
-    print(json.dumps(done))
+        found = find_snapshots(sys.argv[2:])
+        table = create_table(settings, found.schema)
+        done = {
+            "changes": sum(count for _, count in backfill(table, found, run=run)),
+            "files_folded": state.fold(table, run),
+            "rows": views.refresh(table, run),
+            "events": extend(table, run=run),
+        }
+    print(json.dumps(done | {"executors": sorted(executors)}))
 
 
 if __name__ == "__main__":

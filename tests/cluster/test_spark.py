@@ -73,7 +73,7 @@ def cluster_settings(settings: Settings, store: ObjectStore, master: SparkMaster
     conf |= {f"spark.executorEnv.{name}": value for name, value in store.options.items() if name.startswith("AWS_")}
     return settings.model_copy(
         update={
-            "spark": settings.spark.model_copy(update={"master": master.url, "conf": conf}),
+            "spark": settings.spark.model_validate({"master": master.url, "conf": conf}),
             "lake": settings.lake.model_validate(
                 {"path": f"s3://{BUCKET}/cluster", "storage_options": store.options, "buckets": 4}
             ),
@@ -105,7 +105,6 @@ def test_snapshots_of_three_nodes_by_two_workers(
         **os.environ,
         **store.options,
         "WRITETIME_CONFIG": str(tmp_path / "writetime.toml"),
-        "WRITETIME_LAKE__STORAGE_OPTIONS": json.dumps(store.options),
         # What tests have set for a session of this machine alone.
         "SPARK_LOCAL_IP": "127.0.0.1",
     }

@@ -1,4 +1,5 @@
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def test_count_rows_agrees_with_cql(settings: Settings) -> None:
             session.execute(insert, [f"user {i % 90}"])
         [row] = session.execute(f"SELECT count(*) AS n FROM {table}")
         assert database.count_rows(session, table, "user_id") == row.n == 500
+
+
+def test_large_requests_are_sent_at_once(settings: Settings) -> None:
+    """Without waiting for the acknowledgement of their first piece."""
+    with database.connect(settings) as session:
+        [pool] = session.get_pools()
+        assert pool._connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_no_database_is_said_in_one_line(settings: Settings) -> None:

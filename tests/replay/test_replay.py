@@ -18,7 +18,7 @@ from writetime.errors import WritetimeError
 from writetime.replay import Batch, Effects, Publisher, Subscriber, check, lag, rebuild, replay, seek
 from writetime.replay.batches import Batches, Damaged, NoBatch
 from writetime.replay.blocks import BLOCK_BYTES, decode, encode
-from writetime.replay.coordination import Coordination
+from writetime.replay.coordination import Coordination, coordination
 
 
 @pytest.fixture
@@ -88,7 +88,22 @@ def test_a_batch_that_is_published_again(replay_settings: Settings, queue: str) 
             one.publish([b"a"], producer="p", sequence=4)
         with pytest.raises(WritetimeError, match="belong together"):
             one.publish([b"a"], producer="p")
+        assert [one.last_sequence(p) for p in ("p", "another", "nobody")] == [5, 1, None]
     assert len(list(replay(replay_settings, queue))) == 3
+
+
+def test_the_last_sequence_after_a_publisher_that_was_killed(
+    replay_settings: Settings, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed when its batch was sealed: nobody recorded it, and ZooKeeper was not told."""
+    with Publisher(replay_settings, queue) as one, Publisher(replay_settings, queue) as other:
+        one.publish([b"a"], producer="p", sequence=1)
+        assert other.last_sequence("p") == 1
+        with monkeypatch.context() as killed:
+            killed.setattr(Batches, "record", lambda *_: None)
+            killed.setattr(Coordination, "advance", lambda *_: None)
+            one.publish([b"b"], producer="p", sequence=2)
+        assert other.last_sequence("p") == 2
 
 
 def test_many_publishers_at_once(replay_settings: Settings, queue: str) -> None:
@@ -254,3 +269,30 @@ def test_names_that_cannot_be_paths(replay_settings: Settings) -> None:
             Publisher(replay_settings, name)
         with pytest.raises(WritetimeError, match="processor"):
             Subscriber(replay_settings, "q", name)
+
+
+def test_an_instance_that_waits_survives_the_loss_of_zookeepers_data(
+    replay_settings: Settings, queue: str, zookeeper: KazooClient
+) -> None:
+    """It finds no lock any more where it was about to look for who is before it."""
+    path = f"/queues/{queue}/processors/p/lock"
+
+    def second() -> bool:
+        with coordination(replay_settings, queue) as other, other.working("p", lambda: False) as held:
+            return held
+
+    def contenders() -> int:
+        children: Any = zookeeper.get_children(path)
+        return len(children)
+
+    with (
+        ThreadPoolExecutor(1) as pool,
+        coordination(replay_settings, queue) as first,
+        first.working("p", lambda: False) as held,
+    ):
+        assert held
+        found = pool.submit(second)
+        while contenders() < 2:
+            time.sleep(0.01)
+        zookeeper.delete(f"/queues/{queue}", recursive=True)
+        assert found.result(30)

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from writetime import config
 from writetime.errors import WritetimeError
@@ -36,6 +37,16 @@ def test_file_over_default_and_environment_over_file(settings_file: Path, monkey
         ("[capture]\nsource = 'scylla-cdc'\ntables = ['orders']\n", "orders is not named as keyspace.table"),
         ("[capture]\nsource = 'scylla-cdc'\ntables = ['s.orders']\n", "needs snapshot_folders of s.orders"),
         ("[capture]\nsnapshot_folders = {'s.orders' = ['/backup']}\n", "s.orders, which is not among tables"),
+        ("[zookeeper]\nusername = 'u'\n", "username and password belong together"),
+        ("[zookeeper]\ntls_certificate_file = 'c'\ntls_key_file = 'k'\n", "need tls_ca_file"),
+        ("[kafka.client]\n'enable.ssl.certificate.verification' = 'false'\n", "any server pass for a broker"),
+        ("[kafka.client]\n'ssl.endpoint.identification.algorithm' = 'none'\n", "any server pass for a broker"),
+        ("[schema_registry]\nurl = 'https://u:p@registry'\n", "schema_registry.url"),
+        ("[ingest]\nhost = '0.0.0.0'\n", "callers need tokens"),
+        ("[ingest]\nhost = 'ingest.example'\n", "callers need tokens"),
+        ("[ingest]\nhost = '::'\n", "callers need tokens"),
+        ("[ingest]\ntokens = ['too-short']\n", "ingest.tokens.0"),
+        ("[ingest]\ntls_key_file = 'k'\n", "tls_key_file belong together"),
         ("[nothing]\n", "nothing"),
         ("[kafka\n", "is not valid TOML"),
     ],
@@ -49,6 +60,40 @@ def test_mistakes_are_named(settings_file: Path, text: str, says: str) -> None:
 def test_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "absent.toml"))
     with pytest.raises(WritetimeError, match=r"absent\.toml"):
+        config.load()
+
+
+def test_an_ingress_with_tokens_may_be_open(settings_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings_file.write_text("[ingest]\nhost = '0.0.0.0'\n")
+    monkeypatch.setenv("WRITETIME_INGEST__TOKENS", '["a-token-of-sixteen", "another-of-sixteen"]')
+    assert [token.get_secret_value() for token in config.load().ingest.tokens][1] == "another-of-sixteen"
+
+
+def test_secrets_in_files(settings_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings_file.write_text(
+        "[cassandra]\nusername = 'u'\npassword = 'of the file'\n[kafka.client]\n'client.id' = 'c'\n"
+    )
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "cassandra__password").write_text("of the folder\n")
+    (tmp_path / "secrets" / "kafka__client").write_text('{"sasl.password": "hush"}')
+    (tmp_path / "secrets" / "ingest__tokens").write_text('["a-token-of-sixteen"]')
+    monkeypatch.setenv("WRITETIME_SECRETS", str(tmp_path / "secrets"))
+    settings = config.load()
+    assert settings.cassandra.password is not None
+    assert settings.cassandra.password.get_secret_value() == "of the folder"
+    assert {k: v.get_secret_value() for k, v in settings.kafka.client.items()} == {
+        "client.id": "c",
+        "sasl.password": "hush",
+    }
+    assert len(settings.ingest.tokens) == 1
+    monkeypatch.setenv("WRITETIME_CASSANDRA__PASSWORD", "of the environment")
+    assert (config.load().cassandra.password or SecretStr("")).get_secret_value() == "of the environment"
+    (tmp_path / "secrets" / "ingest__tokens").write_text("no-json-but-a-secret")
+    with pytest.raises(WritetimeError, match="ingest") as caught:
+        config.load()
+    assert "no-json-but-a-secret" not in str(caught.value)
+    monkeypatch.setenv("WRITETIME_SECRETS", str(tmp_path / "absent"))
+    with pytest.raises(WritetimeError, match="absent"):
         config.load()
 
 

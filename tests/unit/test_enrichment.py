@@ -25,6 +25,7 @@ def test_every_flight_gets_the_plane_and_the_weather_that_a_join_finds() -> None
     found = [enrich(item) for item in items]
     for row, result in zip(joined.to_dict("records"), found, strict=True):
         assert result["flight"] == f"{row['carrier']}{row['flight']}"
+        assert result.keys() == enrichment.ENRICHED
         plane, sky = result["plane"], result["weather"]
         assert (plane is not None) == (row["known"] is True)
         assert (sky is not None) == (row["seen"] is True)
@@ -38,5 +39,5 @@ def test_every_flight_gets_the_plane_and_the_weather_that_a_join_finds() -> None
 
 @pytest.mark.parametrize("payload", [None, "UA1545", {"flight": "UA1545"}])
 def test_what_is_no_flight_is_given_up(payload: Any) -> None:
-    with pytest.raises(GiveUp, match="not a flight: it needs flight, tail, origin, hour"):
+    with pytest.raises(GiveUp, match=r"not a flight: it needs rank, flight, carrier, .*, air_minutes"):
         enrich(NewItem(payload))

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from writetime.capture.decoding import Decoder
+from writetime.capture.handover import hand_over, unbalanced
 from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
 from writetime.capture.progress import Progress, SegmentProgress
-from writetime.capture.publisher import ChangePublisher, topic_of
+from writetime.capture.publisher import ChangePublisher
 from writetime.capture.schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.segments import SegmentFolder, readable, space_of
 from writetime.capture.snapshots import Snapshots, id_of
@@ -31,10 +32,7 @@ from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
-from writetime.kafka import topic_names
-from writetime.registry import SchemaRefused
-from writetime.storage.commitlog import count_mutations
-from writetime.storage.errors import Missing, StorageError
+from writetime.storage.errors import Missing
 from writetime.storage.segment import END, Segment, find_segments
 
 log = logging.getLogger(__name__)
@@ -77,7 +75,7 @@ class Agent:
         self._folder = SegmentFolder(settings, node.setting("cdc_raw_directory"))
         self._limit = space_of(node.setting("cdc_total_space") or "0B")
         self._metrics = AgentMetrics(settings, progress.totals)
-        self._decoder = Decoder(node, self._node_id, SchemaWatch(capture.state))
+        self._decoder = Decoder(self._node_id, SchemaWatch(capture.state, node))
         self._publisher = ChangePublisher(settings)
         self.snapshots = Snapshots(settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks)
         # What was handed over and is not acknowledged yet: how far each segment is with it, and its changes.
@@ -157,15 +155,10 @@ class Agent:
 
     def _announce_schemas(self) -> None:
         """Have the topics and schemas of the captured tables; with `never`, of those only that have changes."""
-        there = set(topic_names(self._settings)) if self._settings.capture.snapshot == "never" else None
-        for schema in self._decoder.captured:
-            if there is None or topic_of(schema.full_name) in there:
-                try:
-                    self._publisher.announce(schema)
-                except SchemaRefused as e:
-                    # Its changes are set aside, those of others are not.
-                    self._metrics.error("schema")
-                    log.error("%s", e)
+        for refused in self._publisher.announce_all(self._decoder.captured):
+            # Its changes are set aside, those of others are not.
+            self._metrics.error("schema")
+            log.error("%s", refused)
 
     def _unread(self, segment: Segment, until: int) -> int:
         """Return how many bytes of a segment may be read and were not."""
@@ -179,19 +172,13 @@ class Agent:
 
     def _publish(self, segment: Segment, until: int, stop: threading.Event) -> None:
         progress = self._progress.segments[segment.id]
-        published, refused = progress.published, None
         try:
-            for reached, window in self._decoder.read(segment, until, progress):
-                for schema, changes in window:
-                    sent = self._publisher.send(schema, changes)
-                    published += sent.changes.num_rows
+            for reached, handed in hand_over(self._decoder, self._publisher, segment, until, progress):
+                for schema, changes, sent in handed:
                     self._counts.update(counts_of(schema.full_name, sent.changes))
                     if sent.refused is not None:
                         self._metrics.refused(schema.full_name, changes.num_rows - sent.changes.num_rows)
-                        if refused is None and progress.reason is None:
-                            log.error("%s is set aside once the node is done with it: %s", segment.name, sent.refused)
-                        refused = refused or sent.refused
-                self._reached[segment.id] = replace(reached, published=published, reason=reached.reason or refused)
+                self._reached[segment.id] = reached
                 if self._counts.total() >= _PORTION and self._settle(stop):
                     self._measure()
                     if time.monotonic() >= self._next_announcement:
@@ -257,7 +244,7 @@ class Agent:
 
     def _let_go(self, segment: Segment, progress: SegmentProgress) -> None:
         """Release a segment whose accounting closes, set any other aside."""
-        reason = progress.reason or _unbalanced(segment, progress)
+        reason = progress.reason or unbalanced(segment, progress)
         progress = replace(progress, reason=reason)
         self._progress.segments[segment.id] = progress
         self._progress.save()
@@ -348,16 +335,3 @@ def _age(segment: Segment) -> float:
         return max(time.time() - Path(segment.path).stat().st_mtime, 0.0)
     except FileNotFoundError:
         return 0.0
-
-
-def _unbalanced(segment: Segment, progress: SegmentProgress) -> str | None:
-    """Return what is wrong with a segment's accounting, if anything."""
-    try:
-        counted = count_mutations(segment, END)
-    except StorageError as e:
-        return str(e)
-    if counted != progress.mutations:
-        return f"it has {counted} mutations, but {progress.mutations} were read"
-    if progress.decoded != progress.published:
-        return f"{progress.decoded} changes were decoded, but {progress.published} published"
-    return None

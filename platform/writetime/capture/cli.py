@@ -1,16 +1,18 @@
-"""`writetime agent`, and what `writetime status` shows of it."""
+"""`writetime agent | land | publish-segments | retire`, and what `writetime status` shows of agents."""
 
 import logging
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
 from writetime import config
-from writetime.capture import cdc_log
+from writetime.capture import archives, cdc_log
 from writetime.capture.agent import run
 from writetime.capture.landing import Landing, captured_tables
 from writetime.capture.metrics import read_status
@@ -76,6 +78,42 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool) -> None:
                 # What is wrong with one table stops no other.
                 log.error("%s; trying again", e)
         stop.wait(max(next_look - time.monotonic(), 0))
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--follow", is_flag=True, help="Go on until SIGTERM or Ctrl-C.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    help="The folder that keeps how far the segments are; by default `segments` in capture.state.",
+)
+def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path | None) -> None:
+    """Publish the changes in folders of commit log segments, each of one node, by Spark's tasks; a PATH may be a URL.
+
+    Nothing is deleted. The exit status is 1 if changes of a segment are missing.
+    """
+    # Only this command needs Spark.
+    from writetime.lake.spark import in_spark
+    from writetime.spark import spark_session
+
+    settings, stop = config.load(), _stopped_by_signal() if follow else None
+    kept = checkpoint or settings.capture.state / "segments"
+    with spark_session(settings) as spark:
+        run, tasks = in_spark(spark), spark.sparkContext.defaultParallelism
+        if stop is None:
+            report = archives.publish_segments(settings, paths, kept, run=run, tasks=tasks)
+        else:
+            log_as_json()
+            report = archives.follow_segments(settings, paths, kept, stop, run=run, tasks=tasks)
+    changes = ", ".join(f"{count} changes of {table}" for table, count in sorted(report.changes.items()))
+    click.echo(f"{report.segments} segments, {report.mutations} mutations: {changes or 'no changes'}")
+    for key in report.growing:
+        click.echo(f"not complete, and published as far as its _cdc.idx says: {key}", err=True)
+    for key, reason in sorted(report.faults.items()):
+        click.echo(f"changes are missing: {key}: {reason}", err=True)
+    if report.faults:
+        sys.exit(1)
 
 
 @click.command()

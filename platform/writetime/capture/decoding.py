@@ -9,7 +9,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from writetime.capture.progress import SegmentProgress
-from writetime.capture.schemas import Node, SchemaWatch
+from writetime.capture.schemas import Schemas
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.errors import CorruptFile, Missing, StorageError
@@ -25,33 +25,34 @@ class _Hidden(StorageError):
 
 
 class Decoder:
-    """Reads the segments of a node; `refresh` it after it was asked how far they may be read."""
+    """Reads the segments of a node, by its id if that is known; `refresh` it after it was asked how far they may be
+    read."""
 
-    def __init__(self, node: Node, node_id: str, watch: SchemaWatch) -> None:
-        self._node = node
+    def __init__(self, node_id: str | None, schemas: Schemas) -> None:
         self._node_id = node_id
-        self._watch = watch
+        self._schemas = schemas
         self._reader: CommitLogReader | None = None
         self._captured: set[UUID | None] = set()
 
     @property
     def captured(self) -> list[TableSchema]:
         """The schemas of the tables whose changes are published, as of the last `refresh`."""
-        return self._watch.captured
+        return self._schemas.tables.captured
 
     @property
     def captured_and_live(self) -> list[tuple[TableSchema, bool]]:
         """Those schemas, each with whether the node has the table now."""
-        return [(schema, self._watch.is_live(schema)) for schema in self._watch.captured]
+        tables = self._schemas.tables
+        return [(schema, schema.id in tables.live) for schema in tables.captured]
 
     def refresh(self, *, always: bool = False) -> bool:
         """Take up the schemas of the node; return whether any is new."""
-        new = self._watch.refresh(self._node, always=always) or self._reader is None
+        new = self._schemas.refresh(always=always) or self._reader is None
         if new:
-            known = self._watch.known
-            self._captured = {schema.id for schema in self._watch.captured}
+            known = self._schemas.tables.known
+            self._captured = {schema.id for schema in self._schemas.tables.captured}
             names = {schema.full_name for schema in known if schema.id in self._captured}
-            self._reader = CommitLogReader(known, names, on_unknown_table="skip", torn_tail="stop")
+            self._reader = CommitLogReader(known, names, on_unknown_table="skip")
         return new
 
     def read(self, segment: Segment, until: int, progress: SegmentProgress) -> Iterator[tuple[SegmentProgress, Window]]:
@@ -73,7 +74,7 @@ class Decoder:
                 raise
             except StorageError as e:
                 if tolerant or not isinstance(e, _Hidden | CorruptFile):
-                    log.error("%s is set aside once the node is done with it: %s", segment.name, e)
+                    log.error("not all of %s can be published: %s", segment.name, e)
                     progress = replace(progress, reason=str(e), broken=True)
                 else:
                     log.warning("%s; reading on with the schemas of now", e)
@@ -99,8 +100,6 @@ class Decoder:
                 decoded=progress.decoded + sum(changes.num_rows for _, changes in window),
             )
             yield progress, window
-        if report.torn_at is not None:
-            log.warning("%s ends at offset %d in what was not finished", segment.path, report.torn_at)
         yield _reached(progress, report), []
 
     def _with_unknown(
@@ -112,7 +111,7 @@ class Decoder:
             _Hidden: there are some, and the node was not asked for its schemas since.
         """
         for table_id, count in found.items():
-            reason = self._watch.unreadable(table_id)
+            reason = self._schemas.tables.unreadable(table_id)
             if reason is None:
                 continue
             if not tolerant:

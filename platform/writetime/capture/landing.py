@@ -89,6 +89,8 @@ class Landing:
         self._known: dict[int, Any] = {}
         self._table: LakeTable | None = None
         self._snapshot_at = 0
+        # Offsets between where its commits began and where they ended: as many as the changes, if none is missing.
+        self.offsets_landed = 0
 
     def drain(self, run: Runner = map, *, accept_gap: bool = False) -> int:
         """Land what the topic holds at this moment; return how many changes that was.
@@ -129,6 +131,7 @@ class Landing:
                 places |= watermark(source, until)
             if table.changes.append(files, self._topic, number, places):
                 count += sum(file.rows for file in files)
+                self.offsets_landed += sum(offset - starts[p] for p, offset in reached.items())
                 if reached == ends:
                     return count
             now = table.changes.load()

@@ -7,6 +7,7 @@ changes of one key stay in order.
 
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from writetime.capture import watermarks
 from writetime.capture.avro import ChangeEncoder, change_avro
 from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.kafka import ensure_topics, max_message_bytes, partitions_of
+from writetime.kafka import ensure_topics, max_message_bytes, partitions_of, topic_names
 from writetime.lake.buckets import buckets_of, partition_of_bucket
 from writetime.merge.arrow import pc
 from writetime.publishing import Sender, ensure_schemas_topic
@@ -99,6 +100,23 @@ class ChangePublisher:
             WritetimeError: Kafka refuses it.
         """
         self._topic(schema)
+
+    def announce_all(self, schemas: Iterable[TableSchema]) -> list[SchemaRefused]:
+        """Announce captured tables; with `capture.snapshot = "never"` those only that have a topic, as others get
+        theirs with the first change. Return why the registry refuses schemas, if it does.
+
+        Raises:
+            WritetimeError: Kafka refuses one.
+        """
+        there = set(topic_names(self._settings)) if self._settings.capture.snapshot == "never" else None
+        refused = []
+        for schema in schemas:
+            if there is None or topic_of(schema.full_name) in there:
+                try:
+                    self.announce(schema)
+                except SchemaRefused as e:
+                    refused.append(e)
+        return refused
 
     def send(self, schema: TableSchema, changes: pa.RecordBatch) -> Sent:
         """Hand over changes of a table, in order; return those that were, without any that are too large or of a schema

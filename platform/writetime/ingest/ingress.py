@@ -29,6 +29,7 @@ from writetime.ingest import openapi
 from writetime.ingest.event import Event, InvalidEvent, accept
 from writetime.ingest.ingress_metrics import IngressMetrics
 from writetime.ingest.outbox import BrokerUnreachableError, Outbox, check
+from writetime.ingest.tokens import Tokens
 from writetime.workqueue.http import ItemsEndpoint
 
 MAX_KEY_CHARACTERS = 255
@@ -58,6 +59,7 @@ class Ingress:
         # A batch that could never fit among the pending events would be told to retry for ever.
         self._max_batch_events = min(settings.ingest.max_batch_events, settings.ingest.max_pending_events)
         self._metrics = IngressMetrics()
+        self._tokens = Tokens(settings.ingest.tokens)
         self._outbox: Outbox
         self._items = ItemsEndpoint(settings, self._max_batch_events, self._metrics.registry)
         self._rest = Starlette(
@@ -75,7 +77,11 @@ class Ingress:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope."""
-        if scope["type"] == "http" and scope["path"] == "/events":
+        is_call = scope["type"] == "http"
+        if is_call and scope["path"] not in openapi.OPEN_PATHS and not self._tokens.admit(scope["headers"]):
+            self._metrics.unauthorized.inc()
+            await _unauthorized(scope, receive, send)
+        elif is_call and scope["path"] == "/events":
             await self._serve_events(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
@@ -177,10 +183,13 @@ class Ingress:
     async def _health(self, _request: Request) -> Response:
         return _json({"status": "ok"})
 
-    async def _ready(self, _request: Request) -> Response:
+    async def _ready(self, request: Request) -> Response:
         reason = "the ingress is stopping" if self.draining else await self._outbox.fault()
         if reason is None:
             return _json({"status": "ready"})
+        if not self._tokens.admit(request.scope["headers"]):
+            # It would name the brokers.
+            reason = "told with a token only"
         return _json({"status": "error", "reason": reason}, 503)
 
     async def _show_metrics(self, _request: Request) -> Response:
@@ -201,13 +210,13 @@ def serve(settings: Settings) -> None:
     An unreachable broker is no error: `/ready` says so, and events are answered 503 until it is back.
 
     Raises:
-        WritetimeError: the address cannot be had, the topic is missing, or a setting of `kafka.client` is wrong.
+        WritetimeError: the address cannot be had, the topic is missing, a certificate or its key cannot be read, or a
+            setting of `kafka.client` is wrong.
     """
     try:
         check(settings)
     except BrokerUnreachableError as e:
         print(f"warning: {e}", file=sys.stderr, flush=True)
-    listener = _listen(settings.ingest.host, settings.ingest.port)
     app = create_app(settings)
     config = uvicorn.Config(
         app,
@@ -218,6 +227,10 @@ def serve(settings: Settings) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
+        ssl_certfile=settings.ingest.tls_certificate_file,
+        ssl_keyfile=settings.ingest.tls_key_file,
+        # uvicorn counts the one that is just there, and refuses from the limit on.
+        limit_concurrency=settings.ingest.max_connections + 1,
         # Longer than the idle time of common load balancers, so that it is never the server who ends a connection
         # just when a call arrives.
         timeout_keep_alive=75,
@@ -226,7 +239,13 @@ def serve(settings: Settings) -> None:
             max(settings.ingest.drain_seconds, settings.ingest.ack_timeout_seconds + 2)
         ),
     )
-    _Server(config, app).run([listener])
+    try:
+        config.load()
+    except OSError as e:
+        raise WritetimeError(
+            f"ingest.tls_certificate_file and tls_key_file cannot be used as PEM certificate and key: {e}"
+        ) from None
+    _Server(config, app).run([_listen(settings.ingest.host, settings.ingest.port)])
 
 
 class _Server(uvicorn.Server):
@@ -240,13 +259,19 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
-            print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+            scheme = "https" if self.config.is_ssl else "http"
+            print(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn's own would raise the signal again after the drain, and the process would end by it.
         del sig, frame
         self._app.draining = True
         self.should_exit = True
+
+
+async def _unauthorized(scope: Scope, receive: Receive, send: Send) -> None:
+    body = {"status": "error", "reason": "this needs the header Authorization: Bearer, with a token of ingest.tokens"}
+    await _json(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -16,6 +16,9 @@ class IngressMetrics:
         self.requests = Counter(
             "writetime_ingress_requests", "Calls of /events by status.", ["status"], registry=self.registry
         )
+        self.unauthorized = Counter(
+            "writetime_ingress_unauthorized", "Calls of any path without a known token.", registry=self.registry
+        )
         self.body_bytes = Counter(
             "writetime_ingress_body_bytes", "Bytes of the bodies of POST /events.", registry=self.registry
         )

@@ -6,13 +6,16 @@ from typing import Any
 from writetime.config import Settings
 from writetime.workqueue.http import openapi_path
 
+# What asks these has no token: load balancers and supervisors.
+OPEN_PATHS = frozenset({"/health", "/ready"})
+
 
 def document(settings: Settings, max_batch_events: int) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document with the limits in force."""
     limits = settings.ingest
     error = {"$ref": "#/components/schemas/Error"}
     retry = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
-    return {
+    described = {
         "openapi": "3.1.0",
         "info": {
             "title": "Writetime HTTP ingress",
@@ -128,6 +131,22 @@ def document(settings: Settings, max_batch_events: int) -> dict[str, Any]:
             "schemas": _schemas(),
         },
     }
+    return _with_tokens(described) if limits.tokens else described
+
+
+def _with_tokens(described: dict[str, Any]) -> dict[str, Any]:
+    described["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    unauthorized = _response(
+        "The call has no known token.",
+        {"$ref": "#/components/schemas/Error"},
+        {"WWW-Authenticate": {"description": "Bearer.", "schema": {"type": "string"}}},
+    )
+    for path, operations in described["paths"].items():
+        if path not in OPEN_PATHS:
+            for operation in operations.values():
+                operation["security"] = [{"token": []}]
+                operation["responses"]["401"] = unauthorized
+    return described
 
 
 def _schemas() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event
 from writetime.ingest.ingress_metrics import IngressMetrics
 from writetime.kafka import client_config
@@ -22,7 +22,7 @@ _FIRST_SEEN: list[tuple[str, str | bytes | None]] = [(FIRST_SEEN_HEADER, b"1")]
 _MESSAGE_OVERHEAD_BYTES = 4096
 
 
-class BrokerUnreachableError(WritetimeError):
+class BrokerUnreachableError(Transient):
     """No broker answers now; it may later."""
 
 

@@ -41,7 +41,7 @@ class SinkMetrics:
         if settings.ingest.sink_metrics_port is not None:
             port = settings.ingest.sink_metrics_port
             try:
-                start_http_server(port, addr=settings.ingest.host, registry=registry)
+                start_http_server(port, addr=settings.ingest.sink_metrics_host, registry=registry)
             except OSError as e:
                 raise WritetimeError(f"ingest.sink_metrics_port {port} cannot be used: {e.strerror}") from None
 

@@ -7,6 +7,7 @@
 The table's schema is kept as CQL in the properties of `changes`.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -26,6 +27,8 @@ from writetime.schema.mapping import arrow_type
 from writetime.schema.table import SchemaError, TableSchema
 
 SCHEMA = "writetime.schema"
+# All that the databases take for names of keyspaces and tables.
+_NAME = re.compile(r"\w+\.\w+", re.ASCII)
 
 
 def view_schema(schema: TableSchema) -> pa.Schema:
@@ -66,7 +69,7 @@ class LakeTable:
         """
         current = self.schema()
         joined = join_schemas(current, schema)
-        _check_names(joined)
+        check_names(joined)
         if to_cql(joined) != to_cql(current):
             for part in (self.changes, self.state):
                 part.add_fields(change_schema(joined))
@@ -77,7 +80,13 @@ class LakeTable:
 
 
 def table_storage(settings: Settings, name: str) -> Storage:
-    """Return the folder of the table `keyspace.table`."""
+    """Return the folder of the table `keyspace.table`.
+
+    Raises:
+        WritetimeError: no table is named so. It would be a folder elsewhere.
+    """
+    if not _NAME.fullmatch(name):
+        raise WritetimeError(f"{name!r} names no table: KEYSPACE.TABLE, each of letters, digits and '_'")
     return lake_storage(settings).folder(name)
 
 
@@ -110,7 +119,7 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     """
     storage = table_storage(settings, schema.full_name)
     buckets = check_buckets(settings.lake.buckets)
-    _check_names(schema)
+    check_names(schema)
     table = LakeTable(storage, buckets)
     # `changes` last: a table exists once all of it does.
     table.view.create(view_schema(schema), buckets, {})
@@ -121,8 +130,12 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     return table
 
 
-def _check_names(schema: TableSchema) -> None:
-    """Refuse names that differ in upper and lower case only, as Delta and Spark take them for one."""
+def check_names(schema: TableSchema) -> None:
+    """Refuse names that differ in upper and lower case only, as Delta and Spark take them for one.
+
+    Raises:
+        SchemaError: there are such names among the columns, or the fields of a type.
+    """
     for names in _names(pa.struct([pa.field(PARTITION, pa.int32()), *view_schema(schema), *change_schema(schema)])):
         seen: dict[str, str] = {}
         for name in names:

@@ -15,7 +15,7 @@ from writetime.lake.delta import DataFile, Snapshot
 from writetime.lake.history import require_history, until
 from writetime.lake.merging import Runner, Source, merge_files
 from writetime.lake.parquet import WrittenFile, write_file
-from writetime.lake.state import pending
+from writetime.lake.state import Staged, pending
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.merge import live_rows
@@ -80,11 +80,16 @@ def virtual(table: LakeTable, as_of: int | None = None) -> Iterator[pa.Table]:
         yield bucket.rows()
 
 
-def refresh(table: LakeTable, run: Runner = map) -> int:
-    """Replace the compacted view by the rows of now, in one commit; return how many they are."""
+def refresh(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
+    """Replace the compacted view by the rows of now, in one commit; return how many they are.
+
+    `staged` is called with the new files before they are committed; if it raises, the view stays as it was.
+    """
     view = table.view.load()
     tasks = bucket_views(table)
     written = [file for file in run(_write, tasks) if file is not None]
+    if staged:
+        staged(written)
     instant = max((task.as_of for task in tasks), default=time_now())
     table.view.rewrite(view, view.files, written, data_change=True, info={AS_OF: str(instant)})
     return sum(file.rows for file in written)

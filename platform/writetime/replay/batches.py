@@ -316,13 +316,13 @@ class Batches:
     def prepared(self, text: str) -> PreparedStatement:
         """Return a statement of a processor's own, prepared once."""
         if text not in self._others:
-            with _named():
+            with named("the replay queues"):
                 self._others[text] = self._session.prepare(text)
         return self._others[text]
 
     def run(self, batch: BatchStatement) -> list[Any]:
         """Run a conditional batch."""
-        with _named():
+        with named("the replay queues"):
             return list(self._session.execute(batch))
 
     def run_serial(self, text: str, values: Sequence[Any]) -> list[Any]:
@@ -338,25 +338,26 @@ class Batches:
             raise WritetimeError(f"the replay queues' tables are not as expected ({e}); run `writetime init`") from None
 
     def _run(self, statement: PreparedStatement, values: Sequence[Any]) -> list[Any]:
-        with _named():
+        with named("the replay queues"):
             return list(self._session.execute(statement, values))
 
     def _run_all(self, statement: PreparedStatement, values: Sequence[Sequence[Any]]) -> list[Any]:
         """Run a statement with many values at once; return all rows, in the order of the values."""
         if len(values) == 1:
             return self._run(statement, values[0])
-        with _named():
+        with named("the replay queues"):
             run = execute_concurrent_with_args
             answers = run(self._session, statement, values, _IN_FLIGHT, raise_on_first_error=True)
             return [row for _, rows in answers for row in rows]
 
 
 @contextmanager
-def _named() -> Iterator[None]:
+def named(of: str) -> Iterator[None]:
+    """Name what the driver raises in the block: `Unknown`, or a `WritetimeError` where the database refuses."""
     try:
         yield
     except (InvalidRequest, SyntaxException, Unauthorized) as e:
-        raise WritetimeError(f"the database refuses a statement of the replay queues: {e}") from None
+        raise WritetimeError(f"the database refuses a statement of {of}: {e}") from None
     except Exception as e:
         # Timeouts, unavailable replicas, overload, lost connections: all else passes.
         raise Unknown(f"{type(e).__name__}: {e}") from None

@@ -1,4 +1,6 @@
-"""What ZooKeeper has of a queue, readable by any client: its newest batch, its lock, and how far processors are.
+"""What ZooKeeper has of a queue: its newest batch, its lock, and how far processors are.
+
+Any client may read it, or with credentials in the settings who has them.
 
     /queues/<queue>                         <queue>-<n>: the newest batch
     /queues/<queue>/lock                    held by the publisher that seals a batch
@@ -15,11 +17,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import BadVersionError, KazooException, LockTimeout, NodeExistsError, NoNodeError
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    LockTimeout,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+)
 from kazoo.handlers.threading import KazooTimeoutError
 
 from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
+from writetime.zookeeper import client_options
 
 ROOT = "/queues"
 TIMEOUT_SECONDS = 15
@@ -27,7 +37,7 @@ _LOOK_SECONDS = 0.5
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
-class NoZooKeeper(WritetimeError):
+class NoZooKeeper(Transient):
     """ZooKeeper does not answer."""
 
 
@@ -143,12 +153,17 @@ class Coordination:
     @contextmanager
     def working(self, processor: str, stop: Callable[[], bool]) -> Iterator[bool]:
         """Hold the lock of a processor, so that a second instance stands by; False if it is to stop before."""
-        lock = self._client.Lock(f"{self._processor(processor)}/lock")
+        path = f"{self._processor(processor)}/lock"
+        lock = self._client.Lock(path)
         held = False
         try:
             while not held and not stop():
                 with _named(), suppress(LockTimeout):
-                    held = lock.acquire(timeout=_LOOK_SECONDS)
+                    try:
+                        held = lock.acquire(timeout=_LOOK_SECONDS)
+                    except NoNodeError:
+                        # ZooKeeper has lost its data meanwhile. A lock makes its path but once.
+                        lock = self._client.Lock(path)
             yield held
         finally:
             if held:
@@ -201,12 +216,13 @@ def coordination(settings: Settings, queue: str) -> Iterator[Coordination]:
     Raises:
         NoZooKeeper: it does not answer.
     """
-    client = KazooClient(hosts=settings.zookeeper.hosts)
+    client = KazooClient(**client_options(settings))
     try:
         client.start(timeout=TIMEOUT_SECONDS)
     except KazooTimeoutError:
         raise NoZooKeeper(
-            f"no ZooKeeper answers at {settings.zookeeper.hosts}; start it, or set zookeeper.hosts"
+            f"no ZooKeeper answers at {settings.zookeeper.hosts}, or its certificate is refused (the log says which); "
+            "start it, or set zookeeper.hosts and the certificates"
         ) from None
     try:
         yield Coordination(client, queue)
@@ -221,5 +237,9 @@ def _named() -> Iterator[None]:
         yield
     except (NoNodeError, NodeExistsError, BadVersionError, LockTimeout):
         raise
+    except NoAuthError:
+        raise WritetimeError(
+            f"ZooKeeper refuses access to what is below {ROOT}: set zookeeper.username and password of who created it"
+        ) from None
     except (KazooException, KazooTimeoutError) as e:
         raise NoZooKeeper(f"ZooKeeper: {type(e).__name__} {e}".rstrip()) from None

@@ -101,6 +101,17 @@ class Publisher:
                     ) from None
                 time.sleep(random.uniform(0, _PAUSE_SECONDS))
 
+    def last_sequence(self, producer: str) -> int | None:
+        """Return the last sequence that a producer has published, None if none: after it, it goes on.
+
+        Raises:
+            Unknown: the database does not answer.
+            NoBatch: the database does not have a batch that was published.
+        """
+        self._find(max(self._known(), self._newest.n if self._newest else 0))
+        recorded = self._recorded(producer)
+        return recorded[0] if recorded else None
+
     def _seal(self, unsealed: Seal, tried: list[int]) -> Seal:
         """Seal a batch under the next number, or return the one that the producer published as this one.
 
@@ -143,7 +154,10 @@ class Publisher:
             if not self._batches.has(self._queue, newest):
                 raise NoBatch(f"the database has no batch {self._queue}-{newest} any more")
             return
-        found = self._batches.head(self._queue, max(known, newest))
+        self._find(max(known, newest))
+
+    def _find(self, at_least: int) -> None:
+        found = self._batches.head(self._queue, at_least)
         if found is not None:
             self._batches.record(found)
         self._newest, self._sequences = found, {}
@@ -158,9 +172,7 @@ class Publisher:
     def _published(self, unsealed: Seal) -> Seal | None:
         if unsealed.producer is None or unsealed.sequence is None:
             return None
-        if unsealed.producer not in self._sequences:
-            self._sequences[unsealed.producer] = self._batches.recorded(self._queue, unsealed.producer)
-        recorded = self._sequences[unsealed.producer]
+        recorded = self._recorded(unsealed.producer)
         if recorded is None or recorded[0] < unsealed.sequence:
             return None
         sequence, n = recorded
@@ -176,6 +188,11 @@ class Publisher:
                 f"(batch {n})"
             )
         return seal
+
+    def _recorded(self, producer: str) -> tuple[int, int] | None:
+        if producer not in self._sequences:
+            self._sequences[producer] = self._batches.recorded(self._queue, producer)
+        return self._sequences[producer]
 
 
 def tell(zookeeper: Coordination, n: int) -> None:

@@ -10,6 +10,8 @@ from writetime.schema.table import GC_GRACE_SECONDS, Column, DroppedColumn, Sche
 from writetime.schema.types import Udt, parse_cql
 
 _NAME = r'(?:"(?:[^"]|"")+"|\w+)'
+# A type's text; a user-defined type may have any name in quotes.
+_TYPE = r"""(?:"(?:[^"]|"")*"|'[^']*'|[^"'])+?"""
 _QUALIFIED = rf"(?:(?P<keyspace>{_NAME})\s*\.\s*)?(?P<name>{_NAME})"
 _IF_NOT_EXISTS = r"(?:IF\s+NOT\s+EXISTS\s+)?"
 _CREATE_TYPE = re.compile(rf"CREATE\s+TYPE\s+{_IF_NOT_EXISTS}{_QUALIFIED}\s*\((?P<body>.*)\)\s*$", re.I | re.S)
@@ -18,14 +20,16 @@ _ALTER_DROP = re.compile(
     rf"ALTER\s+TABLE\s+{_QUALIFIED}\s+DROP\s+(?P<column>{_NAME})\s+USING\s+TIMESTAMP\s+(?P<at>-?\d+)\s*$", re.I
 )
 _ALTER_ADD = re.compile(
-    rf"ALTER\s+TABLE\s+{_QUALIFIED}\s+ADD\s+(?P<column>{_NAME})\s+(?P<type>.+?)(?P<static>\s+static)?\s*$", re.I | re.S
+    rf"ALTER\s+TABLE\s+{_QUALIFIED}\s+ADD\s+(?P<column>{_NAME})\s+(?P<type>{_TYPE})(?P<static>\s+static)?\s*$",
+    re.I | re.S,
 )
 _COLUMN = re.compile(
-    rf"(?P<name>{_NAME})\s+(?P<type>.+?)(?P<static>\s+static)?(?:\s+MASKED\s+WITH\s+.*?)?(?P<primary>\s+PRIMARY\s+KEY)?\s*$",
+    rf"(?P<name>{_NAME})\s+(?P<type>{_TYPE})(?P<static>\s+static)?(?:\s+MASKED\s+WITH\s+.*?)?(?P<primary>\s+PRIMARY\s+KEY)?\s*$",
     re.I | re.S,
 )
 _PRIMARY_KEY = re.compile(r"PRIMARY\s+KEY\s*\((?P<body>.*)\)\s*$", re.I | re.S)
 _ORDER = re.compile(r"CLUSTERING\s+ORDER\s+BY\s*\((?P<body>[^)]*)\)", re.I)
+_ORDERED = re.compile(rf"(?P<name>{_NAME})(?:\s+(?P<direction>ASC|DESC))?", re.I)
 _COMPACT = re.compile(r"\bCOMPACT\s+STORAGE\b", re.I)
 _GC_GRACE = re.compile(r"\bgc_grace_seconds\s*=\s*(?P<seconds>\d+)", re.I)
 _ID = re.compile(r"\bID\s*=\s*'?(?P<id>[0-9a-f-]{36})'?", re.I)
@@ -100,7 +104,9 @@ def _drop(schema: TableSchema, name: str, at: int) -> TableSchema:
 def _table(keyspace: str, name: str, statement: str, start: int, udts: dict[str, Udt]) -> TableSchema:
     end = _closing(statement, start)
     options = statement[end + 1 :]
-    if _COMPACT.search(options):
+    # Names and strings may hold anything, also what looks like an option.
+    plain = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), options)
+    if _COMPACT.search(plain):
         raise compact_storage(f"{keyspace}.{name}")
     columns: dict[str, Column] = {}
     static: list[str] = []
@@ -122,12 +128,14 @@ def _table(keyspace: str, name: str, statement: str, start: int, udts: dict[str,
         raise SchemaError(f"CREATE TABLE {keyspace}.{name} has no PRIMARY KEY")
     if unknown := [n for n in key[0] + key[1] if n not in columns]:
         raise SchemaError(f"CREATE TABLE {keyspace}.{name}: the primary key names {unknown[0]}, which is no column")
-    for part in _split(order["body"]) if (order := _ORDER.search(options)) else []:
-        column, _, direction = part.rpartition(" ")
-        column = _unquote(column.strip())
-        columns[column] = replace(columns[column], reversed=direction.lower() == "desc")
+    for part in _split(options[slice(*order.span("body"))]) if (order := _ORDER.search(plain)) else []:
+        ordered = _ORDERED.fullmatch(part)
+        column = _unquote(ordered["name"]) if ordered else part
+        if ordered is None or column not in columns:
+            raise SchemaError(f"CREATE TABLE {keyspace}.{name} is ordered by {column}, which is no column")
+        columns[column] = replace(columns[column], reversed=(ordered["direction"] or "").upper() == "DESC")
     table_id = _ID.search(options)
-    gc_grace = _GC_GRACE.search(options)
+    gc_grace = _GC_GRACE.search(plain)
     return TableSchema(
         keyspace,
         name,
@@ -171,6 +179,7 @@ def _statements(text: str) -> Iterator[str]:
         yield rest
 
 
+_QUOTED = re.compile(r""""(?:[^"]|"")*"|'(?:[^']|'')*'""")
 _BRACKET_OR_QUOTED = re.compile(r"""[(<{]|[)>}]|,|"(?:[^"]|"")*"|'(?:[^']|'')*'""")
 
 

@@ -106,8 +106,9 @@ def _arguments(cql_type: CqlType) -> Sequence[CqlType]:
 
 
 def storage_order(columns: Iterable[Column]) -> list[Column]:
-    """Sort columns as rows store them: simple before complex, each by the bytes of the name (`ColumnMetadata`)."""
-    return sorted(columns, key=lambda c: (is_complex(c.type), c.name.encode()))
+    """Sort columns as rows of Cassandra store them: simple before complex, each by the bytes of the name; names that do
+    not begin in ASCII come first, as `ColumnMetadata` compares them so."""
+    return sorted(columns, key=lambda c: (is_complex(c.type), c.name.encode()[:1] < b"\x80", c.name.encode()))
 
 
 def compact_storage(table: str) -> SchemaError:

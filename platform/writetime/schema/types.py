@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
+from cassandra.metadata import cql_keywords_reserved
+
 from writetime.errors import WritetimeError
 
 MARSHAL = "org.apache.cassandra.db.marshal."
@@ -143,7 +145,8 @@ def freeze(cql_type: CqlType) -> CqlType:
 
 def quote_name(name: str) -> str:
     """Return a CQL identifier, quoted if it has to be."""
-    return name if re.fullmatch(r"[a-z][a-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'
+    plain = re.fullmatch(r"[a-z][a-z0-9_]*", name) and name not in cql_keywords_reserved
+    return name if plain else '"' + name.replace('"', '""') + '"'
 
 
 # --- CQL text ---------------------------------------------------------------------------------------------------------

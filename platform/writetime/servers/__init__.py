@@ -1,9 +1,8 @@
 """The embedded servers of one machine: real Cassandra, Kafka and ZooKeeper on loopback."""
 
-import ipaddress
 from collections.abc import Iterator
 
-from writetime.config import Settings
+from writetime.config import Settings, is_loopback
 from writetime.errors import WritetimeError
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
@@ -18,7 +17,7 @@ def servers(settings: Settings) -> list[EmbeddedServer]:
         WritetimeError: an address is not on this machine, so there is nothing to start.
     """
     for setting, host in _addresses(settings):
-        if not _is_loopback(host):
+        if not is_loopback(host):
             raise WritetimeError(f"{setting} is {host}, not on this machine: embedded servers listen on 127.0.0.1 only")
     return [ZooKeeperServer(settings), KafkaServer(settings), CassandraServer(settings)]
 
@@ -46,10 +45,3 @@ def _addresses(settings: Settings) -> Iterator[tuple[str, str]]:
     ]:
         for address in addresses.split(","):
             yield setting, address.strip().rsplit(":", 1)[0]
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

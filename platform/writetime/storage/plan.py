@@ -162,13 +162,8 @@ class Plan:
         return sorted(lines, key=lambda line: line.index)
 
     def header(self, static: Sequence[str], regular: Sequence[str]) -> list[int]:
-        """Return the lines of a header's columns, in the order in which rows have them."""
-
-        def order(names: Sequence[str]) -> list[int]:
-            columns = storage_order(Column(n, self.columns[n].type) for n in names)
-            return [self.columns[c.name].index for c in columns]
-
-        return order(static) + order(regular)
+        """Return the lines of a header's columns. Rows have them in the header's order, which is the writer's own."""
+        return [self.columns[name].index for name in (*static, *regular)]
 
     def _wants(self, column: Column) -> bool:
         return self.wants(field_name(column))

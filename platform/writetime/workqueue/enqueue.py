@@ -79,8 +79,9 @@ class AsyncEnqueuer:
             InvalidItem: an item breaks a rule.
             EnqueueUnknown: the database has not acknowledged all; some may be enqueued.
         """
-        if not 0 < len(queue) <= MAX_QUEUE_CHARACTERS or "\0" in queue:
-            raise InvalidItem(f"a queue's name has 1 to {MAX_QUEUE_CHARACTERS} characters, and no NUL")
+        # Names stand in logs and on terminals.
+        if not 0 < len(queue) <= MAX_QUEUE_CHARACTERS or not queue.isprintable():
+            raise InvalidItem(f"a queue's name has 1 to {MAX_QUEUE_CHARACTERS} printable characters")
         payloads = [self._payload(item) for item in items]
         entries: list[Entry] = []
         deadline = asyncio.get_running_loop().time() + self._settings.enqueue_timeout_seconds

@@ -1,4 +1,4 @@
-"""The lake's assets on a real snapshot: by token range, merged, and checked against the database's own answer."""
+"""The assets of a followed table on a real snapshot: by token range, merged, checked against the database's answer."""
 
 from typing import Any, cast
 
@@ -8,84 +8,90 @@ import pytest
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
+    AssetKey,
     DagsterInstance,
     ExecuteInProcessResult,
-    RunConfig,
     materialize,
 )
 from pyspark.sql import SparkSession
 
-from assets import expectations, lake
-from assets.tables import VERIFY_STEP
-from resources import LakeResource, SparkResource
+from assets import backfill, changes, expectations, views
+from assets.naming import key_of
+from resources import DatabaseResource, LakeResource, SparkResource
 from tests.lake.answers import cql_rows, view_rows
 from tests.lake.made import SCHEMA, add, batch, write
 from tests.lake.test_run import compacted, schema_of
 from writetime import quality
-from writetime.config import Settings
+from writetime.config import Settings, Table
 from writetime.database import connect
-from writetime.lake import views
-from writetime.lake.backfill import backfill, find_snapshots
+from writetime.errors import WritetimeError
+from writetime.lake.backfill import backfill as run_backfill
+from writetime.lake.backfill import find_snapshots
 from writetime.lake.parquet import write_file
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import create_table, open_table
+from writetime.lake.views import virtual
 from writetime.servers.process import free_port
+from writetime.tables import FollowedTable
 
-RESOURCES = {"spark": SparkResource(), "lake": LakeResource()}
+RESOURCES: dict[str, Any] = {"spark": SparkResource(), "lake": LakeResource(), "database": DatabaseResource()}
 
 
-def numbers(result: ExecuteInProcessResult, key: object) -> dict[str, object]:
+def numbers(result: ExecuteInProcessResult, key: AssetKey) -> dict[str, object]:
     [event] = [e for e in result.get_asset_materialization_events() if e.asset_key == key]
     return {name: value.value for name, value in event.materialization.metadata.items()}
 
 
 def test_snapshot_to_view(settings: Settings, spark: SparkSession) -> None:
-    table = f"{settings.cassandra.keyspace}.items"
+    name = f"{settings.cassandra.keyspace}.items"
     with connect(settings) as session:
-        session.execute(f"CREATE TABLE {table} (id int, n int, v text, s int STATIC, PRIMARY KEY (id, n))")
+        session.execute(f"CREATE TABLE {name} (id int, n int, v text, s int STATIC, PRIMARY KEY (id, n))")
         for i in range(60):
-            session.execute(f"INSERT INTO {table} (id, n, v) VALUES ({i // 2}, {i % 2}, 'v{i}')")
-        session.execute(f"UPDATE {table} SET s = 1 WHERE id = 500")
-        wanted = cql_rows(session, schema_of(session, table))
-    paths = [str(folder) for folder in take_snapshot(settings, table, "now")]
+            session.execute(f"INSERT INTO {name} (id, n, v) VALUES ({i // 2}, {i % 2}, 'v{i}')")
+        session.execute(f"UPDATE {name} SET s = 1 WHERE id = 500")
+        wanted = cql_rows(session, schema_of(session, name))
+    table = FollowedTable(name, Table(capture=False))
     added = []
     with DagsterInstance.ephemeral() as instance:
-        run_config = RunConfig({"lake__changes": lake.BackfillConfig(table=table, paths=paths)})
+
+        def run(*assets: Any, **kwargs: Any) -> ExecuteInProcessResult:
+            return materialize(list(assets), instance=instance, resources=RESOURCES, **kwargs)
+
+        # The second run deletes what the first has taken.
+        tags = [numbers(run(backfill.snapshots(table)), key_of(name, "snapshots")) for _ in range(2)]
+        [folder] = cast(list[str], tags[1]["folders"])
+        assert folder.endswith(str(tags[1]["tag"]))
+        with pytest.raises(WritetimeError):
+            find_snapshots(cast(list[str], tags[0]["folders"]))
         # The same range twice; the others without Dagster, as each run takes its time.
         for _ in range(2):
-            result = materialize(
-                [lake.changes],
-                instance=instance,
-                resources=RESOURCES,
-                run_config=run_config,
-                partition_key=lake.token_ranges.get_partition_keys()[3],
-            )
+            partition = backfill.token_ranges.get_partition_keys()[3]
+            result = run(backfill.backfilled(table), partition_key=partition)
             assert all(check.passed for check in result.get_asset_check_evaluations())
-            added.append(numbers(result, lake.CHANGES)["changes_added"])
-        in_lake = open_table(settings, table)
-        others = dict(backfill(in_lake, find_snapshots(paths)))
+            added.append(numbers(result, key_of(name, "backfill"))["changes_added"])
+        in_lake = open_table(settings, name)
+        others = dict(run_backfill(in_lake, find_snapshots([folder])))
         assert added[1] == others[3] == 0
         assert added[0] + sum(others.values()) == len(wanted)
-        of_table = lake.TableConfig(table=table)
-        run_config = RunConfig({"lake__state": of_table, "lake__view": of_table, VERIFY_STEP: of_table})
-        assets = [lake.lake_state, lake.lake_view, lake.rows_are_those_of_the_database]
-        result = materialize(assets, instance=instance, resources=RESOURCES, run_config=run_config)
+        result = run(changes.merged(table), views.compacted(table), views.proof(table))
     checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
     assert all(check.passed for check in checks.values())
     assert checks.keys() == {
         "levels_are_a_state",
         "write_times_are_past",
         "rows_are_those_of_the_state",
+        "rows_are_as_expected",
         "rows_are_those_of_the_database",
     }
     assert checks["levels_are_a_state"].metadata["expectations_met"].value == len(expectations.of_levels())
     assert checks["rows_are_those_of_the_database"].metadata["rows_in_the_database"].value == len(wanted)
-    assert numbers(result, lake.VIEW)["dagster/row_count"] == len(wanted)
+    assert numbers(result, key_of(name, "view"))["dagster/row_count"] == len(wanted)
     assert view_rows(compacted(in_lake)) == wanted
 
 
-def proof(table: str) -> AssetCheckResult:
-    answer = lake.rows_are_those_of_the_database(lake.VerifyConfig(table=table, wait_seconds=0), LakeResource())
+def proof(name: str) -> AssetCheckResult:
+    check = views.proof(FollowedTable(name))
+    answer = check(views.VerifyConfig(wait_seconds=0), LakeResource())
     assert isinstance(answer, AssetCheckResult)
     return answer
 
@@ -98,7 +104,7 @@ def test_the_view_is_proven_against_the_database(settings: Settings, monkeypatch
         paths = [str(folder) for folder in take_snapshot(settings, table, "now")]
         found = find_snapshots(paths)
         in_lake = create_table(settings, found.schema)
-        list(backfill(in_lake, found))
+        list(run_backfill(in_lake, found))
         assert proof(table).passed
         # What the lake has not seen yet is lag, and says how much.
         session.execute(f"INSERT INTO {table} (id, n, v) VALUES (2, 1, 'later')")
@@ -156,12 +162,11 @@ def test_levels_that_are_no_state_are_not_committed(
     add(table, [write(1, 1, 5, v="a")], 1)
     wrong = [gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=["none"])]
     monkeypatch.setattr(expectations, "of_levels", lambda: wrong)
-    of_table = lake.TableConfig(table=SCHEMA.full_name)
+    followed = FollowedTable(SCHEMA.full_name)
     result = materialize(
-        [lake.lake_state, lake.lake_view],
+        [changes.merged(followed), views.compacted(followed)],
         instance=DagsterInstance.ephemeral(),
         resources=RESOURCES,
-        run_config=RunConfig({"lake__state": of_table, "lake__view": of_table}),
         raise_on_error=False,
     )
     assert not result.success
@@ -169,4 +174,37 @@ def test_levels_that_are_no_state_are_not_committed(
     [failed] = [check for check in result.get_asset_check_evaluations() if not check.passed]
     assert failed.check_name == "levels_are_a_state"
     assert table.state.load().files == []
-    assert len(view_rows(views.virtual(table))) == 1
+    assert len(view_rows(virtual(table))) == 1
+
+
+def test_a_view_that_is_not_as_the_entry_expects_is_not_published(settings: Settings, spark: SparkSession) -> None:
+    """What the view had before stays; once it is as expected again, it goes on."""
+    table = create_table(settings, SCHEMA)
+    expected = [{"type": "expect_column_values_to_be_in_set", "column": "v", "value_set": ["a", "b"]}]
+    followed = FollowedTable(SCHEMA.full_name, Table(expect=expected), SCHEMA)
+    shown = views.compacted(followed)
+
+    def refreshed(value: str, at: int) -> tuple[bool, list[Any]]:
+        add(table, [write(1, 1, at, v=value)], at)
+        result = materialize([shown], instance=DagsterInstance.ephemeral(), resources=RESOURCES, raise_on_error=False)
+        checks = {check.check_name: check.passed for check in result.get_asset_check_evaluations()}
+        assert checks == {"rows_are_those_of_the_state": True, "rows_are_as_expected": result.success}
+        return result.success, [row["v"] for row in view_rows(compacted(table))]
+
+    assert refreshed("a", 1) == (True, ["a"])
+    assert refreshed("c", 2) == (False, ["a"])
+    assert refreshed("b", 3) == (True, ["b"])
+
+
+def test_a_fault_that_a_person_has_to_mend_is_one_sentence_and_not_tried_again(settings: Settings) -> None:
+    result = materialize(
+        [changes.merged(FollowedTable("shop.none"))],
+        instance=DagsterInstance.ephemeral(),
+        resources=RESOURCES,
+        raise_on_error=False,
+    )
+    [failure] = result.get_step_failure_events()
+    error = failure.step_failure_data.error
+    assert error is not None
+    assert "bring the table shop.none in by `writetime backfill`" in error.message
+    assert not [event for event in result.all_events if event.is_step_up_for_retry]

@@ -1,0 +1,162 @@
+"""Backfill: snapshots of a table on its nodes -> the lake's changes, by token range.
+
+What belongs here: the assets of one table, their checks, their metadata. Not here: how SSTables are read and what a
+snapshot is (`writetime.storage`, `writetime.lake.backfill`).
+"""
+
+from datetime import UTC, datetime
+
+from dagster import (
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetsDefinition,
+    AssetSpec,
+    AutomationCondition,
+    BackfillPolicy,
+    Config,
+    MaterializeResult,
+    MetadataValue,
+    StaticPartitionsDefinition,
+    asset,
+)
+from pydantic import Field
+from pyspark.sql import functions as F
+
+from assets import expectations
+from assets.checks import from_findings
+from assets.failures import by_kind
+from assets.naming import documents, key_of, pool_of
+from resources import DatabaseResource, LakeResource, SparkResource
+from writetime import quality
+from writetime.errors import WritetimeError
+from writetime.lake.backfill import backfill, find_snapshots
+from writetime.lake.buckets import buckets_of_share
+from writetime.lake.parquet import PARTITION
+from writetime.lake.snapshot import clear_snapshot, take_snapshot
+from writetime.lake.spark import in_spark
+from writetime.lake.table import create_table
+from writetime.tables import FollowedTable
+
+# Shares of the token's range; a table with fewer buckets has nothing to do in some of them.
+TOKEN_RANGES = 16
+# Of them, that one run of a backfill does: each run has its costs, and what fails is the whole run.
+_RANGES_PER_RUN = 4
+token_ranges = StaticPartitionsDefinition([f"tokens-{i:02d}-of-{TOKEN_RANGES}" for i in range(TOKEN_RANGES)])
+
+
+class BackfillConfig(Config):
+    """Which snapshots to bring in."""
+
+    paths: list[str] = Field(
+        default=[], description="Folders or URLs; by default those of the table's entry, or of the last snapshot taken."
+    )
+
+
+def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
+    """Return the snapshots of a table: those that its entry names, or that a run takes."""
+    key = key_of(table.name, "snapshots")
+    if table.entry.snapshots:
+        return AssetSpec(
+            key,
+            deps=[key_of(table.name, "table")],
+            group_name="backfill",
+            kinds={"cassandra", "scylladb"},
+            owners=table.entry.owners,
+            description=f"Snapshots of {table.name} by its nodes: {', '.join(table.entry.snapshots)}.",
+            metadata=documents("docs/lake.md"),
+        )
+
+    @asset(
+        key=key,
+        deps=[key_of(table.name, "table")],
+        group_name="backfill",
+        kinds={"cassandra"},
+        owners=table.entry.owners,
+        # A snapshot that is being read is not taken away.
+        pool=pool_of(table.name, "snapshots"),
+        metadata=documents("docs/lake.md"),
+        description=f"A snapshot of {table.name} on the Cassandra node of this machine. The one that the last run took "
+        "is deleted. Of more nodes or of ScyllaDB, name their folders as `snapshots` in the table's entry.",
+    )
+    @by_kind()
+    def take(context: AssetExecutionContext, database: DatabaseResource) -> MaterializeResult:
+        before = context.instance.get_latest_materialization_event(key)
+        tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+        folders = take_snapshot(database.settings, table.name, tag)
+        if before and before.asset_materialization:
+            clear_snapshot(database.settings, table.name, str(before.asset_materialization.metadata["tag"].value))
+        size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
+        return MaterializeResult(
+            metadata={"tag": tag, "folders": MetadataValue.json(list(map(str, folders))), "bytes": size}
+        )
+
+    return take
+
+
+def backfilled(table: FollowedTable) -> AssetsDefinition:
+    """Return the asset that brings snapshots of a table in."""
+    key = key_of(table.name, "backfill")
+
+    @asset(
+        key=key,
+        deps=[key_of(table.name, "snapshots")],
+        group_name="backfill",
+        kinds={"spark", "deltalake"},
+        owners=table.entry.owners,
+        partitions_def=token_ranges,
+        backfill_policy=BackfillPolicy.multi_run(_RANGES_PER_RUN),
+        automation_condition=AutomationCondition.eager(),
+        pool=pool_of(table.name, "snapshots"),
+        metadata=documents("docs/lake.md", "docs/formats.md"),
+        check_specs=[
+            AssetCheckSpec(
+                "changes_are_in_place",
+                asset=key,
+                blocking=True,
+                description="Great Expectations on what was read: keys, kinds, tokens of these ranges only.",
+            )
+        ],
+        description=f"Snapshots of {table.name} as changes in the lake, read from the files and not from the database, "
+        "by ranges of tokens. What failed is run again alone; repeated runs add nothing, and replicas need no care: "
+        "the merge leaves one of each cell.",
+    )
+    @by_kind()
+    def bring_in(
+        context: AssetExecutionContext, config: BackfillConfig, spark: SparkResource, lake: LakeResource
+    ) -> MaterializeResult:
+        session = spark.spark_session
+        found = find_snapshots(config.paths or _last_taken(context, table))
+        if found.schema.full_name != table.name:
+            raise WritetimeError(f"{found.paths[0]} is of a snapshot of {found.schema.full_name}, not of {table.name}")
+        in_lake = create_table(lake.settings, found.schema)
+        shares = sorted(map(token_ranges.get_partition_keys().index, context.partition_keys))
+        buckets = sorted({b for share in shares for b in buckets_of_share(share, TOKEN_RANGES, in_lake.buckets)})
+        added = dict(backfill(in_lake, found, buckets, in_spark(session)))
+        frame = session.read.format("delta").load(in_lake.changes.storage.address)
+        findings = quality.validate(
+            frame.where(F.col(PARTITION).isin(buckets)), "changes", expectations.of_changes(buckets, in_lake)
+        )
+        return MaterializeResult(
+            metadata={
+                "changes_added": sum(added.values()),
+                "buckets": len(added),
+                "sstables": len(found.paths),
+                "snapshot": found.id,
+            },
+            check_results=[from_findings("changes_are_in_place", findings)],
+        )
+
+    return bring_in
+
+
+def _last_taken(context: AssetExecutionContext, table: FollowedTable) -> list[str]:
+    if table.entry.snapshots:
+        return table.entry.snapshots
+    taken = context.instance.get_latest_materialization_event(key_of(table.name, "snapshots"))
+    if taken is None or taken.asset_materialization is None:
+        raise WritetimeError(
+            f"there is no snapshot of {table.name}: materialize {table.name}/snapshots, or name some in its entry"
+        )
+    folders = taken.asset_materialization.metadata["folders"].value
+    assert isinstance(folders, list)
+    return [str(folder) for folder in folders]

@@ -1,0 +1,57 @@
+"""What the assets of a followed table are called, and what the web UI tells of its columns and documents.
+
+What belongs here: keys, pools, column schemas, references. Not here: assets.
+"""
+
+from pathlib import Path
+
+import pyarrow as pa
+from dagster import (
+    AssetKey,
+    CodeReferencesMetadataValue,
+    LocalFileCodeReference,
+    TableColumn,
+    TableColumnConstraints,
+    TableSchema,
+)
+
+from writetime.schema.table import TableSchema as CqlSchema
+from writetime.tables import FollowedTable
+
+_ROOT = Path(__file__).parents[1]
+
+
+def key_of(table: str, part: str) -> AssetKey:
+    """Return the key of an asset of the table `keyspace.table`: its source `table`, its `topic`, its `view`, ..."""
+    return AssetKey([table, part])
+
+
+def pool_of(table: str, part: str) -> str:
+    """Return the pool of an asset, so that two runs never do the same at once."""
+    return key_of(table, part).to_python_identifier()
+
+
+def documents(*paths: str) -> dict[str, CodeReferencesMetadataValue]:
+    """Return the metadata that links an asset to files of the repository: documents, CQL."""
+    references = [LocalFileCodeReference(file_path=str(_ROOT / path), label=path) for path in paths]
+    return {"dagster/code_references": CodeReferencesMetadataValue(code_references=list(references))}
+
+
+def cql_columns(table: FollowedTable) -> dict[str, TableSchema]:
+    """Return the metadata that shows the columns of a table as CQL has them; nothing if its schema is not known."""
+    return {} if table.schema is None else {"dagster/column_schema": TableSchema([*_columns(table.schema)])}
+
+
+def arrow_columns(schema: pa.Schema) -> dict[str, TableSchema]:
+    """Return the metadata that shows the columns of a table of the lake."""
+    return {"dagster/column_schema": TableSchema([TableColumn(f.name, str(f.type)) for f in schema])}
+
+
+def _columns(schema: CqlSchema) -> list[TableColumn]:
+    key = TableColumnConstraints(nullable=False)
+    return [
+        *(TableColumn(c.name, str(c.type), "Partition key.", key) for c in schema.partition_key),
+        *(TableColumn(c.name, str(c.type), "Clustering key.") for c in schema.clustering),
+        *(TableColumn(c.name, str(c.type), "Static: one of a partition.") for c in schema.static),
+        *(TableColumn(c.name, str(c.type)) for c in schema.regular),
+    ]

@@ -1,0 +1,228 @@
+"""What starts the assets of followed tables: jobs, schedules and sensors.
+
+What belongs here: one of each for all tables. A run does all of them, one after the other, and one table's failure
+stops nothing of the others; to do one table, select its assets. Not here: assets.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+
+from dagster import (
+    AssetCheckKey,
+    AssetKey,
+    AssetObservation,
+    AssetSelection,
+    AutomationConditionSensorDefinition,
+    Config,
+    DefaultSensorStatus,
+    Definitions,
+    JobDefinition,
+    MetadataValue,
+    OpExecutionContext,
+    RunRequest,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+    define_asset_job,
+    in_process_executor,
+    job,
+    op,
+    sensor,
+)
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from pydantic import Field
+
+from assets.automation import is_under_way, on_schedule
+from assets.failures import by_kind
+from assets.naming import key_of
+from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
+from writetime.capture.landing import captured_tables, not_landed, watermarks_not_landed
+from writetime.capture.watermarks import WatermarkTopic
+from writetime.errors import WritetimeError
+from writetime.lake.spark import in_spark
+from writetime.lake.table import open_table
+from writetime.maintain import maintain
+from writetime.schema.describe import to_cql
+from writetime.tables import FollowedTable, followed_tables
+
+# Checks that are not part of an asset's run.
+PROOF = "rows_are_those_of_the_database"
+LOGGED = "changes_are_logged"
+
+
+def definitions(tables: Sequence[FollowedTable]) -> Definitions:
+    """Return the jobs of these tables, and what starts them."""
+    if not tables:
+        return Definitions()
+    jobs = {job.name: job for job in _jobs(tables)}
+    upkeep = maintain_job([table.name for table in tables])
+    schedules = [
+        on_schedule(jobs["observe"], "*/10 * * * *", "Observes the tables and their topics."),
+        on_schedule(jobs["views"], "*/15 * * * *", "Brings states and views up to date."),
+        on_schedule(jobs["verify"], "30 3 * * *", "Proves each view against the database, every night."),
+        on_schedule(upkeep, "30 2 * * *", "Keeps the tables of the lake small, every night."),
+    ]
+    if "rows" in jobs:
+        schedules.append(on_schedule(jobs["rows"], "7-59/15 * * * *", "Finds and publishes row events."))
+    if "snapshot" in jobs:
+        schedules.append(on_schedule(jobs["snapshot"], "0 1 * * 0", "Takes snapshots, every Sunday."))
+    sensors: list[SensorDefinition] = [
+        schema_changes(tables),
+        AutomationConditionSensorDefinition(
+            "new_snapshots",
+            target=AssetSelection.groups("backfill"),
+            default_status=DefaultSensorStatus.STOPPED,
+            description="Brings each new snapshot that a run took into the lake, some ranges of tokens a run.",
+        ),
+    ]
+    if "land" in jobs:
+        sensors.append(captured_changes([table for table in tables if table.entry.capture], jobs["land"]))
+    return Definitions(jobs=[*jobs.values(), upkeep], schedules=schedules, sensors=sensors)
+
+
+def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]:
+    captured = [table for table in tables if table.entry.capture]
+    with_events = [table for table in tables if table.entry.row_events]
+
+    def keys(of: Iterable[FollowedTable], *parts: str) -> list[AssetKey]:
+        return [key_of(table.name, part) for table in of for part in parts]
+
+    def checks(of: Iterable[FollowedTable], part: str, name: str) -> AssetSelection:
+        return AssetSelection.checks(*(AssetCheckKey(key, name) for key in keys(of, part)))
+
+    landed, events = keys(captured, "changes"), keys(with_events, "row_events", "row_topic")
+    refreshed = keys(tables, "state", "view")
+    selections: dict[str, tuple[Sequence[AssetKey], AssetSelection | None, str]] = {
+        "observe": (
+            [*keys(tables, "table"), *keys(captured, "topic")],
+            checks(captured, "table", LOGGED) if captured else None,
+            "Observe the tables and their topics, and check that the database logs their changes.",
+        ),
+        "snapshot": (
+            keys([table for table in tables if not table.entry.snapshots], "snapshots"),
+            None,
+            "Take snapshots on the Cassandra node of this machine.",
+        ),
+        "backfill": (
+            keys(tables, "backfill"),
+            None,
+            "Bring snapshots into the lake, some ranges of tokens a run; then run the job `views`.",
+        ),
+        "land": (landed, None, "Bring captured changes from Kafka into the lake."),
+        "views": (refreshed, None, "Fold what is new of the tables into their states, and renew their views."),
+        "rows": (
+            events,
+            None,
+            "Find the row events since the last time, keep them in the lake, and publish them to Kafka.",
+        ),
+        "follow": (
+            [*landed, *refreshed, *events],
+            None,
+            "All that follows from new changes: land them, merge them, renew the views, publish row events.",
+        ),
+        "verify": ([], checks(tables, "view", PROOF), "Prove the views against the database."),
+    }
+    return [
+        define_asset_job(
+            name,
+            AssetSelection.assets(*assets) | proofs if assets and proofs else proofs or AssetSelection.assets(*assets),
+            description=description,
+            executor_def=in_process_executor,
+        )
+        for name, (assets, proofs, description) in selections.items()
+        if assets or proofs
+    ]
+
+
+def maintain_job(names: Sequence[str]) -> JobDefinition:
+    """Return the job that keeps tables of the lake small: all that are followed, or those that a run is given."""
+
+    class MaintainConfig(Config):
+        """Which tables of the lake."""
+
+        tables: list[str] = Field(default=list(names), description="As keyspace.table; all that are followed.")
+
+    @op(
+        pool="maintain",
+        description="Folds, compacts and refreshes tables, drops old tombstones, and deletes what no version needs.",
+    )
+    @by_kind()
+    def maintain_tables(
+        context: OpExecutionContext, config: MaintainConfig, spark: SparkResource, lake: LakeResource
+    ) -> None:
+        run = in_spark(spark.spark_session)
+        done = {name: maintain(lake.settings, open_table(lake.settings, name), run) for name in config.tables}
+        totals = {what: sum(of[what] for of in done.values()) for what in next(iter(done.values()), {})}
+        context.add_output_metadata({**totals, "by_table": MetadataValue.json(done)})
+
+    @job(name="maintain", executor_def=in_process_executor, description="Keep tables of the lake small: every night.")
+    def maintenance() -> None:
+        maintain_tables()
+
+    return maintenance
+
+
+def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDefinition) -> SensorDefinition:
+    """Return the sensor that has captured changes landed."""
+
+    @sensor(
+        job=land,
+        minimum_interval_seconds=30,
+        default_status=DefaultSensorStatus.STOPPED,
+        description="Starts the job `land` for the tables whose topics have changes that are not in the lake, and at "
+        "times for those without, so that the lake knows that there are none. Not needed where `writetime land "
+        "--follow` runs.",
+    )
+    def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
+        if is_under_way(context.instance, land.name):
+            return SkipReason("a run of the job `land` is under way")
+        settings = kafka.settings
+        lag: dict[str, int] = {}
+        try:
+            sources = WatermarkTopic(settings).read()
+            there = set(captured_tables(settings))
+            for name in (table.name for table in tables if table.name in there):
+                waiting = not_landed(settings, name)
+                if waiting or watermarks_not_landed(settings, name, sources) > settings.capture.stale_seconds / 2:
+                    lag[name] = waiting
+        except WritetimeError as e:
+            return SkipReason(f"the lag cannot be seen: {e}")
+        if not lag:
+            return SkipReason("no captured table has changes to land")
+        return RunRequest(
+            asset_selection=[key_of(name, "changes") for name in lag], tags={"writetime/lag": str(sum(lag.values()))}
+        )
+
+    return captured_changes
+
+
+def schema_changes(tables: Sequence[FollowedTable]) -> SensorDefinition:
+    """Return the sensor that records changes of schemas."""
+
+    @sensor(
+        minimum_interval_seconds=60,
+        default_status=DefaultSensorStatus.STOPPED,
+        asset_selection=AssetSelection.assets(*(key_of(table.name, "table") for table in tables)),
+        description="Records each change of a table's schema as an observation of the table. Changes come downstream "
+        "by themselves; reload the code location to see the new columns.",
+    )
+    def schema_changes(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
+        now = {t.name: to_cql(t.schema) for t in followed_tables(database.settings)[0] if t.schema}
+        if not now:
+            return SkipReason("the schemas cannot be seen")
+        known = json.loads(context.cursor or "{}")
+        seen = {name: hashlib.sha256(cql.encode()).hexdigest() for name, cql in now.items()}
+        changed = [name for name, digest in seen.items() if known.get(name) != digest]
+        observations = [
+            AssetObservation(key_of(name, "table"), metadata={"cql": MetadataValue.md(f"```sql\n{now[name]}```")})
+            for name in changed
+        ]
+        return SensorResult(
+            asset_events=observations,
+            cursor=json.dumps(known | seen),
+            skip_reason=None if changed else SkipReason("no schema has changed"),
+        )
+
+    return schema_changes

@@ -1,0 +1,157 @@
+"""The view of a table, as SELECT * answers, and its proof against the database.
+
+What belongs here: the assets of one table, their checks, their metadata. Not here: how rows are computed and compared
+(`writetime.lake.views`, `writetime.verify`).
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+
+import orjson
+from dagster import (
+    AssetCheckResult,
+    AssetChecksDefinition,
+    AssetCheckSeverity,
+    AssetCheckSpec,
+    AssetsDefinition,
+    Config,
+    Failure,
+    MaterializeResult,
+    MetadataValue,
+    asset,
+    asset_check,
+)
+from pydantic import Field
+
+from assets import expectations
+from assets.checks import from_findings
+from assets.failures import by_kind
+from assets.naming import arrow_columns, documents, key_of, pool_of
+from resources import LakeResource, SparkResource
+from writetime import quality
+from writetime.database import DatabaseUnreachable
+from writetime.lake import views
+from writetime.lake.parquet import WrittenFile
+from writetime.lake.spark import in_spark
+from writetime.lake.table import open_table, view_schema
+from writetime.quality import Finding
+from writetime.tables import FollowedTable
+from writetime.verify.verify import verify
+
+# Rows that differ which a check shows; `writetime verify` prints all.
+_SHOWN = 20
+
+
+def compacted(table: FollowedTable) -> AssetsDefinition:
+    """Return the compacted view of a table.
+
+    Raises:
+        WritetimeError: the table's entry expects what is no expectation.
+    """
+    key = key_of(table.name, "view")
+    own = expectations.of_entry(table)
+    columns = {} if table.schema is None else arrow_columns(view_schema(table.schema))
+
+    @asset(
+        key=key,
+        deps=[key_of(table.name, "state")],
+        group_name="views",
+        kinds={"spark", "deltalake"},
+        owners=table.entry.owners,
+        pool=pool_of(table.name, "view"),
+        metadata=columns | documents("docs/lake.md", "docs/data-types.md"),
+        check_specs=[
+            AssetCheckSpec(
+                "rows_are_those_of_the_state",
+                asset=key,
+                blocking=True,
+                description="Great Expectations on the new rows, before they are published: keys are there, each row "
+                "once, as many as the state has.",
+            ),
+            AssetCheckSpec(
+                "rows_are_as_expected",
+                asset=key,
+                blocking=True,
+                description="What the table's entry expects, before the new rows are published. If it is not met, the "
+                "view stays as it was.",
+            ),
+        ],
+        description=f"The rows of {table.name} as SELECT * answers, as a Delta table that any engine reads."
+        + (f" {table.entry.description}" if table.entry.description else ""),
+    )
+    def refresh(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
+        session = spark.spark_session
+        of_state: list[Finding] = []
+        of_entry: list[Finding] = []
+        with by_kind():
+            in_lake = open_table(lake.settings, table.name)
+
+            def staged(files: Sequence[WrittenFile]) -> None:
+                if not files:
+                    return
+                frame = expectations.view(session, in_lake, files).persist()
+                count = sum(file.rows for file in files)
+                of_state.extend(quality.validate(frame, "view", expectations.of_view(in_lake.schema(), count)))
+                of_entry.extend(quality.validate(frame, "entry", own) if own else [])
+                frame.unpersist()
+                if not all(finding.success for finding in [*of_state, *of_entry]):
+                    raise Failure(f"{table.name}: the new rows are not as expected; the view stays as it was")
+
+            began = time.monotonic()
+            try:
+                rows = views.refresh(in_lake, in_spark(session), staged)
+            finally:
+                yield from_findings("rows_are_those_of_the_state", of_state)
+                yield from_findings("rows_are_as_expected", of_entry)
+            yield MaterializeResult(
+                metadata={
+                    "dagster/row_count": rows,
+                    "bytes": sum(file.size for file in in_lake.view.load().files),
+                    "refresh_seconds": round(time.monotonic() - began, 2),
+                    "path": MetadataValue.path(in_lake.view.storage.address),
+                }
+            )
+
+    return refresh
+
+
+class VerifyConfig(Config):
+    """How long to wait for replication."""
+
+    wait_seconds: float = Field(default=10.0, ge=0, description="How long rows that differ are asked for again.")
+
+
+def proof(table: FollowedTable) -> AssetChecksDefinition:
+    """Return the check of a table's view against the database."""
+
+    @asset_check(
+        asset=key_of(table.name, "view"),
+        name="rows_are_those_of_the_database",
+        description="Compares what the lake has now with what the database answers now, by token ranges. What is only "
+        "not captured yet is lag and passes. If the database cannot be reached, nothing is proven: a warning.",
+    )
+    def rows_are_those_of_the_database(config: VerifyConfig, lake: LakeResource) -> AssetCheckResult:
+        in_lake = open_table(lake.settings, table.name)
+        began = time.monotonic()
+        try:
+            report = verify(lake.settings, in_lake, config.wait_seconds)
+        except DatabaseUnreachable as e:
+            return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, metadata={"not_proven": str(e)})
+        lagging = [d for d in report.differences if d.lagging]
+        return AssetCheckResult(
+            passed=report.proven,
+            metadata={
+                "rows_in_the_database": sum(r.database_rows for r in report.ranges),
+                "rows_in_the_lake": sum(r.lake_rows for r in report.ranges),
+                "token_ranges": len(report.ranges),
+                "rows_differing": len(report.real),
+                "partitions_not_settled": report.unsettled,
+                "rows_lagging": len(lagging),
+                "lag_seconds": max((d.written_at - report.newest for d in lagging), default=0) / 1_000_000,
+                "verify_seconds": round(time.monotonic() - began, 2),
+                "differences": MetadataValue.json(json.loads(orjson.dumps(report.real[:_SHOWN]))),
+            },
+        )
+
+    return rows_are_those_of_the_database

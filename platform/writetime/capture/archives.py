@@ -1,0 +1,332 @@
+"""Publishes the changes of folders of segments, such as archives of nodes' `cdc_raw`, by Spark's tasks.
+
+It is the agent's work without the node: each round lists the segments and looks how far each may be read, then at the
+database's schemas, and then lets tasks decode and publish what is new, as an agent does. How far each segment is
+published is kept in a checkpoint when its task has ended, so after a crash some of it comes again and nothing is
+missing. Nothing is deleted or moved. A segment with a fault stops no other; the fault is in the checkpoint until the
+segment was read without one.
+
+Tasks have segments side by side: changes of one key are in order within a segment, not between two. The merge does not
+mind. No watermark follows from an archive, as nothing tells what is not in it.
+"""
+
+import logging
+import os
+import posixpath
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from writetime.capture.decoding import Decoder
+from writetime.capture.durable import lock_folder, read_json, write_json
+from writetime.capture.handover import hand_over, unbalanced
+from writetime.capture.progress import SegmentProgress
+from writetime.capture.publisher import ChangePublisher
+from writetime.capture.schemas import FixedSchemas, Node, SchemaWatch, Tables
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.lake.merging import Runner
+from writetime.storage.errors import CorruptFile, Missing
+from writetime.storage.segment import END, Segment, find_segments
+
+log = logging.getLogger(__name__)
+
+_FILE = "segments.json"
+# Segments of a task in one round, after which progress is kept.
+_SEGMENTS = 8
+
+
+@dataclass(frozen=True)
+class Look:
+    """A segment that was found, by its address: how far it may be read, whether its node is done with it, as its
+    `_cdc.idx` says, and the file's size and time of change (ns)."""
+
+    key: str
+    segment: Segment
+    until: int
+    complete: bool
+    file: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Archived:
+    """What is kept of a segment: its progress, and what was seen of it before it was read."""
+
+    progress: SegmentProgress
+    complete: bool
+    file: tuple[int, int]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is published and never looked at again."""
+        return self.complete and self.progress.finished and self.progress.reason is None
+
+
+@dataclass
+class Report:
+    """What a run did: segments that it has read to their ends, mutations in what it read, changes by table.
+
+    `faults` has, of each segment of which changes are missing, the reason, also from earlier runs; `growing` are those
+    that were published as far as their `_cdc.idx` says, which does not call them complete.
+    """
+
+    segments: int = 0
+    mutations: int = 0
+    changes: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, str] = field(default_factory=dict)
+    growing: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What a task is to publish: segments, how far each may be read, and its progress."""
+
+    settings: Settings
+    tables: Tables
+    work: Sequence[tuple[Look, SegmentProgress]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a task published, and what ended it early, if something did."""
+
+    reached: Sequence[tuple[Look, SegmentProgress]]
+    changes: Counter[str]
+    error: str | None = None
+
+
+def publish_portion(portion: Portion) -> Outcome:
+    """Publish some segments, one after the other; what is returned of each is acknowledged."""
+    reached: list[tuple[Look, SegmentProgress]] = []
+    changes: Counter[str] = Counter()
+    try:
+        decoder, publisher = Decoder(None, FixedSchemas(portion.tables)), ChangePublisher(portion.settings)
+        decoder.refresh()
+        for look, before in portion.work:
+            progress, counts = before, Counter[str]()
+            try:
+                for after, handed in hand_over(decoder, publisher, look.segment, look.until, before):
+                    progress = after
+                    counts.update({schema.full_name: sent.changes.num_rows for schema, _, sent in handed})
+            except Missing as e:
+                progress = replace(progress, reason=str(e))
+            publisher.flush()
+            if progress.finished and progress.reason is None:
+                progress = replace(progress, reason=unbalanced(look.segment, progress))
+            reached.append((look, progress))
+            changes += counts
+    except (WritetimeError, OSError) as e:
+        # Of storage, or of Kafka.
+        return Outcome(reached, changes, str(e))
+    return Outcome(reached, changes)
+
+
+class Checkpoint:
+    """How far the segments are published: `segments.json` in a folder that one run at a time has.
+
+    Raises:
+        WritetimeError: another one has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._lock = lock_folder(folder)
+        self.folder = folder
+        self.segments: dict[str, Archived] = {}
+        for key, found in (read_json(folder / _FILE) or {}).items():
+            file = (found["file"][0], found["file"][1])
+            self.segments[key] = Archived(SegmentProgress(**found["progress"]), found["complete"], file)
+
+    def save(self) -> None:
+        """Keep what is known now."""
+        write_json(self.folder / _FILE, {key: asdict(found) for key, found in sorted(self.segments.items())})
+
+    def close(self) -> None:
+        """Let another run have the folder."""
+        os.close(self._lock)
+
+
+class Archive:
+    """Publishes the segments of some folders, each of one node, as often as it is asked to.
+
+    Args:
+        settings: where Kafka is, and how changes are published.
+        paths: the folders, or single segments, local or on what pyarrow or fsspec can reach.
+        node: any node of the cluster, for its schemas.
+        checkpoint: how far the segments are.
+        run: runs the tasks.
+        tasks: how many of them run at once.
+    """
+
+    def __init__(
+        self, settings: Settings, paths: Sequence[str], node: Node, checkpoint: Checkpoint, *, run: Runner, tasks: int
+    ) -> None:
+        self._settings = settings
+        self._paths = [path.rstrip("/") if "://" in path else os.path.abspath(path) for path in paths]
+        self._schemas = SchemaWatch(checkpoint.folder, node)
+        self._checkpoint = checkpoint
+        self._run = run
+        self._tasks = tasks
+        self._announced: Tables | None = None
+        # What had a fault is read anew once by each run: the reason may be gone.
+        self._again = {key for key, found in checkpoint.segments.items() if found.progress.reason is not None}
+        self._index_faults: dict[str, str] = {}
+        self.report = Report()
+
+    def drain(self, stop: threading.Event | None = None) -> None:
+        """Publish what is there now, or as much of it as there is time for; `report` tells of it.
+
+        Raises:
+            WritetimeError: a folder is missing, or the database or Kafka does not do its part: go on with another call.
+        """
+        looks = self._look()
+        work = [(look, progress) for look in looks if (progress := self._begin(look)) is not None]
+        if work or self._announced is None:
+            # Now that the offsets are read: of what was written below them the database knows the schema.
+            self._schemas.refresh()
+        if self._announced != self._schemas.tables:
+            for refused in ChangePublisher(self._settings).announce_all(self._schemas.tables.captured):
+                log.error("%s", refused)
+            self._announced = self._schemas.tables
+        size = self._tasks * _SEGMENTS
+        for i in range(0, len(work), size):
+            if stop is not None and stop.is_set():
+                break
+            self._publish(work[i : i + size])
+        self._tell()
+
+    def _look(self) -> list[Look]:
+        """Return the segments of which more may be there than is published."""
+        looks: list[Look] = []
+        self._index_faults, self.report.growing = {}, []
+        there: set[str] = set()
+        for path in self._paths:
+            for segment in find_segments(path):
+                key = path if path.endswith(segment.name) else posixpath.join(path, segment.name)
+                there.add(key)
+                known = self._checkpoint.segments.get(key)
+                if known is not None and known.is_done:
+                    continue
+                # Before the file is read, so that what changes meanwhile is seen the next time.
+                info = segment.filesystem.get_file_info(segment.path)
+                try:
+                    index = segment.cdc_index()
+                except CorruptFile as e:
+                    self._index_faults[key] = str(e)
+                    continue
+                complete = index is not None and index.completed
+                until = END if index is None or complete else index.offset
+                looks.append(Look(key, segment, until, complete, (info.size or 0, info.mtime_ns or 0)))
+                if until != END:
+                    self.report.growing.append(key)
+        self._note_vanished(there)
+        return looks
+
+    def _begin(self, look: Look) -> SegmentProgress | None:
+        """Return from where on a segment is to be read; None if there is nothing new in it."""
+        known = self._checkpoint.segments.get(look.key)
+        anew = SegmentProgress(look.segment.name)
+        if known is None or look.key in self._again:
+            self._again.discard(look.key)
+            return anew
+        changed = known.file != look.file
+        if known.progress.reason is not None and (known.progress.finished or known.progress.broken):
+            return anew if changed else None
+        if known.progress.finished:
+            # Nothing told that this was its end.
+            return replace(known.progress, finished=False) if changed or look.complete else None
+        return known.progress if look.until > known.progress.position else None
+
+    def _publish(self, work: Sequence[tuple[Look, SegmentProgress]]) -> None:
+        """Let tasks publish some segments, and keep how far they came."""
+        tables = self._schemas.tables
+        portions = [Portion(self._settings, tables, work[i :: self._tasks]) for i in range(self._tasks)]
+        begun = {look.key: progress.mutations for look, progress in work}
+        errors = []
+        for outcome in self._run(publish_portion, [portion for portion in portions if portion.work]):
+            for look, progress in outcome.reached:
+                self._checkpoint.segments[look.key] = Archived(progress, look.complete, look.file)
+                self.report.segments += progress.finished
+                self.report.mutations += progress.mutations - begun[look.key]
+                if progress.reason is not None:
+                    log.error("%s: %s", look.key, progress.reason)
+            self.report.changes += outcome.changes
+            errors += [outcome.error] if outcome.error else []
+        self._checkpoint.save()
+        if errors:
+            raise WritetimeError("; ".join(errors))
+
+    def _note_vanished(self, there: set[str]) -> None:
+        """Keep that segments are gone of which not all was published."""
+        for key, found in self._checkpoint.segments.items():
+            unread = not found.progress.finished and found.progress.reason is None
+            if unread and key not in there and posixpath.dirname(key) in self._paths:
+                reason = (
+                    f"{key} vanished before all of it was read (up to offset {found.progress.position}): put it back, "
+                    "or bring a snapshot of the tables into the lake by `writetime backfill`"
+                )
+                log.error("%s", reason)
+                # Put back, it is read anew.
+                progress = replace(found.progress, reason=reason, broken=True)
+                self._checkpoint.segments[key] = replace(found, progress=progress, file=(0, 0))
+
+    def _tell(self) -> None:
+        kept = ((key, found.progress.reason) for key, found in self._checkpoint.segments.items())
+        self.report.faults = self._index_faults | {key: reason for key, reason in kept if reason is not None}
+
+
+def publish_segments(
+    settings: Settings, paths: Sequence[str], checkpoint: Path, *, run: Runner = map, tasks: int = 1
+) -> Report:
+    """Publish what folders of segments hold now and a checkpoint does not have yet; see `Archive`.
+
+    Raises:
+        WritetimeError: a folder is missing, another run has the checkpoint, or the database or Kafka does not do its
+            part; what was published until then is in the checkpoint.
+    """
+    with closing(Checkpoint(checkpoint)) as kept, _a_node(settings) as node:
+        archive = Archive(settings, paths, node, kept, run=run, tasks=tasks)
+        archive.drain()
+        return archive.report
+
+
+def follow_segments(
+    settings: Settings,
+    paths: Sequence[str],
+    checkpoint: Path,
+    stop: threading.Event,
+    *,
+    run: Runner = map,
+    tasks: int = 1,
+) -> Report:
+    """Publish what folders of segments hold and get, until told to stop.
+
+    Raises:
+        WritetimeError: another run has the checkpoint.
+    """
+    pause = settings.capture.land_seconds
+    total = Report()
+    with closing(Checkpoint(checkpoint)) as kept:
+        while not stop.is_set():
+            try:
+                with _a_node(settings) as node:
+                    archive = Archive(settings, paths, node, kept, run=run, tasks=tasks)
+                    archive.report = total
+                    while not stop.is_set():
+                        archive.drain(stop)
+                        stop.wait(pause)
+            except (WritetimeError, OSError) as e:
+                log.error("%s; trying again", e)
+                stop.wait(pause)
+    return total
+
+
+@contextmanager
+def _a_node(settings: Settings) -> Iterator[Node]:
+    """Connect to the database, and ask one node: the one of the settings, or any."""
+    with connect(settings) as session:
+        addresses = sorted(str(host.address) for host in session.hosts or ())
+        yield Node(session, settings.capture.node or addresses[0])

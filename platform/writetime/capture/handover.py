@@ -1,0 +1,54 @@
+"""Hands the changes of a segment over to the broker, and closes the segment's accounting."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+
+from writetime.capture.decoding import Decoder
+from writetime.capture.progress import SegmentProgress
+from writetime.capture.publisher import ChangePublisher, Sent
+from writetime.schema.table import TableSchema
+from writetime.storage.commitlog import count_mutations
+from writetime.storage.errors import StorageError
+from writetime.storage.segment import END, Segment
+
+log = logging.getLogger(__name__)
+
+# What was decoded of a table, and what of it was handed over.
+Handed = list[tuple[TableSchema, pa.RecordBatch, Sent]]
+
+
+def hand_over(
+    decoder: Decoder, publisher: ChangePublisher, segment: Segment, until: int, progress: SegmentProgress
+) -> Iterator[tuple[SegmentProgress, Handed]]:
+    """Hand over the changes up to an offset, and yield them by windows, each with the progress after it, which
+    is true once the broker has acknowledged all.
+
+    Raises:
+        Missing: the segment is gone.
+        WritetimeError: Kafka refuses a change, or one before.
+    """
+    published, refused = progress.published, None
+    for reached, window in decoder.read(segment, until, progress):
+        handed = [(schema, changes, publisher.send(schema, changes)) for schema, changes in window]
+        for _, _, sent in handed:
+            published += sent.changes.num_rows
+            if sent.refused is not None and refused is None and progress.reason is None:
+                log.error("not all of %s can be published: %s", segment.name, sent.refused)
+            refused = refused or sent.refused
+        yield replace(reached, published=published, reason=reached.reason or refused), handed
+
+
+def unbalanced(segment: Segment, progress: SegmentProgress) -> str | None:
+    """Return what is wrong with the accounting of a segment that was read to its end, if anything."""
+    try:
+        counted = count_mutations(segment, END)
+    except StorageError as e:
+        return str(e)
+    if counted != progress.mutations:
+        return f"it has {counted} mutations, but {progress.mutations} were read"
+    if progress.decoded != progress.published:
+        return f"{progress.decoded} changes were decoded, but {progress.published} published"
+    return None

@@ -1,0 +1,64 @@
+"""The demo's batches: the enriched flights, results of the work queue, as batches of a replay queue, in order of time.
+
+A flight's place in that order is its `rank`, from 1. A batch's sequence is the rank of its last flight, so it tells all
+that was published up to it: a publisher that is run again, or with more flights, goes on from there.
+"""
+
+from dataclasses import dataclass
+
+import orjson
+
+from writetime.config import Settings
+from writetime.demo import enrichment
+from writetime.errors import WritetimeError
+from writetime.replay import Publisher
+
+QUEUE = "flights"
+PRODUCER = "enrichment"
+BATCH_FLIGHTS = 500
+
+
+@dataclass(frozen=True)
+class Published:
+    """What `publish` did: flights and batches; the flights that the queue holds now, of all runs; and those that wait,
+    as one before them is not enriched yet."""
+
+    flights: int
+    batches: int
+    total: int
+    waiting: int
+
+
+def publish(settings: Settings, since_millis: int = 0) -> Published:
+    """Publish the enriched flights that the queue does not hold yet, up to the first one that is not enriched.
+
+    One at a time: of two that run at once, one may end with an error.
+
+    Args:
+        settings: where the queues are.
+        since_millis: take results of items that were enqueued since this instant of the database.
+
+    Raises:
+        WritetimeError: the work queue has a result that is no flight, or the replay queue does not take a batch.
+    """
+    with Publisher(settings, QUEUE) as publisher:
+        before = last = publisher.last_sequence(PRODUCER) or 0
+        found = {_rank(result): result for result in enrichment.results(settings, since_millis)}
+        while last + 1 in found:
+            last += 1
+        firsts = range(before + 1, last + 1, BATCH_FLIGHTS)
+        for first in firsts:
+            ranks = range(first, min(first + BATCH_FLIGHTS, last + 1))
+            items = [found[rank].encode() for rank in ranks]
+            publisher.publish(items, producer=PRODUCER, sequence=ranks[-1])
+    return Published(last - before, len(firsts), last, sum(rank > last for rank in found))
+
+
+def _rank(result: str) -> int:
+    try:
+        return orjson.loads(result)["rank"]
+    except (ValueError, TypeError, KeyError):
+        raise WritetimeError(
+            f"work queue {enrichment.QUEUE}: a result is no enriched flight ({result[:80]}); it may be of an earlier "
+            "version: start with an empty database, or name since when results count"
+        ) from None

@@ -1,0 +1,121 @@
+"""The tables that the platform follows: the entries `[tables.<keyspace>.<table>]` of the settings.
+
+Each entry is read by itself. One that cannot be is refused with its reason, and the others are none the worse.
+"""
+
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from cassandra.cluster import Session
+from pydantic import ValidationError
+
+from writetime.config import Settings, Table
+from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.lake.table import check_names, open_table
+from writetime.schema.table import TableSchema, read_schemas
+from writetime.scylla_cdc.log import SUFFIX
+
+_PROBE_SECONDS = 1.0
+# What the database lets a keyspace or table be called, quoted or not.
+_NAME = re.compile(r"\w+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class FollowedTable:
+    """A table that is followed: its name as `keyspace.table`, its entry, and its schema if that could be learnt."""
+
+    name: str
+    entry: Table = field(default_factory=Table)
+    schema: TableSchema | None = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An entry that cannot be followed, and why."""
+
+    name: str
+    reason: str
+
+
+def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[Refused]]:
+    """Return the tables that are followed, and the entries that are refused.
+
+    Schemas are the database's. Where it does not answer at once they are the lake's, or not known, and nothing is
+    refused for it.
+    """
+    tables: list[FollowedTable] = []
+    refused: list[Refused] = []
+    known = _schemas(settings) if settings.tables else None
+    for name, entry in _entries(settings.tables):
+        try:
+            tables.append(_followed(settings, name, entry, known))
+        except WritetimeError as e:
+            refused.append(Refused(name, str(e)))
+    return tables, refused
+
+
+def _entries(tables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for keyspace, entries in tables.items():
+        if isinstance(entries, dict) and all(isinstance(entry, dict) for entry in entries.values()) and entries:
+            yield from ((f"{keyspace}.{name}", entry) for name, entry in entries.items())
+        else:
+            yield keyspace, None
+
+
+def _followed(
+    settings: Settings, name: str, entry: dict[str, Any] | None, known: dict[str, TableSchema] | None
+) -> FollowedTable:
+    parts = name.split(".")
+    if entry is None or len(parts) != 2 or not all(map(_NAME.fullmatch, parts)):
+        raise WritetimeError("a table's entry is written [tables.<keyspace>.<table>]")
+    try:
+        read = Table.model_validate(entry)
+    except ValidationError as e:
+        faults = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in e.errors())
+        raise WritetimeError(f"[tables.{name}] {faults}") from None
+    if known is None:
+        return FollowedTable(name, read, _schema_of_lake(settings, name))
+    if name not in known:
+        raise WritetimeError(f"the database has no table {name}: create it, or correct the entry [tables.{name}]")
+    check_names(known[name])
+    return FollowedTable(name, read, known[name])
+
+
+def _schemas(settings: Settings) -> dict[str, TableSchema] | None:
+    """Return the schemas of all tables of the keyspaces that are named, or None if no database answers."""
+    if not any(_answers(point, settings.cassandra.port) for point in settings.cassandra.contact_points):
+        return None
+    try:
+        with connect(settings) as session:
+            return {schema.full_name: schema for schema in read_schemas(session, settings.tables)}
+    except WritetimeError:
+        return None
+
+
+def _answers(host: str, port: int) -> bool:
+    """Return whether a port is open; the driver would take much longer to say that it is not."""
+    try:
+        with socket.create_connection((host, port), _PROBE_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _schema_of_lake(settings: Settings, name: str) -> TableSchema | None:
+    try:
+        return open_table(settings, name).schema()
+    except WritetimeError:
+        return None
+
+
+def is_captured(session: Session, settings: Settings, name: str) -> bool:
+    """Return whether the database logs the changes of a table: `cdc = true` in Cassandra, a CDC log in ScyllaDB."""
+    keyspace, _, table = name.partition(".")
+    query = "SELECT * FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
+    if settings.capture.source == "scylla-cdc":
+        return session.execute(query, [keyspace, table + SUFFIX]).one() is not None
+    return bool(getattr(session.execute(query, [keyspace, table]).one(), "cdc", False))

@@ -1,0 +1,123 @@
+"""What is told of a run when it has ended: its report, and an alert to a webhook that takes it or does not."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSeverity,
+    AssetCheckSpec,
+    AssetKey,
+    DagsterInstance,
+    DagsterRun,
+    MaterializeResult,
+    asset,
+    materialize,
+)
+
+from assets import runs
+from assets.failures import by_kind
+from writetime.errors import WritetimeError
+
+ORDERS = AssetKey(["shop.orders", "view"])
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A webhook with a token in its URL, and what was posted to it."""
+    posted: list[dict[str, Any]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200 if self.path == "/hooks/token" else 403)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/hooks/", posted
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@asset(key=ORDERS, check_specs=[AssetCheckSpec("rows_are_right", asset=ORDERS), AssetCheckSpec("fresh", asset=ORDERS)])
+def orders() -> MaterializeResult:
+    """A view of which a check fails and another warns."""
+    return MaterializeResult(
+        metadata={"dagster/row_count": 1234567, "seconds": 0.25, "path": "a|b"},
+        check_results=[
+            AssetCheckResult(check_name="rows_are_right", passed=False),
+            AssetCheckResult(check_name="fresh", passed=False, severity=AssetCheckSeverity.WARN),
+        ],
+    )
+
+
+@asset(key=AssetKey(["shop.orders", "state"]))
+@by_kind()
+def broken() -> None:
+    """An asset whose fault a person has to mend."""
+    raise WritetimeError("shop.orders is broken: mend it")
+
+
+def ended(instance: DagsterInstance, *assets: Any) -> tuple[str, DagsterRun]:
+    run = materialize(assets, instance=instance, raise_on_error=False).dagster_run
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    return runs.ended(instance, found).read_text(), found
+
+
+def test_report_and_alert(
+    webhook: tuple[str, list[dict[str, Any]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url, posted = webhook
+    monkeypatch.setenv("WRITETIME_ALERTS__REPORTS", str(tmp_path / "reports"))
+    monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", url + "token")
+    with DagsterInstance.ephemeral() as instance:
+        report, run = ended(instance, orders)
+        assert "| dagster/row_count | 1,234,567 |" in report
+        assert "| seconds | 0.25 |" in report
+        assert "| path | a\\|b |" in report
+        assert "## Checks: 0 of 2 passed" in report
+        assert "| shop.orders/view | rows_are_right | **failed** |" in report
+        [alert] = posted
+        assert alert["title"] == f"run {run.run_id} of job {run.job_name}: success"
+        assert alert["lines"] == ["shop.orders/view: rows_are_right **failed**", "shop.orders/view: fresh warns"]
+        assert alert["text"].splitlines() == [alert["title"], *(f"- {line}" for line in alert["lines"])]
+
+        report, run = ended(instance, broken)
+        assert report.startswith(f"# {run.job_name}: failure")
+        assert posted[1]["lines"] == ["shop_orders__state: shop.orders is broken: mend it"]
+
+        # What does not take it does no harm, and its URL is a secret.
+        monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", url + "wrong")
+        ended(instance, broken)
+        assert "alerts.webhook does not take the alert" in caplog.text
+        assert "hooks/wrong" not in caplog.text
+
+
+def test_nothing_wrong_is_no_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setenv("WRITETIME_ALERTS__REPORTS", str(tmp_path))
+    monkeypatch.setattr("writetime.alerts.send", lambda *_: told.append("alert"))
+
+    @asset
+    def fine() -> None:
+        """An asset without a fault."""
+
+    with DagsterInstance.ephemeral() as instance:
+        report, _ = ended(instance, fine)
+    assert "## fine" in report
+    assert told == []

@@ -1,0 +1,171 @@
+"""Folders of segments, published by Spark's tasks: what an agent publishes of the same segments, and faults."""
+
+import os
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from dagster import DagsterInstance, RunConfig, materialize
+from pyspark.sql import SparkSession
+
+from assets.segments import SegmentsConfig, published_segments
+from resources import KafkaResource, SparkResource
+from tests.capture.harness import Captured
+from tests.capture.test_segments import complete, wait_for
+from tests.conftest import write_settings
+from writetime.capture.archives import Checkpoint, Report, follow_segments, publish_segments
+from writetime.cli import main
+from writetime.errors import WritetimeError
+from writetime.storage.segment import find_segments
+
+
+def published(captured: Captured) -> Counter[str]:
+    """Each change of table `t` that was published, without where it came from, and how often."""
+    return Counter(map(repr, captured.changes("t").drop_columns(["origin"]).to_pylist()))
+
+
+def index_of(path: Path) -> Path:
+    """The `_cdc.idx` of a segment."""
+    return path.with_name(f"{path.stem}_cdc.idx")
+
+
+def copy(path: Path, folder: Path) -> Path:
+    """Copy a segment with its index."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(path, folder)
+    shutil.copy(index_of(path), folder)
+    return folder / path.name
+
+
+def write_table(captured: Captured) -> list[Path]:
+    """Write to a table `t`, of 40 rows, and return the segments that the node is done with since."""
+    before = set(complete(captured))
+    captured.write(
+        "CREATE TABLE {ks}.t (k int, c int, s text static, v blob, l list<int>, PRIMARY KEY (k, c)) WITH cdc = true",
+        "INSERT INTO {ks}.t (k, c, s, l) VALUES (1, -1, 's', [1, 2])",
+        "UPDATE {ks}.t USING TTL 100000 SET l = l + [3] WHERE k = 1 AND c = -1",
+        "DELETE FROM {ks}.t WHERE k = 1 AND c > 1000",
+        "DELETE FROM {ks}.t WHERE k = 5",
+    )
+    insert = captured.node.session().prepare(f"INSERT INTO {captured.keyspace}.t (k, c, v) VALUES (?, ?, ?)")
+    for i in range(40):
+        captured.node.session().execute(insert, (i % 4, i, os.urandom(60_000)))
+    captured.fill(2)
+    found = [path for path in complete(captured) if path not in before]
+    assert len(found) >= 3
+    return found
+
+
+def test_what_an_agent_publishes_is_published(
+    captured: Captured, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = tmp_path / "copies"
+    for path in write_table(captured):
+        copy(path, copies)
+    with captured.agent():
+        captured.settle()
+    of_agent = published(captured)
+    assert of_agent.total() >= 44
+    # By the command, from a URL.
+    write_settings(captured.settings, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    command = ["publish-segments", f"file://{copies}", "--checkpoint", str(tmp_path / "checkpoint")]
+    answer = CliRunner().invoke(main, command, catch_exceptions=False)
+    segments = len(find_segments(str(copies)))
+    assert answer.exit_code == 0, answer.output
+    assert answer.output.startswith(f"{segments} segments, ")
+    assert f"{of_agent.total()} changes of {captured.keyspace}.t" in answer.output
+    assert published(captured) == Counter({change: 2 * count for change, count in of_agent.items()})
+    answer = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert answer.output == "0 segments, 0 mutations: no changes\n"
+    # By the asset, which knows nothing of that checkpoint: as if a run had died before it kept what it did.
+    with DagsterInstance.ephemeral() as instance:
+        result = materialize(
+            [published_segments],
+            instance=instance,
+            resources={"spark": SparkResource(), "kafka": KafkaResource()},
+            run_config=RunConfig({"capture__published_segments": SegmentsConfig(paths=[str(copies)])}),
+        )
+    [event] = result.asset_materializations_for_node("capture__published_segments")
+    metadata: Any = event.metadata
+    assert metadata["segments"].value == segments
+    assert metadata["by_table"].value[f"{captured.keyspace}.t"] == of_agent.total()
+    assert all(check.passed for check in result.get_asset_check_evaluations())
+    assert published(captured) == Counter({change: 3 * count for change, count in of_agent.items()})
+    captured.assert_same("t")
+
+
+def test_segments_that_come_and_grow_are_followed(captured: Captured, tmp_path: Path) -> None:
+    # Others are in the first one, too.
+    first, growing, *others = write_table(captured)
+    copies, stop, total = tmp_path / "copies", threading.Event(), Report()
+
+    def follow() -> None:
+        nonlocal total
+        total = follow_segments(captured.settings, [str(copies)], tmp_path / "checkpoint", stop)
+
+    end = int(index_of(growing).read_text().split()[0])
+    # In its middle; a mutation that is cut there is not read.
+    index_of(copy(growing, copies)).write_text(str(end // 2))
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        wait_for(lambda: published(captured))
+        assert published(captured).total() < 44
+        for path in (first, *others):
+            copy(path, copies)
+        shutil.copy(index_of(growing), copies)
+        wait_for(lambda: published(captured).total() >= 44)
+    finally:
+        stop.set()
+        thread.join()
+    assert (total.faults, total.growing, total.segments) == ({}, [], len(others) + 2)
+    assert set(published(captured).values()) == {1}
+    captured.assert_same("t")
+
+
+def test_what_is_missing_is_said_until_it_is_there(captured: Captured, tmp_path: Path) -> None:
+    broken, torn, mislabelled, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    contents = {path: path.read_bytes() for path in (broken, torn, index_of(mislabelled))}
+    changed = bytearray(contents[broken])
+    changed[len(changed) // 2] ^= 1
+    broken.write_bytes(changed)
+    # As if it were being copied, without an index.
+    torn.write_bytes(contents[torn][: len(contents[torn]) // 2])
+    shutil.move(index_of(torn), tmp_path)
+    index_of(mislabelled).write_text("no offset")
+
+    def publish() -> Report:
+        return publish_segments(captured.settings, [str(tmp_path / "copies")], tmp_path / "checkpoint")
+
+    report = publish()
+    assert set(report.faults) == {str(path) for path in (broken, torn, mislabelled)}
+    assert all(Path(path).stem in reason for path, reason in report.faults.items())
+    assert report.segments == len(sound) + 2
+    # It is tried again, and said again.
+    assert set(publish().faults) == set(report.faults)
+    with pytest.raises(WritetimeError, match="copies/none does not exist"):
+        publish_segments(captured.settings, [str(tmp_path / "copies/none")], tmp_path / "checkpoint")
+    kept = Checkpoint(tmp_path / "checkpoint")
+    with pytest.raises(WritetimeError, match="uses the state folder"):
+        publish()
+    kept.close()
+    for path, content in contents.items():
+        path.write_bytes(content)
+    assert publish().faults == {}
+    captured.assert_same("t")
+    # One that grows is gone before its end.
+    index_of(mislabelled).write_text("1000")
+    (tmp_path / "other").mkdir()
+    for path in (mislabelled, index_of(mislabelled)):
+        shutil.move(path, tmp_path / "other")
+    other = [str(tmp_path / "other")]
+    report = publish_segments(captured.settings, other, tmp_path / "another")
+    assert (len(report.growing), report.faults) == (1, {})
+    (tmp_path / "other" / mislabelled.name).unlink()
+    [reason] = publish_segments(captured.settings, other, tmp_path / "another").faults.values()
+    assert "vanished before all of it was read (up to offset " in reason

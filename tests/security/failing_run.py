@@ -1,0 +1,31 @@
+"""A run of Dagster that fails, as a process of its own: `DAGSTER_HOME` and `WRITETIME_CONFIG` say where and how."""
+
+import urllib.request
+from contextlib import suppress
+
+import psutil
+from dagster import DagsterInstance, materialize
+
+from assets import ingest
+from resources import KafkaResource, LakeResource, SparkResource
+
+
+def main() -> None:
+    """Show what Spark's UI and the lists of processes tell, and let a run fail."""
+    spark = SparkResource()
+    context = spark.spark_session.sparkContext
+    with urllib.request.urlopen(f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/environment") as page:
+        print("the page:", page.read().decode())
+    for process in psutil.Process().children(recursive=True):
+        # One that has just ended has none.
+        with suppress(psutil.Error):
+            print("a process:", process.cmdline())
+    resources = {"spark": spark, "kafka": KafkaResource(), "lake": LakeResource()}
+    with DagsterInstance.get() as instance:
+        result = materialize([ingest.user_events], instance=instance, resources=resources, raise_on_error=False)
+    print("success:", result.success)
+    spark.spark_session.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""A broker that takes connections and never answers, as one that is paused or just starting."""
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from writetime import config, kafka
+from writetime.config import Kafka, Settings
+from writetime.errors import WritetimeError
+
+QUESTIONS: dict[str, Callable[[Settings], Any]] = {
+    "topics": kafka.topic_names,
+    "partitions": lambda settings: kafka.partitions_of(settings, "t"),
+    "limit": lambda settings: kafka.max_message_bytes(settings, "t"),
+    "ends": lambda settings: kafka.end_offsets(settings, "t", [0]),
+    "committed": lambda settings: kafka.committed_offsets(settings, "t", "g"),
+    "group": lambda settings: kafka.group_is_live(settings, "g"),
+}
+
+
+@pytest.fixture
+def silent_broker() -> Iterator[Settings]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield config.load(kafka=Kafka(bootstrap_servers=f"127.0.0.1:{listener.getsockname()[1]}"))
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_silent_broker_is_an_error_that_names_it(
+    question: Callable[[Settings], Any], silent_broker: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 1.0)
+    # Or a client of a broker that is gone stays with the other tests.
+    monkeypatch.setattr(kafka, "_admin_of", kafka._admin_of.__wrapped__)
+    with pytest.raises(WritetimeError, match=silent_broker.kafka.bootstrap_servers):
+        question(silent_broker)

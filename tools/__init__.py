@@ -1,0 +1,1 @@
+"""What developers run, and no part of the platform."""

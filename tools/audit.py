@@ -1,0 +1,116 @@
+"""Asks OSV.dev for known vulnerabilities of all that is pinned: `python -m tools.audit`, a part of `make lint`.
+
+Packages of `requirements.lock` with a vulnerability that `accepted.toml` does not accept make it fail. Those of jars
+are listed only: which jars a server of a version has is the choice of its makers, and ours listen on loopback. Where
+OSV cannot be reached this says so, and does not fail. `OSV_URL` names another address with the same API.
+
+Source of the API: "POST /v1/querybatch" of OSV's documentation (answers come in the order of the queries).
+"""
+
+import json
+import os
+import re
+import sys
+import tomllib
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from writetime.servers import jars
+
+ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "requirements.lock"
+ACCEPTED = Path(__file__).with_name("accepted.toml")
+_URL = "https://api.osv.dev/v1/querybatch"
+_QUERIES_A_CALL = 500
+_TIMEOUT_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Package:
+    """Something pinned, by OSV's names."""
+
+    ecosystem: str
+    name: str
+    version: str
+
+
+def packages() -> list[Package]:
+    """Return all that is pinned, each once."""
+    pinned = re.findall(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", LOCK.read_text(), re.M)
+    sets = {line.split()[0] for line in jars.LOCK_FILE.read_text().splitlines() if line and not line.startswith("#")}
+    found = [Package("PyPI", name, version) for name, version in pinned]
+    found += [
+        Package("Maven", f"{jar.group}:{jar.artifact}", jar.version)
+        for name in sorted(sets)
+        for jar in jars.pinned(name)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def vulnerabilities(asked: Sequence[Package], url: str) -> dict[Package, list[str]]:
+    """Return the ids of what is known of packages; of most nothing is.
+
+    Raises:
+        OSError: OSV does not answer.
+        ValueError: what answers is not OSV.
+    """
+    found: dict[Package, list[str]] = {}
+    waiting: list[tuple[Package, str | None]] = [(package, None) for package in asked]
+    while waiting:
+        part, waiting = waiting[:_QUERIES_A_CALL], waiting[_QUERIES_A_CALL:]
+        results = _ask(url, [_query(package, page) for package, page in part])
+        if len(results) != len(part):
+            raise ValueError(f"{len(results)} answers to {len(part)} queries")
+        for (package, _), result in zip(part, results, strict=True):
+            if ids := [vulnerability["id"] for vulnerability in result.get("vulns", [])]:
+                found.setdefault(package, []).extend(ids)
+            if page := result.get("next_page_token"):
+                waiting.append((package, page))
+    return found
+
+
+def _query(package: Package, page: str | None) -> dict[str, Any]:
+    query = {"package": {"ecosystem": package.ecosystem, "name": package.name}, "version": package.version}
+    return query | ({"page_token": page} if page else {})
+
+
+def _ask(url: str, queries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    request = urllib.request.Request(
+        url, json.dumps({"queries": queries}).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
+        body = json.load(answer)
+    if not isinstance(body, dict) or not isinstance(body.get("results"), list):
+        raise ValueError("no results")
+    return body["results"]
+
+
+def main() -> int:
+    """Print what is found; return the exit status."""
+    accepted = {entry["id"]: entry["reason"] for entry in tomllib.loads(ACCEPTED.read_text()).get("accepted", [])}
+    asked, url = packages(), os.environ.get("OSV_URL", _URL)
+    try:
+        found = vulnerabilities(asked, url)
+    except (OSError, ValueError) as e:
+        print(f"audit: NOT DONE, as {url} gives no answer ({e}); nothing is known of {len(asked)} pinned packages")
+        return 0
+    failed = 0
+    for package, ids in found.items():
+        open_ids = [i for i in ids if i not in accepted]
+        fails = bool(open_ids) and package.ecosystem == "PyPI"
+        failed += fails
+        what = "VULNERABLE" if fails else "known" if open_ids else "accepted"
+        print(f"audit: {what}: {package.name} {package.version}: {', '.join(open_ids or ids)}")
+    for unused in sorted(accepted.keys() - {i for ids in found.values() for i in ids}):
+        print(f"audit: {unused} is accepted in {ACCEPTED.name}, and of nothing that is pinned any more; remove it")
+    print(f"audit: {len(asked)} pinned packages, {len(found)} with known vulnerabilities, {failed} of them fail this")
+    if failed:
+        print(f"audit: pin a newer version, or accept the id with its reason in {ACCEPTED.relative_to(ROOT)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
