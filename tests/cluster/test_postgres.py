@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus, RunConfig
+from dagster import DagsterInstance, DagsterRunStatus
 from dagster_postgres import PostgresEventLogStorage, PostgresRunStorage
 
-from assets.definitions import defs
+from assets.table_jobs import maintain_job
+from resources import LakeResource, SparkResource
 from tests.cluster.postgres import Postgres
 from tests.conftest import write_settings
 from tests.lake.made import SCHEMA, add, settings_at, write
@@ -38,12 +39,11 @@ def test_a_run_is_in_postgres(postgres: Postgres, tmp_path: Path, monkeypatch: p
     write_settings(settings, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     add(create_table(settings, SCHEMA), [write(1, 1, 5, v="x")], 1)
-    config = RunConfig({"maintain_table": {"config": {"table": "shop.items"}}})
     with DagsterInstance.from_config(str(tmp_path)) as instance:
         assert isinstance(instance.run_storage, PostgresRunStorage)
         assert isinstance(instance.event_log_storage, PostgresEventLogStorage)
-        done = defs.get_job_def("maintain").execute_in_process(run_config=config, instance=instance)
-        assert done.success
+        resources = {"spark": SparkResource(), "lake": LakeResource()}
+        assert maintain_job(["shop.items"]).execute_in_process(instance=instance, resources=resources).success
     # As another machine sees it.
     with DagsterInstance.from_config(str(tmp_path)) as instance:
         [run] = instance.get_runs()
