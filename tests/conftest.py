@@ -24,6 +24,7 @@ _LONGEST_FIRST = (
     "faults",
     "lake",
     "capture",
+    "cluster",
     "merge",
     "assets",
     "workqueue",

@@ -22,6 +22,7 @@ from cassandra.policies import (
     FallthroughRetryPolicy,
     TokenAwarePolicy,
 )
+from cassandra.pool import Host
 
 from writetime.config import Cassandra, Settings
 from writetime.errors import Transient, WritetimeError
@@ -81,6 +82,20 @@ def connect(settings: Settings) -> Iterator[Session]:
         yield session
     finally:
         cluster.shutdown()
+
+
+def node_of(session: Session, address: str | None) -> Host:
+    """Return the node of this machine, by its address; without one, the only node that there is.
+
+    Raises:
+        WritetimeError: there are several, or none with this address.
+    """
+    hosts: list[Host] = list(session.hosts or ())
+    found = hosts if address is None and len(hosts) == 1 else [h for h in hosts if h.address == address]
+    if not found:
+        known = ", ".join(sorted(str(h.address) for h in hosts))
+        raise WritetimeError(f"capture.node has to name the node of this machine, one of {known}")
+    return found[0]
 
 
 def apply_schema(settings: Settings) -> list[str]:

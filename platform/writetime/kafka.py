@@ -50,7 +50,12 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
     Returns:
         The names of those that were created.
     """
-    new = [NewTopic(t, partitions, settings.kafka.replication_factor, config=dict(o)) for t, o in topics.items()]
+    # What this asks tells the client, too, which broker is the controller now.
+    there = set(topic_names(settings))
+    replicas = settings.kafka.replication_factor
+    new = [NewTopic(t, partitions, replicas, config=dict(o)) for t, o in topics.items() if t not in there]
+    if not new:
+        return []
     created = []
     for name, future in _admin(settings).create_topics(new, request_timeout=TIMEOUT_SECONDS).items():
         try:

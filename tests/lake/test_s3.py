@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from pyarrow import fs
 
 from tests import oracle
 from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, new_table, write
+from tests.lake.made import SCHEMA, add, batch, new_table, write
 from tests.lake.store import BUCKET, ObjectStore
 from writetime import config
 from writetime.config import Settings
 from writetime.lake import retention, state, views
+from writetime.lake.changes import ChangeWriter
 from writetime.lake.table import create_table, open_table
 from writetime.storage.files import Location, find_sstables
 from writetime.storage.sstable import SSTable
@@ -51,16 +53,34 @@ def test_a_lake_in_a_store_is_that_of_a_disk(store: ObjectStore, tmp_path: Path)
     assert view.select("id", "n", "v").sort("id", "n").rows() == sorted((r["id"], r["n"], r["v"]) for r in rows)
 
 
+def test_writers_that_meet_lose_nothing(store: ObjectStore) -> None:
+    table = create_table(settings_of(store, "meeting"), SCHEMA)
+
+    def writes(writer: int) -> list[dict[str, Any]]:
+        return [write(writer, n, 7, v=f"{writer}/{n}") for n in range(6)]
+
+    def send(writer: int) -> None:
+        for number, each in enumerate(writes(writer), 1):
+            files = ChangeWriter.of(table, SCHEMA).write([batch([each])])
+            # The same batch once more, as a retry sends it.
+            assert [table.changes.append(files, f"writer {writer}", number) for _ in range(2)] == [True, False]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(send, range(4)))
+    assert len(table.changes.load().files) == 24
+    assert sorted(row["v"] for row in view_rows(views.virtual(table))) == sorted(
+        f"{writer}/{n}" for writer in range(4) for n in range(6)
+    )
+
+
 def test_sstables_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = tmp_path / "bench" / "events"
     written.mkdir(parents=True)
     subprocess.run(oracle.java_command("Oracle", "write", written, "1000"), check=True, capture_output=True)
     for name, value in store.options.items():
         monkeypatch.setenv(name, value)
-    host = store.endpoint.removeprefix("http://")
-    objects = fs.S3FileSystem(endpoint_override=host, scheme="http")
-    fs.copy_files(str(written), f"{BUCKET}/snapshot", destination_filesystem=objects)
-    (there,) = find_sstables(f"s3://{BUCKET}/snapshot?endpoint_override={host}&scheme=http")
+    fs.copy_files(str(written), f"{BUCKET}/snapshot", destination_filesystem=store.filesystem())
+    (there,) = find_sstables(f"s3://{BUCKET}/snapshot?endpoint_override={store.host}&scheme=http")
     (here,) = find_sstables(str(written))
     assert rows_of(there) == rows_of(here)
 

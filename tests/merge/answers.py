@@ -37,12 +37,17 @@ def raw_session(port: int) -> Iterator[Session]:
     """Open a session whose rows hold bytes."""
     cluster = Cluster(["127.0.0.1"], port=port)
     try:
-        session = cluster.connect()
-        session.client_protocol_handler = _RawHandler
+        session = raw(cluster.connect())
         session.default_timeout = 60
         yield session
     finally:
         cluster.shutdown()
+
+
+def raw(session: Session) -> Session:
+    """Let the rows that a session answers hold bytes."""
+    session.client_protocol_handler = _RawHandler
+    return session
 
 
 def rows(session: Session, schema: TableSchema) -> list[list[bytes | None]]:

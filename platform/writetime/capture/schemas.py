@@ -24,6 +24,7 @@ from cassandra.connection import Connection, ConnectionException
 from cassandra.pool import Host
 
 from writetime.capture.durable import read_json, write_json
+from writetime.database import node_of
 from writetime.errors import Transient, WritetimeError
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
@@ -86,14 +87,9 @@ class Node:
     """The node whose segments are read, by CQL: what it says of itself and not what another one does."""
 
     def __init__(self, session: Session, address: str | None) -> None:
-        hosts: list[Any] = list(session.hosts or ())
-        found = hosts if address is None and len(hosts) == 1 else [h for h in hosts if h.address == address]
-        if not found:
-            known = ", ".join(sorted(str(h.address) for h in hosts))
-            raise WritetimeError(f"capture.node has to name the node of this agent, one of {known}")
         assert session.cluster is not None
         self._session = session
-        self._host = found[0]
+        self._host = node_of(session, address)
         self.events = SchemaEvents(session.cluster, [self._host])
 
     @property

@@ -138,10 +138,15 @@ def _app_id(snapshot: SnapshotFiles, bucket: int) -> str:
 
 def _data_file(path: str, location: Location) -> tuple[str, int, int]:
     """Return an SSTable's data file as an address, and what tells it from another: its size and checksum."""
-    remote = path.split("://", maxsplit=1)[0] + "://" if "://" in path else ""
     data = location.path("Data.db")
+    address = data
+    if "://" in path:
+        scheme, _, rest = path.partition("://")
+        # Options of the address, such as the endpoint of a store that is not Amazon's.
+        query = rest.partition("?")[2]
+        address = f"{scheme}://{data}" + (f"?{query}" if query else "")
     checksum = int(location.read("Digest.crc32")) if location.exists("Digest.crc32") else 0
-    return remote + data, location.filesystem.get_file_info(data).size, checksum
+    return address, location.filesystem.get_file_info(data).size, checksum
 
 
 def _schema(locations: Sequence[Location]) -> TableSchema:

@@ -13,7 +13,7 @@ from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
 from writetime.config import Settings
-from writetime.database import connect
+from writetime.database import connect, node_of
 from writetime.errors import WritetimeError
 from writetime.servers.nodetool import nodetool
 
@@ -32,7 +32,7 @@ def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
         found = session.execute(query, [keyspace, name]).one()
         if found is None:
             raise WritetimeError(f"the database has no table {table}: name it as KEYSPACE.TABLE")
-        properties, port = local_node(session)
+        properties, port = local_node(session, settings.capture.node)
     return take(listed(properties["data_file_directories"]), port, {table: found.id}, tag)[table]
 
 
@@ -61,7 +61,7 @@ def _folders(data_folders: list[str], table: str, table_id: UUID, tag: str) -> l
 def clear_snapshot(settings: Settings, table: str, tag: str) -> None:
     """Delete a snapshot."""
     with connect(settings) as session:
-        _, port = local_node(session)
+        _, port = local_node(session, settings.capture.node)
     delete(port, [table], tag)
 
 
@@ -70,15 +70,20 @@ def delete(port: int, tables: Iterable[str], tag: str) -> None:
     nodetool(port, "clearsnapshot", "-t", tag, "--", *sorted({table.partition(".")[0] for table in tables}))
 
 
-def local_node(session: Session) -> tuple[Mapping[str, str], int]:
-    """Return the settings that a node of Cassandra has in force, by name, and its JMX port.
+def local_node(session: Session, address: str | None = None) -> tuple[Mapping[str, str], int]:
+    """Return the settings that the Cassandra node of this machine has in force, by name, and its JMX port.
+
+    Args:
+        session: of the node's cluster.
+        address: the node's, needed where the cluster has others.
 
     Raises:
-        WritetimeError: the node is not Cassandra, or has no JMX port.
+        WritetimeError: the node is not named, or is not Cassandra, or has no JMX port.
     """
+    node = node_of(session, address)
     try:
-        settings = dict(iter(session.execute("SELECT name, value FROM system_views.settings")))
-        properties = dict(iter(session.execute("SELECT name, value FROM system_views.system_properties")))
+        settings = dict(iter(session.execute("SELECT name, value FROM system_views.settings", host=node)))
+        properties = dict(iter(session.execute("SELECT name, value FROM system_views.system_properties", host=node)))
     except InvalidRequest:
         raise WritetimeError(
             "the database has no virtual tables of Cassandra 4 or later: take the snapshot with the node's own "

@@ -95,9 +95,9 @@ class CassandraServer(EmbeddedServer):
     def ready(self) -> bool:
         """Return whether the node answers CQL."""
         port = self._settings.cassandra.port
-        if not port_answers(port):
+        if not port_answers(port, self.address):
             return False
-        cluster = Cluster(["127.0.0.1"], port=port, connect_timeout=5)
+        cluster = Cluster([self.address], port=port, connect_timeout=5)
         try:
             cluster.connect()
         except (NoHostAvailable, ConnectionException):
@@ -124,15 +124,15 @@ class CassandraServer(EmbeddedServer):
                 "commitlog_sync_period": "1000ms",
             }
         )
-        seeds = {"seeds": f"127.0.0.1:{embedded.cassandra_storage_port}"}
+        seeds = {"seeds": f"{self.address}:{embedded.cassandra_storage_port}"}
         return {
             "cluster_name": "writetime",
             "num_tokens": 16,
             "partitioner": "org.apache.cassandra.dht.Murmur3Partitioner",
             "endpoint_snitch": "SimpleSnitch",
             "seed_provider": [{"class_name": "org.apache.cassandra.locator.SimpleSeedProvider", "parameters": [seeds]}],
-            "listen_address": "127.0.0.1",
-            "rpc_address": "127.0.0.1",
+            "listen_address": self.address,
+            "rpc_address": self.address,
             "storage_port": embedded.cassandra_storage_port,
             "native_transport_port": self._settings.cassandra.port,
             "cdc_enabled": True,

@@ -40,11 +40,13 @@ class KafkaServer(EmbeddedServer):
         super().__init__(embedded.home, ports, embedded.start_timeout_seconds)
         self._heap = f"{embedded.kafka_heap_mb}m"
         self._controller_port = embedded.kafka_controller_port
+        # Of a log folder that is yet to be made; brokers of one cluster have one.
+        self.cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
 
     def command(self) -> list[str]:
         """Write `server.properties`, format the log folder once, and return the command line of the broker."""
         config = self.folder / "server.properties"
-        config.write_text("".join(f"{k}={v}\n" for k, v in self._configuration().items()))
+        config.write_text("".join(f"{k}={v}\n" for k, v in self.configuration().items()))
         if not (self.folder / "data" / "meta.properties").is_file():
             self._format(config)
         return [*self._java(f"-Xmx{self._heap}", f"-Xms{self._heap}"), "kafka.Kafka", str(config)]
@@ -66,15 +68,15 @@ class KafkaServer(EmbeddedServer):
         return [str(java()), "-XX:+UseSerialGC", *options, f"-Dlog4j2.configurationFile={log4j}", "-cp", class_path]
 
     def _format(self, config: Path) -> None:
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         # One in 64 ids begins with a dash, and would be taken for an option if it were a word of its own.
-        format_options = ["format", f"--cluster-id={cluster_id}", "-c", str(config)]
+        format_options = ["format", f"--cluster-id={self.cluster_id}", "-c", str(config)]
         command = [*self._java("-Xmx128m"), "kafka.tools.StorageTool", *format_options]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode:
             raise WritetimeError(f"Kafka's log folder {self.folder / 'data'} cannot be made: {answer.stderr.strip()}")
 
-    def _configuration(self) -> dict[str, object]:
+    def configuration(self) -> dict[str, object]:
+        """Return what `server.properties` holds."""
         return {
             "process.roles": "broker,controller",
             "node.id": 1,

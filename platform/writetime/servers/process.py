@@ -23,6 +23,8 @@ class EmbeddedServer(ABC):
     """One server with a folder of its own below `home`: configuration, data, `server.pid` and `server.log`."""
 
     name: str
+    # Of the machine's loopback addresses the one that it listens at.
+    address = "127.0.0.1"
 
     def __init__(self, home: Path, ports: dict[str, int], start_timeout_seconds: float) -> None:
         self.folder = (home / self.name).resolve()
@@ -75,7 +77,7 @@ class EmbeddedServer(ABC):
         if self.pid() is not None:
             return False
         for setting, port in self.ports.items():
-            _require_free(port, f"{self.name}: port {port}", setting)
+            _require_free(self.address, port, f"{self.name}: port {port}", setting)
         command = self.command()
         with self.log_file.open("ab") as log:
             process = subprocess.Popen(
@@ -146,11 +148,11 @@ def port_of(address: str, setting: str) -> int:
     return int(port)
 
 
-def port_answers(port: int) -> bool:
+def port_answers(port: int, address: str = "127.0.0.1") -> bool:
     """Return whether something accepts connections at a port of the loopback interface."""
     with socket.socket() as s:
         s.settimeout(1)
-        return s.connect_ex(("127.0.0.1", port)) == 0
+        return s.connect_ex((address, port)) == 0
 
 
 def free_port() -> int:
@@ -160,19 +162,19 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def _require_free(port: int, what: str, setting: str) -> None:
+def _require_free(address: str, port: int, what: str, setting: str) -> None:
     deadline = time.monotonic() + PORT_RELEASE_SECONDS
-    while not _is_free(port):
+    while not _is_free(address, port):
         if time.monotonic() > deadline:
             raise WritetimeError(f"{what} is in use by another program; stop it or set another {setting}")
         time.sleep(0.1)
 
 
-def _is_free(port: int) -> bool:
+def _is_free(address: str, port: int) -> bool:
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            s.bind(("127.0.0.1", port))
+            s.bind((address, port))
         except OSError:
             return False
         return True

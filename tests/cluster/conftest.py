@@ -1,0 +1,21 @@
+"""Three nodes and three brokers for the tests of this folder."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.servers import ADDRESSES, Servers, answers_at
+
+
+@pytest.fixture(scope="package")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """All running; they stop with the last test of the folder."""
+    for address in ADDRESSES:
+        if not answers_at(address):
+            pytest.skip(f"this machine has no address {address}: on macOS, `sudo ifconfig lo0 alias {address}`")
+    found = Servers(tmp_path_factory.mktemp("cluster"))
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()

@@ -1,0 +1,47 @@
+"""The lake's work on a Spark cluster, as a program: the master and all else come from the settings.
+
+    python -m tests.cluster.lake_job KS.TABLE SNAPSHOT...
+
+It prints what was done, and on which executors.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from writetime import config
+from writetime.lake import state, views
+from writetime.lake.backfill import backfill, find_snapshots
+from writetime.lake.spark import in_spark
+from writetime.lake.table import create_table
+from writetime.rows.stream import extend
+from writetime.spark import spark_session
+
+
+def main() -> None:
+    """Bring snapshots in, fold them, make the view and the row events."""
+    settings = config.load()
+    executors: set[str] = set()
+    with spark_session(settings) as session:
+
+        def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
+            # Each executor has a working folder of its own.
+            found = in_spark(session)(lambda task: (os.getcwd(), function(task)), tasks)
+            executors.update(executor for executor, _ in found)
+            return [result for _, result in found]
+
+        found = find_snapshots(sys.argv[2:])
+        table = create_table(settings, found.schema)
+        done = {
+            "changes": sum(count for _, count in backfill(table, found, run=run)),
+            "files_folded": state.fold(table, run),
+            "rows": views.refresh(table, run),
+            "events": extend(table, run=run),
+        }
+    print(json.dumps(done | {"executors": sorted(executors)}))
+
+
+if __name__ == "__main__":
+    main()

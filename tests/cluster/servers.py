@@ -1,0 +1,177 @@
+"""Three real Cassandra nodes and three real Kafka brokers on one machine, and settings that name them all.
+
+Nodes share their ports and have addresses of their own, 127.0.0.1 to 127.0.0.3, as nodes of a real cluster have.
+"""
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cassandra import ConsistencyLevel, DriverException
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.policies import ConstantReconnectionPolicy, FallthroughRetryPolicy
+from cassandra.pool import Host
+
+from writetime import config
+from writetime.config import Settings
+from writetime.servers.cassandra import CassandraServer
+from writetime.servers.kafka import KafkaServer
+from writetime.servers.process import EmbeddedServer
+
+ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+REPLICATION = "{'class': 'NetworkTopologyStrategy', 'datacenter1': 3}"
+
+
+class ClusterNode(CassandraServer):
+    """One node of three, each with a third of the tokens."""
+
+    def __init__(self, settings: Settings, number: int) -> None:
+        self.address = ADDRESSES[number]
+        home = settings.embedded.home / f"node-{number + 1}"
+        embedded = settings.embedded.model_copy(update={"home": home})
+        super().__init__(settings.model_copy(update={"embedded": embedded}))
+        self._token = -(2**63) + number * (2**64 // len(ADDRESSES))
+
+    def configuration(self) -> dict[str, object]:
+        configuration = super().configuration()
+        # All are seeds, so that they may start at once, in any order.
+        seeds = ",".join(f"{address}:{configuration['storage_port']}" for address in ADDRESSES)
+        provider = {
+            "class_name": "org.apache.cassandra.locator.SimpleSeedProvider",
+            "parameters": [{"seeds": seeds}],
+        }
+        return configuration | {
+            "seed_provider": [provider],
+            "num_tokens": 1,
+            "initial_token": str(self._token),
+            "commitlog_segment_size": "1MiB",
+            "native_transport_max_threads": 16,
+        }
+
+
+class ClusterBroker(KafkaServer):
+    """One broker of three, each a controller, too: what is acknowledged has two copies at least."""
+
+    def __init__(self, settings: Settings, number: int, ports: list[int], controllers: list[int]) -> None:
+        self._node_id = number + 1
+        self._controllers = controllers
+        kafka = settings.kafka.model_copy(update={"bootstrap_servers": f"127.0.0.1:{ports[number]}"})
+        own = {"home": settings.embedded.home / f"broker-{number + 1}", "kafka_controller_port": controllers[number]}
+        embedded = settings.embedded.model_copy(update=own)
+        super().__init__(settings.model_copy(update={"kafka": kafka, "embedded": embedded}))
+        self.cluster_id = "d3JpdGV0aW1lLWNsdXN0ZQ"
+
+    def configuration(self) -> dict[str, object]:
+        voters = ",".join(f"{i + 1}@127.0.0.1:{port}" for i, port in enumerate(self._controllers))
+        return super().configuration() | {
+            "node.id": self._node_id,
+            "controller.quorum.voters": voters,
+            "default.replication.factor": 3,
+            "min.insync.replicas": 2,
+            "offsets.topic.replication.factor": 3,
+            "transaction.state.log.replication.factor": 3,
+            "transaction.state.log.min.isr": 2,
+            # A broker that is killed is known to be gone after this time.
+            "broker.session.timeout.ms": 3000,
+            "broker.heartbeat.interval.ms": 500,
+        }
+
+
+class Servers:
+    """The nodes and the brokers, and settings of all of them."""
+
+    def __init__(self, home: Path) -> None:
+        ports = _free_ports(8)
+        brokers, controllers = ports[:3], ports[3:6]
+        self.settings = config.load(
+            cassandra={"contact_points": list(ADDRESSES), "port": ports[6], "consistency": "QUORUM"},
+            kafka={"bootstrap_servers": ",".join(f"127.0.0.1:{p}" for p in brokers), "replication_factor": 3},
+            embedded={
+                "home": home,
+                "cassandra_storage_port": ports[7],
+                "cassandra_heap_mb": 384,
+                "kafka_heap_mb": 256,
+                "start_timeout_seconds": 240,
+            },
+        )
+        self.nodes = [ClusterNode(self.settings, i) for i in range(3)]
+        self.brokers = [ClusterBroker(self.settings, i, brokers, controllers) for i in range(3)]
+
+    @property
+    def _all(self) -> list[EmbeddedServer]:
+        return [*self.brokers, *self.nodes]
+
+    def start(self) -> None:
+        """Start all at once, and wait until each node sees the others."""
+        with ThreadPoolExecutor() as pool:
+            # A broker's log folder is made first, by a program of its own.
+            list(pool.map(EmbeddedServer.launch, self._all))
+        for server in self._all:
+            server.wait_ready()
+        with session_at(self.settings, ConsistencyLevel.ALL) as session:
+            session.execute(f"CREATE KEYSPACE seen WITH replication = {REPLICATION}")
+            session.execute("CREATE TABLE seen.by_all (k int PRIMARY KEY)")
+            for host in list(session.hosts or ()):
+                while not _answers(session, host):
+                    time.sleep(0.2)
+
+    def stop(self) -> None:
+        """Stop what runs, at once, as nothing of it is kept."""
+        for server in self._all:
+            server.stop(signal.SIGKILL)
+
+
+@contextmanager
+def session_at(settings: Settings, consistency: int = ConsistencyLevel.QUORUM, **own: Any) -> Iterator[Session]:
+    """Open a session to all nodes that does not retry."""
+    profile = ExecutionProfile(consistency_level=consistency, request_timeout=30, retry_policy=FallthroughRetryPolicy())
+    cluster = Cluster(
+        list(ADDRESSES),
+        port=settings.cassandra.port,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        reconnection_policy=ConstantReconnectionPolicy(0.5, max_attempts=100_000),
+        connect_timeout=60,
+        control_connection_timeout=60,
+        protocol_version=5,
+        **own,
+    )
+    try:
+        yield cluster.connect()
+    finally:
+        cluster.shutdown()
+
+
+def _answers(session: Session, host: Host) -> bool:
+    """Return whether a node knows of the table, and that the others are up."""
+    try:
+        session.execute("SELECT * FROM seen.by_all", host=host)
+    except (DriverException, NoHostAvailable):
+        return False
+    return True
+
+
+def answers_at(address: str) -> bool:
+    """Return whether servers of this machine can have an address."""
+    with socket.socket() as each:
+        try:
+            each.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that nothing uses at any address, all of them different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("0.0.0.0", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,17 @@
+"""Three nodes, three brokers, an agent a node: whatever is killed, the lake answers as the database; `faults` runs
+longer."""
+
+from pathlib import Path
+
+from tests.cluster.faults import ClusterRun
+from tests.cluster.servers import Servers
+from tests.storage.generate import SEED
+
+
+def test_without_a_node_or_a_broker_the_lake_goes_on(servers: Servers, tmp_path: Path) -> None:
+    report = ClusterRun(servers, tmp_path, SEED).run(0)
+    print(report)
+    assert report.faults == {"broker": 1, "agent": 1, "node": 1, "landing": 1}
+    # Each write is captured on each of its replicas.
+    assert min(report.acknowledged, report.rows, report.events) > 0
+    assert report.copies > 2
