@@ -71,7 +71,8 @@ def flight_batches(config: BatchesConfig, database: DatabaseResource) -> Materia
 
 @asset(
     key=BOARD,
-    deps=[source_key(published.QUEUE)],
+    # Both, as a run does not look at the queue, which is between them.
+    deps=[source_key(published.QUEUE), BATCHES],
     group_name="replay",
     kinds={"python", "cassandra"},
     pool="board",

@@ -150,12 +150,12 @@ class SecuredKafka(KafkaServer):
         except KafkaException:
             return False
 
-    def _configuration(self) -> dict[str, object]:
+    def configuration(self) -> dict[str, object]:
         stores = Stores(self.folder, self._authority)
         admin = next(iter(self._users))
         users = "".join(f' user_{name}="{password}"' for name, password in self._users.items())
         module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-        plain = super()._configuration()
+        plain = super().configuration()
         return plain | {
             "listeners": str(plain["listeners"]).replace("PLAINTEXT:", "SASL_SSL:"),
             "advertised.listeners": str(plain["advertised.listeners"]).replace("PLAINTEXT:", "SASL_SSL:"),
