@@ -1,5 +1,6 @@
 """The stage of a fault test: a proxy before Cassandra, sinks as processes, and the watch on what they do."""
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from .sinks import SinkProcess
 from .watch import UNREACHABLE, Watch
 
 _PATIENCE_SECONDS = 90.0
+# Some faults are tried with the default mode alone; FAULT_MODES=lwt,lwt-batch tries both.
+MODES = os.environ.get("FAULT_MODES", "lwt-batch").split(",")
 
 
 class Stage:

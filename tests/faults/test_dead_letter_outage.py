@@ -8,12 +8,12 @@ from confluent_kafka.admin import AdminClient
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.kafka import client_config
 
-from .stage import Stage, alter_topic
+from .stage import MODES, Stage, alter_topic
 
 POISON = b"{" + b"x" * 5000
 
 
-@pytest.mark.parametrize("mode", ["lwt", "lwt-batch"])
+@pytest.mark.parametrize("mode", MODES)
 def test_dead_letter_topic_is_missing_for_a_while(stage: Callable[..., Stage], mode: str) -> None:
     s = stage(mode=mode)
     topic = s.settings.ingest.dead_letter_topic

@@ -10,12 +10,12 @@ from confluent_kafka import Consumer
 from writetime.config import Settings
 from writetime.kafka import client_config
 
-from .stage import Stage, until
+from .stage import MODES, Stage, until
 
 ROUNDS = 3
 
 
-@pytest.mark.parametrize("mode", ["lwt", "lwt-batch"])
+@pytest.mark.parametrize("mode", MODES)
 def test_rebalance_every_two_seconds_with_slow_writes(stage: Callable[..., Stage], mode: str) -> None:
     # A drain shorter than a write: some writes are still in flight when their partition goes to another sink.
     s = stage(mode=mode, drain_seconds=0.3)

@@ -9,10 +9,10 @@ from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer
 
-from .stage import Stage
+from .stage import MODES, Stage
 
 
-@pytest.mark.parametrize("mode", ["lwt", "lwt-batch"])
+@pytest.mark.parametrize("mode", MODES)
 def test_cassandra_crash_mid_run(stage: Callable[..., Stage], mode: str) -> None:
     s = stage(mode=mode)
     s.proxy.delay = 0.05

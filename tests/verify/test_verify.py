@@ -109,7 +109,7 @@ def test_a_table_that_is_written_to(settings: Settings, session: Session) -> Non
     for thread in threads:
         thread.start()
     try:
-        assert verify(settings, lake, 60).real == []
+        assert verify(settings, lake, 25).real == []
     finally:
         stop.set()
         for thread in threads:
