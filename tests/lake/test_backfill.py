@@ -106,3 +106,15 @@ def test_paths_that_are_no_snapshots(tmp_path: Path) -> None:
         find_snapshots([str(tmp_path / "none")])
     with pytest.raises(WritetimeError, match="holds no SSTables"):
         find_snapshots([str(tmp_path)])
+
+
+def test_a_snapshot_of_an_empty_table(settings: Settings) -> None:
+    """Nothing comes in, and the table is there."""
+    table = f"{settings.cassandra.keyspace}.empty"
+    with connect(settings) as session:
+        session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
+    found = find_snapshots([str(folder) for folder in take_snapshot(settings, table, "now")])
+    lake = create_table(settings, found.schema)
+    assert sum(changes for _, changes in backfill(lake, found)) == 0
+    assert state.fold(lake) == 0
+    assert view_rows(views.virtual(lake)) == []

@@ -23,6 +23,7 @@ from writetime.lake.history import raise_history
 from writetime.lake.horizon import raise_snapshot, require_newer
 from writetime.lake.merging import Runner
 from writetime.lake.table import LakeTable
+from writetime.schema.cql import parse_table
 from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin
 from writetime.storage.errors import Missing
@@ -70,7 +71,10 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None) -> S
     for path in paths:
         locations = list(find_sstables(path))
         if not locations:
-            raise WritetimeError(f"{path} holds no SSTables: name the folder of a table's snapshot")
+            of_nothing = _of_empty_table(path)
+            schemas.append(of_nothing[0])
+            taken_at = max(taken_at, of_nothing[1])
+            continue
         files += [_data_file(path, location) for location in locations]
         taken_at = max(taken_at, _taken_at(locations))
         if schema is None:
@@ -149,6 +153,24 @@ def _data_file(path: str, location: Location) -> tuple[str, int, int]:
     return address, location.filesystem.get_file_info(data).size, checksum
 
 
+def _of_empty_table(path: str) -> tuple[TableSchema, int]:
+    """Return the schema of the snapshot of a table without SSTables, and when it was taken: Cassandra says in
+    `manifest.json` that there are no files."""
+    filesystem, folder = resolve(path)
+    try:
+        manifest = json.loads(read_file(filesystem, posixpath.join(folder, "manifest.json")))
+        if manifest["files"] == []:
+            text = read_file(filesystem, posixpath.join(folder, "schema.cql")).decode()
+            return parse_table(text), _micros(manifest["created_at"])
+    except (Missing, KeyError, ValueError):
+        pass
+    raise WritetimeError(f"{path} holds no SSTables: name the folder of a table's snapshot") from None
+
+
+def _micros(instant: str) -> int:
+    return round(datetime.fromisoformat(instant).timestamp() * 1_000_000)
+
+
 def _schema(locations: Sequence[Location]) -> TableSchema:
     path = posixpath.join(locations[0].folder, "schema.cql")
     if locations[0].filesystem.get_file_info(path).type != FileType.File:
@@ -164,7 +186,7 @@ def _taken_at(locations: Sequence[Location]) -> int:
     location = locations[0]
     try:
         manifest = json.loads(read_file(location.filesystem, posixpath.join(location.folder, "manifest.json")))
-        return round(datetime.fromisoformat(manifest["created_at"]).timestamp() * 1_000_000)
+        return _micros(manifest["created_at"])
     except (Missing, KeyError, ValueError):
         paths = [each.path("Data.db") for each in locations]
         return max((info.mtime_ns or 0) // 1000 for info in location.filesystem.get_file_info(paths))

@@ -1,0 +1,87 @@
+"""What runs by itself, by Dagster's own daemon: a schedule's tick, a backfill, and the sensors that tell of runs."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster._core.scheduler.instigation import ScheduleInstigatorData
+
+from assets.backfill import token_ranges
+from tests.conftest import write_settings
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.lake.snapshot import take_snapshot
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 400.0
+AT = ["-w", "workspace.yaml", "-l", "writetime"]
+
+
+@contextmanager
+def daemon(log: Path) -> Iterator[None]:
+    """Dagster's daemon, which starts what schedules, sensors and backfills ask for."""
+    command = [sys.executable, "-m", "dagster._daemon", "run", "-w", "workspace.yaml"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def dagster(*arguments: str) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "dagster", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def ended(instance: DagsterInstance, job: str, tag: str) -> list[DagsterRun]:
+    """The runs of a job that something started, once they have ended."""
+    return [run for run in instance.get_runs() if run.job_name == job and tag in run.tags and run.is_finished]
+
+
+def test_schedule_backfill_and_reports(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = f"{settings.cassandra.keyspace}.items"
+    with connect(settings) as session:
+        session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
+        for i in range(40):
+            session.execute(f"INSERT INTO {table} (id, v) VALUES ({i}, 'v')")
+    folders = [str(folder) for folder in take_snapshot(settings, table, "now")]
+    entry = {settings.cassandra.keyspace: {"items": {"capture": False, "snapshots": folders}}}
+    alerts = settings.alerts.model_copy(update={"reports": tmp_path / "reports"})
+    write_settings(settings.model_copy(update={"tables": entry, "alerts": alerts}), tmp_path / "writetime.toml")
+    home, log = tmp_path / "dagster", tmp_path / "daemon.log"
+    home.mkdir()
+    shutil.copy(ROOT / "dagster.yaml", home)
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    dagster("schedule", "start", "observe_schedule", *AT)
+    with DagsterInstance.from_config(str(home)) as instance:
+        # As if it had been on for long: the daemon makes up for the ticks that it has missed.
+        for state in instance.all_instigator_state():
+            if isinstance(state.instigator_data, ScheduleInstigatorData):
+                since = ScheduleInstigatorData(state.instigator_data.cron_schedule, time.time() - 900)
+                instance.update_instigator_state(state.with_data(since))
+        with daemon(log):
+            share = token_ranges.get_partition_keys()[5]
+            dagster("job", "backfill", "-j", "backfill", "--partitions", share, "--noprompt", *AT)
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while True:
+                observed = ended(instance, "observe", "dagster/schedule_name")
+                filled = ended(instance, "backfill", "dagster/backfill")
+                reports = {path.stem for path in (tmp_path / "reports").glob("*.md")}
+                wanted = {f"{run.job_name}-{run.run_id}" for run in observed + filled}
+                if observed and filled and wanted <= reports:
+                    break
+                assert time.monotonic() < deadline, log.read_text()[-5000:]
+                time.sleep(1)
+        assert {run.status for run in observed + filled} == {DagsterRunStatus.SUCCESS}
+        assert os.listdir(tmp_path / "lake" / table)
