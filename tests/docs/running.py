@@ -54,6 +54,8 @@ class Folder:
         instance.mkdir(parents=True)
         (instance / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
         (path / "my_module.py").write_text("def send(item):\n    return {'sent': item.payload['to']}\n")
+        # Then curl fails where the answer is an error.
+        (path / ".curlrc").write_text("fail\n")
         self._variables = path.parent / f"{path.name}.sh"
         self._variables.write_text("")
         self._log = path.parent / f"{path.name}.log"
@@ -185,6 +187,7 @@ class Folder:
             "PATH": f"{self._path}/.venv/bin:{os.environ['PATH']}",
             "PYTHONPATH": f"{self._path}:{ROOT / 'platform'}:{ROOT}",
             "COLUMNS": "200",
+            "CURL_HOME": str(self._path),
         }
         return os.environ | own
 

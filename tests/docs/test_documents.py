@@ -24,6 +24,7 @@ from writetime.lake.snapshot import take_snapshot
 from writetime.schema.table import read_schemas
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
+from writetime.servers.zookeeper import ZooKeeperServer
 
 TUTORIAL = "docs/tutorial.md"
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
@@ -31,14 +32,14 @@ REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
 
 @pytest.fixture(scope="module")
 def installation(server_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The environment of a user whose servers run: the shared ones, but a broker without other tests' topics."""
+    """The environment of a user whose servers run: the shared Cassandra, and no topics and queues of other tests."""
     home = tmp_path_factory.mktemp("docs")
-    for name in ("cassandra", "zookeeper"):
-        (home / name).symlink_to(server_settings.embedded.home / name)
+    (home / "cassandra").symlink_to(server_settings.embedded.home / "cassandra")
     own = {
         "WRITETIME_CASSANDRA__PORT": str(server_settings.cassandra.port),
+        "WRITETIME_CASSANDRA__KEYSPACE": "documents",
         "WRITETIME_KAFKA__BOOTSTRAP_SERVERS": f"127.0.0.1:{free_port()}",
-        "WRITETIME_ZOOKEEPER__HOSTS": server_settings.zookeeper.hosts,
+        "WRITETIME_ZOOKEEPER__HOSTS": f"127.0.0.1:{free_port()}",
         "WRITETIME_EMBEDDED__HOME": str(home),
         "WRITETIME_EMBEDDED__CASSANDRA_STORAGE_PORT": str(server_settings.embedded.cassandra_storage_port),
         "WRITETIME_EMBEDDED__KAFKA_CONTROLLER_PORT": str(free_port()),
@@ -50,14 +51,16 @@ def installation(server_settings: Settings, tmp_path_factory: pytest.TempPathFac
         patch.delenv("WRITETIME_CONFIG")
         patch.chdir(home)
         settings = config.load()
-        broker = KafkaServer(settings)
+        servers = [KafkaServer(settings), ZooKeeperServer(settings)]
         try:
-            broker.start()
+            for server in servers:
+                server.start()
             apply_schema(settings)
             ensure_ingest_topics(settings)
             yield home
         finally:
-            broker.stop()
+            for server in servers:
+                server.stop()
 
 
 @pytest.fixture(scope="module")
