@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from dagster import DagsterInstance, materialize
+from pyspark.sql import SparkSession
 
 from assets import changes, views
 from resources import LakeResource, SparkResource
@@ -34,6 +35,9 @@ ENTRY = f"""[tables.{TABLE}]
 description = "What the shop has."
 owners = ["team:shop"]
 expect = [{{ type = "expect_column_values_to_be_between", column = "w", max_value = 100 }}]
+
+[replay]
+queues = ["orders"]
 """
 START_SECONDS = 240.0
 PATIENCE_MS = 120_000
@@ -45,8 +49,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """Runs of a table without servers: two that are well, and one whose rows are not as its entry expects."""
+def runs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Runs of a table: two that are well, and one whose rows are not as its entry expects."""
     home = tmp_path_factory.mktemp("browser")
     (home / "writetime.toml").write_text(f'{ENTRY}\n[lake]\npath = "{home / "lake"}"\nbuckets = 4\n')
     shutil.copy(ROOT / "dagster.yaml", home / "dagster.yaml")
@@ -109,15 +113,15 @@ def keep(page: Any, request: pytest.FixtureRequest, name: str) -> None:
 
 
 def see(page: Any, *texts: str) -> None:
-    """Wait until a person sees each of these."""
+    """Wait until the page shows each of these."""
     for text in texts:
-        sync_api.expect(page.get_by_text(text).locator("visible=true").first).to_be_visible(timeout=PATIENCE_MS)
+        page.wait_for_function("text => document.body.innerText.includes(text)", arg=text)
 
 
 def test_graph(page: Any, request: pytest.FixtureRequest) -> None:
     """Groups, collapsed: the picture of the architecture."""
     page.goto("/asset-groups")
-    see(page, "sources", "ingest", "workqueue", "capture", "backfill", "changes", "views", "rows")
+    see(page, "sources", "ingest", "workqueue", "replay", "capture", "backfill", "changes", "views", "rows")
     keep(page, request, "asset-graph")
 
 
@@ -129,7 +133,12 @@ def test_checks(page: Any, request: pytest.FixtureRequest) -> None:
 
 def test_plots(page: Any, request: pytest.FixtureRequest) -> None:
     page.goto(f"/assets/{TABLE}/view?view=overview")
-    see(page, "What the shop has.", "dagster/row_count", "refresh_seconds", "team:shop")
+    see(page, "What the shop has.", "Row count", "refresh_seconds", "Owners")
+    page.get_by_role("button", name="Plots").click()
+    page.wait_for_function("() => document.querySelectorAll('canvas').length >= 2")
+    page.get_by_role("button", name="Plots").scroll_into_view_if_needed()
+    page.mouse.move(640, 700)
+    page.mouse.wheel(0, 450)
     keep(page, request, "asset-plots")
 
 

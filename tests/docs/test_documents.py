@@ -79,7 +79,7 @@ def folder(installation: Path, spark: SparkSession) -> Iterator[Folder]:
     connection = duckdb.connect()
     connection.load_extension(str(extension))
     given: dict[str, Any] = {
-        "snapshot": snapshot,
+        "snapshot": str(snapshot),
         "spark": spark,
         "duckdb": connection,
         "polars": polars,
