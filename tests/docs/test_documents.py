@@ -93,12 +93,14 @@ def folder(installation: Path, spark: SparkSession) -> Iterator[Folder]:
         found.end()
 
 
-def test_documents(folder: Folder, installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("document", [document for document in documents() if document != TUTORIAL])
+def test_document(document: str, folder: Folder, installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, README first, in one folder: what one has made, the next may use."""
     monkeypatch.chdir(installation / "clone")
-    for document in [d for d in documents() if d != TUTORIAL]:
+    try:
         for block in blocks(document):
             folder.run(block)
+    finally:
         folder.end()
 
 
