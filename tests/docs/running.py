@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pytest
 
 from tests.docs.documents import ROOT, Block
 from writetime import config
@@ -163,17 +165,18 @@ class Folder:
         connection.sql(block.text.replace(".writetime/", f"{self._path}/.writetime/")).fetchall()
 
     def _settings(self, block: Block) -> None:
-        """Settings that a user may have must be settings."""
+        """Settings that a user may have must be settings; secrets come from the environment, as documents advise."""
         file = self._path.parent / "block.toml"
         file.write_text(block.text)
-        before = os.environ.pop("WRITETIME_CONFIG", None)
-        os.environ["WRITETIME_CONFIG"] = str(file)
-        try:
+        sections = tomllib.loads(block.text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("WRITETIME_CONFIG", str(file))
+            for name, section in sections.items():
+                if "username" in section and "password" not in section:
+                    patch.setenv(f"WRITETIME_{name.upper()}__PASSWORD", "secret")
+            if "host" in sections.get("ingest", {}):
+                patch.setenv("WRITETIME_INGEST__TOKENS", '["a token of some length"]')
             config.load()
-        finally:
-            del os.environ["WRITETIME_CONFIG"]
-            if before is not None:
-                os.environ["WRITETIME_CONFIG"] = before
 
     def _with(self, text: str) -> str:
         for old, new in self._replaced.items():
