@@ -1,5 +1,6 @@
 """The shell command `writetime`."""
 
+import json
 import logging
 import signal
 import sys
@@ -7,6 +8,8 @@ import threading
 from typing import Any
 
 import click
+from cassandra import DriverException
+from cassandra.protocol import ErrorMessage
 
 from writetime import config, database, servers
 from writetime.capture.cli import agent, agents_lines, land, publish_segments, retire, status_lines
@@ -86,6 +89,20 @@ def status(*, agents: bool) -> None:
 def init() -> None:
     """Create the keyspace, tables and topics that do not exist; safe to repeat."""
     _init(config.load())
+
+
+@main.command()
+@click.argument("statements", metavar="STATEMENT...", nargs=-1, required=True)
+def cql(*, statements: tuple[str, ...]) -> None:
+    """Execute CQL statements in the database, one after the other, and print the rows of answers as JSON lines."""
+    with database.connect(config.load()) as session:
+        for statement in statements:
+            try:
+                answer = session.execute(statement)
+                for row in answer:
+                    click.echo(json.dumps(dict(zip(answer.column_names, row, strict=True)), default=str))
+            except (DriverException, ErrorMessage) as e:
+                raise WritetimeError(f"{statement}: {e}") from None
 
 
 @main.command()

@@ -1,10 +1,13 @@
 import shutil
 import socket
+import uuid
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from writetime import database
+from writetime.cli import main
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 
@@ -50,3 +53,14 @@ def test_no_database_is_said_in_one_line(settings: Settings) -> None:
     nowhere = settings.model_copy(update={"cassandra": settings.cassandra.model_copy(update={"port": 1})})
     with pytest.raises(WritetimeError, match=r"no database answers at 127\.0\.0\.1:1 "), database.connect(nowhere):
         pass
+
+
+def test_cql_by_a_command(settings: Settings) -> None:
+    run = CliRunner(catch_exceptions=False).invoke
+    table = f"{settings.cassandra.keyspace}.user_events"
+    insert = f"INSERT INTO {table} (user_id, event_timestamp, event_id) VALUES ('u', 5, {uuid.UUID(int=7)})"
+    select = f'SELECT user_id AS "Who", event_id FROM {table}'
+    assert run(main, ["cql", insert, select]).stdout == f'{{"Who": "u", "event_id": "{uuid.UUID(int=7)}"}}\n'
+    refused = run(main, ["cql", "SELECT nothing"])
+    assert refused.exit_code == 1
+    assert refused.output.startswith("Error: SELECT nothing: ")

@@ -1,0 +1,199 @@
+"""A folder like a fresh clone, in which the blocks of documents are run as a user would run them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from tests.docs.documents import ROOT, Block
+from writetime import config
+from writetime.servers.process import port_answers
+
+# Programs that run until Ctrl-C: the test starts and ends them.
+SERVICES = ("serve", "sink", "agent", "land --follow", "work")
+# Commands that are looked at and not run, and why.
+CHECKED = {
+    "make setup": "tests run in an environment that is set up",
+    "make instance": "its two lines are what this folder has",
+    "make demo": "what it launches is run by tests/assets/test_demo.py, and itself before each release",
+    "make test": "this is a part of it",
+    "make ui": "the web UI is started by tests/browser",
+    "writetime down": "tests share the servers; tests/integration/test_servers.py stops some",
+}
+_PATIENCE_SECONDS = 120.0
+
+
+class Folder:
+    """Runs blocks one after the other. What they export is kept, as in a terminal."""
+
+    def __init__(self, path: Path, ingress_port: int, given: dict[str, Any]) -> None:
+        self._path = path
+        self._given = given
+        # All that is changed of a document's text: an address that others may use, and a path that it does not name.
+        self._replaced = {
+            r"localhost:18080": f"localhost:{ingress_port}",
+            r"(?<![\w$])PATH(?![\w=])": given["snapshot"],
+        }
+        self._ingress_port = ingress_port
+        self._services: dict[str, subprocess.Popen[bytes]] = {}
+        self._output = ""
+        self._last: Block | None = None
+        path.mkdir()
+        for name in ("Makefile", "assets", "resources", "platform", "cql", "demo", "docs", "workspace.yaml"):
+            (path / name).symlink_to(ROOT / name)
+        for name in ("requirements.lock", "pyproject.toml", "dagster.yaml"):
+            (path / name).symlink_to(ROOT / name)
+        (path / ".venv").symlink_to(sys.prefix)
+        instance = path / ".writetime" / "dagster"
+        instance.mkdir(parents=True)
+        (instance / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+        (path / "my_module.py").write_text("def send(item):\n    return {'sent': item.payload['to']}\n")
+        # Then curl fails where the answer is an error.
+        (path / ".curlrc").write_text("fail\n")
+        self._variables = path.parent / f"{path.name}.sh"
+        self._variables.write_text("")
+        self._log = path.parent / f"{path.name}.log"
+
+    def run(self, block: Block) -> None:
+        """Run a block, or look at it as it says."""
+        said = block.said
+        if "file" in said:
+            (self._path / said["file"]).write_text(block.text)
+        elif "not run" in said or (block.language in ("text", "") and "shown" not in said):
+            assert said.get("not run", "a reason"), f"{block.place} does not say why it is not run"
+        elif "shown" in said:
+            self._shown(block)
+        else:
+            kinds = {"sh": self._shell, "python": self._python, "toml": self._settings, "sql": self._sql}
+            assert block.language in kinds | {"ends": 0}, f"{block.place} is neither run nor excused"
+            self._ends(block) if block.language == "ends" else kinds[block.language](block)
+
+    def end(self) -> None:
+        """End what still runs, as Ctrl-C does."""
+        for command in list(self._services):
+            self._end(command)
+
+    def _shell(self, block: Block) -> None:
+        self._output, self._last = "", block
+        commands = block.commands()
+        for number, command in enumerate(commands, 1):
+            plain = command.replace(".venv/bin/", "").split("#")[0].strip()
+            if plain in CHECKED:
+                if plain.startswith("make"):
+                    self._bash(block, command.replace("make", "make -n", 1))
+            elif re.match(rf"writetime ({'|'.join(SERVICES)})( |$)", plain):
+                self._start(plain, command)
+            else:
+                fails = block.said.get("fails") if number == len(commands) else None
+                self._output += self._bash(block, command, fails)
+
+    def _bash(self, block: Block, command: str, fails: str | None = None) -> str:
+        script = f". {self._variables}\n{self._with(command)}\nexport -p > {self._variables}\n"
+        answer = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", script],
+            cwd=self._path,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        told = f"{block.place}: {command}\n{answer.stdout[-4000:]}"
+        if fails is None:
+            assert answer.returncode == 0, told
+        else:
+            assert answer.returncode != 0, told
+            assert _plain(fails) in _plain(answer.stdout), told
+        return answer.stdout
+
+    def _start(self, plain: str, command: str) -> None:
+        if plain in self._services:
+            return
+        status = self._path / ".writetime/capture/status.json"
+        status.unlink(missing_ok=True)
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                ["bash", "-ec", f". {self._variables}\nexec {self._with(command)}"],
+                cwd=self._path,
+                env=self._environment(),
+                stdout=log,
+                stderr=log,
+            )
+        self._services[plain] = process
+        ready = {"writetime serve": lambda: port_answers(self._ingress_port), "writetime agent": status.exists}
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while plain in ready and not ready[plain]():
+            assert process.poll() is None, f"{plain} ended:\n{self._log.read_text()[-4000:]}"
+            assert time.monotonic() < deadline, f"{plain} is not ready:\n{self._log.read_text()[-4000:]}"
+            time.sleep(0.1)
+
+    def _ends(self, block: Block) -> None:
+        assert block.text in self._services, f"{block.place}: {block.text} does not run"
+        self._end(block.text)
+
+    def _end(self, command: str) -> None:
+        process = self._services.pop(command)
+        process.send_signal(signal.SIGINT)
+        try:
+            status = process.wait(_PATIENCE_SECONDS)
+        finally:
+            process.kill()
+        assert status == 0, f"{command} ended with {status}:\n{self._log.read_text()[-4000:]}"
+
+    def _shown(self, block: Block) -> None:
+        """An agent publishes a moment later, so commands are repeated until they show what they should."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while missing := [line for line in block.text.splitlines() if _plain(line) not in _plain(self._output)]:
+            assert self._last is not None, f"{block.place}: no commands came before"
+            assert time.monotonic() < deadline, f"{block.place}: {missing} is not in\n{self._output}"
+            self._shell(self._last)
+
+    def _python(self, block: Block) -> None:
+        text = self._with(block.text).replace(".writetime/", f"{self._path}/.writetime/")
+        exec(compile(text, block.place, "exec"), {"settings": config.load(), **self._given})
+
+    def _sql(self, block: Block) -> None:
+        connection: duckdb.DuckDBPyConnection = self._given["duckdb"]
+        connection.sql(block.text.replace(".writetime/", f"{self._path}/.writetime/")).fetchall()
+
+    def _settings(self, block: Block) -> None:
+        """Settings that a user may have must be settings; secrets come from the environment, as documents advise."""
+        file = self._path.parent / "block.toml"
+        file.write_text(block.text)
+        sections = tomllib.loads(block.text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("WRITETIME_CONFIG", str(file))
+            for name, section in sections.items():
+                if "username" in section and "password" not in section:
+                    patch.setenv(f"WRITETIME_{name.upper()}__PASSWORD", "secret")
+            if "host" in sections.get("ingest", {}):
+                patch.setenv("WRITETIME_INGEST__TOKENS", '["a token of some length"]')
+            config.load()
+
+    def _with(self, text: str) -> str:
+        for old, new in self._replaced.items():
+            text = re.sub(old, new, text)
+        return text
+
+    def _environment(self) -> dict[str, str]:
+        # `writetime` alone is what the tutorial's first step makes of it. The folder is found as an installation finds
+        # it: by the environment, which may be that of another copy.
+        own = {
+            "PATH": f"{self._path}/.venv/bin:{os.environ['PATH']}",
+            "PYTHONPATH": f"{self._path}:{ROOT / 'platform'}:{ROOT}",
+            "COLUMNS": "200",
+            "CURL_HOME": str(self._path),
+        }
+        return os.environ | own
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,142 @@
+"""What documents say is run: README and docs/*.md, block by block. `tests.docs.documents` tells the rules."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import duckdb
+import duckdb_extension_delta
+import polars
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.docs.documents import ROOT, blocks, documents, mentioned
+from tests.docs.running import Folder
+from writetime import config
+from writetime.capture.publisher import ChangePublisher
+from writetime.cli import main
+from writetime.config import Settings
+from writetime.database import apply_schema, connect
+from writetime.ingest.topics import ensure_ingest_topics
+from writetime.lake.snapshot import take_snapshot
+from writetime.schema.table import read_schemas
+from writetime.servers.kafka import KafkaServer
+from writetime.servers.process import free_port
+from writetime.servers.zookeeper import ZooKeeperServer
+
+TUTORIAL = "docs/tutorial.md"
+REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
+
+
+@pytest.fixture(scope="module")
+def installation(server_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The environment of a user whose servers run: the shared Cassandra, and no topics and queues of other tests."""
+    home = tmp_path_factory.mktemp("docs")
+    (home / "cassandra").symlink_to(server_settings.embedded.home / "cassandra")
+    own = {
+        "WRITETIME_CASSANDRA__PORT": str(server_settings.cassandra.port),
+        "WRITETIME_CASSANDRA__KEYSPACE": "documents",
+        "WRITETIME_KAFKA__BOOTSTRAP_SERVERS": f"127.0.0.1:{free_port()}",
+        "WRITETIME_ZOOKEEPER__HOSTS": f"127.0.0.1:{free_port()}",
+        "WRITETIME_EMBEDDED__HOME": str(home),
+        "WRITETIME_EMBEDDED__CASSANDRA_STORAGE_PORT": str(server_settings.embedded.cassandra_storage_port),
+        "WRITETIME_EMBEDDED__KAFKA_CONTROLLER_PORT": str(free_port()),
+        "WRITETIME_INGEST__PORT": str(free_port()),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in own.items():
+            patch.setenv(name, value)
+        patch.delenv("WRITETIME_CONFIG")
+        patch.chdir(home)
+        settings = config.load()
+        servers = [KafkaServer(settings), ZooKeeperServer(settings)]
+        try:
+            for server in servers:
+                server.start()
+            apply_schema(settings)
+            ensure_ingest_topics(settings)
+            yield home
+        finally:
+            for server in servers:
+                server.stop()
+
+
+@pytest.fixture(scope="module")
+def folder(installation: Path, spark: SparkSession) -> Iterator[Folder]:
+    """A clone, and what documents take as given: a captured table `shop.orders`, a snapshot of it, names in Python."""
+    settings = config.load()
+    with connect(settings) as session:
+        session.execute(f"CREATE KEYSPACE IF NOT EXISTS shop WITH replication = {REPLICATION}")
+        session.execute("CREATE TABLE shop.orders (id int PRIMARY KEY, item text, total int) WITH cdc = true")
+        for i in range(5):
+            session.execute(f"INSERT INTO shop.orders (id, item, total) VALUES ({i}, 'item {i}', {i * 60})")
+        [schema] = [s for s in read_schemas(session, ["shop"]) if s.name == "orders"]
+    ChangePublisher(settings).announce(schema)
+    [snapshot] = take_snapshot(settings, "shop.orders", "given")
+    extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))
+    connection = duckdb.connect()
+    connection.load_extension(str(extension))
+    given: dict[str, Any] = {
+        "snapshot": str(snapshot),
+        "spark": spark,
+        "duckdb": connection,
+        "polars": polars,
+        "schema": schema,
+        "values": [],
+    }
+    found = Folder(installation / "clone", settings.ingest.port, given)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+@pytest.mark.parametrize("document", [document for document in documents() if document != TUTORIAL])
+def test_document(document: str, folder: Folder, installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, README first, in one folder: what one has made, the next may use."""
+    monkeypatch.chdir(installation / "clone")
+    try:
+        for block in blocks(document):
+            folder.run(block)
+    finally:
+        folder.end()
+
+
+def test_every_command_that_is_mentioned_exists() -> None:
+    for document in documents():
+        for words in mentioned(document):
+            command: click.Command = main
+            depth = 0
+            while isinstance(command, click.Group) and depth < len(words) and words[depth].islower():
+                found = command.get_command(click.Context(command), words[depth])
+                assert found is not None, f"{document}: writetime {' '.join(words)}"
+                command, depth = found, depth + 1
+            options = {option for p in command.params for option in p.opts} | {"--help", "--version"}
+            used = {word.split("=")[0].rstrip(".,;:") for word in words if word.startswith("--")}
+            assert used <= options, f"{document}: {command.name} has no {used - options}"
+
+
+def test_tutorial(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a clone in which nothing was done."""
+    clone = Folder(installation / "fresh", config.load().ingest.port, {"snapshot": ""})
+    monkeypatch.chdir(installation / "fresh")
+    try:
+        for block in blocks(TUTORIAL):
+            clone.run(block)
+    finally:
+        clone.end()
+
+
+def test_metrics_and_checks_that_operations_names_exist() -> None:
+    text = (ROOT / "docs/operations.md").read_text()
+    code = "".join(path.read_text() for part in ("platform", "assets") for path in (ROOT / part).rglob("*.py"))
+    metrics = set(re.findall(r"writetime_(?:ingress|sink|capture|worker)_(\w+)", text))
+    checks = set(re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^\| (`[a-z_`, ]+`) \| `[^|]+` \|", text))))
+    assert len(metrics) > 10
+    assert len(checks) > 15
+    for metric in metrics:
+        assert re.search(rf'(writetime_\w+_|")({metric}|{metric.removesuffix("_total")})\b', code), metric
+    for check in checks:
+        assert re.search(rf'def {check}\(|"{check}"', code), check
