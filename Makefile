@@ -20,12 +20,13 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Dagster reads its instance configuration from DAGSTER_HOME only. The settings begin as the demo's.
+# Dagster reads its instance configuration from DAGSTER_HOME only.
 instance: setup
 	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
-	@test -e writetime.toml || cp demo/writetime.toml writetime.toml
 
+# Where there are no settings yet, they begin as the demo's.
 demo: instance
+	@test -e writetime.toml || cp demo/writetime.toml writetime.toml
 	@$(BIN)/python -m demo
 
 ui: instance
