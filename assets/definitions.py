@@ -26,7 +26,7 @@ defs = Definitions.merge(
             demo.flights,
             demo.flight_items,
             board.flight_batches,
-            board.board,
+            board.board(settings.replay.queues),
             ingest.http_events,
             ingest.user_events_topic,
             ingest.user_events,

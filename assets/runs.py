@@ -21,6 +21,7 @@ from dagster import (
     MetadataValue,
     RunFailureSensorContext,
     RunStatusSensorContext,
+    TimestampMetadataValue,
     run_failure_sensor,
     run_status_sensor,
 )
@@ -136,6 +137,8 @@ def _verdict(check: AssetCheckEvaluation) -> str:
 
 
 def _text(value: MetadataValue) -> str:
+    if isinstance(value, TimestampMetadataValue):
+        return f"{datetime.fromtimestamp(value.value, UTC):%Y-%m-%d %H:%M:%S} UTC"
     if isinstance(value.value, float):
         return f"{value.value:,.3f}".rstrip("0").rstrip(".")
     if isinstance(value.value, int) and not isinstance(value.value, bool):

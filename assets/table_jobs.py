@@ -124,15 +124,20 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
         ),
         "verify": ([], checks(tables, "view", PROOF), "Prove the views against the database."),
     }
+    # Without it each job would prove what it has renewed, and ask the database for whole tables each time.
+    proofs = checks(tables, "view", PROOF)
+
+    def selection(assets: Sequence[AssetKey], own: AssetSelection | None) -> AssetSelection:
+        if not assets:
+            assert own is not None
+            return own
+        renewed = AssetSelection.assets(*assets) - proofs
+        return renewed | own if own else renewed
+
     return [
-        define_asset_job(
-            name,
-            AssetSelection.assets(*assets) | proofs if assets and proofs else proofs or AssetSelection.assets(*assets),
-            description=description,
-            executor_def=in_process_executor,
-        )
-        for name, (assets, proofs, description) in selections.items()
-        if assets or proofs
+        define_asset_job(name, selection(assets, own), description=description, executor_def=in_process_executor)
+        for name, (assets, own, description) in selections.items()
+        if assets or own
     ]
 
 

@@ -14,6 +14,7 @@ from assets import tables
 from assets.definitions import defs
 from assets.ingest import DEAD_LETTERS, USER_EVENTS
 from assets.naming import key_of
+from assets.table_jobs import PROOF
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 from writetime.servers.process import free_port
 
@@ -65,6 +66,8 @@ def test_graph() -> None:
         ("sources/commit_logs", "capture/published_segments"),
         ("sources/flight_items", "workqueue/event_queue"),
         ("workqueue/event_queue", "workqueue/completed_events"),
+        ("workqueue/completed_events", "demo/flight_batches"),
+        ("demo/flight_batches", "demo/board"),
     }
     for key in graph.get_all_asset_keys():
         assert graph.get(key).description, key
@@ -99,6 +102,13 @@ def test_a_table_is_one_entry(config: Path) -> None:
     }
     chain = {key_of("shop.orders", part) for part in ("changes", "state", "view", "row_events", "row_topic")}
     assert repository.get_job("follow").asset_layer.executable_asset_keys == chain
+    # A proof reads all of the table: it is for the job `verify` alone.
+    with_proof = {
+        name
+        for name in repository.job_names
+        if any(node.name.endswith(PROOF) for node in repository.get_job(name).nodes)
+    }
+    assert with_proof == {"verify", "__ASSET_JOB"}
     assert {key.name for key in repository.asset_graph.asset_check_keys} == {
         "changes_are_logged",
         "all_messages_landed",
@@ -151,7 +161,7 @@ def test_a_table_that_is_refused_says_why_and_takes_no_other_down(entry: str, re
 def test_jobs_schedules_and_sensors(config: Path) -> None:
     repository = defs.get_repository_def()
     own = {"ingest", "dead_letters", "replay_flights", "agents", "completed_events", "queue_health", "drain_queue"}
-    own |= {"publish_segments"}
+    own |= {"publish_segments", "board"}
     assert own <= set(repository.job_names)
     assert repository.get_job("ingest").asset_layer.executable_asset_keys == {USER_EVENTS, DEAD_LETTERS}
     assert AssetKey(["sources", "flights"]) in repository.get_job("replay_flights").asset_layer.executable_asset_keys

@@ -16,6 +16,7 @@ from dagster import (
     DagsterInstance,
     DagsterRun,
     MaterializeResult,
+    MetadataValue,
     asset,
     materialize,
 )
@@ -54,7 +55,12 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 def orders() -> MaterializeResult:
     """A view of which a check fails and another warns."""
     return MaterializeResult(
-        metadata={"dagster/row_count": 1234567, "seconds": 0.25, "path": "a|b"},
+        metadata={
+            "dagster/row_count": 1234567,
+            "seconds": 0.25,
+            "path": "a|b",
+            "until": MetadataValue.timestamp(86400.0),
+        },
         check_results=[
             AssetCheckResult(check_name="rows_are_right", passed=False),
             AssetCheckResult(check_name="fresh", passed=False, severity=AssetCheckSeverity.WARN),
@@ -90,6 +96,7 @@ def test_report_and_alert(
         assert "| dagster/row_count | 1,234,567 |" in report
         assert "| seconds | 0.25 |" in report
         assert "| path | a\\|b |" in report
+        assert "| until | 1970-01-02 00:00:00 UTC |" in report
         assert "## Checks: 0 of 2 passed" in report
         assert "| shop.orders/view | rows_are_right | **failed** |" in report
         [alert] = posted
