@@ -3,6 +3,8 @@
 What belongs here: what schedules and sensors share. Not here: jobs, which are beside their assets.
 """
 
+import time
+
 from dagster import (
     DagsterInstance,
     DagsterRunStatus,
@@ -17,6 +19,7 @@ from dagster import (
 )
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+_PAUSE_SECONDS = 900.0
 _UNFINISHED = [
     DagsterRunStatus.QUEUED,
     DagsterRunStatus.NOT_STARTED,
@@ -29,6 +32,14 @@ _UNFINISHED = [
 def is_under_way(instance: DagsterInstance, job_name: str) -> bool:
     """Return whether a run of a job is waiting or at work."""
     return bool(instance.get_runs(RunsFilter(job_name=job_name, statuses=_UNFINISHED), limit=1))
+
+
+def failed_lately(instance: DagsterInstance, job_name: str) -> bool:
+    """Return whether the last run of a job failed just now: what cannot pass by itself is not tried all the time."""
+    [last] = instance.get_run_records(RunsFilter(job_name=job_name), limit=1) or [None]
+    if last is None or last.dagster_run.status is not DagsterRunStatus.FAILURE:
+        return False
+    return time.time() - (last.end_time or 0) < _PAUSE_SECONDS
 
 
 def on_schedule(job: JobDefinition | UnresolvedAssetJobDefinition, cron: str, description: str) -> ScheduleDefinition:

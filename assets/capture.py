@@ -4,26 +4,27 @@ What belongs here: what the agents and the topics say of themselves. Not here: t
 nodes (`writetime agent`), and landing (`assets.changes`).
 """
 
+import time
+
 from dagster import (
     AssetCheckResult,
     AssetKey,
     AssetsDefinition,
     AssetSelection,
     AssetSpec,
-    DefaultScheduleStatus,
     MetadataValue,
     ObserveResult,
-    ScheduleDefinition,
     asset_check,
     define_asset_job,
     in_process_executor,
     multi_observable_source_asset,
 )
 
+from assets.automation import on_schedule
 from assets.failures import by_kind
 from assets.naming import documents, key_of, pool_of
 from resources import KafkaResource
-from writetime.capture.landing import not_landed
+from writetime.capture.landing import is_published, not_landed
 from writetime.capture.metrics import summary
 from writetime.capture.publisher import topic_of
 from writetime.capture.watermarks import WatermarkTopic, statuses
@@ -57,6 +58,7 @@ commit_logs = AssetSpec(
         )
     ],
 )
+@by_kind()
 def agents(kafka: KafkaResource) -> ObserveResult:
     """Observe the agents by what they say in Kafka: the numbers of their metrics and of `writetime status`."""
     found = statuses(kafka.settings)
@@ -73,12 +75,25 @@ def agents(kafka: KafkaResource) -> ObserveResult:
 
 @asset_check(
     asset=AGENTS,
-    description="No agent is held up: by a segment that was set aside or vanished, a gap, or a schema that is refused.",
+    description="Each agent has said something within `capture.stale_seconds`, and none is held up: by a segment that "
+    "was set aside or vanished, a gap, or a schema that is refused.",
 )
+@by_kind()
 def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
-    """Look for agents whose watermark cannot move."""
-    held = {source: str(s["held_by"]) for source, s in statuses(kafka.settings).items() if s.get("held_by")}
-    return AssetCheckResult(passed=not held, metadata={"agents_held": len(held), "held_by": MetadataValue.json(held)})
+    """Look for agents that are silent, or whose watermark cannot move."""
+    found = statuses(kafka.settings)
+    held = {source: str(s["held_by"]) for source, s in found.items() if s.get("held_by")}
+    since = time.time() - kafka.settings.capture.stale_seconds
+    silent = {source: s["at"] for source, s in found.items() if s.get("at", 0) < since}
+    return AssetCheckResult(
+        passed=not held and not silent,
+        metadata={
+            "agents_held": len(held),
+            "agents_silent": len(silent),
+            "held_by": MetadataValue.json(held),
+            "silent_since": MetadataValue.json(silent),
+        },
+    )
 
 
 def topic(table: FollowedTable) -> AssetsDefinition:
@@ -103,6 +118,8 @@ def topic(table: FollowedTable) -> AssetsDefinition:
     @by_kind()
     def observe(kafka: KafkaResource) -> ObserveResult:
         settings, name = kafka.settings, topic_of(table.name)
+        if not is_published(settings, table.name):
+            return ObserveResult(asset_key=key, metadata={"topic": name, "messages": 0})
         firsts, ends = beginning_offsets(settings, name), end_offsets(settings, name)
         marks = [m.tables[table.name] for m in WatermarkTopic(settings).read().values() if table.name in m.tables]
         until = min((mark.until for mark in marks), default=0)
@@ -129,9 +146,4 @@ agents_job = define_asset_job(
     executor_def=in_process_executor,
 )
 
-agents_schedule = ScheduleDefinition(
-    job=agents_job,
-    cron_schedule="*/5 * * * *",
-    default_status=DefaultScheduleStatus.STOPPED,
-    description="Observes the agents every five minutes.",
-)
+agents_schedule = on_schedule(agents_job, "*/5 * * * *", "Observes the agents every five minutes.")

@@ -6,9 +6,11 @@ What belongs here: the assets of one table, their checks, their metadata. Not he
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from dagster import (
     AssetCheckResult,
+    AssetChecksDefinition,
     AssetCheckSeverity,
     AssetCheckSpec,
     AssetsDefinition,
@@ -16,6 +18,7 @@ from dagster import (
     MaterializeResult,
     MetadataValue,
     asset,
+    multi_asset_check,
 )
 
 from assets import expectations
@@ -24,15 +27,17 @@ from assets.failures import by_kind
 from assets.naming import arrow_columns, documents, key_of, pool_of
 from resources import KafkaResource, LakeResource, SparkResource
 from writetime import quality
-from writetime.capture.landing import Landing, not_landed
+from writetime.capture.landing import Landing, is_published, not_landed
 from writetime.changes import change_schema
 from writetime.lake import state
 from writetime.lake.horizon import captured_until, horizon_of
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
-from writetime.lake.table import open_table
+from writetime.lake.table import is_in_lake, open_table
 from writetime.quality import Finding
 from writetime.tables import FollowedTable
+
+_NO_TOPIC = "no agent has published it yet: start `writetime agent`, and see that the table has cdc = true"
 
 
 def landed(table: FollowedTable) -> AssetsDefinition:
@@ -55,18 +60,6 @@ def landed(table: FollowedTable) -> AssetsDefinition:
                 description="As many changes came into the lake as there are offsets between where landing began and "
                 "where it ended: no gap, nothing twice.",
             ),
-            AssetCheckSpec(
-                "lag_is_bounded",
-                asset=key,
-                description="After a run, no more than `max_lag` of the table's entry wait in the topic.",
-            ),
-            AssetCheckSpec(
-                "lake_is_fresh",
-                asset=key,
-                description="All that every node, or the table's CDC log, had until `capture.stale_seconds` ago is in "
-                "the lake. If not, an agent is behind or down, has a segment set aside or a gap, or its node is gone "
-                "and was not retired.",
-            ),
         ],
         description=f"The captured changes of {table.name}, from Kafka in the lake, each message once. A run lands "
         "what the topic holds when it starts; one that fails is simply run again.",
@@ -74,48 +67,88 @@ def landed(table: FollowedTable) -> AssetsDefinition:
     @by_kind()
     def land(spark: SparkResource, lake: LakeResource, kafka: KafkaResource) -> MaterializeResult:
         settings = kafka.settings
+        if not is_published(settings, table.name):
+            nothing = AssetCheckResult(check_name="all_messages_landed", passed=True, metadata={"fix": _NO_TOPIC})
+            return MaterializeResult(metadata={"changes_landed": 0}, check_results=[nothing])
         began = time.monotonic()
         landing = Landing(settings, table.name)
         added = landing.drain(in_spark(spark.spark_session))
         seconds = time.monotonic() - began
-        waiting = not_landed(settings, table.name)
         changes = open_table(lake.settings, table.name).changes.load()
-        until = captured_until(changes) / 1_000_000
-        age = time.time() - until
-        freshness = {"captured_until": MetadataValue.timestamp(until), "age_seconds": round(age, 1)} if until else {}
         return MaterializeResult(
             metadata={
                 "changes_landed": added,
-                "changes_not_landed": waiting,
+                "changes_not_landed": not_landed(settings, table.name),
                 "changes_per_second": round(added / seconds, 1),
                 "changes": sum(file.rows for file in changes.files),
                 "bytes": sum(file.size for file in changes.files),
                 "files": len(changes.files),
                 "landing_seconds": round(seconds, 2),
-                **freshness,
+                **_freshness(captured_until(changes)),
             },
             check_results=[
                 AssetCheckResult(
                     check_name="all_messages_landed",
                     passed=added == landing.offsets_landed,
                     metadata={"changes_landed": added, "offsets": landing.offsets_landed},
-                ),
-                AssetCheckResult(
-                    check_name="lag_is_bounded",
-                    passed=waiting <= table.entry.max_lag,
-                    severity=AssetCheckSeverity.WARN,
-                    metadata={"changes_not_landed": waiting, "max_lag": table.entry.max_lag},
-                ),
-                AssetCheckResult(
-                    check_name="lake_is_fresh",
-                    passed=bool(until) and age <= lake.settings.capture.stale_seconds,
-                    severity=AssetCheckSeverity.WARN,
-                    metadata=freshness,
-                ),
+                )
             ],
         )
 
     return land
+
+
+def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
+    """Return the checks of how far the lake is behind, which look also while nothing is landed."""
+    key = key_of(table.name, "changes")
+
+    @multi_asset_check(
+        name=pool_of(table.name, "lag_and_freshness"),
+        specs=[
+            AssetCheckSpec(
+                "lag_is_bounded",
+                asset=key,
+                description="No more than `max_lag` of the table's entry wait in the topic.",
+            ),
+            AssetCheckSpec(
+                "lake_is_fresh",
+                asset=key,
+                description="All that every node, or the table's CDC log, had until `capture.stale_seconds` ago is in "
+                "the lake. If not, nothing is landed, an agent is behind or down, has a segment set aside or a gap, or "
+                "its node is gone and was not retired.",
+            ),
+        ],
+    )
+    def look(lake: LakeResource, kafka: KafkaResource) -> Iterator[AssetCheckResult]:
+        with by_kind():
+            settings, warn = kafka.settings, AssetCheckSeverity.WARN
+            waiting, freshness, fresh = 0, {}, False
+            fix = {} if is_published(settings, table.name) else {"fix": _NO_TOPIC}
+            if not fix:
+                waiting = not_landed(settings, table.name)
+            if is_in_lake(lake.settings, table.name):
+                until = captured_until(open_table(lake.settings, table.name).changes.load())
+                freshness = _freshness(until)
+                fresh = time.time() - until / 1e6 <= settings.capture.stale_seconds
+            bound = {"changes_not_landed": waiting, "max_lag": table.entry.max_lag}
+            yield AssetCheckResult(
+                check_name="lag_is_bounded", passed=waiting <= table.entry.max_lag, severity=warn, metadata=bound
+            )
+            yield AssetCheckResult(
+                check_name="lake_is_fresh", passed=fresh, severity=warn, metadata={**freshness, **fix}
+            )
+
+    return look
+
+
+def _freshness(until: int) -> dict[str, Any]:
+    """Return until when (microseconds) all is captured, and how long ago that is; nothing if that is not known."""
+    if not until:
+        return {}
+    return {
+        "captured_until": MetadataValue.timestamp(until / 1e6),
+        "age_seconds": round(time.time() - until / 1e6, 1),
+    }
 
 
 def merged(table: FollowedTable) -> AssetsDefinition:
@@ -167,9 +200,12 @@ def merged(table: FollowedTable) -> AssetsDefinition:
             try:
                 folded = state.fold(in_lake, run, staged)
                 compacted = state.compact(in_lake, run, staged)
-            finally:
-                yield from_findings("levels_are_a_state", of_levels)
-                yield from_findings("write_times_are_past", of_times, AssetCheckSeverity.WARN)
+            except BaseException:
+                if of_levels:
+                    yield from_findings("levels_are_a_state", of_levels)
+                raise
+            yield from_findings("levels_are_a_state", of_levels)
+            yield from_findings("write_times_are_past", of_times, AssetCheckSeverity.WARN)
             now = in_lake.state.load()
             horizon = horizon_of(now)
             dropped_until = {"tombstones_dropped_until": MetadataValue.timestamp(horizon / 1e6)} if horizon else {}
@@ -188,5 +224,5 @@ def merged(table: FollowedTable) -> AssetsDefinition:
     return merge
 
 
-def _columns(table: FollowedTable) -> dict:
+def _columns(table: FollowedTable) -> dict[str, Any]:
     return {} if table.schema is None else arrow_columns(change_schema(table.schema))

@@ -53,7 +53,13 @@ defs = Definitions.merge(
             workqueue.queue_health_job,
             workqueue.drain_queue,
         ],
-        sensors=[ingest.user_events_lag, workqueue.stuck_work, runs.failed_runs, runs.finished_runs],
+        sensors=[
+            ingest.user_events_lag,
+            workqueue.stuck_work,
+            runs.failed_runs,
+            runs.finished_runs,
+            runs.canceled_runs,
+        ],
         schedules=[ingest.ingest_schedule, ingest.dead_letters_schedule, capture.agents_schedule],
         resources={
             "spark": SparkResource(),

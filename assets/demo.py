@@ -16,6 +16,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from assets.failures import by_kind
 from resources import DatabaseResource, KafkaResource, SparkResource
 from writetime.demo import enrichment
 from writetime.demo import flights as demo
@@ -34,7 +35,8 @@ class FlightsConfig(Config):
     repeat_share: float = Field(default=0.02, ge=0, le=1, description="Share of the calls that are made twice.")
 
 
-@asset(key=FLIGHTS, group_name="sources", kinds={"python", "spark"})
+@asset(key=FLIGHTS, group_name="sources", kinds={"python", "spark"}, pool="flights")
+@by_kind()
 def flights(
     context: AssetExecutionContext, config: FlightsConfig, spark: SparkResource, kafka: KafkaResource
 ) -> MaterializeResult:
@@ -74,7 +76,8 @@ def flights(
     )
 
 
-@asset(key=FLIGHT_ITEMS, group_name="sources", kinds={"python", "cassandra"})
+@asset(key=FLIGHT_ITEMS, group_name="sources", kinds={"python", "cassandra"}, pool="flight_items")
+@by_kind()
 def flight_items(config: FlightsConfig, database: DatabaseResource) -> MaterializeResult:
     """The same flights as items of the queue `flights`, whose handler looks up plane and weather."""
     items = list(enrichment.items(demo.flights(config.flights)))

@@ -16,8 +16,10 @@ from writetime.changes import KINDS, change_schema, field_name, udt_fields
 from writetime.errors import WritetimeError
 from writetime.lake.buckets import token_range
 from writetime.lake.parquet import PARTITION, SORTED_BY, WrittenFile
+from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable, view_schema
 from writetime.rows.events import KINDS as EVENT_KINDS
+from writetime.rows.events import event_schema
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Udt, is_complex
 from writetime.tables import FollowedTable
@@ -80,10 +82,7 @@ def of_entry(table: FollowedTable) -> list[Expectation]:
 
 def view(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
     """Return the rows of files of the view, which need not be committed."""
-    address = table.view.storage.address
-    whole = from_arrow_schema(pa.schema([*view_schema(table.schema()), pa.field(PARTITION, pa.int32())]))
-    reader = session.read.schema(whole).option("basePath", address)
-    return reader.parquet(*(f"{address}/{file.path}" for file in files))
+    return _staged(session, table.view.storage, view_schema(table.schema()), files)
 
 
 def of_events(rows: int) -> list[Expectation]:
@@ -100,11 +99,8 @@ def of_events(rows: int) -> list[Expectation]:
 
 def levels(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
     """Return what there is to check of levels of the state, which need not be committed."""
-    address = table.state.storage.address
     # Files lack the fields that are null in all of their rows.
-    whole = from_arrow_schema(pa.schema([*change_schema(table.schema()), pa.field(PARTITION, pa.int32())]))
-    reader = session.read.schema(whole).option("basePath", address)
-    frame = reader.parquet(*(f"{address}/{file.path}" for file in files))
+    frame = _staged(session, table.state.storage, change_schema(table.schema()), files)
     place = F.struct(*SORTED_BY)
     before = F.lag(place).over(Window.partitionBy("_metadata.file_path").orderBy("_metadata.row_index"))
     bits = table.buckets.bit_length() - 1
@@ -120,12 +116,18 @@ def levels(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]
     )
 
 
-def events(session: SparkSession, table: LakeTable, sequence: int) -> DataFrame:
-    """Return what there is to check of a batch of row events."""
-    frame = session.read.format("delta").load(table.rows.storage.address).where(F.col("sequence") == sequence)
+def events(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
+    """Return what there is to check of files of row events, which need not be committed."""
+    frame = _staged(session, table.rows.storage, event_schema(table.schema()), files)
     before, after, kind = F.col("before").isNotNull(), F.col("after").isNotNull(), F.col("kind")
     right = F.when(kind == "CREATE", ~before & after).when(kind == "UPDATE", before & after).otherwise(before & ~after)
     return frame.select("event_id", "kind", "key", "position", right.alias("images_are_of_the_kind"))
+
+
+def _staged(session: SparkSession, storage: Storage, schema: pa.Schema, files: Sequence[WrittenFile]) -> DataFrame:
+    whole = from_arrow_schema(pa.schema([*schema, pa.field(PARTITION, pa.int32())]))
+    reader = session.read.schema(whole).option("basePath", storage.address)
+    return reader.parquet(*(f"{storage.address}/{file.path}" for file in files))
 
 
 def _changes() -> list[Expectation]:

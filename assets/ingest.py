@@ -21,7 +21,7 @@ from dagster import (
     MetadataValue,
     ObserveResult,
     RunRequest,
-    ScheduleDefinition,
+    ScheduleEvaluationContext,
     SensorEvaluationContext,
     SkipReason,
     TableColumn,
@@ -37,9 +37,10 @@ from dagster import (
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from assets.automation import is_under_way
+from assets.automation import is_under_way, on_schedule
 from assets.checks import from_findings
 from assets.demo import FLIGHTS
+from assets.failures import by_kind
 from resources import KafkaResource, LakeResource, SparkResource
 from writetime import quality
 from writetime.errors import WritetimeError
@@ -77,6 +78,7 @@ http_events = AssetSpec(
         )
     ]
 )
+@by_kind()
 def user_events_topic(kafka: KafkaResource) -> ObserveResult:
     """Observe how much is in the topic, and how much of it the sink has not stored."""
     ingest = kafka.settings.ingest
@@ -96,6 +98,7 @@ def user_events_topic(kafka: KafkaResource) -> ObserveResult:
     asset=USER_EVENTS_TOPIC,
     description="No message waits for longer than half of the topic's retention, at the end of which Kafka deletes it.",
 )
+@by_kind()
 def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
     """Count the messages that have waited for so long that they are soon lost."""
     waiting = retention.waiting_too_long(kafka.settings)
@@ -144,6 +147,7 @@ def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
         )
     },
 )
+@by_kind()
 def user_events(context: AssetExecutionContext, spark: SparkResource, kafka: KafkaResource) -> MaterializeResult:
     """The table `user_events`: every acknowledged event once. A bounded drain of the topic, on Spark.
 
@@ -203,6 +207,7 @@ dead_letter_topic = AssetSpec(
     pool="ingest_dead_letters",
     check_specs=[AssetCheckSpec("every_dead_letter_is_explained", asset=DEAD_LETTERS)],
 )
+@by_kind()
 def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource) -> MaterializeResult:
     """Messages that could not be stored, with the reason and where they came from, as a table of the lake.
 
@@ -336,16 +341,13 @@ def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> R
     default_status=DefaultScheduleStatus.STOPPED,
     description="Drains the topic every quarter of an hour; the sensor does it sooner.",
 )
-def ingest_schedule(kafka: KafkaResource) -> RunRequest | SkipReason:
-    """Ask for a run, unless a `writetime sink` does the work."""
+def ingest_schedule(context: ScheduleEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
+    """Ask for a run, unless one is under way, or a `writetime sink` does the work."""
+    if is_under_way(context.instance, ingest_job.name):
+        return SkipReason("a run of the job `ingest` is under way")
     if kafka.group_is_live(kafka.settings.ingest.group):
         return SkipReason("a `writetime sink` is storing the events")
     return RunRequest()
 
 
-dead_letters_schedule = ScheduleDefinition(
-    job=dead_letters_job,
-    cron_schedule="5-59/15 * * * *",
-    default_status=DefaultScheduleStatus.STOPPED,
-    description="Brings new dead letters to the lake.",
-)
+dead_letters_schedule = on_schedule(dead_letters_job, "5-59/15 * * * *", "Brings new dead letters to the lake.")

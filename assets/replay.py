@@ -5,7 +5,7 @@ here: how batches are published and read (`writetime.replay`).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import takewhile
 
@@ -20,16 +20,15 @@ from dagster import (
     AssetSelection,
     AssetSpec,
     BackfillPolicy,
-    DefaultScheduleStatus,
     DefaultSensorStatus,
     Definitions,
     DynamicPartitionsDefinition,
+    Failure,
     MaterializeResult,
     MetadataValue,
     ObserveResult,
     OpExecutionContext,
     RunRequest,
-    ScheduleDefinition,
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
@@ -43,10 +42,10 @@ from dagster import (
     op,
     sensor,
 )
-from pyspark.sql import functions as F
 
-from assets.automation import is_under_way
+from assets.automation import is_under_way, on_schedule
 from assets.checks import from_findings
+from assets.failures import by_kind
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime import quality
 from writetime.errors import WritetimeError
@@ -103,6 +102,7 @@ def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDef
             )
         ],
     )
+    @by_kind()
     def observe(database: DatabaseResource) -> ObserveResult:
         """Observe the newest batch, and how far each processor is behind."""
         processors = lag(database.settings, queue)
@@ -127,6 +127,7 @@ def batches_are_complete(queue: str) -> AssetChecksDefinition:
         name="batches_are_complete",
         description="Reads all batches: numbers have no gap; items and SHA-256 are those that were sealed.",
     )
+    @by_kind()
     def complete(database: DatabaseResource) -> AssetCheckResult:
         """Read all batches."""
         found = check(database.settings, queue)
@@ -159,38 +160,49 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
         "there already is replaced by itself, so a backfill is a replay.",
         check_specs=[
             AssetCheckSpec(
-                "rows_are_the_items", asset=key, description="Great Expectations on the rows, against what was sealed."
+                "rows_are_the_items",
+                asset=key,
+                blocking=True,
+                description="Great Expectations on the rows, against what was sealed, before they are in the lake.",
             )
         ],
     )
-    def batches(context: AssetExecutionContext, spark: SparkResource, lake: LakeResource) -> MaterializeResult:
+    def batches(
+        context: AssetExecutionContext, spark: SparkResource, lake: LakeResource
+    ) -> Iterator[AssetCheckResult | MaterializeResult]:
         """Bring a range of batches into the lake, in one commit."""
-        session = spark.spark_session
-        numbers = sorted(map(int, context.partition_keys))
-        first, last = numbers[0], numbers[-1]
-        seals = sealed(lake.settings, queue, first, last)
-        items = {seal.n: seal.items for seal in seals}
-        lake.replace_where(read(session, lake.settings, seals), table, f"n BETWEEN {first} AND {last}")
-        rows = lake.read(session, table).where(F.col("n").between(first, last))
-        for n in numbers:
-            context.add_asset_metadata({"items": items[n]}, partition_key=str(n))
-        findings = quality.validate(
-            rows,
-            "items",
-            [
-                gxe.ExpectTableRowCountToEqual(value=sum(items.values())),
-                gxe.ExpectCompoundColumnsToBeUnique(column_list=["n", "position"]),
-                gxe.ExpectColumnValuesToBeBetween(column="position", min_value=0, max_value=max(items.values())),
-            ],
-        )
-        return MaterializeResult(
-            metadata={
-                "batches_in_run": len(items),
-                "rows_in_run": sum(items.values()),
-                "path": MetadataValue.path(lake.path(table)),
-            },
-            check_results=[from_findings("rows_are_the_items", findings)],
-        )
+        with by_kind():
+            session = spark.spark_session
+            numbers = sorted(map(int, context.partition_keys))
+            first, last = numbers[0], numbers[-1]
+            seals = sealed(lake.settings, queue, first, last)
+            items = {seal.n: seal.items for seal in seals}
+            rows = read(session, lake.settings, seals).persist()
+            findings = quality.validate(
+                rows,
+                "items",
+                [
+                    gxe.ExpectTableRowCountToEqual(value=sum(items.values())),
+                    gxe.ExpectCompoundColumnsToBeUnique(column_list=["n", "position"]),
+                    gxe.ExpectColumnValuesToBeBetween(column="position", min_value=0, max_value=max(items.values())),
+                ],
+            )
+            yield from_findings("rows_are_the_items", findings)
+            if not all(finding.success for finding in findings):
+                raise Failure(
+                    f"queue {queue}: the rows of batches {first} to {last} are not the items; the lake keeps its"
+                )
+            lake.replace_where(rows, table, f"n BETWEEN {first} AND {last}")
+            rows.unpersist()
+            for n in numbers:
+                context.add_asset_metadata({"items": items[n]}, partition_key=str(n))
+            yield MaterializeResult(
+                metadata={
+                    "batches_in_run": len(items),
+                    "rows_in_run": sum(items.values()),
+                    "path": MetadataValue.path(lake.path(table)),
+                }
+            )
 
     return batches
 
@@ -235,6 +247,7 @@ def new_batches(queue: str) -> SensorDefinition:
 
 
 @op
+@by_kind()
 def trim_queues_op(context: OpExecutionContext, database: DatabaseResource) -> None:
     """Delete old batches of all queues of `replay.keep_days`."""
     settings = database.settings
@@ -306,23 +319,10 @@ def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Defi
         ],
         sensors=[new_batches(queue) for queue in queues],
         schedules=[
-            ScheduleDefinition(
-                job=lag_job,
-                cron_schedule="*/5 * * * *",
-                default_status=DefaultScheduleStatus.STOPPED,
-                description="Observes the queues' lag.",
-            ),
-            ScheduleDefinition(
-                job=check_job,
-                cron_schedule="15 3 * * *",
-                default_status=DefaultScheduleStatus.STOPPED,
-                description="Proves the queues' batches, every night.",
-            ),
-            ScheduleDefinition(
-                job=trim_queues,
-                cron_schedule="45 2 * * *",
-                default_status=DefaultScheduleStatus.STOPPED,
-                description="Deletes old batches of the queues of `replay.keep_days`, every night.",
+            on_schedule(lag_job, "*/5 * * * *", "Observes the queues' lag."),
+            on_schedule(check_job, "15 3 * * *", "Proves the queues' batches, every night."),
+            on_schedule(
+                trim_queues, "45 2 * * *", "Deletes old batches of the queues of `replay.keep_days`, every night."
             ),
         ],
     )

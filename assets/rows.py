@@ -5,11 +5,13 @@ What belongs here: the assets of one table, their checks, their metadata. Not he
 """
 
 import time
+from collections.abc import Iterator, Sequence
 
 from dagster import (
     AssetCheckResult,
     AssetCheckSpec,
     AssetsDefinition,
+    Failure,
     MaterializeResult,
     MetadataValue,
     asset,
@@ -22,11 +24,13 @@ from assets.naming import documents, key_of, pool_of
 from resources import KafkaResource, LakeResource, SparkResource
 from writetime import quality
 from writetime.kafka import end_offsets
+from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table
+from writetime.quality import Finding
 from writetime.rows.events import KINDS
 from writetime.rows.publish import publish, topic_of
-from writetime.rows.stream import batch_files, extend, position_of
+from writetime.rows.stream import extend
 from writetime.tables import FollowedTable
 
 
@@ -47,41 +51,51 @@ def events(table: FollowedTable) -> AssetsDefinition:
                 "events_are_of_their_kinds",
                 asset=key,
                 blocking=True,
-                description="Great Expectations on the new batch: what fails is not published.",
+                description="Great Expectations on the new batch, before it is committed: what fails never is.",
             )
         ],
         description=f"What became of each row of {table.name} since the last run: CREATE, UPDATE and DELETE with the "
         "row before and after. One batch a run; a run that fails is simply run again. Its cost follows what is new.",
     )
-    @by_kind()
-    def find(spark: SparkResource, lake: LakeResource) -> MaterializeResult:
+    def find(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
         session = spark.spark_session
-        in_lake = open_table(lake.settings, table.name)
-        began = time.monotonic()
-        added = extend(in_lake, run=in_spark(session))
-        seconds = time.monotonic() - began
-        stream = in_lake.rows.load()
-        position = position_of(stream)
-        sequence = position.batch.sequence if added and position is not None else 0
-        files = [file for number, file in batch_files(stream) if number == sequence]
-        check, counted = AssetCheckResult(check_name="events_are_of_their_kinds", passed=True), {}
-        if added:
-            frame = expectations.events(session, in_lake, sequence).persist()
-            findings = quality.validate(frame, "events", expectations.of_events(added))
-            check = from_findings("events_are_of_their_kinds", findings)
-            counted = {row["kind"]: row["count"] for row in frame.groupBy("kind").count().collect()}
-            frame.unpersist()
-        return MaterializeResult(
-            metadata={
-                "events": added,
-                **{f"events_{kind.lower()}": counted.get(kind, 0) for kind in KINDS},
-                "bytes": sum(file.size for file in files),
-                "files": len(files),
-                "extend_seconds": round(seconds, 2),
-                "path": MetadataValue.path(in_lake.rows.storage.address),
-            },
-            check_results=[check],
-        )
+        counted: dict[str, int] = {}
+        new: list[WrittenFile] = []
+        with by_kind():
+            in_lake = open_table(lake.settings, table.name)
+
+            def staged(files: Sequence[WrittenFile]) -> None:
+                if not files:
+                    return
+                new.extend(files)
+                frame = expectations.events(session, in_lake, files).persist()
+                expected = expectations.of_events(sum(file.rows for file in files))
+                findings.extend(quality.validate(frame, "events", expected))
+                counted.update({row["kind"]: row["count"] for row in frame.groupBy("kind").count().collect()})
+                frame.unpersist()
+                if not all(finding.success for finding in findings):
+                    raise Failure(f"{table.name}: the new row events are not as expected; they are not committed")
+
+            findings: list[Finding] = []
+            began = time.monotonic()
+            try:
+                added = extend(in_lake, run=in_spark(session), staged=staged)
+            except BaseException:
+                if findings:
+                    yield from_findings("events_are_of_their_kinds", findings)
+                raise
+            seconds = time.monotonic() - began
+            yield from_findings("events_are_of_their_kinds", findings)
+            yield MaterializeResult(
+                metadata={
+                    "events": added,
+                    **{f"events_{kind.lower()}": counted.get(kind, 0) for kind in KINDS},
+                    "bytes": sum(file.size for file in new),
+                    "files": len(new),
+                    "extend_seconds": round(seconds, 2),
+                    "path": MetadataValue.path(in_lake.rows.storage.address),
+                }
+            )
 
     return find
 

@@ -111,6 +111,17 @@ def finished_runs(context: RunStatusSensorContext) -> None:
     context.log.info("report: %s", ended(context.instance, context.dagster_run))
 
 
+@run_status_sensor(
+    name="canceled_runs",
+    run_status=DagsterRunStatus.CANCELED,
+    default_status=DefaultSensorStatus.RUNNING,
+    description="Writes the report of each run that was ended by a person or for its time, and sends an alert.",
+)
+def canceled_runs(context: RunStatusSensorContext) -> None:
+    """Tell of a run that was canceled."""
+    context.log.info("report: %s", ended(context.instance, context.dagster_run))
+
+
 def _checks(entries: Sequence[EventLogEntry]) -> list[AssetCheckEvaluation]:
     events = [entry.get_dagster_event() for entry in entries]
     of_checks = [e for e in events if e.event_type is DagsterEventType.ASSET_CHECK_EVALUATION]

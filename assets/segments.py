@@ -22,6 +22,7 @@ from dagster import (
 from pydantic import Field
 
 from assets.capture import COMMIT_LOGS
+from assets.failures import by_kind
 from resources import KafkaResource, SparkResource
 from writetime.capture.archives import publish_segments
 from writetime.lake.spark import in_spark
@@ -43,6 +44,7 @@ class SegmentsConfig(Config):
     deps=[COMMIT_LOGS],
     group_name="capture",
     kinds={"spark", "kafka"},
+    pool="published_segments",
     check_specs=[
         AssetCheckSpec(
             "every_segment_is_published",
@@ -51,6 +53,7 @@ class SegmentsConfig(Config):
         )
     ],
 )
+@by_kind()
 def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: KafkaResource) -> MaterializeResult:
     """The changes in folders of commit log segments, in the topics of the captured tables, each at least once.
 

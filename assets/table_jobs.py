@@ -34,22 +34,23 @@ from dagster import (
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
-from assets.automation import is_under_way, on_schedule
+from assets.automation import failed_lately, is_under_way, on_schedule
 from assets.failures import by_kind
 from assets.naming import key_of
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 from writetime.capture.landing import captured_tables, not_landed, watermarks_not_landed
 from writetime.capture.watermarks import WatermarkTopic
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table
-from writetime.maintain import maintain
+from writetime.maintain import upkeep
 from writetime.schema.describe import to_cql
 from writetime.tables import FollowedTable, followed_tables
 
 # Checks that are not part of an asset's run.
 PROOF = "rows_are_those_of_the_database"
 LOGGED = "changes_are_logged"
+BEHIND = ("lag_is_bounded", "lake_is_fresh")
 
 
 def definitions(tables: Sequence[FollowedTable]) -> Definitions:
@@ -89,16 +90,16 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
     def keys(of: Iterable[FollowedTable], *parts: str) -> list[AssetKey]:
         return [key_of(table.name, part) for table in of for part in parts]
 
-    def checks(of: Iterable[FollowedTable], part: str, name: str) -> AssetSelection:
-        return AssetSelection.checks(*(AssetCheckKey(key, name) for key in keys(of, part)))
+    def checks(of: Iterable[FollowedTable], part: str, *names: str) -> AssetSelection:
+        return AssetSelection.checks(*(AssetCheckKey(key, name) for key in keys(of, part) for name in names))
 
     landed, events = keys(captured, "changes"), keys(with_events, "row_events", "row_topic")
     refreshed = keys(tables, "state", "view")
     selections: dict[str, tuple[Sequence[AssetKey], AssetSelection | None, str]] = {
         "observe": (
             [*keys(tables, "table"), *keys(captured, "topic")],
-            checks(captured, "table", LOGGED) if captured else None,
-            "Observe the tables and their topics, and check that the database logs their changes.",
+            checks(captured, "table", LOGGED) | checks(captured, "changes", *BEHIND) if captured else None,
+            "Observe the tables and their topics, and check that changes are logged, landed and fresh.",
         ),
         "snapshot": (
             keys([table for table in tables if not table.entry.snapshots], "snapshots"),
@@ -151,16 +152,26 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
 
     @op(
         pool="maintain",
-        description="Folds, compacts and refreshes tables, drops old tombstones, and deletes what no version needs.",
+        description="Drops old tombstones, merges old history and row events, deletes what no version needs. It folds "
+        "and renews nothing, which the job `views` does, with its checks.",
     )
     @by_kind()
     def maintain_tables(
         context: OpExecutionContext, config: MaintainConfig, spark: SparkResource, lake: LakeResource
     ) -> None:
         run = in_spark(spark.spark_session)
-        done = {name: maintain(lake.settings, open_table(lake.settings, name), run) for name in config.tables}
+        done: dict[str, dict[str, int]] = {}
+        faults: dict[str, WritetimeError] = {}
+        for name in config.tables:
+            try:
+                done[name] = upkeep(lake.settings, open_table(lake.settings, name), run)
+            except WritetimeError as e:
+                faults[name] = e
         totals = {what: sum(of[what] for of in done.values()) for what in next(iter(done.values()), {})}
-        context.add_output_metadata({**totals, "by_table": MetadataValue.json(done)})
+        context.add_output_metadata({**totals, "tables": len(done), "by_table": MetadataValue.json(done)})
+        if faults:
+            kind = Transient if all(isinstance(e, Transient) for e in faults.values()) else WritetimeError
+            raise kind("; ".join(f"{name}: {e}" for name, e in faults.items()))
 
     @job(name="maintain", executor_def=in_process_executor, description="Keep tables of the lake small: every night.")
     def maintenance() -> None:
@@ -183,17 +194,23 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
     def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
         if is_under_way(context.instance, land.name):
             return SkipReason("a run of the job `land` is under way")
+        if failed_lately(context.instance, land.name):
+            return SkipReason("the last run of the job `land` failed; it is tried again a quarter of an hour after it")
         settings = kafka.settings
         lag: dict[str, int] = {}
         try:
             sources = WatermarkTopic(settings).read()
             there = set(captured_tables(settings))
-            for name in (table.name for table in tables if table.name in there):
+        except WritetimeError as e:
+            return SkipReason(f"the lag cannot be seen: {e}")
+        for name in (table.name for table in tables if table.name in there):
+            try:
                 waiting = not_landed(settings, name)
                 if waiting or watermarks_not_landed(settings, name, sources) > settings.capture.stale_seconds / 2:
                     lag[name] = waiting
-        except WritetimeError as e:
-            return SkipReason(f"the lag cannot be seen: {e}")
+            except WritetimeError:
+                # Its run will say what is wrong with it, and land the others.
+                lag[name] = 0
         if not lag:
             return SkipReason("no captured table has changes to land")
         return RunRequest(

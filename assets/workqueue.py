@@ -32,6 +32,7 @@ from pyspark.sql import functions as F
 
 from assets.automation import is_under_way
 from assets.demo import FLIGHT_ITEMS
+from assets.failures import by_kind
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.errors import WritetimeError
 from writetime.handlers import load_handler
@@ -55,6 +56,7 @@ COMPLETED_TABLE = "workqueue/completed_events"
         )
     ]
 )
+@by_kind()
 def event_queue(database: DatabaseResource) -> ObserveResult:
     """Observe how deep the queues are, how old their oldest item is, and what is dead."""
     states = [inspect(database.settings, name) for name in queues(database.settings)]
@@ -78,6 +80,7 @@ def event_queue(database: DatabaseResource) -> ObserveResult:
     asset=EVENT_QUEUE,
     description="By CQL: each item is open, completed or dead with its letter; none is left in a closed bucket.",
 )
+@by_kind()
 def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     """Compare all items with all states."""
     accounts = [audit.audit(database.settings, name) for name in queues(database.settings)]
@@ -95,6 +98,7 @@ def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
 
 
 @asset_check(asset=EVENT_QUEUE, description="No item waits for longer than `workqueue.stuck_seconds`.")
+@by_kind()
 def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
     """Warn of queues whose oldest unfinished item is too old."""
     stuck = _stuck(database)
@@ -106,6 +110,7 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
 
 
 @asset(key=COMPLETED, deps=[EVENT_QUEUE], group_name="workqueue", kinds={"spark", "deltalake"}, pool="completed_events")
+@by_kind()
 def completed_events(spark: SparkResource, database: DatabaseResource, lake: LakeResource) -> MaterializeResult:
     """Completed items with their results, as a table of the lake.
 
@@ -150,6 +155,7 @@ class DrainConfig(Config):
 
 
 @op
+@by_kind()
 def drain_queue_op(
     context: OpExecutionContext, config: DrainConfig, spark: SparkResource, database: DatabaseResource
 ) -> None:

@@ -17,6 +17,8 @@ from writetime.servers.process import port_answers
 from writetime.workqueue.inspect import inspect
 
 Program = subprocess.Popen[bytes]
+# For a whole year of flights on a slow machine.
+_PATIENCE_SECONDS = 3600.0
 
 
 @contextmanager
@@ -54,7 +56,10 @@ def wait_for_capture(settings: Settings, tables: list[str], agent: Program, log_
 
 
 def _wait(condition: Callable[[], bool], command: str, program: Program, log_file: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     while not condition():
+        if time.monotonic() > deadline:
+            raise WritetimeError(f"`writetime {command}` makes no end; see {log_file} and `writetime status --agents`")
         if program.poll() is not None:
             raise WritetimeError(f"`writetime {command}` has ended; see {log_file}")
         time.sleep(0.2)

@@ -1,5 +1,6 @@
 """Tells people that something is wrong: in the log, and by a webhook."""
 
+import http.client
 import json
 import logging
 import urllib.request
@@ -22,11 +23,10 @@ def send(settings: Settings, title: str, lines: Sequence[str]) -> None:
     if settings.alerts.webhook is None:
         return
     body = json.dumps({"text": text, "title": title, "lines": list(lines)}).encode()
-    request = urllib.request.Request(
-        settings.alerts.webhook.get_secret_value(), body, {"Content-Type": "application/json"}
-    )
+    url, headers = settings.alerts.webhook.get_secret_value(), {"Content-Type": "application/json"}
     try:
+        request = urllib.request.Request(url, body, headers)
         with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):
             pass
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, http.client.HTTPException) as e:
         log.error("alerts.webhook does not take the alert: %s", type(e).__name__)

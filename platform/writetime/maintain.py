@@ -10,21 +10,31 @@ _DAY = 86_400_000_000
 
 
 def maintain(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:
-    """Fold new changes into the state, drop old tombstones, renew the compacted view, merge old history and row events,
-    delete files that no version needs; return how much of each was done.
+    """Fold new changes into the state, renew the compacted view, and do the upkeep; return how much of each was done.
 
     Args:
         settings: how long what is kept.
         table: the table.
         run: runs the tasks.
     """
+    folded, compacted = state.fold(table, run), state.compact(table, run)
+    kept = upkeep(settings, table, run)
+    return {
+        "files_folded": folded,
+        "buckets_compacted": compacted,
+        "rows": views.refresh(table, run),
+        **kept,
+    }
+
+
+def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:
+    """Drop old tombstones, merge old history and row events, delete files that no version needs; return how much of
+    each was done. It publishes nothing: state, view and row events tell the same before and after.
+    """
     now = views.time_now()
     keep_days = settings.rows.keep_days
     return {
-        "files_folded": state.fold(table, run),
-        "buckets_compacted": state.compact(table, run),
         "buckets_without_old_tombstones": _drop_tombstones(settings, table, now, run),
-        "rows": views.refresh(table, run),
         "history_files_merged": retention.trim_history(table, now - round(settings.lake.keep_history_days * _DAY), run),
         "row_events_merged": 0 if keep_days is None else merge_events(table, now - round(keep_days * _DAY), run),
         "files_deleted": len(retention.vacuum(table, settings.lake.vacuum_hours)),

@@ -15,12 +15,25 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 from writetime.kafka import TIMEOUT_SECONDS, client_config, end_offsets, ensure_topics, messages_between
 from writetime.registry import Compatibility, registry_of, wire_header
 from writetime.schema.avro import fingerprint, single_object_header
 
 SCHEMAS_TOPIC = "writetime.schemas"
+
+
+# Of brokers that are away or not all there; librdkafka has given up by then, and calls none of these retriable.
+_MAY_PASS = frozenset(
+    {
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._TIMED_OUT,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    }
+)
 
 
 class Sender:
@@ -114,7 +127,8 @@ class Sender:
         self._fault = self._fault or error
 
     def _refused(self, error: KafkaError) -> WritetimeError:
-        return WritetimeError(f"{self._what}: {error.name()} {error.str()}")
+        kind = Transient if error.retriable() or error.code() in _MAY_PASS else WritetimeError
+        return kind(f"{self._what}: {error.name()} {error.str()}")
 
 
 def ensure_schemas_topic(settings: Settings) -> None:

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from cassandra.cluster import Session
+from cassandra import DriverException
+from cassandra.cluster import NoHostAvailable, Session
 from pydantic import ValidationError
 
 from writetime.config import Settings, Table
 from writetime.database import connect
 from writetime.errors import WritetimeError
 from writetime.lake.table import check_names, open_table
-from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.table import TableSchema, from_rows, settled_rows
 from writetime.scylla_cdc.log import SUFFIX
 
 _PROBE_SECONDS = 1.0
@@ -60,14 +61,15 @@ def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[Refus
 
 def _entries(tables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for keyspace, entries in tables.items():
-        if isinstance(entries, dict) and all(isinstance(entry, dict) for entry in entries.values()) and entries:
-            yield from ((f"{keyspace}.{name}", entry) for name, entry in entries.items())
-        else:
+        if not isinstance(entries, dict) or not entries:
             yield keyspace, None
+            continue
+        for name, entry in entries.items():
+            yield f"{keyspace}.{name}", entry if isinstance(entry, dict) else None
 
 
 def _followed(
-    settings: Settings, name: str, entry: dict[str, Any] | None, known: dict[str, TableSchema] | None
+    settings: Settings, name: str, entry: dict[str, Any] | None, known: dict[str, TableSchema | WritetimeError] | None
 ) -> FollowedTable:
     parts = name.split(".")
     if entry is None or len(parts) != 2 or not all(map(_NAME.fullmatch, parts)):
@@ -79,21 +81,34 @@ def _followed(
         raise WritetimeError(f"[tables.{name}] {faults}") from None
     if known is None:
         return FollowedTable(name, read, _schema_of_lake(settings, name))
-    if name not in known:
+    schema = known.get(name)
+    if schema is None:
         raise WritetimeError(f"the database has no table {name}: create it, or correct the entry [tables.{name}]")
-    check_names(known[name])
-    return FollowedTable(name, read, known[name])
+    if isinstance(schema, WritetimeError):
+        raise schema
+    check_names(schema)
+    return FollowedTable(name, read, schema)
 
 
-def _schemas(settings: Settings) -> dict[str, TableSchema] | None:
-    """Return the schemas of all tables of the keyspaces that are named, or None if no database answers."""
+def _schemas(settings: Settings) -> dict[str, TableSchema | WritetimeError] | None:
+    """Return the schemas of all tables of the keyspaces that are named, or why one cannot be read; None if no database
+    answers."""
     if not any(_answers(point, settings.cassandra.port) for point in settings.cassandra.contact_points):
         return None
     try:
         with connect(settings) as session:
-            return {schema.full_name: schema for schema in read_schemas(session, settings.tables)}
-    except WritetimeError:
+            rows = settled_rows(lambda query: [row._asdict() for row in session.execute(query)])
+    except (WritetimeError, DriverException, NoHostAvailable):
         return None
+    found: dict[str, TableSchema | WritetimeError] = {}
+    for table in rows["tables"]:
+        if table["keyspace_name"] in settings.tables:
+            name = f"{table['keyspace_name']}.{table['table_name']}"
+            try:
+                found[name] = from_rows(table, rows["columns"], rows["types"], rows["dropped_columns"])
+            except WritetimeError as e:
+                found[name] = e
+    return found
 
 
 def _answers(host: str, port: int) -> bool:

@@ -48,7 +48,7 @@ def requests(instance: DagsterInstance, table: str) -> list[RunRequest]:
 def landed_by_dagster(instance: DagsterInstance, table: str) -> ExecuteInProcessResult:
     """Run the asset."""
     return materialize(
-        [changes.landed(FollowedTable(table))],
+        [changes.landed(FollowedTable(table)), changes.lag_and_freshness(FollowedTable(table))],
         instance=instance,
         resources={"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()},
     )
@@ -92,6 +92,19 @@ def test_landing_by_the_sensor(settings: Settings, spark: SparkSession) -> None:
         assert requests(instance, schema.full_name) == []
     rows = view_rows(views.virtual(open_table(settings, schema.full_name)))
     assert sorted(row["id"] for row in rows) == list(range(20))
+
+
+def test_a_table_that_no_agent_has_published_stops_nothing(settings: Settings, spark: SparkSession) -> None:
+    """Nothing comes, and a check says what to do."""
+    name = f"{settings.cassandra.keyspace}.none"
+    observed: Any = capture.topic(FollowedTable(name))(kafka=KafkaResource())
+    assert observed.metadata["messages"] == 0
+    with DagsterInstance.ephemeral() as instance:
+        result = landed_by_dagster(instance, name)
+    assert result.success
+    assert freshness(result) == (False, None)
+    checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
+    assert "start `writetime agent`" in str(checks["lake_is_fresh"].metadata["fix"].value)
 
 
 def test_agents_are_observed(settings: Settings) -> None:

@@ -170,7 +170,7 @@ def test_jobs_schedules_and_sensors(config: Path) -> None:
     sensors = {s.name for r in (repository, found) for s in r.sensor_defs}
     assert sensors == {
         *("captured_changes", "stuck_work", "user_events_lag", "new_snapshots", "schema_changes"),
-        *("failed_runs", "finished_runs"),
+        *("failed_runs", "finished_runs", "canceled_runs"),
     }
     assert sorted((s.name, s.cron_schedule) for r in (repository, found) for s in r.schedule_defs) == [
         ("agents_schedule", "*/5 * * * *"),

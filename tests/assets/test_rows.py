@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import great_expectations.expectations as gxe
 import pytest
 from dagster import DagsterInstance, materialize
 from pyspark.sql import SparkSession
 
-from assets import rows
+from assets import expectations, rows
 from assets.naming import key_of
 from assets.table_jobs import maintain_job
 from resources import KafkaResource, LakeResource, SparkResource
@@ -15,7 +16,7 @@ from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, add, write
 from tests.rows.test_stream import replayed
 from writetime.config import Settings
-from writetime.lake import views
+from writetime.lake import state, views
 from writetime.lake.table import create_table
 from writetime.rows.retention import merged_to
 from writetime.tables import FollowedTable
@@ -45,14 +46,24 @@ def test_events_to_topic(settings: Settings, spark: SparkSession, monkeypatch: p
     events, topic = run()
     assert (events["events_create"], events["events_update"], events["events_delete"]) == (5, 10, 0)
     assert topic["events_published"] == 15
+    # What is not as expected is in no commit, so no later run publishes it either.
+    add(table, [write(40, 1, 6, v="b")], 3, schema)
+    with monkeypatch.context() as patch:
+        patch.setattr(expectations, "of_events", lambda rows: [gxe.ExpectTableRowCountToEqual(value=rows + 1)])
+        failed = materialize(assets, instance=DagsterInstance.ephemeral(), resources=RESOURCES, raise_on_error=False)
+    assert not failed.success
+    assert [check.passed for check in failed.get_asset_check_evaluations()] == [False]
+    events, topic = run()
+    assert (events["events_create"], topic["events_published"]) == (1, 1)
     # Old events give way to the rows that they led to; none is published again, and none is lost.
     monkeypatch.setenv("WRITETIME_ROWS__KEEP_DAYS", "0")
     upkeep = {name: RESOURCES[name] for name in ("spark", "lake")}
+    state.fold(table)
     maintain_job([name]).execute_in_process(resources=upkeep)
-    assert merged_to(table.rows.load()) == 2
+    assert merged_to(table.rows.load()) == 3
     assert table.state.load().files
     assert replayed(table) == view_rows(views.virtual(table))
-    add(table, [write(0, 1, 7, v="c")], 3, schema)
+    add(table, [write(0, 1, 7, v="c")], 4, schema)
     events, topic = run()
     assert (events["events_update"], topic["events_published"]) == (1, 1)
     assert replayed(table) == view_rows(views.virtual(table))

@@ -113,6 +113,9 @@ def test_report_and_alert(
         ended(instance, broken)
         assert "alerts.webhook does not take the alert" in caplog.text
         assert "hooks/wrong" not in caplog.text
+        monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", "chat.example.com/hooks/secret")
+        ended(instance, broken)
+        assert "hooks/secret" not in caplog.text
 
 
 def test_nothing_wrong_is_no_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

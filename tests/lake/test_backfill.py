@@ -15,7 +15,7 @@ from tests.lake.test_run import run, schema_of
 from writetime.cli import main
 from writetime.config import Settings
 from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.snapshot import clear_snapshot, take_snapshot
@@ -118,3 +118,27 @@ def test_a_snapshot_of_an_empty_table(settings: Settings) -> None:
     assert sum(changes for _, changes in backfill(lake, found)) == 0
     assert state.fold(lake) == 0
     assert view_rows(views.virtual(lake)) == []
+
+
+class Odd(WritetimeError):
+    """An error that cannot be made of its text."""
+
+    def __init__(self, path: str, offset: int) -> None:
+        super().__init__(f"{path} at {offset}")
+
+
+def fail(fault: str) -> None:
+    if fault == "odd":
+        raise Odd("a file", 7)
+    raise Transient(fault)
+
+
+def test_errors_of_spark_tasks_come_back_as_they_are(spark: SparkSession) -> None:
+    """So that it is their kind that decides, and their text that is shown."""
+    run = in_spark(spark)
+    with pytest.raises(Transient, match="^no broker answers$"):
+        run(fail, ["no broker answers"])
+    with pytest.raises(WritetimeError, match="^a file at 7$"):
+        run(fail, ["odd"])
+    with pytest.raises(FileNotFoundError):
+        run(open, ["/none"])

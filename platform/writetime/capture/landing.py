@@ -75,6 +75,11 @@ def captured_tables(settings: Settings) -> list[str]:
     return sorted(topic.removeprefix(prefix) for topic in topic_names(settings) if topic.startswith(prefix))
 
 
+def is_published(settings: Settings, table: str) -> bool:
+    """Return whether there is a topic of a table's changes."""
+    return topic_of(table) in topic_names(settings)
+
+
 class Landing:
     """Lands the changes of one table, as often as it is asked to."""
 

@@ -1,11 +1,14 @@
 """The lake's work in Spark: only descriptions of tasks and of files go through Spark; rows go from file to file."""
 
+import pickle
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from writetime.errors import WritetimeError
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.parquet import WRITTEN_SCHEMA, WrittenFile
 from writetime.lake.table import LakeTable
@@ -18,9 +21,25 @@ def in_spark(session: SparkSession) -> Callable[[Callable[[Any], Any], Iterable[
         described = list(tasks)
         if not described:
             return []
-        return session.sparkContext.parallelize(described, len(described)).map(function).collect()
+        found = session.sparkContext.parallelize(described, len(described)).map(partial(_attempt, function)).collect()
+        for _, fault in found:
+            if fault is not None:
+                raise fault
+        return [value for value, _ in found]
 
     return run
+
+
+def _attempt(function: Callable[[Any], Any], task: Any) -> tuple[Any, Exception | None]:
+    """Run a task; an error that means something comes back as it is, and not as Spark's own around its text."""
+    try:
+        return function(task), None
+    except (WritetimeError, OSError) as e:
+        try:
+            pickle.loads(pickle.dumps(e))
+        except Exception:  # Whatever its own constructor makes of its text.
+            return None, WritetimeError(str(e))
+        return None, e
 
 
 def append_frame(table: LakeTable, frame: DataFrame, app_id: str, number: int) -> bool:

@@ -90,6 +90,11 @@ def table_storage(settings: Settings, name: str) -> Storage:
     return lake_storage(settings).folder(name)
 
 
+def is_in_lake(settings: Settings, name: str) -> bool:
+    """Return whether the lake has the table `keyspace.table`."""
+    return LakeTable(table_storage(settings, name), 0).changes.exists()
+
+
 def open_table(settings: Settings, name: str) -> LakeTable:
     """Open the table `keyspace.table` of the lake.
 

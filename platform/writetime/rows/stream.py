@@ -19,7 +19,7 @@ from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, Snapshot
 from writetime.lake.horizon import horizon_of
 from writetime.lake.merging import Runner, Source
 from writetime.lake.parquet import WrittenFile, write_file
-from writetime.lake.state import completed, files_since, folded_version, pending
+from writetime.lake.state import Staged, completed, files_since, folded_version, pending
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
@@ -112,8 +112,10 @@ def position_of(rows: Snapshot) -> Position | None:
     return Position(Batch(generation, sequence, as_of), changes, state)
 
 
-def extend(table: LakeTable, as_of: int | None = None, run: Runner = map) -> int:
+def extend(table: LakeTable, as_of: int | None = None, run: Runner = map, staged: Staged | None = None) -> int:
     """Add the next batch of events to the stream: all that changed, or expired, since the last one; return their count.
+
+    `staged` is called with the new files before they are committed; if it raises, they never are.
 
     Args:
         table: the table.
@@ -141,6 +143,8 @@ def extend(table: LakeTable, as_of: int | None = None, run: Runner = map) -> int
         raise _too_late(table, e) from None
     if last is not None and not written and last.changes == changes.version:
         return 0
+    if staged:
+        staged(written)
     reached = Position(batch, changes.version, state.version)
     new = rows.append(written, SEQUENCE, batch.sequence, reached.numbers())
     return sum(file.rows for file in written) if new else 0

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from cassandra import DriverException
+from cassandra import DriverException, InvalidRequest
 from cassandra.cluster import NoHostAvailable, Session
 from cassandra.protocol import ResultMessage, _ProtocolHandler  # type: ignore[attr-defined]
 
 from writetime.changes import AT, STATIC_POSITION, position_encoder
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 from writetime.rows.compare import Rows
 from writetime.schema.mapping import arrow_type
 from writetime.schema.table import Column, TableSchema
@@ -78,9 +78,8 @@ class DatabaseTable:
         try:
             return list(self._session.execute(query))
         except (DriverException, NoHostAvailable) as e:
-            raise WritetimeError(
-                f"{schema.full_name} cannot be read from the database as the lake has it: {e}"
-            ) from None
+            kind = WritetimeError if isinstance(e, InvalidRequest) else Transient
+            raise kind(f"{schema.full_name} cannot be read from the database as the lake has it: {e}") from None
 
     def _rows(self, found: Sequence[Sequence[bytes | None]]) -> Rows:
         schema = self._schema
