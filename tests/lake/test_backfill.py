@@ -1,6 +1,7 @@
 """Snapshots of several nodes, bucket by bucket: what failed is run again alone, what overlaps counts once."""
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 
@@ -141,4 +142,4 @@ def test_errors_of_spark_tasks_come_back_as_they_are(spark: SparkSession) -> Non
     with pytest.raises(WritetimeError, match="^a file at 7$"):
         run(fail, ["odd"])
     with pytest.raises(FileNotFoundError):
-        run(open, ["/none"])
+        run(os.stat, ["/none"])
