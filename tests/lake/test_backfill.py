@@ -137,9 +137,9 @@ def fail(fault: str) -> None:
 def test_errors_of_spark_tasks_come_back_as_they_are(spark: SparkSession) -> None:
     """So that it is their kind that decides, and their text that is shown."""
     run = in_spark(spark)
-    with pytest.raises(Transient, match="^no broker answers$"):
+    with pytest.raises(Transient, match=r"^no broker answers$"):
         run(fail, ["no broker answers"])
-    with pytest.raises(WritetimeError, match="^a file at 7$"):
+    with pytest.raises(WritetimeError, match=r"^a file at 7$"):
         run(fail, ["odd"])
     with pytest.raises(FileNotFoundError):
         run(os.stat, ["/none"])
