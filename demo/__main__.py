@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from assets.backfill import token_ranges
 from assets.replay import RANGE_END, RANGE_START
 from demo import programs
-from demo.dagster_run import RunResult, launch
+from demo.dagster_run import Dagster, RunResult
 from demo.page import write_page
 from demo.report import Report, Stage, Sum, render
 from resources import KafkaResource
@@ -72,34 +72,34 @@ def main() -> int:
         board.ensure_board(settings)
         _capture(settings)
     tables = _followed(settings)
-    if _lag(settings):
-        with step("left over", "storing what an earlier run has left"):
-            _ingest_all(settings, log_file)
-    rows_before, since = _count_rows(settings), database_time(settings)
-    with programs.programs(log_file) as (ingress, worker, agent):
+    with Dagster(log_file) as dagster, programs.programs(log_file) as (ingress, worker, agent):
+        if _lag(settings):
+            with step("left over", "storing what an earlier run has left"):
+                _ingest_all(settings, dagster)
+        rows_before, since = _count_rows(settings), database_time(settings)
         programs.wait_for_ingress(settings, ingress, log_file)
         with step("replay", f"replaying {FLIGHTS:,} real flights as HTTP events and work items (job replay_flights)"):
             ops = {op: {"config": {"flights": FLIGHTS}} for op in ("sources__flights", "sources__flight_items")}
-            replayed = launch("replay_flights", log_file, {"ops": ops})
+            replayed = dagster.launch("replay_flights", {"ops": ops})
         _send_broken_messages(settings)
         _enqueue_broken_items(settings)
         with step("ingest", "storing, checking and committing the events (job ingest)"):
-            ingest = _ingest_all(settings, log_file)
+            ingest = _ingest_all(settings, dagster)
         with step("work", "waiting until each flight has its plane and weather (`writetime work`)"):
             programs.wait_for_work(settings, worker, log_file)
         with step("board", "publishing them as batches, and bringing these to the departures board (job board)"):
             ops = {"demo__flight_batches": {"config": {"since_millis": since}}}
-            boarded = launch("board", log_file, {"ops": ops})
+            boarded = dagster.launch("board", {"ops": ops})
         with step("backfill", "bringing a snapshot of both tables into the lake (jobs snapshot and backfill)"):
-            snapshot = launch("snapshot", log_file)
+            snapshot = dagster.launch("snapshot")
             ranges = token_ranges.get_partition_keys()
-            backfill = launch("backfill", log_file, tags={RANGE_START: ranges[0], RANGE_END: ranges[-1]})
+            backfill = dagster.launch("backfill", tags={RANGE_START: ranges[0], RANGE_END: ranges[-1]})
         with step("capture", "waiting for the agent to publish what was written meanwhile (`writetime agent`)"):
             programs.wait_for_capture(settings, tables, agent, log_file)
         with step("follow", "landing and merging it, renewing the views, publishing row events (job follow)"):
-            follow = launch("follow", log_file)
+            follow = dagster.launch("follow")
         with step("verify", "proving the views against the database (job verify)"):
-            verify = launch("verify", log_file)
+            verify = dagster.launch("verify")
     with step("count", "counting in the data set, in the database and in the lake"):
         account = enrichment.account(settings, since)
         rows_added = _count_rows(settings) - rows_before
@@ -158,11 +158,11 @@ def _capture(settings: Settings) -> None:
 # --- meanwhile ------------------------------------------------------------------------------------------------------
 
 
-def _ingest_all(settings: Settings, log_file: Path) -> list[RunResult]:
+def _ingest_all(settings: Settings, dagster: Dagster) -> list[RunResult]:
     """Run the job `ingest` until nothing is left; a run takes ingest.max_events_per_run at most."""
-    results = [launch("ingest", log_file)]
+    results = [dagster.launch("ingest")]
     while _lag(settings):
-        results.append(launch("ingest", log_file))
+        results.append(dagster.launch("ingest"))
     return results
 
 

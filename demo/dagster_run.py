@@ -1,22 +1,22 @@
-"""Launches a job through Dagster's run worker and reads its results from the instance."""
+"""Launches jobs as the web UI does, each by Dagster's run worker, and reads their results from the instance."""
 
-import os
 import subprocess
 import sys
 import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import orjson
 from dagster import DagsterEventType, DagsterInstance
+from dagster_graphql import DagsterGraphQLClient, DagsterGraphQLClientError
 
 from assets.runs import ended
 from writetime.errors import WritetimeError
+from writetime.servers.process import free_port, port_answers
 
 # No step is silent for so long unless its process has died.
 SILENT_SECONDS = 1800
+_START_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -32,36 +32,65 @@ class RunResult:
     report: Path
 
 
-def launch(
-    job: str, log_file: Path, config: dict[str, Any] | None = None, tags: dict[str, str] | None = None
-) -> RunResult:
-    """Run a job of `workspace.yaml` in a process of its own, as the web UI does, and wait for its end.
+class Dagster:
+    """The instance of `DAGSTER_HOME`, and a web server that launches runs on it, as a person would who clicks.
 
-    Raises:
-        WritetimeError: the run did not succeed.
+    One server for all runs: each command of the shell would load the definitions anew, which takes longer than most
+    runs.
     """
-    run_id = str(uuid.uuid4())
-    began = time.monotonic()
-    command = [sys.executable, "-m", "dagster", "job", "launch", "-w", "workspace.yaml", "-l", "writetime", "-j", job]
-    command += ["--run-id", run_id, "--config-json", orjson.dumps(config or {}).decode()]
-    command += ["--tags", orjson.dumps(tags or {}).decode()]
-    with log_file.open("ab") as log:
-        subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False, env=os.environ)
-    instance = DagsterInstance.get()
-    # The command returns once the run worker is started.
-    events, since = 0, time.monotonic()
-    while (run := instance.get_run_by_id(run_id)) is not None and not run.is_finished:
-        time.sleep(0.5)
-        if (count := len(instance.all_logs(run_id))) != events:
-            events, since = count, time.monotonic()
-        elif time.monotonic() - since > SILENT_SECONDS:
-            raise WritetimeError(f"the run {run_id} of job {job} is silent; see {log_file}, and end it in `make ui`")
-    if run is None:
-        raise WritetimeError(f"the run {run_id} of job {job} was not started; see {log_file}")
-    report = ended(instance, run)
-    if not run.is_success:
-        where = f"see {report}, {log_file}, or the run in `make ui`"
-        raise WritetimeError(f"the run {run_id} of job {job} ended as {run.status.value}; {where}")
+
+    def __init__(self, log_file: Path) -> None:
+        self._log_file = log_file
+        self._port = free_port()
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "dagster_webserver", "-w", "workspace.yaml", "-h", "127.0.0.1"]
+        with self._log_file.open("ab") as log:
+            self._server = subprocess.Popen([*command, "-p", str(self._port)], stdout=log, stderr=log)
+        deadline = time.monotonic() + _START_SECONDS
+        while not port_answers(self._port):
+            if self._server.poll() is not None or time.monotonic() > deadline:
+                self.__exit__()
+                raise WritetimeError(f"Dagster's web server did not start; see {self._log_file}")
+            time.sleep(0.2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.terminate()
+        self._server.wait(60)
+
+    def launch(self, job: str, config: dict[str, Any] | None = None, tags: dict[str, str] | None = None) -> RunResult:
+        """Run a job of `workspace.yaml` in a process of its own, and wait for its end.
+
+        Raises:
+            WritetimeError: the run did not succeed.
+        """
+        began = time.monotonic()
+        client = DagsterGraphQLClient("127.0.0.1", port_number=self._port, timeout=300)
+        try:
+            run_id = client.submit_job_execution(job, "writetime", run_config=config or {}, tags=tags)
+        except DagsterGraphQLClientError as e:
+            raise WritetimeError(f"the job {job} cannot be launched: {e}; see {self._log_file}") from None
+        instance = DagsterInstance.get()
+        events, since = 0, time.monotonic()
+        while (run := instance.get_run_by_id(run_id)) is not None and not run.is_finished:
+            time.sleep(0.5)
+            if (count := len(instance.all_logs(run_id))) != events:
+                events, since = count, time.monotonic()
+            elif time.monotonic() - since > SILENT_SECONDS:
+                raise WritetimeError(
+                    f"the run {run_id} of job {job} is silent; see {self._log_file}, and end it in `make ui`"
+                )
+        if run is None:
+            raise WritetimeError(f"the run {run_id} of job {job} is gone; see {self._log_file}")
+        report = ended(instance, run)
+        if not run.is_success:
+            where = f"see {report}, {self._log_file}, or the run in `make ui`"
+            raise WritetimeError(f"the run {run_id} of job {job} ended as {run.status.value}; {where}")
+        return _result(instance, run_id, job, time.monotonic() - began, report)
+
+
+def _result(instance: DagsterInstance, run_id: str, job: str, seconds: float, report: Path) -> RunResult:
     metadata: dict[str, dict[str, Any]] = {}
     checks: dict[str, bool] = {}
     check_metadata: dict[str, dict[str, Any]] = {}
@@ -78,4 +107,4 @@ def launch(
             name = f"{evaluation.asset_key.to_user_string()}: {evaluation.check_name}"
             checks[name] = evaluation.passed
             check_metadata[name] = {key: value.value for key, value in evaluation.metadata.items()}
-    return RunResult(job, metadata, checks, check_metadata, time.monotonic() - began, report)
+    return RunResult(job, metadata, checks, check_metadata, seconds, report)
