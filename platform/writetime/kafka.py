@@ -23,6 +23,11 @@ from writetime.errors import Transient, WritetimeError
 
 _T = TypeVar("_T")
 
+
+class NoTopic(WritetimeError):
+    """There is no such topic."""
+
+
 TIMEOUT_SECONDS = 15.0
 # Answers of a cluster in which a topic, a group or a broker is just being made or moved.
 _ASK_AGAIN = frozenset(
@@ -253,7 +258,7 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
             return question(_admin(settings))
         except KafkaException as e:
             if e.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise WritetimeError(f"{what} does not exist; run `writetime init`") from None
+                raise NoTopic(f"{what} does not exist; run `writetime init`") from None
             if e.args[0].code() not in _ASK_AGAIN or time.monotonic() > deadline:
                 raise _unreachable(settings, what, e) from None
         time.sleep(0.1)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from tests.docs.documents import ROOT, Block
 from writetime import config
+from writetime.capture.watermarks import statuses
 from writetime.servers.process import port_answers
 
 # Programs that run until Ctrl-C: the test starts and ends them.
@@ -128,7 +130,14 @@ class Folder:
                 stderr=log,
             )
         self._services[plain] = process
-        ready = {"writetime serve": lambda: port_answers(self._ingress_port), "writetime agent": status.exists}
+        began = time.time()
+        ready: dict[str, Callable[[], bool]] = {
+            "writetime serve": lambda: port_answers(self._ingress_port),
+            # It says something of itself in Kafka at the end of its first round, when each table has its topic.
+            "writetime agent": lambda: (
+                status.exists() and any(said.get("at", 0) > began for said in statuses(config.load()).values())
+            ),
+        }
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while plain in ready and not ready[plain]():
             assert process.poll() is None, f"{plain} ended:\n{self._log.read_text()[-4000:]}"

@@ -25,7 +25,7 @@ from writetime.capture.publisher import topic_of
 from writetime.capture.watermarks import SourceMarks, WatermarkTopic
 from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.kafka import beginning_offsets, end_offsets, messages_between, place_of, topic_names
+from writetime.kafka import NoTopic, beginning_offsets, end_offsets, messages_between, place_of, topic_names
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import Snapshot
 from writetime.lake.history import raise_history
@@ -109,7 +109,13 @@ class Landing:
                 or a message is no change of this table, in which case nothing of its batch is landed.
         """
         sources = self._sources.read()
-        ends = end_offsets(self._settings, self._topic)
+        try:
+            ends = end_offsets(self._settings, self._topic)
+        except NoTopic:
+            raise WritetimeError(
+                f"{self._topic} is not there: no agent has published {self._name} yet. Start `writetime agent`, and "
+                "see that the table has cdc = true"
+            ) from None
         firsts = beginning_offsets(self._settings, self._topic)
         # Now that the ends are known: all schemas of the messages before are in their topic.
         table = self._follow_schemas()

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pyarrow import NativeFile, fs
 
-from writetime.storage.errors import Missing, Unsupported
+from writetime.storage.errors import Missing, StorageError, Unsupported
 
 _NAME = re.compile(r"(?P<version>[a-z]{2})-(?P<id>[0-9A-Za-z_]+)-(?P<format>big|bti)-(?P<component>[A-Za-z0-9_.+]+)$")
 
@@ -118,11 +118,17 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a path or URI, and the path in it.
 
     pyarrow's own file systems come first (local, `s3://`, `gs://`, `hdfs://`, `abfss://`), then those of fsspec.
+
+    Raises:
+        StorageError: the store cannot be reached.
     """
     if "://" not in path:
         return fs.LocalFileSystem(), path
     try:
         return fs.FileSystem.from_uri(path)
+    except OSError as e:
+        # Of S3 it asks for the region at once.
+        raise StorageError(f"{path} cannot be reached: {e}") from None
     except (ValueError, NotImplementedError):
         import fsspec
 
