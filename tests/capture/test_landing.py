@@ -124,7 +124,7 @@ def test_a_batch_that_was_not_committed_lands_later(landed: Captured, monkeypatc
 
 def test_what_stops_landing(landed: Captured) -> None:
     name = f"{landed.keyspace}.marks"
-    with pytest.raises(WritetimeError, match=f"{topic_of(name)} does not exist"):
+    with pytest.raises(WritetimeError, match=f"{topic_of(name)} is not there: no agent has published"):
         Landing(landed.settings, name).drain()
     with landed.agent():
         landed.settle()
