@@ -37,6 +37,8 @@ def own(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
     client.close()
 
 
+# Eight runs of Dagster, each with a Spark of its own, beside other tests.
+@pytest.mark.timeout(2400)
 def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
     home = tmp_path / "state" / "dagster"
     home.mkdir(parents=True)

@@ -118,6 +118,7 @@ def test_every_command_that_is_mentioned_exists() -> None:
             assert used <= options, f"{document}: {command.name} has no {used - options}"
 
 
+@pytest.mark.timeout(2400)
 def test_tutorial(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a clone in which nothing was done."""
     clone = Folder(installation / "fresh", config.load().ingest.port, {"snapshot": ""})
