@@ -8,8 +8,6 @@ import threading
 from typing import Any
 
 import click
-from cassandra import DriverException
-from cassandra.protocol import ErrorMessage
 
 from writetime import config, database, servers
 from writetime.capture.cli import agent, agents_lines, land, publish_segments, retire, status_lines
@@ -101,7 +99,7 @@ def cql(*, statements: tuple[str, ...]) -> None:
                 answer = session.execute(statement)
                 for row in answer:
                     click.echo(json.dumps(dict(zip(answer.column_names, row, strict=True)), default=str))
-            except (DriverException, ErrorMessage) as e:
+            except database.DRIVER_FAULTS as e:
                 raise WritetimeError(f"{statement}: {e}") from None
 
 

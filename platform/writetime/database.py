@@ -12,10 +12,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from string import Template
 
-from cassandra import ConsistencyLevel
+from cassandra import ConsistencyLevel, DriverException
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.concurrent import execute_concurrent_with_args
+from cassandra.connection import ConnectionException
 from cassandra.policies import (
     DCAwareRoundRobinPolicy,
     ExponentialReconnectionPolicy,
@@ -23,6 +24,7 @@ from cassandra.policies import (
     TokenAwarePolicy,
 )
 from cassandra.pool import Host
+from cassandra.protocol import ErrorMessage
 
 from writetime.config import Cassandra, Settings
 from writetime.errors import Transient, WritetimeError
@@ -32,6 +34,9 @@ log = logging.getLogger(__name__)
 # ScyllaDB's newest. Cassandra has 5, but its checksums of every message are slow in this driver.
 PROTOCOL_VERSION = 4
 COUNT_RANGES = 128
+# All that the driver raises when the database does not answer, or answers with an error: these have no base in common,
+# and some answers ("overloaded", as of a node that is shutting down) come as the message itself.
+DRIVER_FAULTS = (DriverException, ErrorMessage, NoHostAvailable, ConnectionException)
 
 
 class DatabaseUnreachable(Transient):

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from cassandra import DriverException
-from cassandra.cluster import NoHostAvailable, Session
+from cassandra.cluster import Session
 from pydantic import ValidationError
 
 from writetime.config import Settings, Table
-from writetime.database import connect
+from writetime.database import DRIVER_FAULTS, connect
 from writetime.errors import WritetimeError
 from writetime.lake.table import check_names, open_table
 from writetime.schema.table import TableSchema, from_rows, settled_rows
@@ -98,7 +97,7 @@ def _schemas(settings: Settings) -> dict[str, TableSchema | WritetimeError] | No
     try:
         with connect(settings) as session:
             rows = settled_rows(lambda query: [row._asdict() for row in session.execute(query)])
-    except (WritetimeError, DriverException, NoHostAvailable):
+    except (WritetimeError, *DRIVER_FAULTS):
         return None
     found: dict[str, TableSchema | WritetimeError] = {}
     for table in rows["tables"]:

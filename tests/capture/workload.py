@@ -13,18 +13,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from cassandra import DriverException, InvalidRequest, RequestExecutionException
-from cassandra.cluster import NoHostAvailable, Session
-from cassandra.connection import ConnectionException
+from cassandra import InvalidRequest
+from cassandra.cluster import Session
 
 from tests.storage.generate import UDTS, Generator, Places
+from writetime.database import DRIVER_FAULTS
 from writetime.merge.arrow import pc
 from writetime.schema.table import Column, TableSchema, read_schemas
 from writetime.schema.types import Udt, is_complex, quote_name
 
 _T = TypeVar("_T")
 
-NOT_ACKNOWLEDGED = (NoHostAvailable, DriverException, RequestExecutionException, ConnectionException)
 TYPES = ["CREATE TYPE IF NOT EXISTS {ks}.spot (x int)"]
 TYPES += [
     f"CREATE TYPE IF NOT EXISTS {{ks}}.{udt.name} ({', '.join(f'{quote_name(n)} {t}' for n, t in udt.fields)})"
@@ -204,7 +203,7 @@ class Writer(threading.Thread):
             if "DELETE" not in statement and "BATCH" not in statement and not expected:
                 raise
             self.refused += 1
-        except NOT_ACKNOWLEDGED:
+        except DRIVER_FAULTS:
             self.unknown += 1
             self._stop_writing.wait(0.1)
         else:
@@ -233,7 +232,7 @@ class Writer(threading.Thread):
                 return call()
             except InvalidRequest:
                 raise
-            except NOT_ACKNOWLEDGED:
+            except DRIVER_FAULTS:
                 time.sleep(0.2)
 
     # --- what has to be found -----------------------------------------------------------------------------------------

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cassandra import ConsistencyLevel, DriverException
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra import ConsistencyLevel
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.policies import ConstantReconnectionPolicy, FallthroughRetryPolicy
 from cassandra.pool import Host
 
 from writetime import config
 from writetime.config import Settings
+from writetime.database import DRIVER_FAULTS
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer
@@ -150,7 +151,7 @@ def _answers(session: Session, host: Host) -> bool:
     """Return whether a node knows of the table, and that the others are up."""
     try:
         session.execute("SELECT * FROM seen.by_all", host=host)
-    except (DriverException, NoHostAvailable):
+    except DRIVER_FAULTS:
         return False
     return True
 

@@ -8,12 +8,10 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-from cassandra import DriverException, RequestExecutionException
-from cassandra.cluster import NoHostAvailable
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from writetime.config import Settings
-from writetime.database import connect
+from writetime.database import DRIVER_FAULTS, connect
 from writetime.kafka import client_config, headers_of
 
 from .ledger import Place
@@ -21,7 +19,7 @@ from .ledger import Place
 _INTERVAL_SECONDS = 0.4
 _TIMEOUT_SECONDS = 5.0
 _PATIENCE_SECONDS = 60.0
-UNREACHABLE = (KafkaException, DriverException, RequestExecutionException, NoHostAvailable)
+UNREACHABLE = (KafkaException, *DRIVER_FAULTS)
 
 
 class Watch:

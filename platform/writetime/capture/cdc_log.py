@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from cassandra import DriverException
-from cassandra.cluster import NoHostAvailable, Session
-from cassandra.connection import ConnectionException
+from cassandra.cluster import Session
 
 from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
@@ -30,7 +28,7 @@ from writetime.capture.snapshots import Snapshots
 from writetime.capture.taking import NamedTaker
 from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
-from writetime.database import DatabaseUnreachable
+from writetime.database import DRIVER_FAULTS, DatabaseUnreachable
 from writetime.errors import WritetimeError
 from writetime.kafka import topic_names
 from writetime.schema.table import TableSchema
@@ -222,7 +220,7 @@ class LogAgent:
         table.altered = False
         try:
             yield
-        except (WritetimeError, DriverException, NoHostAvailable, ConnectionException) as e:
+        except (WritetimeError, *DRIVER_FAULTS) as e:
             match e:
                 case Gap():
                     kind = "gap"

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import UUID
 
-from cassandra import DriverException
-from cassandra.cluster import Cluster, NoHostAvailable, Session
-from cassandra.connection import Connection, ConnectionException
+from cassandra.cluster import Cluster, Session
+from cassandra.connection import Connection
 from cassandra.pool import Host
 
 from writetime.capture.durable import read_json, write_json
-from writetime.database import node_of
+from writetime.database import DRIVER_FAULTS, node_of
 from writetime.errors import Transient, WritetimeError
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
@@ -77,7 +76,7 @@ class SchemaEvents:
             except BaseException:
                 connection.close()
                 raise
-        except (OSError, DriverException, ConnectionException) as e:
+        except (OSError, *DRIVER_FAULTS) as e:
             log.warning("events of node %s are not heard, so schemas are only asked for: %s", host.address, e)
         else:
             self._connection = connection
@@ -105,7 +104,7 @@ class Node:
         """
         try:
             return [row._asdict() for row in self._session.execute(query, host=self._host)]
-        except (NoHostAvailable, DriverException, ConnectionException) as e:
+        except DRIVER_FAULTS as e:
             raise Unreachable(f"node {self._host.address} does not answer: {e}") from None
 
     def id(self) -> str:

@@ -25,13 +25,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from uuid import UUID
 
-from cassandra import DriverException, InvalidRequest, RequestExecutionException, Unauthorized
-from cassandra.cluster import NoHostAvailable, Session
+from cassandra import InvalidRequest, Unauthorized
+from cassandra.cluster import Session
 from cassandra.protocol import SyntaxException
 from cassandra.query import BatchStatement, BatchType, BoundStatement
 
 from writetime.config import Settings
-from writetime.database import timestamp_as_written
+from writetime.database import DRIVER_FAULTS, timestamp_as_written
 from writetime.errors import WritetimeError
 from writetime.ingest.event import Event
 
@@ -320,7 +320,7 @@ class EventWriter:
                     self._session.prepare(statement.query_string)
             except (InvalidRequest, SyntaxException, Unauthorized) as e:
                 raise WritetimeError(f"the database refuses all writes to {self._table}: {e}") from None
-            except (DriverException, RequestExecutionException, NoHostAvailable):
+            except DRIVER_FAULTS:
                 self._delay(lane)
                 return
             write = lane.batch[0]

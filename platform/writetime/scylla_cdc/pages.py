@@ -9,13 +9,12 @@ from typing import Any
 import numba
 import numpy as np
 import pyarrow as pa
-from cassandra import DriverException
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, NoHostAvailable, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Session
 from cassandra.policies import RetryPolicy
 from cassandra.protocol import ResultMessage, _ProtocolHandler, read_int  # type: ignore[attr-defined]
 from cassandra.query import PreparedStatement
 
-from writetime.database import DatabaseUnreachable
+from writetime.database import DRIVER_FAULTS, DatabaseUnreachable
 
 PAGE_ROWS = 5000
 
@@ -127,7 +126,7 @@ class Reading:
         while more:
             try:
                 (found,) = self._future.result().current_rows
-            except (DriverException, NoHostAvailable) as e:
+            except DRIVER_FAULTS as e:
                 raise DatabaseUnreachable(
                     f"the database did not answer `{self._statement.query_string}`: {e}"
                 ) from None

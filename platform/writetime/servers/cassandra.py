@@ -3,10 +3,10 @@
 import json
 import os
 
-from cassandra.cluster import Cluster, NoHostAvailable
-from cassandra.connection import ConnectionException
+from cassandra.cluster import Cluster
 
 from writetime.config import Settings
+from writetime.database import DRIVER_FAULTS
 from writetime.servers import jars
 from writetime.servers.java import java
 from writetime.servers.process import EmbeddedServer, free_port, port_answers
@@ -100,7 +100,7 @@ class CassandraServer(EmbeddedServer):
         cluster = Cluster([self.address], port=port, connect_timeout=5)
         try:
             cluster.connect()
-        except (NoHostAvailable, ConnectionException):
+        except DRIVER_FAULTS:
             return False
         finally:
             cluster.shutdown()

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from cassandra import DriverException, InvalidRequest
-from cassandra.cluster import NoHostAvailable, Session
+from cassandra import InvalidRequest
+from cassandra.cluster import Session
 from cassandra.protocol import ResultMessage, _ProtocolHandler  # type: ignore[attr-defined]
 
 from writetime.changes import AT, STATIC_POSITION, position_encoder
+from writetime.database import DRIVER_FAULTS
 from writetime.errors import Transient, WritetimeError
 from writetime.rows.compare import Rows
 from writetime.schema.mapping import arrow_type
@@ -77,7 +78,7 @@ class DatabaseTable:
         query = f"SELECT {names} FROM {table} WHERE {of} >= {first} AND {of} <= {last}"
         try:
             return list(self._session.execute(query))
-        except (DriverException, NoHostAvailable) as e:
+        except DRIVER_FAULTS as e:
             kind = WritetimeError if isinstance(e, InvalidRequest) else Transient
             raise kind(f"{schema.full_name} cannot be read from the database as the lake has it: {e}") from None
 

@@ -1,0 +1,30 @@
+"""What the driver raises, and what the platform makes of it, without a database."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cassandra.cluster import Session
+from cassandra.protocol import OverloadedErrorMessage
+
+from writetime.capture.schemas import Node, Unreachable
+
+
+class _ShuttingDown:
+    """A session of one node that is shutting down, as Cassandra answers then."""
+
+    def __init__(self) -> None:
+        self.hosts = [SimpleNamespace(address="127.0.0.1", is_up=True, endpoint=None)]
+        self.cluster = SimpleNamespace(connection_factory=self.execute)
+
+    def execute(self, *_: Any, **__: Any) -> None:
+        raise OverloadedErrorMessage(0x1001, "Server is shutting down", None)
+
+
+def test_a_node_that_shuts_down_is_out_of_reach_and_no_more() -> None:
+    session: Session = _ShuttingDown()  # type: ignore[assignment]
+    node = Node(session, None)
+    with pytest.raises(Unreachable, match="Server is shutting down"):
+        node.id()
+    # Schemas are only asked for then.
+    assert not node.events.heard()
