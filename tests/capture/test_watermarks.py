@@ -213,3 +213,38 @@ def test_tombstones_wait_for_the_slowest_node(
             step(table)
             rows = [row for part in virtual(table) for row in part.to_pylist()]
             assert sorted((row["k"], row["v"]) for row in rows) == [(2, "first"), (3, "second")]
+
+
+def test_a_gap_holds_no_table_whose_snapshot_was_begun_after_it(landed: Captured) -> None:
+    gone = [
+        "CREATE TABLE {ks}.gone (k int PRIMARY KEY) WITH cdc = true",
+        "INSERT INTO {ks}.gone (k) VALUES (1)",
+        "DROP TABLE {ks}.gone",
+    ]
+
+    def held_by() -> str | None:
+        return statuses(landed.settings)[node_id(landed)]["held_by"]
+
+    def is_taken() -> bool:
+        return statuses(landed.settings)[node_id(landed)]["snapshots"][f"{landed.keyspace}.marks"]["state"] == "done"
+
+    landed.write(*gone)
+    landed.fill(2)
+    with landed.agent(snapshot="initial"):
+        landed.settle()
+        wait_for(lambda: statuses(landed.settings)[node_id(landed)]["lag"]["aside_segments"] == 1)
+        aside_at = time_now()
+        wait_for(lambda: mark(landed).until > aside_at and is_taken())
+        assert held_by() is None
+    # What the snapshot cannot have, as it was written later, holds it.
+    landed.write(*gone)
+    held_from = mark(landed).until
+    with landed.agent(snapshot="initial"):
+        landed.settle()
+        wait_for(lambda: "dropped before" in (held_by() or ""))
+        time.sleep(0.2)
+        assert mark(landed).until == held_from
+    # A snapshot that is begun now has that, too.
+    with landed.agent(snapshot="always"):
+        wait_for(lambda: mark(landed).until > held_from)
+        assert held_by() is None

@@ -7,7 +7,8 @@ is saved after the broker has acknowledged it. So a crash at any point repeats s
 A segment is done with when it is read to its end and its accounting closes: the mutations that were read in it are as
 many as a count of its frames finds, and every change that was decoded was acknowledged. Whatever cannot be decoded is
 set aside with its segment, and stops nothing else but the watermark: the instant up to which all that the node wrote is
-published. With the watermark goes to Kafka what the agent says of itself.
+published. (A table goes on whose snapshot was begun later than what is missing was written: the snapshot has it.) With
+the watermark goes to Kafka what the agent says of itself.
 """
 
 import logging
@@ -18,14 +19,15 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from writetime.capture.decoding import Decoder
 from writetime.capture.handover import hand_over, unbalanced
 from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
-from writetime.capture.progress import Progress, SegmentProgress
+from writetime.capture.progress import OPEN, Progress, SegmentProgress
 from writetime.capture.publisher import ChangePublisher
 from writetime.capture.schemas import Node, SchemaWatch, Unreachable
-from writetime.capture.segments import SegmentFolder, readable, space_of
+from writetime.capture.segments import Gap, SegmentFolder, readable, space_of
 from writetime.capture.snapshots import Snapshots, id_of
 from writetime.capture.taking import NodeTaker
 from writetime.capture.watermarks import SourceMarks, TableMark
@@ -146,7 +148,7 @@ class Agent:
             return
         self._note_gone({segment.id for segment in listed})
         if synced_until is not None:
-            self._mark(synced_until, self._not_published(found, faults), stop)
+            self._mark(synced_until, self._not_published(found, faults), self._gaps(found), stop)
         for segment, _ in found:
             progress = self._progress.segments[segment.id]
             if progress.finished and not progress.kept:
@@ -207,49 +209,59 @@ class Agent:
     # --- the watermark ------------------------------------------------------------------------------------------------
 
     def _not_published(self, found: list[tuple[Segment, int]], faults: list[str]) -> str | None:
-        """Return what of the segments that were looked at is not published, if anything, or was not before."""
+        """Return what of the segments that were looked at is not published yet, if anything."""
         for fault in faults:
             return fault
         for segment, until in found:
-            if reason := self._progress.segments[segment.id].reason:
-                return reason
             if self._unread(segment, until):
                 return f"{segment.name} is not published"
-        return self._folder.missing()
+        return None
 
-    def _mark(self, until: int, held_by: str | None, stop: threading.Event) -> None:
+    def _gaps(self, found: list[tuple[Segment, int]]) -> list[Gap]:
+        """Return where changes are missing, in the segments that were looked at and in those before."""
+        looked_at = [self._progress.segments[segment.id] for segment, _ in found]
+        return [Gap(p.reason, p.gap_until()) for p in looked_at if p.reason is not None] + self._folder.gaps()
+
+    def _mark(self, until: int, not_published: str | None, gaps: list[Gap], stop: threading.Event) -> None:
         """Say that all that was written before an instant is published, unless something is not; then say again what
-        was said before."""
+        was said before. A gap holds the tables only whose snapshots were begun before its end."""
         self._next_mark = time.monotonic() + _MARK_SECONDS
-        self.held_by = held_by
-        if held_by is None:
-            self._progress.published_until = max(until, self._progress.published_until)
+        ids = [id_of(schema) for schema in self._decoder.captured]
+        covered_from = min(map(self.snapshots.covers_until, ids), default=OPEN)
+        self.held_by = not_published or next((gap.reason for gap in gaps if gap.until > covered_from), None)
+        if not_published is None:
+            end = max((gap.until for gap in gaps), default=0)
+            if not gaps:
+                self._progress.published_until = max(until, self._progress.published_until)
+            covered = {str(i): until for i in ids if self.snapshots.covers_until(i) >= end}
+            self._progress.covered |= {i: max(at, self._progress.covered.get(i, 0)) for i, at in covered.items()}
         self._announce_marks(stop)
 
     def _announce_marks(self, stop: threading.Event) -> bool:
         """Publish how far each table is, and the status; return whether the broker has it, False only if it is to
         stop."""
         self._next_announcement = time.monotonic() + _MARK_SECONDS
-        until = self._progress.published_until
-        tables = {
-            schema.full_name: TableMark(
-                0 if self.snapshots.is_pending(id_of(schema)) else until, self.snapshots.taken_at(id_of(schema))
-            )
-            for schema in self._decoder.captured
-        }
+        tables = {schema.full_name: self._mark_of(id_of(schema)) for schema in self._decoder.captured}
         self._publisher.mark(self._node_id, SourceMarks(tables, status=self._status()))
         return self._publisher.flush(stop)
+
+    def _mark_of(self, table_id: UUID) -> TableMark:
+        until = max(self._progress.published_until, self._progress.covered.get(str(table_id), 0))
+        pending = self.snapshots.is_pending(table_id)
+        return TableMark(0 if pending else until, self.snapshots.taken_at(table_id))
 
     # --- segments that are done with ----------------------------------------------------------------------------------
 
     def _let_go(self, segment: Segment, progress: SegmentProgress) -> None:
         """Release a segment whose accounting closes, set any other aside."""
-        reason = progress.reason or unbalanced(segment, progress)
+        fault = unbalanced(segment, progress)
+        reason = progress.reason or fault
         progress = replace(progress, reason=reason)
         self._progress.segments[segment.id] = progress
         self._progress.save()
         if reason is not None:
-            target = self._folder.set_aside(segment, progress)
+            written_before = progress.gap_until() if fault is None else OPEN
+            target = self._folder.set_aside(segment, progress, min(written_before, time.time_ns() // 1000))
             log.error("%s was set aside as %s: %s", segment.name, target, reason)
         elif not self._folder.release(segment):
             self._progress.segments[segment.id] = replace(progress, kept=True)
@@ -272,7 +284,8 @@ class Agent:
                     "are missing; put it back, or bring a snapshot of the tables into the lake by `writetime backfill`"
                 )
                 log.error("%s %s", progress.name, reason)
-                self._folder.note_missing(replace(progress, reason=f"{progress.name} {reason}"))
+                told = replace(progress, reason=f"{progress.name} {reason}")
+                self._folder.note_missing(told, time.time_ns() // 1000)
             self._folder.tidy(progress.name)
             self._progress.forget(segment_id)
         if gone:

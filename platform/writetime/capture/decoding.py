@@ -1,6 +1,7 @@
 """Decodes a segment on from where it was published, with the schemas of now and of then; faults become its progress."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -119,7 +120,7 @@ class Decoder:
             log.error("%s: %d mutations are set aside: %s", segment.path, count, reason)
             before = progress.set_aside.get(str(table_id), 0)
             set_aside = progress.set_aside | {str(table_id): before + count}
-            progress = replace(progress, set_aside=set_aside, reason=reason)
+            progress = replace(progress, set_aside=set_aside, set_aside_at=time.time_ns() // 1000, reason=reason)
         return progress
 
 

@@ -14,12 +14,16 @@ from writetime.errors import WritetimeError
 
 _FILE = "progress.json"
 
+# Of a gap that may get longer.
+OPEN = 2**63 - 1
+
 
 @dataclass(frozen=True)
 class SegmentProgress:
     """Of one segment: the offset up to which it is published, and the marker to read on from.
 
-    `mutations` were read, of which those in `set_aside` (by the table that is not known) not to their ends; `decoded`
+    `mutations` were read, of which those in `set_aside` (by the table that is not known, the last one at
+    `set_aside_at`, microseconds) not to their ends; `decoded`
     changes came out of them, and `published` are acknowledged. `reason` says why the segment is to be set aside; a
     `broken` one cannot be read further. It is `finished` when nothing more is to be read of it, `kept` if it stays.
     """
@@ -31,10 +35,16 @@ class SegmentProgress:
     decoded: int = 0
     published: int = 0
     set_aside: dict[str, int] = field(default_factory=dict)
+    set_aside_at: int = 0
     reason: str | None = None
     broken: bool = False
     finished: bool = False
     kept: bool = False
+
+    def gap_until(self) -> int:
+        """Return an instant (microseconds) before which all changes were written that are missing of this segment."""
+        only_set_aside = self.set_aside and not self.broken and self.decoded == self.published
+        return self.set_aside_at if only_set_aside else OPEN
 
 
 @dataclass
@@ -51,8 +61,9 @@ class Totals:
 
 
 class Progress:
-    """The progress of one node's agent, and until when (microseconds) all that the node wrote is published. Only one
-    agent at a time may have it.
+    """The progress of one node's agent, and until when (microseconds) all that the node wrote is published; of the
+    tables in `covered`, by their ids, that is later, as their snapshots have what is missing. Only one agent at a time
+    may have it.
 
     Raises:
         WritetimeError: another agent has it.
@@ -64,6 +75,7 @@ class Progress:
         stored: dict[str, Any] = read_json(folder / _FILE) or {}
         self.node: str | None = stored.get("node")
         self.published_until: int = stored.get("published_until", 0)
+        self.covered: dict[str, int] = stored.get("covered", {})
         self.totals = Totals(**stored.get("totals", {}))
         self.segments = {int(key): SegmentProgress(**value) for key, value in stored.get("segments", {}).items()}
 
@@ -80,8 +92,8 @@ class Progress:
     def save(self) -> None:
         """Keep what is known now."""
         segments = {str(key): asdict(value) for key, value in sorted(self.segments.items())}
-        told = {"node": self.node, "published_until": self.published_until, "totals": asdict(self.totals)}
-        write_json(self.folder / _FILE, told | {"segments": segments})
+        told = {"node": self.node, "published_until": self.published_until, "covered": self.covered}
+        write_json(self.folder / _FILE, told | {"totals": asdict(self.totals), "segments": segments})
 
     def forget(self, segment_id: int) -> None:
         """Move the counts of a segment that is gone to the totals."""

@@ -4,6 +4,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +21,14 @@ from writetime.storage.segment import END, Segment
 log = logging.getLogger(__name__)
 
 _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Changes that are missing for a reason, all written before `until` (microseconds)."""
+
+    reason: str
+    until: int
 
 
 class SegmentFolder:
@@ -58,14 +67,13 @@ class SegmentFolder:
                 continue
         return total
 
-    def missing(self) -> str | None:
-        """Return the reason why changes of a segment are missing, as long as one is set aside or vanished; None if all
-        that there were are published.
+    def gaps(self) -> list[Gap]:
+        """Return where changes of segments are missing that were set aside, or that vanished.
 
-        A reason is gone when the segment was put back and published, or when someone deletes its file.
+        One is gone when its segment was put back and published, or when someone deletes the file of its reason.
         """
-        reasons = self._reasons()
-        return None if not reasons else f"{reasons[0]}: {read_json(reasons[0])['reason']}"
+        stored = [(path, read_json(path)) for path in self._reasons()]
+        return [Gap(f"{path}: {reason['reason']}", reason["written_before"]) for path, reason in stored]
 
     def aside(self) -> int:
         """Return of how many segments changes are missing, see `missing`."""
@@ -90,9 +98,9 @@ class SegmentFolder:
         sync_folder(self.path)
         return True
 
-    def set_aside(self, segment: Segment, progress: SegmentProgress) -> Path:
+    def set_aside(self, segment: Segment, progress: SegmentProgress, written_before: int) -> Path:
         """Move a segment with a fault to where it is kept, with the reason beside it; return where it is then."""
-        self.note_missing(progress)
+        self.note_missing(progress, written_before)
         target = self._aside / segment.name
         log_file, index = _files(segment)
         for file in (log_file, index):
@@ -106,8 +114,9 @@ class SegmentFolder:
         index.unlink(missing_ok=True)
         return target
 
-    def note_missing(self, progress: SegmentProgress) -> None:
-        """Keep the reason why changes of a segment are missing, where segments are set aside."""
+    def note_missing(self, progress: SegmentProgress, written_before: int) -> None:
+        """Keep the reason why changes of a segment are missing, where segments are set aside, and an instant
+        (microseconds) before which they were written."""
         self._aside.mkdir(parents=True, exist_ok=True)
         reason = {
             "segment": progress.name,
@@ -116,6 +125,7 @@ class SegmentFolder:
             "mutations_read": progress.mutations,
             "mutations_set_aside_by_table": progress.set_aside,
             "changes_set_aside": progress.decoded - progress.published,
+            "written_before": written_before,
             "set_aside_at": datetime.now(UTC).isoformat(),
         }
         write_json(self._reason(progress.name), reason)

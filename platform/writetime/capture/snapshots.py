@@ -54,8 +54,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class SnapshotProgress:
-    """Of one table's snapshot: `wanted` under this tag, `taken` (at an instant in microseconds), `published`, and
-    `done` when it is deleted.
+    """Of one table's snapshot: `wanted` under this tag (from `begun_at` on, microseconds), `taken` (at an instant),
+    `published`, and `done` when it is deleted.
 
     Of its `sstables` so many are `read`, and so many `pieces` of the one after; `changes` came out of them, and so
     many are `published`.
@@ -65,6 +65,7 @@ class SnapshotProgress:
     tag: str
     state: Literal["wanted", "taken", "published", "done"] = "wanted"
     folders: Sequence[str] = ()
+    begun_at: int = 0
     taken_at: int = 0
     sstables: int = 0
     read: int = 0
@@ -138,6 +139,12 @@ class Snapshots:
         found = self._tables.get(table_id)
         return found.taken_at if found else 0
 
+    def covers_until(self, table_id: UUID) -> int:
+        """Return an instant (microseconds): all that was written to a table before it is in its snapshot; 0 if there is
+        none."""
+        found = self._tables.get(table_id)
+        return found.begun_at if found else 0
+
     def status(self) -> dict[str, Any]:
         """Return what is to be seen of each snapshot, by table."""
         return {
@@ -190,7 +197,8 @@ class Snapshots:
         old = {self._tables[i].tag for i in ids.values() if i in self._tables} - self._used_tags()
         for stale in old:
             yield from self._forget(stale, list(ids))
-        self._keep({table_id: SnapshotProgress(name, tag) for name, table_id in ids.items()})
+        begun = {i: SnapshotProgress(name, tag, begun_at=time.time_ns() // 1000) for name, i in ids.items()}
+        self._keep(begun)
         try:
             taken = yield from self._in_thread(partial(self._taker.take, ids, tag))
         except _FAULTS as e:
@@ -203,10 +211,11 @@ class Snapshots:
             return
         log.info("the snapshot %s of %s is taken", tag, ", ".join(ids))
         self._alone -= set(ids.values())
+        of = {table_id: taken[progress.table] for table_id, progress in begun.items()}
         self._keep(
             {
-                table_id: SnapshotProgress(name, tag, "taken", list(taken[name].folders), taken[name].taken_at)
-                for name, table_id in ids.items()
+                i: replace(progress, state="taken", folders=list(of[i].folders), taken_at=of[i].taken_at)
+                for i, progress in begun.items()
             }
         )
 
