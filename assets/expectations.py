@@ -1,13 +1,10 @@
 """What is expected of the lake's tables. What belongs here: frames to look at, expectations. Not here: assets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
-import great_expectations.expectations as gxe
 import pyarrow as pa
-from great_expectations.exceptions import GreatExpectationsError
-from great_expectations.expectations.expectation import Expectation
-from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -18,6 +15,7 @@ from writetime.lake.buckets import token_range
 from writetime.lake.parquet import PARTITION, SORTED_BY, WrittenFile
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable, view_schema
+from writetime.quality import gxe
 from writetime.rows.events import KINDS as EVENT_KINDS
 from writetime.rows.events import event_schema
 from writetime.schema.table import TableSchema
@@ -27,7 +25,7 @@ from writetime.tables import FollowedTable
 _DAY = 86_400_000_000
 
 
-def of_changes(buckets: Sequence[int], table: LakeTable) -> list[Expectation]:
+def of_changes(buckets: Sequence[int], table: LakeTable) -> "list[gxe.Expectation]":
     """What holds for changes of a few buckets that follow each other."""
     first, last = (token_range(b, table.buckets) for b in (buckets[0], buckets[-1])) if buckets else ((0, 0), (0, 0))
     return [
@@ -36,7 +34,7 @@ def of_changes(buckets: Sequence[int], table: LakeTable) -> list[Expectation]:
     ]
 
 
-def of_levels() -> list[Expectation]:
+def of_levels() -> "list[gxe.Expectation]":
     """What holds for levels of a state, as `levels` gives them."""
     return [
         *_changes(),
@@ -46,13 +44,13 @@ def of_levels() -> list[Expectation]:
     ]
 
 
-def of_write_times() -> list[Expectation]:
+def of_write_times() -> "list[gxe.Expectation]":
     """Write times are those of the past: one of the future outdoes every deletion until then."""
     tomorrow = int(datetime.now(UTC).timestamp() * 1_000_000) + _DAY
     return [gxe.ExpectColumnValuesToBeBetween(column="last_write_time", max_value=tomorrow)]
 
 
-def of_view(schema: TableSchema, rows: int) -> list[Expectation]:
+def of_view(schema: TableSchema, rows: int) -> "list[gxe.Expectation]":
     """What holds for the rows of a view, which are a number."""
     keys = [c.name for c in schema.partition_key]
     return [
@@ -62,22 +60,13 @@ def of_view(schema: TableSchema, rows: int) -> list[Expectation]:
     ]
 
 
-def of_entry(table: FollowedTable) -> list[Expectation]:
+def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":
     """What the entry of a table expects of its view.
 
     Raises:
         WritetimeError: there is no such expectation, or its arguments are not such.
     """
-    found = []
-    for number, given in enumerate(table.entry.expect, 1):
-        arguments = {name: value for name, value in given.items() if name != "type"}
-        try:
-            configuration = ExpectationConfiguration(type=str(given.get("type")), kwargs=arguments)
-            found.append(configuration.to_domain_obj())
-        except (GreatExpectationsError, ValueError, TypeError) as e:
-            reason = " ".join(str(e).split())
-            raise WritetimeError(f"[tables.{table.name}] expect, number {number}: {reason}") from None
-    return found
+    return [_given(f"[tables.{table.name}] expect, number {n}", given) for n, given in enumerate(table.entry.expect, 1)]
 
 
 def view(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
@@ -85,7 +74,7 @@ def view(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) 
     return _staged(session, table.view.storage, view_schema(table.schema()), files)
 
 
-def of_events(rows: int) -> list[Expectation]:
+def of_events(rows: int) -> "list[gxe.Expectation]":
     """What holds for the row events of a batch, as `events` gives them, which are a number."""
     return [
         gxe.ExpectTableRowCountToEqual(value=rows),
@@ -130,7 +119,18 @@ def _staged(session: SparkSession, storage: Storage, schema: pa.Schema, files: S
     return reader.parquet(*(f"{storage.address}/{file.path}" for file in files))
 
 
-def _changes() -> list[Expectation]:
+def _given(what: str, given: Mapping[str, Any]) -> "gxe.Expectation":
+    from great_expectations.exceptions import GreatExpectationsError
+    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+
+    arguments = {name: value for name, value in given.items() if name != "type"}
+    try:
+        return ExpectationConfiguration(type=str(given.get("type")), kwargs=arguments).to_domain_obj()
+    except (GreatExpectationsError, ValueError, TypeError) as e:
+        raise WritetimeError(f"{what}: {' '.join(str(e).split())}") from None
+
+
+def _changes() -> "list[gxe.Expectation]":
     return [
         gxe.ExpectColumnValuesToNotBeNull(column="key"),
         gxe.ExpectColumnValuesToNotBeNull(column="position"),

@@ -6,7 +6,6 @@ What belongs here: the assets, their checks, their metadata, and what starts the
 
 import time
 
-import great_expectations.expectations as gxe
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
@@ -47,6 +46,7 @@ from writetime.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, drain, readback, retention
 from writetime.ingest.drain import OffsetRange
 from writetime.ingest.pipeline import Outcome
+from writetime.quality import gxe
 
 HTTP_EVENTS = AssetKey(["sources", "http_events"])
 USER_EVENTS_TOPIC = AssetKey(["sources", "user_events_topic"])

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import takewhile
 
-import great_expectations.expectations as gxe
 from dagster import (
     AssetCheckResult,
     AssetChecksDefinition,
@@ -49,6 +48,7 @@ from assets.failures import by_kind
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime import quality
 from writetime.errors import WritetimeError
+from writetime.quality import gxe
 from writetime.replay import advance, check, extent, lag, sealed, trim
 from writetime.replay.rows import read
 

@@ -1,17 +1,34 @@
-"""Great Expectations on Spark DataFrames: one call that validates a suite and says in plain rows what was found."""
+"""Great Expectations on Spark DataFrames: one call that validates a suite and says in plain rows what was found.
 
+The library takes seconds to import, as long as all else that a run needs. So `gx`, and `gxe` for its expectations, are
+imported when they are used: what validates nothing (the web UI, the daemon, many runs) does not wait for them.
+"""
+
+import importlib
 import os
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING, Any
 
-# Read when the library is imported.
-os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
-
-import great_expectations as gx
-from great_expectations.data_context import AbstractDataContext
-from great_expectations.data_context.types.base import ProgressBarsConfig
-from great_expectations.expectations.expectation import Expectation
 from pyspark.sql import DataFrame
+
+if TYPE_CHECKING:
+    import great_expectations as gx
+    import great_expectations.expectations as gxe
+
+
+class _WhenUsed:
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._module), name)
+
+
+if not TYPE_CHECKING:
+    # Read when the library is imported.
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    gx, gxe = _WhenUsed("great_expectations"), _WhenUsed("great_expectations.expectations")
 
 
 @dataclass(frozen=True)
@@ -25,7 +42,7 @@ class Finding:
     sample: str
 
 
-def validate(frame: DataFrame, name: str, expectations: list[Expectation]) -> list[Finding]:
+def validate(frame: DataFrame, name: str, expectations: "list[gxe.Expectation]") -> list[Finding]:
     """Validate a frame; one finding an expectation.
 
     Details are collected only when something is wrong: they more than double the Spark jobs. An expectation that cannot
@@ -58,7 +75,9 @@ def markdown(findings: list[Finding]) -> str:
 
 
 @cache
-def _context() -> AbstractDataContext:
+def _context() -> "gx.data_context.AbstractDataContext":
+    from great_expectations.data_context.types.base import ProgressBarsConfig
+
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
     return context
