@@ -1,31 +1,54 @@
-"""The shell command `writetime`."""
+"""The shell command `writetime`: its commands for the servers, and where all others are."""
 
+import importlib
 import json
 import logging
-import signal
 import sys
-import threading
 from typing import Any
 
 import click
 
 from writetime import config, database, servers
-from writetime.capture.cli import agent, agents_lines, land, publish_segments, retire, status_lines
 from writetime.errors import WritetimeError
-from writetime.ingest import deadletters, ingress, sink
 from writetime.ingest.topics import ensure_ingest_topics
-from writetime.kafka import beginning_offsets, end_offsets
-from writetime.lake.cli import backfill, maintain, snapshot, view
-from writetime.replay.cli import replay_group
-from writetime.rows.cli import publish, rebuild, rows
-from writetime.scylla_cdc.cli import scylla_cdc
-from writetime.storage.cli import commitlog, sstable
-from writetime.verify.cli import verify
-from writetime.workqueue.cli import queue_group, work
+
+# Each where it is, below `writetime`: all of them together take seconds to import, one does not.
+_COMMANDS = {
+    "agent": "capture.cli:agent",
+    "backfill": "lake.cli:backfill",
+    "commitlog": "storage.cli:commitlog",
+    "dead-letters": "ingest.cli:dead_letters",
+    "land": "capture.cli:land",
+    "maintain": "lake.cli:maintain",
+    "publish": "rows.cli:publish",
+    "publish-segments": "capture.cli:publish_segments",
+    "queue": "workqueue.cli:queue_group",
+    "rebuild": "rows.cli:rebuild",
+    "replay": "replay.cli:replay_group",
+    "retire": "capture.cli:retire",
+    "rows": "rows.cli:rows",
+    "scylla-cdc": "scylla_cdc.cli:scylla_cdc",
+    "serve": "ingest.cli:serve",
+    "sink": "ingest.cli:run_sink",
+    "snapshot": "lake.cli:snapshot",
+    "sstable": "storage.cli:sstable",
+    "verify": "verify.cli:verify",
+    "view": "lake.cli:view",
+    "work": "workqueue.cli:work",
+}
 
 
 class _Group(click.Group):
     """Shows a `WritetimeError` as one line and ends with status 1; anything else is a bug and keeps its traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_COMMANDS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        return getattr(importlib.import_module(f"writetime.{module}"), name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -66,6 +89,8 @@ def down() -> None:
 )
 def status(*, agents: bool) -> None:
     """Show which embedded servers run and answer, and how far the agent is; the exit status is 1 unless all run."""
+    from writetime.capture.cli import agents_lines, status_lines
+
     if agents:
         for line in agents_lines(config.load()):
             click.echo(line)
@@ -101,50 +126,6 @@ def cql(*, statements: tuple[str, ...]) -> None:
                     click.echo(json.dumps(dict(zip(answer.column_names, row, strict=True)), default=str))
             except database.DRIVER_FAULTS as e:
                 raise WritetimeError(f"{statement}: {e}") from None
-
-
-@main.command()
-def serve() -> None:
-    """Accept events over HTTP until SIGTERM or Ctrl-C, then drain."""
-    ingress.serve(config.load())
-
-
-@main.command(name="sink")
-def run_sink() -> None:
-    """Store events from Kafka until SIGTERM or Ctrl-C, then drain and commit."""
-    stop = threading.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, lambda *_: stop.set())
-    outcomes = sink.run(config.load(), stop)
-    click.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "no messages")
-
-
-@main.group(name="dead-letters")
-def dead_letters() -> None:
-    """Look at messages that could not be stored, and send them once more."""
-
-
-@dead_letters.command(name="list")
-def list_dead_letters() -> None:
-    """Print every dead letter: where it came from, why it is one, and the start of its value."""
-    settings = config.load()
-    topic = settings.ingest.dead_letter_topic
-    for letter in deadletters.read(settings, beginning_offsets(settings, topic), end_offsets(settings, topic)):
-        value = (letter.value or b"")[:80].decode(errors="replace")
-        click.echo(f"{letter.origin}\t{letter.reason}\t{value}")
-
-
-@dead_letters.command()
-def redrive() -> None:
-    """Send the dead letters that were not redriven yet back to the events' topic."""
-    click.echo(f"{deadletters.redrive(config.load())} redriven")
-
-
-for command in (
-    *(agent, land, publish_segments, retire, scylla_cdc, sstable, commitlog),
-    *(snapshot, backfill, view, maintain, rows, publish, rebuild, verify, work, queue_group, replay_group),
-):
-    main.add_command(command)
 
 
 def _init(settings: config.Settings) -> None:
