@@ -198,7 +198,6 @@ class Folder:
         own = {
             "PATH": f"{self._path}/.venv/bin:{os.environ['PATH']}",
             "PYTHONPATH": f"{self._path}:{ROOT / 'platform'}:{ROOT}",
-            "COLUMNS": "200",
             "CURL_HOME": str(self._path),
         }
         return os.environ | own
