@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 STAMP := $(VENV)/.installed
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance demo test ui style lint bench clean
+.PHONY: setup instance port demo test ui style lint bench clean
 
 setup: $(STAMP)
 
@@ -22,17 +22,22 @@ $(STAMP): requirements.lock pyproject.toml
 
 # Dagster reads its instance configuration from DAGSTER_HOME only.
 instance: setup
-	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
+	@mkdir -p $(DAGSTER_HOME) && cp deploy/dagster.yaml $(DAGSTER_HOME)/
 
 # Where there are no settings yet, they begin as the demo's.
 demo: instance
 	@test -e writetime.toml || cp demo/writetime.toml writetime.toml
 	@$(BIN)/python -m demo
 
-ui: instance
+# Before anything starts: two daemons on one instance would start each schedule twice.
+port: setup
+	@$(BIN)/python -c 'from writetime.servers.process import port_answers as used; import sys; sys.exit(used($(UI_PORT)))' \
+		|| { echo "port $(UI_PORT) is in use: if not by a \`make ui\`, take another by \`make ui UI_PORT=3001\`"; exit 1; }
+
+ui: port instance
 	@$(BIN)/writetime up
 	@echo "Dagster: http://127.0.0.1:$(UI_PORT) (Ctrl-C stops it)"
-	@$(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p $(UI_PORT) --log-level warning
+	@PYTHONWARNINGS='ignore:Function `dev_command` is superseded' $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p $(UI_PORT) --log-level warning
 
 test: style
 	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder

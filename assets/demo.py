@@ -25,7 +25,7 @@ from writetime.workqueue import Enqueuer
 FLIGHTS = AssetKey(["sources", "flights"])
 FLIGHT_ITEMS = AssetKey(["sources", "flight_items"])
 SLICE_EVENTS = 5_000
-SLICE_ITEMS = 5_000
+SLICE_ITEMS = 1_000
 
 
 class FlightsConfig(Config):
@@ -85,7 +85,7 @@ def flight_items(config: FlightsConfig, database: DatabaseResource) -> Materiali
     enqueued = 0
     with Enqueuer(database.settings) as enqueuer:
         for first in range(0, len(items), SLICE_ITEMS):
-            enqueued += len(enqueuer.enqueue_many(enrichment.QUEUE, items[first : first + SLICE_ITEMS]))
+            enqueued += enrichment.enqueue(enqueuer, items[first : first + SLICE_ITEMS])
     seconds = time.monotonic() - began
     return MaterializeResult(metadata={"items_enqueued": enqueued, "items_per_second": round(enqueued / seconds, 1)})
 

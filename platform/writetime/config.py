@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from writetime.errors import WritetimeError
+from writetime.mistakes import told
 
 SECRETS_VARIABLE = "WRITETIME_SECRETS"
 # What turns the check of a broker's certificate off, or of the name in it.
@@ -487,8 +488,7 @@ def load(**overrides: Any) -> Settings:
     try:
         return Settings(**overrides)
     except ValidationError as e:
-        faults = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in e.errors())
-        raise WritetimeError(f"settings ({path} and WRITETIME_* variables): {faults}") from None
+        raise WritetimeError(f"settings ({path} and WRITETIME_* variables): {told(e, Settings)}") from None
     except SettingsError as e:
         raise WritetimeError(f"settings (WRITETIME_* variables and {SECRETS_VARIABLE}): {e}") from None
     except ValueError as e:

@@ -29,6 +29,7 @@ class NoTopic(WritetimeError):
 
 
 TIMEOUT_SECONDS = 15.0
+_NO_ANSWER = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
 # Answers of a cluster in which a topic, a group or a broker is just being made or moved.
 _ASK_AGAIN = frozenset(
     {
@@ -279,6 +280,10 @@ def _admin_of(configuration: tuple[tuple[str, Any], ...]) -> AdminClient:
 
 
 def _unreachable(settings: Settings, what: str, error: KafkaException) -> Transient:
-    return Transient(
-        f"{what}: {error.args[0].name()} {error.args[0].str()} (brokers {settings.kafka.bootstrap_servers})"
-    )
+    fault, brokers = error.args[0], settings.kafka.bootstrap_servers
+    if fault.code() in _NO_ANSWER:
+        return Transient(
+            f"{what}: no broker answers at {brokers} ({fault.str()}); start the embedded servers with `writetime up`, "
+            "or set kafka.bootstrap_servers and kafka.client"
+        )
+    return Transient(f"{what}: {fault.name()} {fault.str()} (brokers {brokers})")

@@ -16,6 +16,7 @@ from writetime.config import Settings, Table
 from writetime.database import DRIVER_FAULTS, connect
 from writetime.errors import WritetimeError
 from writetime.lake.table import check_names, open_table
+from writetime.mistakes import told
 from writetime.schema.table import TableSchema, from_rows, settled_rows
 from writetime.scylla_cdc.log import SUFFIX
 
@@ -76,8 +77,7 @@ def _followed(
     try:
         read = Table.model_validate(entry)
     except ValidationError as e:
-        faults = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in e.errors())
-        raise WritetimeError(f"[tables.{name}] {faults}") from None
+        raise WritetimeError(f"[tables.{name}] {told(e, Table)}") from None
     if known is None:
         return FollowedTable(name, read, _schema_of_lake(settings, name))
     schema = known.get(name)

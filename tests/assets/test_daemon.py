@@ -61,7 +61,7 @@ def test_schedule_backfill_and_reports(settings: Settings, tmp_path: Path, monke
     write_settings(settings.model_copy(update={"tables": entry, "alerts": alerts}), tmp_path / "writetime.toml")
     home, log = tmp_path / "dagster", tmp_path / "daemon.log"
     home.mkdir()
-    shutil.copy(ROOT / "dagster.yaml", home)
+    shutil.copy(ROOT / "deploy" / "dagster.yaml", home)
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     dagster("schedule", "start", "observe_schedule", *AT)
     with DagsterInstance.from_config(str(home)) as instance:

@@ -139,7 +139,8 @@ def test_a_table_has_no_more_than_its_entry_says(config: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
-        ("[tables.shop.wrong]\ncolor = 3", "[tables.shop.wrong] color: Extra inputs are not permitted"),
+        ("[tables.shop.wrong]\ncolor = 3", "[tables.shop.wrong] color: there is no such setting"),
+        ("[tables.shop.wrong]\nexpects = []", "[tables.shop.wrong] expects: there is no such setting; is it expect?"),
         ('[tables."shop.wrong"]', "a table's entry is written [tables.<keyspace>.<table>]"),
         ('[tables.shop."wr ong"]', "a table's entry is written [tables.<keyspace>.<table>]"),
         ('[tables.shop.wrong]\nexpect = [{ type = "expect_nothing" }]', "expect_nothing not found"),

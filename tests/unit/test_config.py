@@ -47,7 +47,10 @@ def test_file_over_default_and_environment_over_file(settings_file: Path, monkey
         ("[ingest]\nhost = '::'\n", "callers need tokens"),
         ("[ingest]\ntokens = ['too-short']\n", "ingest.tokens.0"),
         ("[ingest]\ntls_key_file = 'k'\n", "tls_key_file belong together"),
-        ("[nothing]\n", "nothing"),
+        ("[nothing]\n", "nothing: there is no such setting$"),
+        ("[casandra]\n", r"casandra: there is no such setting; is it cassandra\?"),
+        ("[lake]\nbucket = 4\n", r"lake.bucket: there is no such setting; is it buckets\?"),
+        ("[workqueue.queues.mails]\nshard = 4\n", "workqueue.queues.mails.shard: there is no such setting$"),
         ("[kafka\n", "is not valid TOML"),
     ],
 )

@@ -4,8 +4,8 @@ The result of an item is the flight with both: what the next stage needs is in t
 """
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -15,13 +15,14 @@ from cassandra.cluster import Session
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.demo.flights import FACTS, record
-from writetime.workqueue import GiveUp, Item, NewItem
+from writetime.workqueue import Enqueuer, EnqueueUnknown, GiveUp, Item, NewItem
 from writetime.workqueue.items import Status, first_id
 
 QUEUE = "flights"
 HANDLER = f"{__name__}:enrich"
 ENRICHED = frozenset({*FACTS, "plane", "weather"})
 """What the result of an item tells."""
+_ATTEMPTS = 12
 _PLACE = "queue = %s AND shard = %s AND bucket = %s AND item_id >= %s"
 _PLANE = {"manufacturer": "manufacturer", "model": "model", "year": "built", "seats": "seats"}
 _WEATHER = {"temp": "fahrenheit", "wind_speed": "wind_mph", "visib": "visibility_miles", "precip": "rain_inches"}
@@ -43,6 +44,22 @@ def items(flights: pd.DataFrame) -> Iterator[NewItem]:
     for row in flights.to_dict("records"):
         flight = record(row)
         yield NewItem(flight, key=flight["tail"])
+
+
+def enqueue(enqueuer: Enqueuer, items: Sequence[NewItem]) -> int:
+    """Enqueue items, each once: what a busy database has not acknowledged is sent again, under the same ids.
+
+    Raises:
+        EnqueueUnknown: the database has not acknowledged them after several attempts.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return len(enqueuer.enqueue_many(QUEUE, items))
+        except EnqueueUnknown as e:
+            # Without ids nothing was sent.
+            if e.item_ids:
+                items = [replace(item, item_id=own) for item, own in zip(items, e.item_ids, strict=True)]
+    return len(enqueuer.enqueue_many(QUEUE, items))
 
 
 async def enrich(item: Item) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from pathlib import Path
 import click
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
-from rich.table import Table
 
 from writetime import config
 from writetime.errors import WritetimeError
@@ -19,7 +17,7 @@ from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import find_snapshots
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import create_table, open_table, view_schema
-from writetime.lake.text import json_line, json_value
+from writetime.lake.text import json_line, json_value, print_table
 from writetime.maintain import maintain as maintain_table
 from writetime.schema.cql import parse_table
 
@@ -104,12 +102,13 @@ def filtered(rows: pa.Table, where: str) -> pa.Table:
 
 
 def _print_table(parts: Iterable[pa.Table], schema: pa.Schema) -> None:
-    shown = Table(*schema.names, box=None, pad_edge=False)
-    for part in parts:
-        columns = [[json_value(value) for value in column] for column in part.columns]
-        for row in zip(*columns, strict=True):
-            shown.add_row(*("" if value is None else str(value) for value in row))
-    Console(file=sys.stdout).print(shown)
+    def rows() -> Iterator[list[str]]:
+        for part in parts:
+            columns = [[json_value(value) for value in column] for column in part.columns]
+            for row in zip(*columns, strict=True):
+                yield ["" if value is None else str(value) for value in row]
+
+    print_table(schema.names, rows())
 
 
 def _print_lines(parts: Iterable[pa.Table]) -> None:

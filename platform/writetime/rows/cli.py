@@ -1,20 +1,17 @@
 """`writetime rows | publish | rebuild KS.TABLE`."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 
 import click
 import pyarrow as pa
-from rich.console import Console
-from rich.table import Table
 
 from writetime import config
 from writetime.errors import WritetimeError
 from writetime.lake import state, views
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, open_table
-from writetime.lake.text import json_line, json_value
+from writetime.lake.text import json_line, json_value, print_table
 from writetime.rows.avro import event_avro
 from writetime.rows.events import event_schema
 from writetime.rows.publish import publish as publish_events
@@ -81,10 +78,11 @@ def _events(table: LakeTable, first: int) -> Iterator[pa.Table]:
 
 
 def _print_table(parts: Iterator[pa.Table]) -> None:
-    shown = Table("sequence", "kind", "before", "after", box=None, pad_edge=False)
-    for part in parts:
-        for i in range(part.num_rows):
-            before, after = (json_value(part[name][i]) for name in ("before", "after"))
-            images = ("" if image is None else json.dumps(image, ensure_ascii=False) for image in (before, after))
-            shown.add_row(str(part["sequence"][i]), str(part["kind"][i]), *images)
-    Console(file=sys.stdout).print(shown)
+    def rows() -> Iterator[list[str]]:
+        for part in parts:
+            for i in range(part.num_rows):
+                before, after = (json_value(part[name][i]) for name in ("before", "after"))
+                images = ("" if image is None else json.dumps(image, ensure_ascii=False) for image in (before, after))
+                yield [str(part["sequence"][i]), str(part["kind"][i]), *images]
+
+    print_table(["sequence", "kind", "before", "after"], rows())

@@ -166,7 +166,10 @@ def _require_free(address: str, port: int, what: str, setting: str) -> None:
     deadline = time.monotonic() + PORT_RELEASE_SECONDS
     while not _is_free(address, port):
         if time.monotonic() > deadline:
-            raise WritetimeError(f"{what} is in use by another program; stop it or set another {setting}")
+            raise WritetimeError(
+                f"{what} is in use by another program; stop it (if `writetime up` has started it in another folder: by "
+                f"`writetime down` there) or set another {setting}"
+            )
         time.sleep(0.1)
 
 

@@ -28,6 +28,7 @@ from writetime import config
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.instants import parse_instant
+from writetime.mistakes import told
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.offsets import Offset, check, first_offset, interval, next_offset, pieces_between, shared_out
 from writetime.scylla_cdc.reading import Piece
@@ -116,8 +117,7 @@ def _settings(options: Mapping[str, str]) -> Settings:
         try:
             made[name] = kind.model_validate(section.model_dump() | own)
         except ValidationError as e:
-            faults = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in e.errors())
-            raise WritetimeError(f"options of the data source scylla_cdc: {faults}") from None
+            raise WritetimeError(f"options of the data source scylla_cdc: {told(e, kind)}") from None
     if unknown := sorted(options.keys() - known):
         raise WritetimeError(
             f"the data source scylla_cdc has no option {unknown[0]}; it has {', '.join(sorted(known))}"

@@ -1,0 +1,25 @@
+"""What is wrong with settings, in one line."""
+
+import difflib
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+
+def told(error: ValidationError, model: type[BaseModel]) -> str:
+    """Tell what is wrong, setting by setting; of an unknown one, which one it may be meant for."""
+    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {_reason(fault, model)}" for fault in error.errors())
+
+
+def _reason(fault: Any, model: type[BaseModel]) -> str:
+    if fault["type"] != "extra_forbidden":
+        return fault["msg"]
+    *sections, name = fault["loc"]
+    known: Any = model
+    for section in sections:
+        field = known.model_fields.get(section)
+        known = field.annotation if field else None
+        if not isinstance(known, type) or not issubclass(known, BaseModel):
+            return "there is no such setting"
+    close = difflib.get_close_matches(str(name), known.model_fields, n=1)
+    return f"there is no such setting; is it {close[0]}?" if close else "there is no such setting"
