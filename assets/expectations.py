@@ -1,6 +1,6 @@
 """What is expected of the lake's tables. What belongs here: frames to look at, expectations. Not here: assets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -64,9 +64,11 @@ def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":
     """What the entry of a table expects of its view.
 
     Raises:
-        WritetimeError: there is no such expectation, or its arguments are not such.
+        WritetimeError: there is no such expectation, its arguments are not such, or the table, if its schema is known,
+            has no such column.
     """
-    return [_given(f"[tables.{table.name}] expect, number {n}", given) for n, given in enumerate(table.entry.expect, 1)]
+    what = f"[tables.{table.name}] expect, number"
+    return [_given(f"{what} {n}", given, table.schema) for n, given in enumerate(table.entry.expect, 1)]
 
 
 def view(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
@@ -119,15 +121,36 @@ def _staged(session: SparkSession, storage: Storage, schema: pa.Schema, files: S
     return reader.parquet(*(f"{storage.address}/{file.path}" for file in files))
 
 
-def _given(what: str, given: Mapping[str, Any]) -> "gxe.Expectation":
+def _given(what: str, given: Mapping[str, Any], schema: TableSchema | None) -> "gxe.Expectation":
     from great_expectations.exceptions import GreatExpectationsError
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
     arguments = {name: value for name, value in given.items() if name != "type"}
     try:
-        return ExpectationConfiguration(type=str(given.get("type")), kwargs=arguments).to_domain_obj()
+        found = ExpectationConfiguration(type=str(given.get("type")), kwargs=arguments).to_domain_obj()
+        if schema is not None:
+            _require_columns(schema, arguments)
+        return found
     except (GreatExpectationsError, ValueError, TypeError) as e:
         raise WritetimeError(f"{what}: {' '.join(str(e).split())}") from None
+
+
+def _require_columns(schema: TableSchema, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that name a column which the view does not have; a field of a struct is one, after a dot."""
+    named = [arguments[argument] for argument in ("column", "column_A", "column_B") if argument in arguments]
+    named += [name for argument in ("column_list", "column_set") for name in arguments.get(argument) or ()]
+    columns = list(_names(view_schema(schema)))
+    if unknown := [name for name in named if name not in {*columns, PARTITION}]:
+        raise ValueError(f"{schema.full_name} has no column {unknown[0]}; it has {', '.join(columns)}")
+
+
+def _names(fields: Iterable[pa.Field], parent: str = "") -> Iterator[str]:
+    """The names of columns as Great Expectations has them on Spark."""
+    for field in fields:
+        name = parent + (f"`{field.name}`" if "." in field.name else field.name)
+        yield name
+        if pa.types.is_struct(field.type):
+            yield from _names(field.type, f"{name}.")
 
 
 def _changes() -> "list[gxe.Expectation]":

@@ -16,6 +16,9 @@ from assets.ingest import DEAD_LETTERS, USER_EVENTS
 from assets.naming import key_of
 from assets.table_jobs import PROOF
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
+from tests.conftest import write_settings
+from writetime.config import Settings
+from writetime.database import connect
 from writetime.servers.process import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -157,6 +160,32 @@ def test_a_table_that_is_refused_says_why_and_takes_no_other_down(entry: str, re
     assert description is not None
     assert description.startswith("**Refused:**")
     assert reason in description
+
+
+def test_what_an_entry_expects_is_of_the_columns_of_its_table(settings: Settings, tmp_path: Path) -> None:
+    """As the database has them; where no database answers a run says it."""
+    keyspace = settings.cassandra.keyspace
+    with connect(settings) as session:
+        session.execute(f"CREATE TYPE {keyspace}.place (city text)")
+        columns = 'id int PRIMARY KEY, total int, "a.b" int, home frozen<place>'
+        for name in ("known", "wrong"):
+            session.execute(f"CREATE TABLE {keyspace}.{name} ({columns})")
+    known = [
+        {"type": "expect_column_values_to_not_be_null", "column": "home.city"},
+        {"type": "expect_column_values_to_not_be_null", "column": "`a.b`"},
+        {"type": "expect_column_pair_values_to_be_equal", "column_A": "id", "column_B": "total"},
+        {"type": "expect_compound_columns_to_be_unique", "column_list": ["token_bucket", "id"]},
+    ]
+    wrong = [*known, {"type": "expect_compound_columns_to_be_unique", "column_list": ["id", "Total"]}]
+    entries = {keyspace: {"known": {"expect": known}, "wrong": {"expect": wrong}}}
+    write_settings(settings.model_copy(update={"tables": entries}), tmp_path / "writetime.toml")
+    graph = of_tables().resolve_asset_graph()
+    assert key_of(f"{keyspace}.known", "view") in graph.get_all_asset_keys()
+    refused = graph.get(key_of(f"{keyspace}.wrong", "table")).description or ""
+    assert refused == (
+        f"**Refused:** [tables.{keyspace}.wrong] expect, number 5: {keyspace}.wrong has no column Total; "
+        "it has id, `a.b`, home, home.city, total"
+    )
 
 
 def test_jobs_schedules_and_sensors(config: Path) -> None:
