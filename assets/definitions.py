@@ -45,12 +45,14 @@ defs = Definitions.merge(
         ],
         jobs=[
             ingest.ingest_job,
+            ingest.ingest_lag_job,
             ingest.dead_letters_job,
             demo.replay_flights_job,
             board.board_job,
             capture.agents_job,
             workqueue.completed_events_job,
             workqueue.queue_health_job,
+            workqueue.queue_audit_job,
             workqueue.drain_queue,
         ],
         sensors=[
@@ -60,7 +62,13 @@ defs = Definitions.merge(
             runs.finished_runs,
             runs.canceled_runs,
         ],
-        schedules=[ingest.ingest_schedule, ingest.dead_letters_schedule, capture.agents_schedule],
+        schedules=[
+            ingest.ingest_schedule,
+            ingest.ingest_lag_schedule,
+            ingest.dead_letters_schedule,
+            capture.agents_schedule,
+            *workqueue.schedules,
+        ],
         resources={
             "spark": SparkResource(),
             "database": DatabaseResource(),

@@ -304,6 +304,13 @@ ingest_job = define_asset_job(
     executor_def=in_process_executor,
 )
 
+ingest_lag_job = define_asset_job(
+    "ingest_lag",
+    AssetSelection.assets(USER_EVENTS_TOPIC),
+    description="Observe how much of the topic is not stored, and check that it is far from the topic's retention.",
+    executor_def=in_process_executor,
+)
+
 dead_letters_job = define_asset_job(
     "dead_letters",
     AssetSelection.assets(DEAD_LETTERS),
@@ -349,5 +356,7 @@ def ingest_schedule(context: ScheduleEvaluationContext, kafka: KafkaResource) ->
         return SkipReason("a `writetime sink` is storing the events")
     return RunRequest()
 
+
+ingest_lag_schedule = on_schedule(ingest_lag_job, "1-59/5 * * * *", "Observes the topic of events every five minutes.")
 
 dead_letters_schedule = on_schedule(dead_letters_job, "5-59/15 * * * *", "Brings new dead letters to the lake.")

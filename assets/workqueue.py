@@ -30,7 +30,7 @@ from dagster import (
 from pydantic import Field
 from pyspark.sql import functions as F
 
-from assets.automation import is_under_way
+from assets.automation import is_under_way, on_schedule
 from assets.demo import FLIGHT_ITEMS
 from assets.failures import by_kind
 from resources import DatabaseResource, LakeResource, SparkResource
@@ -173,17 +173,30 @@ def drain_queue() -> None:
 
 queue_health_job = define_asset_job(
     "queue_health",
-    AssetSelection.checks(no_item_is_lost, no_work_is_stuck),
-    description="Check that no item of any queue is lost or stuck.",
+    AssetSelection.assets(EVENT_QUEUE) - AssetSelection.checks(no_item_is_lost),
+    description="Observe how deep and old the queues are, and check that no work is stuck: reads what is unfinished.",
+    executor_def=in_process_executor,
+)
+
+queue_audit_job = define_asset_job(
+    "queue_audit",
+    AssetSelection.checks(no_item_is_lost),
+    description="Check that no item of any queue is lost. It reads all items.",
     executor_def=in_process_executor,
 )
 
 completed_events_job = define_asset_job(
     "completed_events",
-    AssetSelection.assets(COMPLETED) | AssetSelection.checks(no_item_is_lost),
+    AssetSelection.assets(COMPLETED),
     description="Bring what was completed to the lake.",
     executor_def=in_process_executor,
 )
+
+schedules = [
+    on_schedule(queue_health_job, "2-59/5 * * * *", "Observes the work queues every five minutes."),
+    on_schedule(completed_events_job, "25 * * * *", "Brings completed items to the lake, every hour."),
+    on_schedule(queue_audit_job, "15 2 * * *", "Looks for lost items, every night."),
+]
 
 
 @sensor(

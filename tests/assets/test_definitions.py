@@ -191,7 +191,7 @@ def test_what_an_entry_expects_is_of_the_columns_of_its_table(settings: Settings
 def test_jobs_schedules_and_sensors(config: Path) -> None:
     repository = defs.get_repository_def()
     own = {"ingest", "dead_letters", "replay_flights", "agents", "completed_events", "queue_health", "drain_queue"}
-    own |= {"publish_segments", "board"}
+    own |= {"publish_segments", "board", "ingest_lag", "queue_audit"}
     assert own <= set(repository.job_names)
     assert repository.get_job("ingest").asset_layer.executable_asset_keys == {USER_EVENTS, DEAD_LETTERS}
     assert AssetKey(["sources", "flights"]) in repository.get_job("replay_flights").asset_layer.executable_asset_keys
@@ -204,15 +204,25 @@ def test_jobs_schedules_and_sensors(config: Path) -> None:
     }
     assert sorted((s.name, s.cron_schedule) for r in (repository, found) for s in r.schedule_defs) == [
         ("agents_schedule", "*/5 * * * *"),
+        ("completed_events_schedule", "25 * * * *"),
         ("dead_letters_schedule", "5-59/15 * * * *"),
+        ("ingest_lag_schedule", "1-59/5 * * * *"),
         ("ingest_schedule", "*/15 * * * *"),
         ("maintain_schedule", "30 2 * * *"),
         ("observe_schedule", "*/10 * * * *"),
+        ("queue_audit_schedule", "15 2 * * *"),
+        ("queue_health_schedule", "2-59/5 * * * *"),
         ("rows_schedule", "7-59/15 * * * *"),
         ("snapshot_schedule", "0 1 * * 0"),
         ("verify_schedule", "30 3 * * *"),
         ("views_schedule", "*/15 * * * *"),
     ]
+    # What reads all items is not for each five minutes.
+    nodes = {name: {node.name for node in repository.get_job(name).nodes} for name in ("queue_health", "ingest_lag")}
+    assert nodes == {
+        "queue_health": {"event_queue", "workqueue__event_queue_no_work_is_stuck"},
+        "ingest_lag": {"user_events_topic", "sources__user_events_topic_lag_is_far_from_retention"},
+    }
     jobs = [
         j for r in (repository, found) for name in r.job_names if not name.startswith("__") for j in [r.get_job(name)]
     ]
