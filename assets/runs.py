@@ -144,7 +144,8 @@ def _failures(entries: Sequence[EventLogEntry]) -> list[tuple[str, str]]:
 def _verdict(check: AssetCheckEvaluation) -> str:
     if check.passed:
         return "passed"
-    return "**failed**" if check.severity is AssetCheckSeverity.ERROR else "warns"
+    verdict = "**failed**" if check.severity is AssetCheckSeverity.ERROR else "warns"
+    return f"{verdict}: {check.description}" if check.description else verdict
 
 
 def _text(value: MetadataValue) -> str:

@@ -97,15 +97,28 @@ def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     )
 
 
-@asset_check(asset=EVENT_QUEUE, description="No item waits for longer than `workqueue.stuck_seconds`.")
+@asset_check(
+    asset=EVENT_QUEUE,
+    description="No item waits for longer than `workqueue.stuck_seconds`, and no queue has more unfinished items than "
+    "its `max_depth`.",
+)
 @by_kind()
 def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
-    """Warn of queues whose oldest unfinished item is too old."""
-    stuck = _stuck(database)
+    """Warn of queues whose oldest unfinished item is too old, or that have too many."""
+    old, deep = _stuck(database)
     return AssetCheckResult(
-        passed=not stuck,
+        passed=not old and not deep,
         severity=AssetCheckSeverity.WARN,
-        metadata={"stuck_queues": len(stuck), "oldest_seconds_by_queue": MetadataValue.json(stuck)},
+        description="; ".join(
+            [f"queue {name}: an item has waited for {age} s" for name, age in old.items()]
+            + [f"queue {name}: {depth} items are not finished" for name, depth in deep.items()]
+        ),
+        metadata={
+            "stuck_queues": len(old),
+            "oldest_seconds_by_queue": MetadataValue.json(old),
+            "deep_queues": len(deep),
+            "depth_by_queue": MetadataValue.json(deep),
+        },
     )
 
 
@@ -203,22 +216,27 @@ schedules = [
     job=queue_health_job,
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Starts the job `queue_health`, whose check then warns, when an item waits too long.",
+    description="Starts the job `queue_health`, whose check then warns, when an item waits too long, or too many do.",
 )
 def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> RunRequest | SkipReason:
     """Ask for a run while work is stuck."""
     if is_under_way(context.instance, queue_health_job.name):
         return SkipReason("a run of the job `queue_health` is under way")
     try:
-        stuck = _stuck(database)
+        old, deep = _stuck(database)
     except WritetimeError as e:
         return SkipReason(f"the queues cannot be seen: {e}")
-    if not stuck:
+    if not old and not deep:
         return SkipReason("no work is stuck")
-    return RunRequest(tags={"writetime/stuck": ", ".join(sorted(stuck))[:200]})
+    return RunRequest(tags={"writetime/stuck": ", ".join(sorted({*old, *deep}))[:200]})
 
 
-def _stuck(database: DatabaseResource) -> dict[str, float]:
-    limit = database.settings.workqueue.stuck_seconds
-    ages = {name: inspect(database.settings, name).oldest_seconds for name in queues(database.settings)}
-    return {name: round(age, 1) for name, age in ages.items() if age > limit}
+def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int]]:
+    """Return the queues with too old an item, and its age, and those with too many, and how many."""
+    own = database.settings.workqueue
+    states = [inspect(database.settings, name) for name in queues(database.settings)]
+    bounds = {name: queue.max_depth for name, queue in own.queues.items() if queue.max_depth is not None}
+    return (
+        {s.queue: round(s.oldest_seconds, 1) for s in states if s.oldest_seconds > own.stuck_seconds},
+        {s.queue: s.depth for s in states if s.queue in bounds and s.depth > bounds[s.queue]},
+    )

@@ -348,6 +348,7 @@ class Queue(_Section):
     max_attempts: int = Field(default=10, ge=1, description="After so many, an item is a dead letter.")
     backoff_base_seconds: float = Field(default=1.0, gt=0, description="Pause after a first failure, then twice that.")
     backoff_cap_seconds: float = Field(default=300.0, gt=0)
+    max_depth: int | None = Field(default=None, ge=0, description="More unfinished items than this: Dagster warns.")
 
 
 class WorkQueue(_Section):

@@ -63,7 +63,9 @@ def orders() -> MaterializeResult:
         },
         check_results=[
             AssetCheckResult(check_name="rows_are_right", passed=False),
-            AssetCheckResult(check_name="fresh", passed=False, severity=AssetCheckSeverity.WARN),
+            AssetCheckResult(
+                check_name="fresh", passed=False, severity=AssetCheckSeverity.WARN, description="a day old"
+            ),
         ],
     )
 
@@ -101,7 +103,10 @@ def test_report_and_alert(
         assert "| shop.orders/view | rows_are_right | **failed** |" in report
         [alert] = posted
         assert alert["title"] == f"run {run.run_id} of job {run.job_name}: success"
-        assert alert["lines"] == ["shop.orders/view: rows_are_right **failed**", "shop.orders/view: fresh warns"]
+        assert alert["lines"] == [
+            "shop.orders/view: rows_are_right **failed**",
+            "shop.orders/view: fresh warns: a day old",
+        ]
         assert alert["text"].splitlines() == [alert["title"], *(f"- {line}" for line in alert["lines"])]
 
         report, run = ended(instance, broken)

@@ -1,12 +1,14 @@
 """The assets of the work queue on a real database: observed, drained on Spark, brought to the lake, checked."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from dagster import (
+    AssetCheckEvaluation,
     AssetCheckResult,
     DagsterInstance,
-    ObserveResult,
+    MetadataValue,
     RunRequest,
     SkipReason,
     build_sensor_context,
@@ -32,26 +34,38 @@ def handle(item: Item) -> dict[str, int]:
     return {"twice": item.payload * 2}
 
 
+def health(instance: DagsterInstance) -> tuple[Mapping[str, MetadataValue], Sequence[AssetCheckEvaluation]]:
+    """What the job `queue_health` observes, and its checks."""
+    result = defs.get_job_def("queue_health").execute_in_process(instance=instance, resources=RESOURCES)
+    [event] = result.get_asset_observation_events()
+    return event.asset_observation_data.asset_observation.metadata, result.get_asset_check_evaluations()
+
+
 def test_a_queue_is_drained_checked_and_brought_to_the_lake(
     settings: Settings, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = settings.workqueue.model_copy(update={"lease_seconds": 10.0, "stuck_seconds": 0.001})
+    own = settings.workqueue.model_copy(update={"lease_seconds": 10.0})
     settings = settings.model_copy(update={"workqueue": own})
     write_settings(settings, tmp_path / "writetime.toml")
-    monkeypatch.setenv("WRITETIME_WORKQUEUE__QUEUES", '{"jobs": {"shards": 4, "max_attempts": 1}}')
+    monkeypatch.setenv("WRITETIME_WORKQUEUE__QUEUES", '{"jobs": {"shards": 4, "max_attempts": 1, "max_depth": 99}}')
     with Enqueuer(RESOURCES["database"].settings) as enqueuer:
         enqueuer.enqueue_many("jobs", [NewItem(n, key=str(n % 7)) for n in range(100)])
 
-    observed = workqueue.event_queue(database=RESOURCES["database"])
-    assert isinstance(observed, ObserveResult)
-    assert observed.metadata is not None
-    assert observed.metadata["depth"] == 100
     with DagsterInstance.ephemeral() as instance:
         context = build_sensor_context(instance)
+        # Too deep, and then too old, too.
         assert isinstance(workqueue.stuck_work(context, database=RESOURCES["database"]), RunRequest)
+        observed, [check] = health(instance)
+        assert (observed["depth"].value, check.passed) == (100, False)
+        assert check.description == "queue jobs: 100 items are not finished"
+        monkeypatch.setenv("WRITETIME_WORKQUEUE__STUCK_SECONDS", "0.001")
+        _, [check] = health(instance)
+        assert [check.metadata[name].value for name in ("stuck_queues", "deep_queues")] == [1, 1]
         run_config = {"ops": {"drain_queue_op": {"config": {"queue": "jobs", "handler": f"{__name__}:handle"}}}}
         assert defs.get_job_def("drain_queue").execute_in_process(run_config, instance, resources=RESOURCES).success
         assert isinstance(workqueue.stuck_work(context, database=RESOURCES["database"]), SkipReason)
+        observed, [check] = health(instance)
+        assert (observed["depth"].value, check.passed) == (0, True)
 
         for _ in range(2):
             result = materialize([workqueue.completed_events], instance=instance, resources=RESOURCES)
@@ -59,10 +73,8 @@ def test_a_queue_is_drained_checked_and_brought_to_the_lake(
             assert event.materialization.metadata["dagster/row_count"].value == 99
 
     lost = workqueue.no_item_is_lost(database=RESOURCES["database"])
-    stuck = workqueue.no_work_is_stuck(database=RESOURCES["database"])
     assert isinstance(lost, AssetCheckResult)
-    assert isinstance(stuck, AssetCheckResult)
-    assert (lost.passed, stuck.passed) == (True, True)
+    assert lost.passed
     assert [lost.metadata[name].value for name in ("completed", "dead", "open")] == [99, 1, 0]
     rows = RESOURCES["lake"].read(spark, workqueue.COMPLETED_TABLE).collect()
     assert {(r.payload, r.result) for r in rows} == {(str(n), f'{{"twice":{n * 2}}}') for n in range(100) if n != 13}
