@@ -15,6 +15,7 @@ from dagster import (
     MetadataValue,
     ObserveResult,
     OpExecutionContext,
+    RunConfig,
     RunRequest,
     SensorEvaluationContext,
     SkipReason,
@@ -34,6 +35,7 @@ from assets.automation import is_under_way, on_schedule
 from assets.demo import FLIGHT_ITEMS
 from assets.failures import by_kind
 from resources import DatabaseResource, LakeResource, SparkResource
+from writetime.demo import enrichment
 from writetime.errors import WritetimeError
 from writetime.handlers import load_handler
 from writetime.workqueue import audit, completed, drain
@@ -162,8 +164,8 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
 class DrainConfig(Config):
     """What to work off."""
 
-    queue: str = Field(description="The queue.")
-    handler: str = Field(description="Its handler, as module:function.")
+    queue: str = Field(description="The queue, as `writetime queue inspect` lists it.")
+    handler: str = Field(description="Its handler, as module:function; Spark's Python has to find the module.")
     tasks: int = Field(default=2, ge=1, description="Spark tasks, each a worker that owns shards.")
 
 
@@ -178,7 +180,13 @@ def drain_queue_op(
     context.add_output_metadata({"queue": config.queue, **dict(outcomes)})
 
 
-@job(executor_def=in_process_executor, description="Work a queue off: bounded, on Spark, tasks own shards.")
+@job(
+    executor_def=in_process_executor,
+    # Of the demo: what a person who starts the job replaces.
+    config=RunConfig({"drain_queue_op": DrainConfig(queue=enrichment.QUEUE, handler=enrichment.HANDLER)}),
+    description="Work a queue off: bounded, on Spark, tasks own shards. Name queue and handler in the launchpad, which "
+    "has those of the demo.",
+)
 def drain_queue() -> None:
     """Work a queue off."""
     drain_queue_op()

@@ -205,6 +205,9 @@ class Capture(_Section):
     )
     finished: Literal["delete", "archive", "keep"] = "delete"
     archive: str | None = Field(default=None, description="A folder or URL for published segments.")
+    segments: list[str] = Field(
+        default=[], description="Folders or URLs of segments, each of one node, that Dagster publishes."
+    )
     aside: Path | None = Field(default=None, description="Where faulty segments go; by default in the state's folder.")
     partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
     poll_seconds: float = Field(default=0.02, gt=0, description="How often the node's segments are looked at.")

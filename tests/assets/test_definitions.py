@@ -19,6 +19,7 @@ from resources import DatabaseResource, KafkaResource, LakeResource, SparkResour
 from tests.conftest import write_settings
 from writetime.config import Settings
 from writetime.database import connect
+from writetime.demo.enrichment import HANDLER
 from writetime.servers.process import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -200,6 +201,7 @@ def test_jobs_schedules_and_sensors(config: Path) -> None:
     sensors = {s.name for r in (repository, found) for s in r.sensor_defs}
     assert sensors == {
         *("captured_changes", "stuck_work", "user_events_lag", "new_snapshots", "schema_changes"),
+        "new_segments",
         *("failed_runs", "finished_runs", "canceled_runs"),
     }
     assert sorted((s.name, s.cron_schedule) for r in (repository, found) for s in r.schedule_defs) == [
@@ -217,6 +219,11 @@ def test_jobs_schedules_and_sensors(config: Path) -> None:
         ("verify_schedule", "30 3 * * *"),
         ("views_schedule", "*/15 * * * *"),
     ]
+    # The launchpad opens with what can be run.
+    config_of_drain = {"queue": "flights", "handler": HANDLER, "tasks": 2}
+    assert (repository.get_job("drain_queue").run_config or {})["ops"] == {
+        "drain_queue_op": {"config": config_of_drain}
+    }
     # What reads all items is not for each five minutes.
     nodes = {name: {node.name for node in repository.get_job(name).nodes} for name in ("queue_health", "ingest_lag")}
     assert nodes == {
