@@ -37,16 +37,18 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from assets.automation import is_under_way, on_schedule
-from assets.checks import from_findings
+from assets.checks import from_findings, from_waiting
 from assets.demo import FLIGHTS
 from assets.failures import by_kind
 from resources import KafkaResource, LakeResource, SparkResource
 from writetime import quality
 from writetime.errors import WritetimeError
-from writetime.ingest import dead_letter_rows, drain, readback, retention
+from writetime.ingest import dead_letter_rows, drain, readback
 from writetime.ingest.drain import OffsetRange
 from writetime.ingest.pipeline import Outcome
+from writetime.kafka import committed_offsets
 from writetime.quality import gxe
+from writetime.retention import waiting_too_long
 
 HTTP_EVENTS = AssetKey(["sources", "http_events"])
 USER_EVENTS_TOPIC = AssetKey(["sources", "user_events_topic"])
@@ -101,14 +103,9 @@ def user_events_topic(kafka: KafkaResource) -> ObserveResult:
 @by_kind()
 def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
     """Count the messages that have waited for so long that they are soon lost."""
-    waiting = retention.waiting_too_long(kafka.settings)
-    return AssetCheckResult(
-        passed=not waiting,
-        metadata={
-            "messages_waiting_too_long": sum(waiting.values()),
-            "by_partition": MetadataValue.json({str(p): n for p, n in waiting.items()}),
-        },
-    )
+    settings = kafka.settings
+    stored = committed_offsets(settings, settings.ingest.topic, settings.ingest.group)
+    return from_waiting(waiting_too_long(settings, settings.ingest.topic, stored))
 
 
 @asset(

@@ -77,7 +77,7 @@ def assets_of(
     checks = [views.proof(table)]
     if table.entry.capture:
         assets += [capture.topic(table), changes.landed(table)]
-        checks += [is_captured_by_the_database(table), changes.lag_and_freshness(table)]
+        checks += [is_captured_by_the_database(table), capture.retention(table), changes.lag_and_freshness(table)]
     if table.entry.row_events:
         assets += [rows.events(table), rows.topic(table)]
     return assets, checks
