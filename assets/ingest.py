@@ -40,6 +40,7 @@ from assets.automation import is_under_way, on_schedule
 from assets.checks import from_findings, from_waiting
 from assets.demo import FLIGHTS
 from assets.failures import by_kind
+from assets.naming import arrow_columns
 from resources import KafkaResource, LakeResource, SparkResource
 from writetime import quality
 from writetime.errors import WritetimeError
@@ -202,6 +203,7 @@ dead_letter_topic = AssetSpec(
     group_name="ingest",
     kinds={"spark", "deltalake"},
     pool="ingest_dead_letters",
+    metadata=arrow_columns(dead_letter_rows.SCHEMA),
     check_specs=[AssetCheckSpec("every_dead_letter_is_explained", asset=DEAD_LETTERS)],
 )
 @by_kind()

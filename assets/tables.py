@@ -98,7 +98,7 @@ def source(table: FollowedTable, upstream: AssetKey | None) -> AssetsDefinition:
                 kinds={"cassandra", "scylladb"},
                 owners=table.entry.owners,
                 description=table.entry.description or f"The table {table.name} of the database.",
-                metadata={**cql_columns(table), **text, **documents("docs/data-types.md", "cql")},
+                metadata={**cql_columns(table.schema), **text, **documents("docs/data-types.md", "cql")},
             )
         ],
     )

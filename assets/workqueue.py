@@ -34,6 +34,7 @@ from pyspark.sql import functions as F
 from assets.automation import is_under_way, on_schedule
 from assets.demo import FLIGHT_ITEMS
 from assets.failures import by_kind
+from assets.naming import arrow_columns
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.demo import enrichment
 from writetime.errors import WritetimeError
@@ -45,6 +46,7 @@ from writetime.workqueue.items import Place
 EVENT_QUEUE = AssetKey(["workqueue", "event_queue"])
 COMPLETED = AssetKey(["workqueue", "completed_events"])
 COMPLETED_TABLE = "workqueue/completed_events"
+_SHOWN = 20
 
 
 @multi_observable_source_asset(
@@ -124,7 +126,14 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
     )
 
 
-@asset(key=COMPLETED, deps=[EVENT_QUEUE], group_name="workqueue", kinds={"spark", "deltalake"}, pool="completed_events")
+@asset(
+    key=COMPLETED,
+    deps=[EVENT_QUEUE],
+    group_name="workqueue",
+    kinds={"spark", "deltalake"},
+    pool="completed_events",
+    metadata=arrow_columns(completed.SCHEMA),
+)
 @by_kind()
 def completed_events(spark: SparkResource, database: DatabaseResource, lake: LakeResource) -> MaterializeResult:
     """Completed items with their results, as a table of the lake.
@@ -158,6 +167,29 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
             "dagster/row_count": total,
             "path": MetadataValue.path(lake.path(COMPLETED_TABLE)),
         }
+    )
+
+
+@asset_check(
+    asset=COMPLETED,
+    description="By CQL: of each bucket that was read since it was closed the lake has all completed items, of others "
+    "no more than there are.",
+)
+@by_kind()
+def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -> AssetCheckResult:
+    """Compare the table of the lake with all states."""
+    have = audit.in_lake(lake.settings, COMPLETED_TABLE)
+    found = [audit.compare(database.settings, name, have) for name in queues(database.settings)]
+    differing = [place for brought in found for place in brought.differing]
+    return AssetCheckResult(
+        passed=not differing,
+        metadata={
+            "completed": sum(brought.completed for brought in found),
+            "in_the_lake": sum(brought.in_lake for brought in found),
+            "not_in_the_lake_yet": sum(brought.waiting for brought in found),
+            "buckets_differing": len(differing),
+            "first_buckets_differing": MetadataValue.json([place._asdict() for place in differing[:_SHOWN]]),
+        },
     )
 
 
@@ -201,14 +233,14 @@ queue_health_job = define_asset_job(
 
 queue_audit_job = define_asset_job(
     "queue_audit",
-    AssetSelection.checks(no_item_is_lost),
-    description="Check that no item of any queue is lost. It reads all items.",
+    AssetSelection.checks(no_item_is_lost, lake_has_what_is_completed),
+    description="Check that no item of any queue is lost, and that the lake has what is completed. It reads all items.",
     executor_def=in_process_executor,
 )
 
 completed_events_job = define_asset_job(
     "completed_events",
-    AssetSelection.assets(COMPLETED),
+    AssetSelection.assets(COMPLETED) - AssetSelection.checks(lake_has_what_is_completed),
     description="Bring what was completed to the lake.",
     executor_def=in_process_executor,
 )
@@ -216,7 +248,7 @@ completed_events_job = define_asset_job(
 schedules = [
     on_schedule(queue_health_job, "2-59/5 * * * *", "Observes the work queues every five minutes."),
     on_schedule(completed_events_job, "25 * * * *", "Brings completed items to the lake, every hour."),
-    on_schedule(queue_audit_job, "15 2 * * *", "Looks for lost items, every night."),
+    on_schedule(queue_audit_job, "15 2 * * *", "Looks for lost items, in the queues and the lake, every night."),
 ]
 
 

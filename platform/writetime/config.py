@@ -176,6 +176,9 @@ class Table(_Section):
 class Alerts(_Section):
     """Who hears of runs that failed and of checks that did not pass, beside Dagster's daemon log."""
 
+    owners: list[str] = Field(
+        default=[], description='Who answers for what is no table\'s: mail addresses, or names as "team:data".'
+    )
     webhook: SecretStr | None = Field(default=None, description="A URL that takes JSON with `text`, as chats do.")
     reports: Path = Field(default=Path(".writetime/reports"), description="Where the report of each run is put.")
 

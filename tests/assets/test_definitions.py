@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey, DagsterInstance, Definitions, RunRequest, build_schedule_context
+from dagster import AssetKey, DagsterInstance, Definitions, RunRequest, TableSchema, build_schedule_context
+from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetNode
 
 from assets import tables
 from assets.definitions import defs
-from assets.ingest import DEAD_LETTERS, USER_EVENTS
-from assets.naming import key_of
+from assets.ingest import DEAD_LETTERS, USER_EVENTS, USER_EVENTS_TOPIC, user_events_topic
+from assets.naming import documented, key_of
 from assets.table_jobs import PROOF
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 from tests.conftest import write_settings
@@ -77,6 +78,26 @@ def test_graph() -> None:
         assert graph.get(key).description, key
         assert graph.get(key).kinds, key
         assert graph.get(key).group_name in GROUPS
+        assert "dagster/code_references" in graph.get(key).metadata, key
+    with_columns = {key.to_user_string() for key in graph.get_all_asset_keys() if columns(graph.get(key))}
+    assert with_columns == {
+        "ingest/user_events",
+        "ingest/dead_letters",
+        "workqueue/completed_events",
+        "demo/board",
+    }
+
+
+def columns(node: BaseAssetNode) -> list[str]:
+    """The names of the columns that the web UI shows of an asset."""
+    found = node.metadata.get("dagster/column_schema")
+    return [column.name for column in found.columns] if isinstance(found, TableSchema) else []
+
+
+def test_what_is_no_tables_has_the_owners_of_the_settings() -> None:
+    own = Definitions(assets=[user_events_topic], resources=RESOURCES)
+    owned = documented(own, ["team:data"]).resolve_asset_graph()
+    assert owned.get(USER_EVENTS_TOPIC).owners == ["team:data"]
 
 
 def test_a_table_is_one_entry(config: Path) -> None:
@@ -126,6 +147,7 @@ def test_a_table_is_one_entry(config: Path) -> None:
         "rows_are_as_expected",
         "rows_are_those_of_the_database",
         "events_are_of_their_kinds",
+        "all_events_are_published",
     }
 
 

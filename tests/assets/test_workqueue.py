@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dagster import (
@@ -22,7 +23,8 @@ from resources import DatabaseResource, LakeResource, SparkResource
 from tests.conftest import write_settings
 from writetime import database
 from writetime.config import Settings
-from writetime.workqueue import Enqueuer, Item, NewItem
+from writetime.workqueue import Enqueuer, Item, NewItem, audit
+from writetime.workqueue.audit import InLake
 
 RESOURCES = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
 
@@ -79,8 +81,32 @@ def test_a_queue_is_drained_checked_and_brought_to_the_lake(
     rows = RESOURCES["lake"].read(spark, workqueue.COMPLETED_TABLE).collect()
     assert {(r.payload, r.result) for r in rows} == {(str(n), f'{{"twice":{n * 2}}}') for n in range(100) if n != 13}
 
-    # A dead item without its letter is told.
     keyspace = settings.cassandra.keyspace
+
+    def brought() -> tuple[bool, list[Any]]:
+        names = ("completed", "in_the_lake", "not_in_the_lake_yet", "buckets_differing")
+        check = workqueue.lake_has_what_is_completed(database=RESOURCES["database"], lake=RESOURCES["lake"])
+        assert isinstance(check, AssetCheckResult)
+        return check.passed, [check.metadata[name].value for name in names]
+
+    assert brought() == (True, [99, 99, 0, 0])
+    # What the lake lacks may come while its bucket is open; what it has too much of is wrong at once.
+    have = audit.in_lake(settings, workqueue.COMPLETED_TABLE)
+    lacking = {place: InLake(found.items - 1, found.read_at) for place, found in have.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(audit, "in_lake", lambda *_: lacking)
+        assert brought() == (True, [99, 99 - len(have), len(have), 0])
+        close = f"UPDATE {keyspace}.queue_buckets SET closed = 1 WHERE queue = %s AND shard = %s AND bucket = %s"
+        with database.connect(settings) as session:
+            for place in have:
+                session.execute(close, place)
+        assert brought() == (False, [99, 99 - len(have), 0, len(have)])
+        more = {place: InLake(found.items + 1, 0) for place, found in have.items()}
+        patch.setattr(audit, "in_lake", lambda *_: more)
+        assert brought() == (False, [99, 99 + len(have), 0, len(have)])
+    assert brought() == (True, [99, 99, 0, 0])
+
+    # A dead item without its letter is told.
     with database.connect(settings) as session:
         session.execute(f"TRUNCATE {keyspace}.queue_dead_letters", timeout=60)
     told = workqueue.no_item_is_lost(database=RESOURCES["database"])
