@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from dagster import AssetKey, DagsterInstance, Definitions, RunRequest, TableSchema, build_schedule_context
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetNode
+from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
+from dagster._core.definitions.repository_definition import RepositoryLoadData
 
 from assets import tables
 from assets.definitions import defs
@@ -210,6 +212,29 @@ def test_what_an_entry_expects_is_of_the_columns_of_its_table(settings: Settings
         f"**Refused:** [tables.{keyspace}.wrong] expect, number 5: {keyspace}.wrong has no column Total; "
         "it has id, `a.b`, home, home.city, total"
     )
+
+
+def test_a_table_that_is_dropped_fails_no_run_of_the_others(settings: Settings, tmp_path: Path) -> None:
+    """Until the code location is reloaded a run has the steps of all tables, so its process must, too."""
+    keyspace = settings.cassandra.keyspace
+    one, two = (key_of(f"{keyspace}.{name}", "changes") for name in ("one", "two"))
+    write_settings(
+        settings.model_copy(update={"tables": {keyspace: {"one": {}, "two": {}}}}), tmp_path / "writetime.toml"
+    )
+
+    def landed(context: DefinitionsLoadContext) -> set[AssetKey]:
+        with DefinitionsLoadContext.scoped(context):
+            return set(of_tables().get_repository_def().get_job("land").asset_layer.executable_asset_keys)
+
+    with connect(settings) as session:
+        for name in ("one", "two"):
+            session.execute(f"CREATE TABLE {keyspace}.{name} (id int PRIMARY KEY)")
+        location = DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)
+        assert landed(location) == {one, two}
+        session.execute(f"DROP TABLE {keyspace}.two", timeout=60)
+    told = RepositoryLoadData({}, location.get_pending_reconstruction_metadata())
+    assert landed(DefinitionsLoadContext(DefinitionsLoadType.RECONSTRUCTION, told)) == {one, two}
+    assert landed(DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)) == {one}
 
 
 def test_jobs_schedules_and_sensors(config: Path) -> None:
