@@ -17,6 +17,7 @@ from dagster import (
     DagsterRun,
     MaterializeResult,
     MetadataValue,
+    RunsFilter,
     asset,
     materialize,
 )
@@ -81,7 +82,10 @@ def ended(instance: DagsterInstance, *assets: Any) -> tuple[str, DagsterRun]:
     run = materialize(assets, instance=instance, raise_on_error=False).dagster_run
     found = instance.get_run_by_id(run.run_id)
     assert found is not None
-    return runs.ended(instance, found).read_text(), found
+    path = runs.ended(instance, found)
+    [tagged] = instance.get_runs(RunsFilter(tags={runs.REPORT: str(path.resolve())}))
+    assert tagged.run_id == run.run_id
+    return path.read_text(), found
 
 
 def test_report_and_alert(
