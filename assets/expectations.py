@@ -11,7 +11,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.changes import KINDS, change_schema, field_name, udt_fields
 from writetime.errors import WritetimeError
-from writetime.lake.buckets import token_range
 from writetime.lake.parquet import PARTITION, SORTED_BY, WrittenFile
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable, view_schema
@@ -25,22 +24,17 @@ from writetime.tables import FollowedTable
 _DAY = 86_400_000_000
 
 
-def of_changes(buckets: Sequence[int], table: LakeTable) -> "list[gxe.Expectation]":
-    """What holds for changes of a few buckets that follow each other."""
-    first, last = (token_range(b, table.buckets) for b in (buckets[0], buckets[-1])) if buckets else ((0, 0), (0, 0))
-    return [
-        *_changes(),
-        gxe.ExpectColumnValuesToBeBetween(column="token", min_value=first[0], max_value=last[1]),
-    ]
+def of_changes() -> "list[gxe.Expectation]":
+    """What holds for changes of a snapshot, as `changes` gives them."""
+    return [*_changes(), *_in_place()]
 
 
 def of_levels() -> "list[gxe.Expectation]":
     """What holds for levels of a state, as `levels` gives them."""
     return [
         *_changes(),
-        gxe.ExpectColumnValuesToNotBeNull(column="token"),
+        *_in_place(),
         gxe.ExpectCompoundColumnsToBeUnique(column_list=["level", "key", "position", "kind"]),
-        *(gxe.ExpectColumnValuesToBeInSet(column=name, value_set=[True]) for name in ("in_order", "in_its_bucket")),
     ]
 
 
@@ -88,21 +82,21 @@ def of_events(rows: int) -> "list[gxe.Expectation]":
     ]
 
 
+def changes(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
+    """Return what there is to check of files of changes, which need not be committed."""
+    frame = _staged(session, table.changes.storage, change_schema(table.schema()), files)
+    return frame.select("kind", *SORTED_BY, *_places(table))
+
+
 def levels(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
     """Return what there is to check of levels of the state, which need not be committed."""
     # Files lack the fields that are null in all of their rows.
     frame = _staged(session, table.state.storage, change_schema(table.schema()), files)
-    place = F.struct(*SORTED_BY)
-    before = F.lag(place).over(Window.partitionBy("_metadata.file_path").orderBy("_metadata.row_index"))
-    bits = table.buckets.bit_length() - 1
-    # The bucket of a token is its top bits, of the tokens counted from the smallest.
-    bucket = F.shiftrightunsigned(F.col("token").bitwiseXOR(F.lit(-(1 << 63))), 64 - bits) if bits else F.lit(0)
     return frame.select(
         "kind",
         *SORTED_BY,
         F.col("_metadata.file_path").alias("level"),
-        F.coalesce(before <= place, F.lit(True)).alias("in_order"),
-        (bucket == F.col(PARTITION)).alias("in_its_bucket"),
+        *_places(table),
         F.greatest(*_write_times(table.schema())).alias("last_write_time"),
     )
 
@@ -159,6 +153,24 @@ def _changes() -> "list[gxe.Expectation]":
         gxe.ExpectColumnValuesToNotBeNull(column="position"),
         gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=list(KINDS)),
     ]
+
+
+def _in_place() -> "list[gxe.Expectation]":
+    return [
+        gxe.ExpectColumnValuesToNotBeNull(column="token"),
+        *(gxe.ExpectColumnValuesToBeInSet(column=name, value_set=[True]) for name in ("in_order", "in_its_bucket")),
+    ]
+
+
+def _places(table: LakeTable) -> list[Column]:
+    """Whether each row is after the one before it, and in the bucket of its token."""
+    place = F.struct(*SORTED_BY)
+    before = F.lag(place).over(Window.partitionBy("_metadata.file_path").orderBy("_metadata.row_index"))
+    bits = table.buckets.bit_length() - 1
+    # The bucket of a token is its top bits, of the tokens counted from the smallest.
+    bucket = F.shiftrightunsigned(F.col("token").bitwiseXOR(F.lit(-(1 << 63))), 64 - bits) if bits else F.lit(0)
+    in_order, in_its_bucket = F.coalesce(before <= place, F.lit(True)), bucket == F.col(PARTITION)
+    return [in_order.alias("in_order"), in_its_bucket.alias("in_its_bucket")]
 
 
 def _write_times(schema: TableSchema) -> list[Column]:
