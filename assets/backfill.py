@@ -84,7 +84,7 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
     @by_kind()
     def take(context: AssetExecutionContext, database: DatabaseResource) -> MaterializeResult:
         before = context.instance.get_latest_materialization_event(key)
-        tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+        tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
         folders = take_snapshot(database.settings, table.name, tag)
         if before and before.asset_materialization:
             clear_snapshot(database.settings, table.name, str(before.asset_materialization.metadata["tag"].value))
