@@ -4,9 +4,11 @@ What belongs here: the assets of one table, their checks, their metadata. Not he
 snapshot is (`writetime.storage`, `writetime.lake.backfill`).
 """
 
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from dagster import (
+    AssetCheckResult,
     AssetCheckSpec,
     AssetExecutionContext,
     AssetsDefinition,
@@ -14,13 +16,13 @@ from dagster import (
     AutomationCondition,
     BackfillPolicy,
     Config,
+    Failure,
     MaterializeResult,
     MetadataValue,
     StaticPartitionsDefinition,
     asset,
 )
 from pydantic import Field
-from pyspark.sql import functions as F
 
 from assets import expectations
 from assets.checks import from_findings
@@ -31,10 +33,11 @@ from writetime import quality
 from writetime.errors import WritetimeError
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.buckets import buckets_of_share
-from writetime.lake.parquet import PARTITION
+from writetime.lake.parquet import WrittenFile
 from writetime.lake.snapshot import clear_snapshot, take_snapshot
 from writetime.lake.spark import in_spark
 from writetime.lake.table import create_table
+from writetime.quality import Finding
 from writetime.tables import FollowedTable
 
 # Shares of the token's range; a table with fewer buckets has nothing to do in some of them.
@@ -81,7 +84,7 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
     @by_kind()
     def take(context: AssetExecutionContext, database: DatabaseResource) -> MaterializeResult:
         before = context.instance.get_latest_materialization_event(key)
-        tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+        tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
         folders = take_snapshot(database.settings, table.name, tag)
         if before and before.asset_materialization:
             clear_snapshot(database.settings, table.name, str(before.asset_materialization.metadata["tag"].value))
@@ -113,38 +116,53 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
                 "changes_are_in_place",
                 asset=key,
                 blocking=True,
-                description="Great Expectations on what was read: keys, kinds, tokens of these ranges only.",
+                description="Great Expectations on what was read, before it is committed: keys, kinds, order, buckets. "
+                "What fails never is.",
             )
         ],
         description=f"Snapshots of {table.name} as changes in the lake, read from the files and not from the database, "
         "by ranges of tokens. What failed is run again alone; repeated runs add nothing, and replicas need no care: "
         "the merge leaves one of each cell.",
     )
-    @by_kind()
     def bring_in(
         context: AssetExecutionContext, config: BackfillConfig, spark: SparkResource, lake: LakeResource
-    ) -> MaterializeResult:
+    ) -> Iterator[AssetCheckResult | MaterializeResult]:
         session = spark.spark_session
-        found = find_snapshots(config.paths or _last_taken(context, table))
-        if found.schema.full_name != table.name:
-            raise WritetimeError(f"{found.paths[0]} is of a snapshot of {found.schema.full_name}, not of {table.name}")
-        in_lake = create_table(lake.settings, found.schema)
-        shares = sorted(map(token_ranges.get_partition_keys().index, context.partition_keys))
-        buckets = sorted({b for share in shares for b in buckets_of_share(share, TOKEN_RANGES, in_lake.buckets)})
-        added = dict(backfill(in_lake, found, buckets, in_spark(session)))
-        frame = session.read.format("delta").load(in_lake.changes.storage.address)
-        findings = quality.validate(
-            frame.where(F.col(PARTITION).isin(buckets)), "changes", expectations.of_changes(buckets, in_lake)
-        )
-        return MaterializeResult(
-            metadata={
-                "changes_added": sum(added.values()),
-                "buckets": len(added),
-                "sstables": len(found.paths),
-                "snapshot": found.id,
-            },
-            check_results=[from_findings("changes_are_in_place", findings)],
-        )
+        findings: list[Finding] = []
+        with by_kind():
+            found = find_snapshots(config.paths or _last_taken(context, table))
+            if found.schema.full_name != table.name:
+                raise WritetimeError(
+                    f"{found.paths[0]} is of a snapshot of {found.schema.full_name}, not of {table.name}"
+                )
+            in_lake = create_table(lake.settings, found.schema)
+
+            def staged(files: Sequence[WrittenFile]) -> None:
+                if not files:
+                    return
+                frame = expectations.changes(session, in_lake, files).persist()
+                findings.extend(quality.validate(frame, "changes", expectations.of_changes()))
+                frame.unpersist()
+                if not all(finding.success for finding in findings):
+                    raise Failure(f"{table.name}: the changes of the snapshot are not in place; they are not committed")
+
+            shares = sorted(map(token_ranges.get_partition_keys().index, context.partition_keys))
+            buckets = sorted({b for share in shares for b in buckets_of_share(share, TOKEN_RANGES, in_lake.buckets)})
+            try:
+                added = dict(backfill(in_lake, found, buckets, in_spark(session), staged))
+            except BaseException:
+                if findings:
+                    yield from_findings("changes_are_in_place", findings)
+                raise
+            yield from_findings("changes_are_in_place", findings)
+            yield MaterializeResult(
+                metadata={
+                    "changes_added": sum(added.values()),
+                    "buckets": len(added),
+                    "sstables": len(found.paths),
+                    "snapshot": found.id,
+                }
+            )
 
     return bring_in
 

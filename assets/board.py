@@ -21,7 +21,7 @@ from dagster import (
 from pydantic import Field
 
 from assets.failures import by_kind
-from assets.naming import documents
+from assets.naming import cql_columns
 from assets.replay import source_key
 from assets.workqueue import COMPLETED
 from resources import DatabaseResource
@@ -44,7 +44,6 @@ class BatchesConfig(Config):
     group_name="replay",
     kinds={"python", "cassandra"},
     pool="flight_batches",
-    metadata=documents("docs/replay.md"),
     check_specs=[
         AssetCheckSpec("no_flight_waits", asset=BATCHES, description="All enriched flights are published, in order.")
     ],
@@ -81,7 +80,7 @@ def board(queues: Sequence[str]) -> AssetsDefinition:
         group_name="replay",
         kinds={"python", "cassandra"},
         pool="board",
-        metadata=documents("docs/replay.md"),
+        metadata=cql_columns(departures.schema("writetime")),
         description="The batches, applied to the departures board: the table `flights`. A replay changes nothing.",
     )
     @by_kind()

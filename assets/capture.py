@@ -8,6 +8,7 @@ import time
 
 from dagster import (
     AssetCheckResult,
+    AssetChecksDefinition,
     AssetKey,
     AssetsDefinition,
     AssetSelection,
@@ -21,15 +22,17 @@ from dagster import (
 )
 
 from assets.automation import on_schedule
+from assets.checks import from_waiting
 from assets.failures import by_kind
 from assets.naming import documents, key_of, pool_of
 from resources import KafkaResource
-from writetime.capture.landing import is_published, not_landed
+from writetime.capture.landing import is_published, landed_offsets, not_landed
 from writetime.capture.metrics import summary
 from writetime.capture.publisher import topic_of
 from writetime.capture.watermarks import WatermarkTopic, statuses
 from writetime.kafka import beginning_offsets, end_offsets
 from writetime.lake.views import time_now
+from writetime.retention import waiting_too_long
 from writetime.tables import FollowedTable
 
 COMMIT_LOGS = AssetKey(["sources", "commit_logs"])
@@ -137,6 +140,26 @@ def topic(table: FollowedTable) -> AssetsDefinition:
         )
 
     return observe
+
+
+def retention(table: FollowedTable) -> AssetChecksDefinition:
+    """Return the check that what is not landed is not soon deleted."""
+
+    @asset_check(
+        asset=key_of(table.name, "topic"),
+        name="lag_is_far_from_retention",
+        description="No change waits to be landed for longer than half of the topic's retention, at the end of which "
+        "Kafka deletes it: then only a new snapshot closes the gap.",
+    )
+    @by_kind()
+    def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
+        settings = kafka.settings
+        if not is_published(settings, table.name):
+            return from_waiting({})
+        landed = landed_offsets(settings, table.name)
+        return from_waiting(waiting_too_long(settings, topic_of(table.name), landed))
+
+    return lag_is_far_from_retention
 
 
 agents_job = define_asset_job(

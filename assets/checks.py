@@ -1,4 +1,9 @@
-"""Turns Great Expectations findings into asset checks. What belongs here: presentation. Not here: expectations."""
+"""Turns findings, such as those of Great Expectations, into asset checks.
+
+What belongs here: presentation. Not here: expectations.
+"""
+
+from collections.abc import Mapping
 
 from dagster import AssetCheckResult, AssetCheckSeverity, MetadataValue
 
@@ -17,5 +22,16 @@ def from_findings(
             "expectations": MetadataValue.md(markdown(findings)),
             "expectations_met": sum(f.success for f in findings),
             "expectations_total": len(findings),
+        },
+    )
+
+
+def from_waiting(messages: Mapping[int, int]) -> AssetCheckResult:
+    """Return one check that passes when no messages wait for too long, by partition."""
+    return AssetCheckResult(
+        passed=not messages,
+        metadata={
+            "messages_waiting_too_long": sum(messages.values()),
+            "by_partition": MetadataValue.json({str(p): n for p, n in messages.items()}),
         },
     )

@@ -1,6 +1,6 @@
 """What is expected of the lake's tables. What belongs here: frames to look at, expectations. Not here: assets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +11,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.changes import KINDS, change_schema, field_name, udt_fields
 from writetime.errors import WritetimeError
-from writetime.lake.buckets import token_range
 from writetime.lake.parquet import PARTITION, SORTED_BY, WrittenFile
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable, view_schema
@@ -25,22 +24,17 @@ from writetime.tables import FollowedTable
 _DAY = 86_400_000_000
 
 
-def of_changes(buckets: Sequence[int], table: LakeTable) -> "list[gxe.Expectation]":
-    """What holds for changes of a few buckets that follow each other."""
-    first, last = (token_range(b, table.buckets) for b in (buckets[0], buckets[-1])) if buckets else ((0, 0), (0, 0))
-    return [
-        *_changes(),
-        gxe.ExpectColumnValuesToBeBetween(column="token", min_value=first[0], max_value=last[1]),
-    ]
+def of_changes() -> "list[gxe.Expectation]":
+    """What holds for changes of a snapshot, as `changes` gives them."""
+    return [*_changes(), *_in_place()]
 
 
 def of_levels() -> "list[gxe.Expectation]":
     """What holds for levels of a state, as `levels` gives them."""
     return [
         *_changes(),
-        gxe.ExpectColumnValuesToNotBeNull(column="token"),
+        *_in_place(),
         gxe.ExpectCompoundColumnsToBeUnique(column_list=["level", "key", "position", "kind"]),
-        *(gxe.ExpectColumnValuesToBeInSet(column=name, value_set=[True]) for name in ("in_order", "in_its_bucket")),
     ]
 
 
@@ -64,9 +58,11 @@ def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":
     """What the entry of a table expects of its view.
 
     Raises:
-        WritetimeError: there is no such expectation, or its arguments are not such.
+        WritetimeError: there is no such expectation, its arguments are not such, or the table, if its schema is known,
+            has no such column.
     """
-    return [_given(f"[tables.{table.name}] expect, number {n}", given) for n, given in enumerate(table.entry.expect, 1)]
+    what = f"[tables.{table.name}] expect, number"
+    return [_given(f"{what} {n}", given, table.schema) for n, given in enumerate(table.entry.expect, 1)]
 
 
 def view(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
@@ -86,21 +82,21 @@ def of_events(rows: int) -> "list[gxe.Expectation]":
     ]
 
 
+def changes(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
+    """Return what there is to check of files of changes, which need not be committed."""
+    frame = _staged(session, table.changes.storage, change_schema(table.schema()), files)
+    return frame.select("kind", *SORTED_BY, *_places(table))
+
+
 def levels(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
     """Return what there is to check of levels of the state, which need not be committed."""
     # Files lack the fields that are null in all of their rows.
     frame = _staged(session, table.state.storage, change_schema(table.schema()), files)
-    place = F.struct(*SORTED_BY)
-    before = F.lag(place).over(Window.partitionBy("_metadata.file_path").orderBy("_metadata.row_index"))
-    bits = table.buckets.bit_length() - 1
-    # The bucket of a token is its top bits, of the tokens counted from the smallest.
-    bucket = F.shiftrightunsigned(F.col("token").bitwiseXOR(F.lit(-(1 << 63))), 64 - bits) if bits else F.lit(0)
     return frame.select(
         "kind",
         *SORTED_BY,
         F.col("_metadata.file_path").alias("level"),
-        F.coalesce(before <= place, F.lit(True)).alias("in_order"),
-        (bucket == F.col(PARTITION)).alias("in_its_bucket"),
+        *_places(table),
         F.greatest(*_write_times(table.schema())).alias("last_write_time"),
     )
 
@@ -119,15 +115,36 @@ def _staged(session: SparkSession, storage: Storage, schema: pa.Schema, files: S
     return reader.parquet(*(f"{storage.address}/{file.path}" for file in files))
 
 
-def _given(what: str, given: Mapping[str, Any]) -> "gxe.Expectation":
+def _given(what: str, given: Mapping[str, Any], schema: TableSchema | None) -> "gxe.Expectation":
     from great_expectations.exceptions import GreatExpectationsError
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
     arguments = {name: value for name, value in given.items() if name != "type"}
     try:
-        return ExpectationConfiguration(type=str(given.get("type")), kwargs=arguments).to_domain_obj()
+        found = ExpectationConfiguration(type=str(given.get("type")), kwargs=arguments).to_domain_obj()
+        if schema is not None:
+            _require_columns(schema, arguments)
+        return found
     except (GreatExpectationsError, ValueError, TypeError) as e:
         raise WritetimeError(f"{what}: {' '.join(str(e).split())}") from None
+
+
+def _require_columns(schema: TableSchema, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that name a column which the view does not have; a field of a struct is one, after a dot."""
+    named = [arguments[argument] for argument in ("column", "column_A", "column_B") if argument in arguments]
+    named += [name for argument in ("column_list", "column_set") for name in arguments.get(argument) or ()]
+    columns = list(_names(view_schema(schema)))
+    if unknown := [name for name in named if name not in {*columns, PARTITION}]:
+        raise ValueError(f"{schema.full_name} has no column {unknown[0]}; it has {', '.join(columns)}")
+
+
+def _names(fields: Iterable[pa.Field], parent: str = "") -> Iterator[str]:
+    """The names of columns as Great Expectations has them on Spark."""
+    for field in fields:
+        name = parent + (f"`{field.name}`" if "." in field.name else field.name)
+        yield name
+        if pa.types.is_struct(field.type):
+            yield from _names(field.type, f"{name}.")
 
 
 def _changes() -> "list[gxe.Expectation]":
@@ -136,6 +153,24 @@ def _changes() -> "list[gxe.Expectation]":
         gxe.ExpectColumnValuesToNotBeNull(column="position"),
         gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=list(KINDS)),
     ]
+
+
+def _in_place() -> "list[gxe.Expectation]":
+    return [
+        gxe.ExpectColumnValuesToNotBeNull(column="token"),
+        *(gxe.ExpectColumnValuesToBeInSet(column=name, value_set=[True]) for name in ("in_order", "in_its_bucket")),
+    ]
+
+
+def _places(table: LakeTable) -> list[Column]:
+    """Whether each row is after the one before it, and in the bucket of its token."""
+    place = F.struct(*SORTED_BY)
+    before = F.lag(place).over(Window.partitionBy("_metadata.file_path").orderBy("_metadata.row_index"))
+    bits = table.buckets.bit_length() - 1
+    # The bucket of a token is its top bits, of the tokens counted from the smallest.
+    bucket = F.shiftrightunsigned(F.col("token").bitwiseXOR(F.lit(-(1 << 63))), 64 - bits) if bits else F.lit(0)
+    in_order, in_its_bucket = F.coalesce(before <= place, F.lit(True)), bucket == F.col(PARTITION)
+    return [in_order.alias("in_order"), in_its_bucket.alias("in_its_bucket")]
 
 
 def _write_times(schema: TableSchema) -> list[Column]:

@@ -37,16 +37,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from assets.automation import is_under_way, on_schedule
-from assets.checks import from_findings
+from assets.checks import from_findings, from_waiting
 from assets.demo import FLIGHTS
 from assets.failures import by_kind
+from assets.naming import arrow_columns
 from resources import KafkaResource, LakeResource, SparkResource
 from writetime import quality
 from writetime.errors import WritetimeError
-from writetime.ingest import dead_letter_rows, drain, readback, retention
+from writetime.ingest import dead_letter_rows, drain, readback
 from writetime.ingest.drain import OffsetRange
 from writetime.ingest.pipeline import Outcome
+from writetime.kafka import committed_offsets
 from writetime.quality import gxe
+from writetime.retention import waiting_too_long
 
 HTTP_EVENTS = AssetKey(["sources", "http_events"])
 USER_EVENTS_TOPIC = AssetKey(["sources", "user_events_topic"])
@@ -101,14 +104,9 @@ def user_events_topic(kafka: KafkaResource) -> ObserveResult:
 @by_kind()
 def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
     """Count the messages that have waited for so long that they are soon lost."""
-    waiting = retention.waiting_too_long(kafka.settings)
-    return AssetCheckResult(
-        passed=not waiting,
-        metadata={
-            "messages_waiting_too_long": sum(waiting.values()),
-            "by_partition": MetadataValue.json({str(p): n for p, n in waiting.items()}),
-        },
-    )
+    settings = kafka.settings
+    stored = committed_offsets(settings, settings.ingest.topic, settings.ingest.group)
+    return from_waiting(waiting_too_long(settings, settings.ingest.topic, stored))
 
 
 @asset(
@@ -205,6 +203,7 @@ dead_letter_topic = AssetSpec(
     group_name="ingest",
     kinds={"spark", "deltalake"},
     pool="ingest_dead_letters",
+    metadata=arrow_columns(dead_letter_rows.SCHEMA),
     check_specs=[AssetCheckSpec("every_dead_letter_is_explained", asset=DEAD_LETTERS)],
 )
 @by_kind()
@@ -304,6 +303,13 @@ ingest_job = define_asset_job(
     executor_def=in_process_executor,
 )
 
+ingest_lag_job = define_asset_job(
+    "ingest_lag",
+    AssetSelection.assets(USER_EVENTS_TOPIC),
+    description="Observe how much of the topic is not stored, and check that it is far from the topic's retention.",
+    executor_def=in_process_executor,
+)
+
 dead_letters_job = define_asset_job(
     "dead_letters",
     AssetSelection.assets(DEAD_LETTERS),
@@ -349,5 +355,7 @@ def ingest_schedule(context: ScheduleEvaluationContext, kafka: KafkaResource) ->
         return SkipReason("a `writetime sink` is storing the events")
     return RunRequest()
 
+
+ingest_lag_schedule = on_schedule(ingest_lag_job, "1-59/5 * * * *", "Observes the topic of events every five minutes.")
 
 dead_letters_schedule = on_schedule(dead_letters_job, "5-59/15 * * * *", "Brings new dead letters to the lake.")

@@ -1,14 +1,17 @@
-"""What the assets of a followed table are called, and what the web UI tells of its columns and documents.
+"""What the assets of a followed table are called, and what the web UI tells of columns, documents and owners.
 
 What belongs here: keys, pools, column schemas, references. Not here: assets.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 from dagster import (
     AssetKey,
+    AssetSpec,
     CodeReferencesMetadataValue,
+    Definitions,
     LocalFileCodeReference,
     TableColumn,
     TableColumnConstraints,
@@ -16,9 +19,17 @@ from dagster import (
 )
 
 from writetime.schema.table import TableSchema as CqlSchema
-from writetime.tables import FollowedTable
 
 _ROOT = Path(__file__).parents[1]
+_REFERENCES = "dagster/code_references"
+# Of the groups of assets that are no table's.
+_DOCUMENTS = {
+    "sources": "docs/ingest.md",
+    "ingest": "docs/ingest.md",
+    "workqueue": "docs/workqueue.md",
+    "replay": "docs/replay.md",
+    "capture": "docs/capture.md",
+}
 
 
 def key_of(table: str, part: str) -> AssetKey:
@@ -34,12 +45,22 @@ def pool_of(table: str, part: str) -> str:
 def documents(*paths: str) -> dict[str, CodeReferencesMetadataValue]:
     """Return the metadata that links an asset to files of the repository: documents, CQL."""
     references = [LocalFileCodeReference(file_path=str(_ROOT / path), label=path) for path in paths]
-    return {"dagster/code_references": CodeReferencesMetadataValue(code_references=list(references))}
+    return {_REFERENCES: CodeReferencesMetadataValue(code_references=list(references))}
 
 
-def cql_columns(table: FollowedTable) -> dict[str, TableSchema]:
+def documented(definitions: Definitions, owners: Sequence[str]) -> Definitions:
+    """Return definitions with what all assets of the platform's own have: owners, and the document of their stage."""
+
+    def complete(spec: AssetSpec) -> AssetSpec:
+        given = {} if _REFERENCES in spec.metadata else documents(_DOCUMENTS[str(spec.group_name)])
+        return spec.merge_attributes(owners=owners, metadata=given)
+
+    return definitions.map_asset_specs(func=complete)
+
+
+def cql_columns(schema: CqlSchema | None) -> dict[str, TableSchema]:
     """Return the metadata that shows the columns of a table as CQL has them; nothing if its schema is not known."""
-    return {} if table.schema is None else {"dagster/column_schema": TableSchema([*_columns(table.schema)])}
+    return {} if schema is None else {"dagster/column_schema": TableSchema([*_columns(schema)])}
 
 
 def arrow_columns(schema: pa.Schema) -> dict[str, TableSchema]:

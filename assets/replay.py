@@ -45,12 +45,13 @@ from dagster import (
 from assets.automation import is_under_way, on_schedule
 from assets.checks import from_findings
 from assets.failures import by_kind
+from assets.naming import arrow_columns
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime import quality
 from writetime.errors import WritetimeError
 from writetime.quality import gxe
 from writetime.replay import advance, check, extent, lag, sealed, trim
-from writetime.replay.rows import read
+from writetime.replay.rows import SCHEMA, read
 
 # Partitions that one tick of a sensor adds, at most.
 NEW_PARTITIONS = 5_000
@@ -156,6 +157,7 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
         partitions_def=partitions_of(queue),
         backfill_policy=BackfillPolicy.single_run(),
         pool=name_of(queue),
+        metadata=arrow_columns(SCHEMA),
         description="The items of a replay queue as rows, a partition for each batch, read by Spark. A batch that is "
         "there already is replaced by itself, so a backfill is a replay.",
         check_specs=[

@@ -20,16 +20,16 @@ from dagster import (
 from assets import expectations
 from assets.checks import from_findings
 from assets.failures import by_kind
-from assets.naming import documents, key_of, pool_of
+from assets.naming import arrow_columns, documents, key_of, pool_of
 from resources import KafkaResource, LakeResource, SparkResource
 from writetime import quality
-from writetime.kafka import end_offsets
+from writetime.kafka import end_offsets, topic_names
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table
 from writetime.quality import Finding
-from writetime.rows.events import KINDS
-from writetime.rows.publish import publish, topic_of
+from writetime.rows.events import KINDS, event_schema
+from writetime.rows.publish import not_published, publish, published_since, topic_of
 from writetime.rows.stream import extend
 from writetime.tables import FollowedTable
 
@@ -37,6 +37,7 @@ from writetime.tables import FollowedTable
 def events(table: FollowedTable) -> AssetsDefinition:
     """Return the row events of a table in the lake."""
     key = key_of(table.name, "row_events")
+    columns = {} if table.schema is None else arrow_columns(event_schema(table.schema))
 
     @asset(
         key=key,
@@ -45,7 +46,7 @@ def events(table: FollowedTable) -> AssetsDefinition:
         kinds={"spark", "deltalake"},
         owners=table.entry.owners,
         pool=pool_of(table.name, "row_events"),
-        metadata=documents("docs/rows.md"),
+        metadata=columns | documents("docs/rows.md"),
         check_specs=[
             AssetCheckSpec(
                 "events_are_of_their_kinds",
@@ -112,21 +113,41 @@ def topic(table: FollowedTable) -> AssetsDefinition:
         owners=table.entry.owners,
         pool=pool_of(table.name, "row_topic"),
         metadata=documents("docs/rows.md"),
+        check_specs=[
+            AssetCheckSpec(
+                "all_events_are_published",
+                asset=key,
+                description="A reader of the topic gets as many new events as were published, and none waits in "
+                "the lake.",
+            )
+        ],
         description=f"The row events of {table.name} in Kafka's `{topic_of(table.name)}`, as Avro: each once, for "
         "consumers that read what is committed.",
     )
     @by_kind()
     def send(lake: LakeResource, kafka: KafkaResource) -> MaterializeResult:
-        name = topic_of(table.name)
+        settings, name = kafka.settings, topic_of(table.name)
+        in_lake = open_table(lake.settings, table.name)
+        before = end_offsets(settings, name) if name in topic_names(settings) else {}
         began = time.monotonic()
-        published = publish(kafka.settings, open_table(lake.settings, table.name))
+        published = publish(settings, in_lake)
+        seconds = time.monotonic() - began
+        found = published_since(settings, table.name, before, published) if published else 0
+        waiting = not_published(in_lake)
         return MaterializeResult(
             metadata={
                 "events_published": published,
-                "end_offset": sum(end_offsets(kafka.settings, name).values()),
-                "publish_seconds": round(time.monotonic() - began, 2),
+                "end_offset": sum(end_offsets(settings, name).values()),
+                "publish_seconds": round(seconds, 2),
                 "topic": name,
-            }
+            },
+            check_results=[
+                AssetCheckResult(
+                    check_name="all_events_are_published",
+                    passed=found == published and not waiting,
+                    metadata={"events_published": published, "events_in_topic": found, "events_waiting": waiting},
+                )
+            ],
         )
 
     return send

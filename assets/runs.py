@@ -28,6 +28,8 @@ from dagster import (
 
 from writetime import alerts, config
 
+# The tag of a run that has ended: where its report is.
+REPORT = "writetime/report"
 _EVENTS = {
     DagsterEventType.ASSET_MATERIALIZATION,
     DagsterEventType.ASSET_OBSERVATION,
@@ -78,11 +80,13 @@ def complaints(entries: Sequence[EventLogEntry]) -> list[str]:
 
 
 def ended(instance: DagsterInstance, run: DagsterRun) -> Path:
-    """Write the report of a run that has ended, and send an alert if something is wrong; return the report's path."""
+    """Write the report of a run that has ended, tag the run with its path, which is returned, and send an alert if
+    something is wrong."""
     settings = config.load()
     path = settings.alerts.reports / f"{run.job_name}-{run.run_id}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(report(instance, run))
+    instance.add_run_tags(run.run_id, {REPORT: str(path.resolve())})
     found = complaints(list(instance.all_logs(run.run_id, of_type=_EVENTS)))
     if found or run.status is not DagsterRunStatus.SUCCESS:
         title = f"run {run.run_id} of job {run.job_name}: {run.status.value.lower()}"
@@ -144,7 +148,8 @@ def _failures(entries: Sequence[EventLogEntry]) -> list[tuple[str, str]]:
 def _verdict(check: AssetCheckEvaluation) -> str:
     if check.passed:
         return "passed"
-    return "**failed**" if check.severity is AssetCheckSeverity.ERROR else "warns"
+    verdict = "**failed**" if check.severity is AssetCheckSeverity.ERROR else "warns"
+    return f"{verdict}: {check.description}" if check.description else verdict
 
 
 def _text(value: MetadataValue) -> str:

@@ -1,7 +1,7 @@
 """Segments: archives of the nodes' commit logs -> the topics `changes.<keyspace>.<table>`.
 
-What belongs here: the asset that publishes folders of segments, and its job. Not here: the agents that follow nodes,
-and how segments are published (`writetime.capture.archives`).
+What belongs here: the asset that publishes folders of segments, and what starts it. Not here: the agents that follow
+nodes, and how segments are published (`writetime.capture.archives`).
 """
 
 from pathlib import Path
@@ -12,19 +12,26 @@ from dagster import (
     AssetKey,
     AssetSelection,
     Config,
+    DefaultSensorStatus,
     Definitions,
     MaterializeResult,
     MetadataValue,
+    RunRequest,
+    SensorEvaluationContext,
+    SkipReason,
     asset,
     define_asset_job,
     in_process_executor,
+    sensor,
 )
 from pydantic import Field
 
+from assets.automation import failed_lately, is_under_way
 from assets.capture import COMMIT_LOGS
 from assets.failures import by_kind
 from resources import KafkaResource, SparkResource
-from writetime.capture.archives import publish_segments
+from writetime.capture.archives import checkpoint_of, publish_segments, unpublished
+from writetime.errors import WritetimeError
 from writetime.lake.spark import in_spark
 
 PUBLISHED_SEGMENTS = AssetKey(["capture", "published_segments"])
@@ -33,7 +40,10 @@ PUBLISHED_SEGMENTS = AssetKey(["capture", "published_segments"])
 class SegmentsConfig(Config):
     """Which segments are published."""
 
-    paths: list[str] = Field(description="Folders of segments, each of one node: local ones or URLs.")
+    paths: list[str] = Field(
+        default=[],
+        description="Folders of segments, each of one node: local ones or URLs; by default capture.segments.",
+    )
     checkpoint: str | None = Field(
         default=None, description="Where is kept how far they are; by default `segments` in capture.state."
     )
@@ -60,9 +70,12 @@ def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: Kafk
     A run publishes what the folders hold when it starts and the checkpoint does not have; one that fails is run again.
     """
     settings, session = kafka.settings, spark.spark_session
-    checkpoint = Path(config.checkpoint) if config.checkpoint else settings.capture.state / "segments"
+    paths = config.paths or settings.capture.segments
+    if not paths:
+        raise WritetimeError("no folder of segments is named: set capture.segments, or name paths in the run's config")
+    checkpoint = Path(config.checkpoint) if config.checkpoint else checkpoint_of(settings)
     report = publish_segments(
-        *(settings, config.paths, checkpoint),
+        *(settings, paths, checkpoint),
         run=in_spark(session),
         tasks=session.sparkContext.defaultParallelism,
     )
@@ -84,14 +97,39 @@ def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: Kafk
     )
 
 
-definitions = Definitions(
-    assets=[published_segments],
-    jobs=[
-        define_asset_job(
-            "publish_segments",
-            AssetSelection.assets(PUBLISHED_SEGMENTS),
-            description="Publish the changes in folders of commit log segments.",
-            executor_def=in_process_executor,
-        )
-    ],
+publish_segments_job = define_asset_job(
+    "publish_segments",
+    AssetSelection.assets(PUBLISHED_SEGMENTS),
+    description="Publish the changes in folders of commit log segments: `capture.segments`, or the `paths` of the run.",
+    executor_def=in_process_executor,
 )
+
+
+@sensor(
+    job=publish_segments_job,
+    minimum_interval_seconds=60,
+    default_status=DefaultSensorStatus.STOPPED,
+    description="Starts the job `publish_segments` when the folders of `capture.segments` have what is not published, "
+    "which their listing tells.",
+)
+def new_segments(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
+    """Compare the folders with the checkpoint."""
+    if is_under_way(context.instance, publish_segments_job.name):
+        return SkipReason("a run of the job `publish_segments` is under way")
+    if failed_lately(context.instance, publish_segments_job.name):
+        return SkipReason(
+            "the last run of the job `publish_segments` failed: another one a quarter of an hour after it"
+        )
+    settings = kafka.settings
+    if not settings.capture.segments:
+        return SkipReason("capture.segments names no folder")
+    try:
+        new = unpublished(settings.capture.segments, checkpoint_of(settings))
+    except (WritetimeError, OSError) as e:
+        return SkipReason(f"the folders cannot be seen: {e}")
+    if not new:
+        return SkipReason("all segments are published")
+    return RunRequest(tags={"writetime/segments": str(len(new))})
+
+
+definitions = Definitions(assets=[published_segments], jobs=[publish_segments_job], sensors=[new_segments])

@@ -4,6 +4,7 @@ What belongs here: which assets and checks a followed table has, and the table i
 stage, and what starts them (`assets.table_jobs`).
 """
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from dagster import (
     asset_check,
     multi_observable_source_asset,
 )
+from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 
 from assets import backfill, capture, changes, rows, table_jobs, views
 from assets.failures import by_kind
@@ -29,9 +31,12 @@ from resources import DatabaseResource
 from writetime import config
 from writetime.errors import WritetimeError
 from writetime.schema.describe import to_cql
-from writetime.tables import FollowedTable, Refused, followed_tables, is_captured
+from writetime.tables import FollowedTable, Refused, followed_tables, is_captured, read_entries
 
 log = logging.getLogger(__name__)
+
+# What the code location tells the processes of its runs.
+_TABLES = "writetime/tables"
 
 
 def definitions(upstream: Mapping[str, AssetKey]) -> Definitions:
@@ -41,7 +46,8 @@ def definitions(upstream: Mapping[str, AssetKey]) -> Definitions:
     Args:
         upstream: the assets that write tables of the platform's own, by the tables' names.
     """
-    found, refused = followed_tables(config.load())
+    context = DefinitionsLoadContext.get()
+    found, refused = _loaded(context) or followed_tables(config.load())
     assets: list[AssetsDefinition | AssetSpec] = []
     checks: list[AssetChecksDefinition] = []
     tables: list[FollowedTable] = []
@@ -59,6 +65,7 @@ def definitions(upstream: Mapping[str, AssetKey]) -> Definitions:
             refused.append(Refused(table.name, str(e)))
     for entry in refused:
         log.warning("the table %s is refused: %s", entry.name, entry.reason)
+    context.add_to_pending_reconstruction_metadata(_TABLES, json.dumps([table.name for table in tables]))
     return Definitions.merge(
         Definitions(assets=[*assets, *map(_refused, refused)], asset_checks=checks), table_jobs.definitions(tables)
     )
@@ -77,7 +84,7 @@ def assets_of(
     checks = [views.proof(table)]
     if table.entry.capture:
         assets += [capture.topic(table), changes.landed(table)]
-        checks += [is_captured_by_the_database(table), changes.lag_and_freshness(table)]
+        checks += [is_captured_by_the_database(table), capture.retention(table), changes.lag_and_freshness(table)]
     if table.entry.row_events:
         assets += [rows.events(table), rows.topic(table)]
     return assets, checks
@@ -98,7 +105,7 @@ def source(table: FollowedTable, upstream: AssetKey | None) -> AssetsDefinition:
                 kinds={"cassandra", "scylladb"},
                 owners=table.entry.owners,
                 description=table.entry.description or f"The table {table.name} of the database.",
-                metadata={**cql_columns(table), **text, **documents("docs/data-types.md", "cql")},
+                metadata={**cql_columns(table.schema), **text, **documents("docs/data-types.md", "cql")},
             )
         ],
     )
@@ -128,6 +135,17 @@ def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
         return AssetCheckResult(passed=captured, metadata=fix)
 
     return changes_are_logged
+
+
+def _loaded(context: DefinitionsLoadContext) -> tuple[list[FollowedTable], list[Refused]] | None:
+    """Return the tables that the code location follows, in the process of a run of it; else None.
+
+    The database is not asked anew: a run would fail for all of its tables if one was dropped since.
+    """
+    if context.load_type is not DefinitionsLoadType.RECONSTRUCTION or _TABLES not in context.reconstruction_metadata:
+        return None
+    names = json.loads(context.reconstruction_metadata[_TABLES])
+    return [table for table in read_entries(config.load())[0] if table.name in names], []
 
 
 def _cql(table: FollowedTable) -> str:

@@ -15,6 +15,7 @@ from dagster import (
     MetadataValue,
     ObserveResult,
     OpExecutionContext,
+    RunConfig,
     RunRequest,
     SensorEvaluationContext,
     SkipReason,
@@ -30,10 +31,12 @@ from dagster import (
 from pydantic import Field
 from pyspark.sql import functions as F
 
-from assets.automation import is_under_way
+from assets.automation import is_under_way, on_schedule
 from assets.demo import FLIGHT_ITEMS
 from assets.failures import by_kind
+from assets.naming import arrow_columns
 from resources import DatabaseResource, LakeResource, SparkResource
+from writetime.demo import enrichment
 from writetime.errors import WritetimeError
 from writetime.handlers import load_handler
 from writetime.workqueue import audit, completed, drain
@@ -43,6 +46,7 @@ from writetime.workqueue.items import Place
 EVENT_QUEUE = AssetKey(["workqueue", "event_queue"])
 COMPLETED = AssetKey(["workqueue", "completed_events"])
 COMPLETED_TABLE = "workqueue/completed_events"
+_SHOWN = 20
 
 
 @multi_observable_source_asset(
@@ -97,19 +101,39 @@ def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     )
 
 
-@asset_check(asset=EVENT_QUEUE, description="No item waits for longer than `workqueue.stuck_seconds`.")
+@asset_check(
+    asset=EVENT_QUEUE,
+    description="No item waits for longer than `workqueue.stuck_seconds`, and no queue has more unfinished items than "
+    "its `max_depth`.",
+)
 @by_kind()
 def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
-    """Warn of queues whose oldest unfinished item is too old."""
-    stuck = _stuck(database)
+    """Warn of queues whose oldest unfinished item is too old, or that have too many."""
+    old, deep = _stuck(database)
     return AssetCheckResult(
-        passed=not stuck,
+        passed=not old and not deep,
         severity=AssetCheckSeverity.WARN,
-        metadata={"stuck_queues": len(stuck), "oldest_seconds_by_queue": MetadataValue.json(stuck)},
+        description="; ".join(
+            [f"queue {name}: an item has waited for {age} s" for name, age in old.items()]
+            + [f"queue {name}: {depth} items are not finished" for name, depth in deep.items()]
+        ),
+        metadata={
+            "stuck_queues": len(old),
+            "oldest_seconds_by_queue": MetadataValue.json(old),
+            "deep_queues": len(deep),
+            "depth_by_queue": MetadataValue.json(deep),
+        },
     )
 
 
-@asset(key=COMPLETED, deps=[EVENT_QUEUE], group_name="workqueue", kinds={"spark", "deltalake"}, pool="completed_events")
+@asset(
+    key=COMPLETED,
+    deps=[EVENT_QUEUE],
+    group_name="workqueue",
+    kinds={"spark", "deltalake"},
+    pool="completed_events",
+    metadata=arrow_columns(completed.SCHEMA),
+)
 @by_kind()
 def completed_events(spark: SparkResource, database: DatabaseResource, lake: LakeResource) -> MaterializeResult:
     """Completed items with their results, as a table of the lake.
@@ -146,11 +170,34 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
     )
 
 
+@asset_check(
+    asset=COMPLETED,
+    description="By CQL: of each bucket that was read since it was closed the lake has all completed items, of others "
+    "no more than there are.",
+)
+@by_kind()
+def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -> AssetCheckResult:
+    """Compare the table of the lake with all states."""
+    have = audit.in_lake(lake.settings, COMPLETED_TABLE)
+    found = [audit.compare(database.settings, name, have) for name in queues(database.settings)]
+    differing = [place for brought in found for place in brought.differing]
+    return AssetCheckResult(
+        passed=not differing,
+        metadata={
+            "completed": sum(brought.completed for brought in found),
+            "in_the_lake": sum(brought.in_lake for brought in found),
+            "not_in_the_lake_yet": sum(brought.waiting for brought in found),
+            "buckets_differing": len(differing),
+            "first_buckets_differing": MetadataValue.json([place._asdict() for place in differing[:_SHOWN]]),
+        },
+    )
+
+
 class DrainConfig(Config):
     """What to work off."""
 
-    queue: str = Field(description="The queue.")
-    handler: str = Field(description="Its handler, as module:function.")
+    queue: str = Field(description="The queue, as `writetime queue inspect` lists it.")
+    handler: str = Field(description="Its handler, as module:function; Spark's Python has to find the module.")
     tasks: int = Field(default=2, ge=1, description="Spark tasks, each a worker that owns shards.")
 
 
@@ -165,7 +212,13 @@ def drain_queue_op(
     context.add_output_metadata({"queue": config.queue, **dict(outcomes)})
 
 
-@job(executor_def=in_process_executor, description="Work a queue off: bounded, on Spark, tasks own shards.")
+@job(
+    executor_def=in_process_executor,
+    # Of the demo: what a person who starts the job replaces.
+    config=RunConfig({"drain_queue_op": DrainConfig(queue=enrichment.QUEUE, handler=enrichment.HANDLER)}),
+    description="Work a queue off: bounded, on Spark, tasks own shards. Name queue and handler in the launchpad, which "
+    "has those of the demo.",
+)
 def drain_queue() -> None:
     """Work a queue off."""
     drain_queue_op()
@@ -173,39 +226,57 @@ def drain_queue() -> None:
 
 queue_health_job = define_asset_job(
     "queue_health",
-    AssetSelection.checks(no_item_is_lost, no_work_is_stuck),
-    description="Check that no item of any queue is lost or stuck.",
+    AssetSelection.assets(EVENT_QUEUE) - AssetSelection.checks(no_item_is_lost),
+    description="Observe how deep and old the queues are, and check that no work is stuck: reads what is unfinished.",
+    executor_def=in_process_executor,
+)
+
+queue_audit_job = define_asset_job(
+    "queue_audit",
+    AssetSelection.checks(no_item_is_lost, lake_has_what_is_completed),
+    description="Check that no item of any queue is lost, and that the lake has what is completed. It reads all items.",
     executor_def=in_process_executor,
 )
 
 completed_events_job = define_asset_job(
     "completed_events",
-    AssetSelection.assets(COMPLETED) | AssetSelection.checks(no_item_is_lost),
+    AssetSelection.assets(COMPLETED) - AssetSelection.checks(lake_has_what_is_completed),
     description="Bring what was completed to the lake.",
     executor_def=in_process_executor,
 )
+
+schedules = [
+    on_schedule(queue_health_job, "2-59/5 * * * *", "Observes the work queues every five minutes."),
+    on_schedule(completed_events_job, "25 * * * *", "Brings completed items to the lake, every hour."),
+    on_schedule(queue_audit_job, "15 2 * * *", "Looks for lost items, in the queues and the lake, every night."),
+]
 
 
 @sensor(
     job=queue_health_job,
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Starts the job `queue_health`, whose check then warns, when an item waits too long.",
+    description="Starts the job `queue_health`, whose check then warns, when an item waits too long, or too many do.",
 )
 def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> RunRequest | SkipReason:
     """Ask for a run while work is stuck."""
     if is_under_way(context.instance, queue_health_job.name):
         return SkipReason("a run of the job `queue_health` is under way")
     try:
-        stuck = _stuck(database)
+        old, deep = _stuck(database)
     except WritetimeError as e:
         return SkipReason(f"the queues cannot be seen: {e}")
-    if not stuck:
+    if not old and not deep:
         return SkipReason("no work is stuck")
-    return RunRequest(tags={"writetime/stuck": ", ".join(sorted(stuck))[:200]})
+    return RunRequest(tags={"writetime/stuck": ", ".join(sorted({*old, *deep}))[:200]})
 
 
-def _stuck(database: DatabaseResource) -> dict[str, float]:
-    limit = database.settings.workqueue.stuck_seconds
-    ages = {name: inspect(database.settings, name).oldest_seconds for name in queues(database.settings)}
-    return {name: round(age, 1) for name, age in ages.items() if age > limit}
+def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int]]:
+    """Return the queues with too old an item, and its age, and those with too many, and how many."""
+    own = database.settings.workqueue
+    states = [inspect(database.settings, name) for name in queues(database.settings)]
+    bounds = {name: queue.max_depth for name, queue in own.queues.items() if queue.max_depth is not None}
+    return (
+        {s.queue: round(s.oldest_seconds, 1) for s in states if s.oldest_seconds > own.stuck_seconds},
+        {s.queue: s.depth for s in states if s.queue in bounds and s.depth > bounds[s.queue]},
+    )

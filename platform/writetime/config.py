@@ -176,6 +176,9 @@ class Table(_Section):
 class Alerts(_Section):
     """Who hears of runs that failed and of checks that did not pass, beside Dagster's daemon log."""
 
+    owners: list[str] = Field(
+        default=[], description='Who answers for what is no table\'s: mail addresses, or names as "team:data".'
+    )
     webhook: SecretStr | None = Field(default=None, description="A URL that takes JSON with `text`, as chats do.")
     reports: Path = Field(default=Path(".writetime/reports"), description="Where the report of each run is put.")
 
@@ -205,6 +208,9 @@ class Capture(_Section):
     )
     finished: Literal["delete", "archive", "keep"] = "delete"
     archive: str | None = Field(default=None, description="A folder or URL for published segments.")
+    segments: list[str] = Field(
+        default=[], description="Folders or URLs of segments, each of one node, that Dagster publishes."
+    )
     aside: Path | None = Field(default=None, description="Where faulty segments go; by default in the state's folder.")
     partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
     poll_seconds: float = Field(default=0.02, gt=0, description="How often the node's segments are looked at.")
@@ -348,6 +354,7 @@ class Queue(_Section):
     max_attempts: int = Field(default=10, ge=1, description="After so many, an item is a dead letter.")
     backoff_base_seconds: float = Field(default=1.0, gt=0, description="Pause after a first failure, then twice that.")
     backoff_cap_seconds: float = Field(default=300.0, gt=0)
+    max_depth: int | None = Field(default=None, ge=0, description="More unfinished items than this: Dagster warns.")
 
 
 class WorkQueue(_Section):

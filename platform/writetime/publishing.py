@@ -23,7 +23,8 @@ from writetime.schema.avro import fingerprint, single_object_header
 SCHEMAS_TOPIC = "writetime.schemas"
 
 
-# Of brokers that are away or not all there; librdkafka has given up by then, and calls none of these retriable.
+# Of brokers that are away, not all there, or just moving a group; librdkafka has given up by then, and calls none of
+# these retriable.
 _MAY_PASS = frozenset(
     {
         KafkaError._TRANSPORT,
@@ -32,6 +33,9 @@ _MAY_PASS = frozenset(
         KafkaError._TIMED_OUT,
         KafkaError.NOT_ENOUGH_REPLICAS,
         KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
     }
 )
 

@@ -6,7 +6,7 @@ Each entry is read by itself. One that cannot be is refused with its reason, and
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cassandra.cluster import Session
@@ -49,11 +49,23 @@ def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[Refus
     refused for it.
     """
     tables: list[FollowedTable] = []
-    refused: list[Refused] = []
+    read, refused = read_entries(settings)
     known = _schemas(settings) if settings.tables else None
+    for table in read:
+        try:
+            tables.append(replace(table, schema=_schema_of(settings, table.name, known)))
+        except WritetimeError as e:
+            refused.append(Refused(table.name, str(e)))
+    return tables, refused
+
+
+def read_entries(settings: Settings) -> tuple[list[FollowedTable], list[Refused]]:
+    """Return the tables that the entries name, without their schemas, and the entries that are none."""
+    tables: list[FollowedTable] = []
+    refused: list[Refused] = []
     for name, entry in _entries(settings.tables):
         try:
-            tables.append(_followed(settings, name, entry, known))
+            tables.append(FollowedTable(name, _entry_of(name, entry)))
         except WritetimeError as e:
             refused.append(Refused(name, str(e)))
     return tables, refused
@@ -68,25 +80,28 @@ def _entries(tables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{keyspace}.{name}", entry if isinstance(entry, dict) else None
 
 
-def _followed(
-    settings: Settings, name: str, entry: dict[str, Any] | None, known: dict[str, TableSchema | WritetimeError] | None
-) -> FollowedTable:
+def _entry_of(name: str, entry: dict[str, Any] | None) -> Table:
     parts = name.split(".")
     if entry is None or len(parts) != 2 or not all(map(_NAME.fullmatch, parts)):
         raise WritetimeError("a table's entry is written [tables.<keyspace>.<table>]")
     try:
-        read = Table.model_validate(entry)
+        return Table.model_validate(entry)
     except ValidationError as e:
         raise WritetimeError(f"[tables.{name}] {told(e, Table)}") from None
+
+
+def _schema_of(
+    settings: Settings, name: str, known: dict[str, TableSchema | WritetimeError] | None
+) -> TableSchema | None:
     if known is None:
-        return FollowedTable(name, read, _schema_of_lake(settings, name))
+        return _schema_of_lake(settings, name)
     schema = known.get(name)
     if schema is None:
         raise WritetimeError(f"the database has no table {name}: create it, or correct the entry [tables.{name}]")
     if isinstance(schema, WritetimeError):
         raise schema
     check_names(schema)
-    return FollowedTable(name, read, schema)
+    return schema
 
 
 def _schemas(settings: Settings) -> dict[str, TableSchema | WritetimeError] | None:

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from typing import Any
 
+import pytest
 from dagster import (
     AssetCheckSeverity,
     DagsterInstance,
@@ -22,6 +23,7 @@ from assets.table_jobs import definitions
 from resources import KafkaResource, LakeResource, SparkResource
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, batch, write
+from writetime import retention
 from writetime.capture import watermarks
 from writetime.capture.metrics import Lag, summary
 from writetime.capture.progress import Totals
@@ -72,11 +74,23 @@ def say(settings: Settings, table: str, until: int) -> None:
     assert sender.flush()
 
 
-def test_landing_by_the_sensor(settings: Settings, spark: SparkSession) -> None:
+def waiting_too_long(table: str) -> int:
+    """What the check of the topic counts."""
+    check: Any = capture.retention(FollowedTable(table))(kafka=KafkaResource())
+    count = check.metadata["messages_waiting_too_long"].value
+    assert check.passed == (count == 0)
+    return count
+
+
+def test_landing_by_the_sensor(settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = dataclasses.replace(SCHEMA, keyspace=settings.cassandra.keyspace)
     publisher = ChangePublisher(settings)
     publisher.send(schema, batch([write(i, 0, 5, v=str(i)) for i in range(20)], schema))
     assert publisher.flush()
+    assert waiting_too_long(schema.full_name) == 0
+    # As if half of the retention were over.
+    monkeypatch.setattr(retention, "RETENTION_ALARM", 0.0)
+    assert waiting_too_long(schema.full_name) == 20
     with DagsterInstance.ephemeral() as instance:
         (request,) = requests(instance, schema.full_name)
         assert request.tags["writetime/lag"] == "20"
@@ -90,6 +104,7 @@ def test_landing_by_the_sensor(settings: Settings, spark: SparkSession) -> None:
         observed: Any = topic(kafka=KafkaResource())
         assert (observed.metadata["messages"], observed.metadata["changes_not_landed"]) == (20, 0)
         assert requests(instance, schema.full_name) == []
+        assert waiting_too_long(schema.full_name) == 0
     rows = view_rows(views.virtual(open_table(settings, schema.full_name)))
     assert sorted(row["id"] for row in rows) == list(range(20))
 
@@ -99,6 +114,7 @@ def test_a_table_that_no_agent_has_published_stops_nothing(settings: Settings, s
     name = f"{settings.cassandra.keyspace}.none"
     observed: Any = capture.topic(FollowedTable(name))(kafka=KafkaResource())
     assert observed.metadata["messages"] == 0
+    assert waiting_too_long(name) == 0
     with DagsterInstance.ephemeral() as instance:
         result = landed_by_dagster(instance, name)
     assert result.success

@@ -8,14 +8,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey, DagsterInstance, Definitions, RunRequest, build_schedule_context
+from dagster import AssetKey, DagsterInstance, Definitions, RunRequest, TableSchema, build_schedule_context
+from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetNode
+from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
+from dagster._core.definitions.repository_definition import RepositoryLoadData
 
 from assets import tables
 from assets.definitions import defs
-from assets.ingest import DEAD_LETTERS, USER_EVENTS
-from assets.naming import key_of
+from assets.ingest import DEAD_LETTERS, USER_EVENTS, USER_EVENTS_TOPIC, user_events_topic
+from assets.naming import documented, key_of
 from assets.table_jobs import PROOF
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
+from tests.conftest import write_settings
+from writetime.config import Settings
+from writetime.database import connect
+from writetime.demo.enrichment import HANDLER
 from writetime.servers.process import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +80,26 @@ def test_graph() -> None:
         assert graph.get(key).description, key
         assert graph.get(key).kinds, key
         assert graph.get(key).group_name in GROUPS
+        assert "dagster/code_references" in graph.get(key).metadata, key
+    with_columns = {key.to_user_string() for key in graph.get_all_asset_keys() if columns(graph.get(key))}
+    assert with_columns == {
+        "ingest/user_events",
+        "ingest/dead_letters",
+        "workqueue/completed_events",
+        "demo/board",
+    }
+
+
+def columns(node: BaseAssetNode) -> list[str]:
+    """The names of the columns that the web UI shows of an asset."""
+    found = node.metadata.get("dagster/column_schema")
+    return [column.name for column in found.columns] if isinstance(found, TableSchema) else []
+
+
+def test_what_is_no_tables_has_the_owners_of_the_settings() -> None:
+    own = Definitions(assets=[user_events_topic], resources=RESOURCES)
+    owned = documented(own, ["team:data"]).resolve_asset_graph()
+    assert owned.get(USER_EVENTS_TOPIC).owners == ["team:data"]
 
 
 def test_a_table_is_one_entry(config: Path) -> None:
@@ -114,6 +141,7 @@ def test_a_table_is_one_entry(config: Path) -> None:
         "all_messages_landed",
         "lag_is_bounded",
         "lake_is_fresh",
+        "lag_is_far_from_retention",
         "changes_are_in_place",
         "levels_are_a_state",
         "write_times_are_past",
@@ -121,6 +149,7 @@ def test_a_table_is_one_entry(config: Path) -> None:
         "rows_are_as_expected",
         "rows_are_those_of_the_database",
         "events_are_of_their_kinds",
+        "all_events_are_published",
     }
 
 
@@ -159,10 +188,59 @@ def test_a_table_that_is_refused_says_why_and_takes_no_other_down(entry: str, re
     assert reason in description
 
 
+def test_what_an_entry_expects_is_of_the_columns_of_its_table(settings: Settings, tmp_path: Path) -> None:
+    """As the database has them; where no database answers a run says it."""
+    keyspace = settings.cassandra.keyspace
+    with connect(settings) as session:
+        session.execute(f"CREATE TYPE {keyspace}.place (city text)")
+        columns = 'id int PRIMARY KEY, total int, "a.b" int, home frozen<place>'
+        for name in ("known", "wrong"):
+            session.execute(f"CREATE TABLE {keyspace}.{name} ({columns})")
+    known = [
+        {"type": "expect_column_values_to_not_be_null", "column": "home.city"},
+        {"type": "expect_column_values_to_not_be_null", "column": "`a.b`"},
+        {"type": "expect_column_pair_values_to_be_equal", "column_A": "id", "column_B": "total"},
+        {"type": "expect_compound_columns_to_be_unique", "column_list": ["token_bucket", "id"]},
+    ]
+    wrong = [*known, {"type": "expect_compound_columns_to_be_unique", "column_list": ["id", "Total"]}]
+    entries = {keyspace: {"known": {"expect": known}, "wrong": {"expect": wrong}}}
+    write_settings(settings.model_copy(update={"tables": entries}), tmp_path / "writetime.toml")
+    graph = of_tables().resolve_asset_graph()
+    assert key_of(f"{keyspace}.known", "view") in graph.get_all_asset_keys()
+    refused = graph.get(key_of(f"{keyspace}.wrong", "table")).description or ""
+    assert refused == (
+        f"**Refused:** [tables.{keyspace}.wrong] expect, number 5: {keyspace}.wrong has no column Total; "
+        "it has id, `a.b`, home, home.city, total"
+    )
+
+
+def test_a_table_that_is_dropped_fails_no_run_of_the_others(settings: Settings, tmp_path: Path) -> None:
+    """Until the code location is reloaded a run has the steps of all tables, so its process must, too."""
+    keyspace = settings.cassandra.keyspace
+    one, two = (key_of(f"{keyspace}.{name}", "changes") for name in ("one", "two"))
+    write_settings(
+        settings.model_copy(update={"tables": {keyspace: {"one": {}, "two": {}}}}), tmp_path / "writetime.toml"
+    )
+
+    def landed(context: DefinitionsLoadContext) -> set[AssetKey]:
+        with DefinitionsLoadContext.scoped(context):
+            return set(of_tables().get_repository_def().get_job("land").asset_layer.executable_asset_keys)
+
+    with connect(settings) as session:
+        for name in ("one", "two"):
+            session.execute(f"CREATE TABLE {keyspace}.{name} (id int PRIMARY KEY)")
+        location = DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)
+        assert landed(location) == {one, two}
+        session.execute(f"DROP TABLE {keyspace}.two", timeout=60)
+    told = RepositoryLoadData({}, location.get_pending_reconstruction_metadata())
+    assert landed(DefinitionsLoadContext(DefinitionsLoadType.RECONSTRUCTION, told)) == {one, two}
+    assert landed(DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)) == {one}
+
+
 def test_jobs_schedules_and_sensors(config: Path) -> None:
     repository = defs.get_repository_def()
     own = {"ingest", "dead_letters", "replay_flights", "agents", "completed_events", "queue_health", "drain_queue"}
-    own |= {"publish_segments", "board"}
+    own |= {"publish_segments", "board", "ingest_lag", "queue_audit"}
     assert own <= set(repository.job_names)
     assert repository.get_job("ingest").asset_layer.executable_asset_keys == {USER_EVENTS, DEAD_LETTERS}
     assert AssetKey(["sources", "flights"]) in repository.get_job("replay_flights").asset_layer.executable_asset_keys
@@ -171,19 +249,35 @@ def test_jobs_schedules_and_sensors(config: Path) -> None:
     sensors = {s.name for r in (repository, found) for s in r.sensor_defs}
     assert sensors == {
         *("captured_changes", "stuck_work", "user_events_lag", "new_snapshots", "schema_changes"),
+        "new_segments",
         *("failed_runs", "finished_runs", "canceled_runs"),
     }
     assert sorted((s.name, s.cron_schedule) for r in (repository, found) for s in r.schedule_defs) == [
         ("agents_schedule", "*/5 * * * *"),
+        ("completed_events_schedule", "25 * * * *"),
         ("dead_letters_schedule", "5-59/15 * * * *"),
+        ("ingest_lag_schedule", "1-59/5 * * * *"),
         ("ingest_schedule", "*/15 * * * *"),
         ("maintain_schedule", "30 2 * * *"),
         ("observe_schedule", "*/10 * * * *"),
+        ("queue_audit_schedule", "15 2 * * *"),
+        ("queue_health_schedule", "2-59/5 * * * *"),
         ("rows_schedule", "7-59/15 * * * *"),
         ("snapshot_schedule", "0 1 * * 0"),
         ("verify_schedule", "30 3 * * *"),
         ("views_schedule", "*/15 * * * *"),
     ]
+    # The launchpad opens with what can be run.
+    config_of_drain = {"queue": "flights", "handler": HANDLER, "tasks": 2}
+    assert (repository.get_job("drain_queue").run_config or {})["ops"] == {
+        "drain_queue_op": {"config": config_of_drain}
+    }
+    # What reads all items is not for each five minutes.
+    nodes = {name: {node.name for node in repository.get_job(name).nodes} for name in ("queue_health", "ingest_lag")}
+    assert nodes == {
+        "queue_health": {"event_queue", "workqueue__event_queue_no_work_is_stuck"},
+        "ingest_lag": {"user_events_topic", "sources__user_events_topic_lag_is_far_from_retention"},
+    }
     jobs = [
         j for r in (repository, found) for name in r.job_names if not name.startswith("__") for j in [r.get_job(name)]
     ]

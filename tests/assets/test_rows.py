@@ -18,6 +18,8 @@ from tests.rows.test_stream import replayed
 from writetime.config import Settings
 from writetime.lake import state, views
 from writetime.lake.table import create_table
+from writetime.rows import publish as publishing
+from writetime.rows import stream
 from writetime.rows.retention import merged_to
 from writetime.tables import FollowedTable
 
@@ -69,3 +71,12 @@ def test_events_to_topic(settings: Settings, spark: SparkSession, monkeypatch: p
     assert replayed(table) == view_rows(views.virtual(table))
     events, topic = run()
     assert (events["events"], topic["events_published"]) == (0, 0)
+    # What the publisher claims is not taken for what the topic has, nor for all that the lake has.
+    add(table, [write(i, 1, 8, v="d") for i in range(3)], 5, schema)
+    stream.extend(table)
+    monkeypatch.setattr(rows, "publish", lambda *_: 3)
+    monkeypatch.setattr(publishing, "TIMEOUT_SECONDS", 0.0)
+    result = materialize(assets[1:], instance=DagsterInstance.ephemeral(), resources=RESOURCES)
+    [check] = result.get_asset_check_evaluations()
+    assert not check.passed
+    assert [check.metadata[name].value for name in ("events_in_topic", "events_waiting")] == [0, 3]

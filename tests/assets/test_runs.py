@@ -17,6 +17,7 @@ from dagster import (
     DagsterRun,
     MaterializeResult,
     MetadataValue,
+    RunsFilter,
     asset,
     materialize,
 )
@@ -63,7 +64,9 @@ def orders() -> MaterializeResult:
         },
         check_results=[
             AssetCheckResult(check_name="rows_are_right", passed=False),
-            AssetCheckResult(check_name="fresh", passed=False, severity=AssetCheckSeverity.WARN),
+            AssetCheckResult(
+                check_name="fresh", passed=False, severity=AssetCheckSeverity.WARN, description="a day old"
+            ),
         ],
     )
 
@@ -79,7 +82,10 @@ def ended(instance: DagsterInstance, *assets: Any) -> tuple[str, DagsterRun]:
     run = materialize(assets, instance=instance, raise_on_error=False).dagster_run
     found = instance.get_run_by_id(run.run_id)
     assert found is not None
-    return runs.ended(instance, found).read_text(), found
+    path = runs.ended(instance, found)
+    [tagged] = instance.get_runs(RunsFilter(tags={runs.REPORT: str(path.resolve())}))
+    assert tagged.run_id == run.run_id
+    return path.read_text(), found
 
 
 def test_report_and_alert(
@@ -101,7 +107,10 @@ def test_report_and_alert(
         assert "| shop.orders/view | rows_are_right | **failed** |" in report
         [alert] = posted
         assert alert["title"] == f"run {run.run_id} of job {run.job_name}: success"
-        assert alert["lines"] == ["shop.orders/view: rows_are_right **failed**", "shop.orders/view: fresh warns"]
+        assert alert["lines"] == [
+            "shop.orders/view: rows_are_right **failed**",
+            "shop.orders/view: fresh warns: a day old",
+        ]
         assert alert["text"].splitlines() == [alert["title"], *(f"- {line}" for line in alert["lines"])]
 
         report, run = ended(instance, broken)

@@ -42,7 +42,7 @@ def numbers(result: ExecuteInProcessResult, key: AssetKey) -> dict[str, object]:
     return {name: value.value for name, value in event.materialization.metadata.items()}
 
 
-def test_snapshot_to_view(settings: Settings, spark: SparkSession) -> None:
+def test_snapshot_to_view(settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"{settings.cassandra.keyspace}.items"
     with connect(settings) as session:
         session.execute(f"CREATE TABLE {name} (id int, n int, v text, s int STATIC, PRIMARY KEY (id, n))")
@@ -63,9 +63,16 @@ def test_snapshot_to_view(settings: Settings, spark: SparkSession) -> None:
         assert folder.endswith(str(tags[1]["tag"]))
         with pytest.raises(WritetimeError):
             find_snapshots(cast(list[str], tags[0]["folders"]))
+        partition = backfill.token_ranges.get_partition_keys()[3]
+        with monkeypatch.context() as patch:
+            wrong = [gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=["none"])]
+            patch.setattr(expectations, "of_changes", lambda: wrong)
+            failed = run(backfill.backfilled(table), partition_key=partition, raise_on_error=False)
+        assert [check.passed for check in failed.get_asset_check_evaluations()] == [False]
+        assert not failed.success
+        assert open_table(settings, name).changes.load().files == []
         # The same range twice; the others without Dagster, as each run takes its time.
         for _ in range(2):
-            partition = backfill.token_ranges.get_partition_keys()[3]
             result = run(backfill.backfilled(table), partition_key=partition)
             assert all(check.passed for check in result.get_asset_check_evaluations())
             added.append(numbers(result, key_of(name, "backfill"))["changes_added"])

@@ -1,12 +1,15 @@
 """The assets of the work queue on a real database: observed, drained on Spark, brought to the lake, checked."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dagster import (
+    AssetCheckEvaluation,
     AssetCheckResult,
     DagsterInstance,
-    ObserveResult,
+    MetadataValue,
     RunRequest,
     SkipReason,
     build_sensor_context,
@@ -20,7 +23,8 @@ from resources import DatabaseResource, LakeResource, SparkResource
 from tests.conftest import write_settings
 from writetime import database
 from writetime.config import Settings
-from writetime.workqueue import Enqueuer, Item, NewItem
+from writetime.workqueue import Enqueuer, Item, NewItem, audit
+from writetime.workqueue.audit import InLake
 
 RESOURCES = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
 
@@ -32,26 +36,38 @@ def handle(item: Item) -> dict[str, int]:
     return {"twice": item.payload * 2}
 
 
+def health(instance: DagsterInstance) -> tuple[Mapping[str, MetadataValue], Sequence[AssetCheckEvaluation]]:
+    """What the job `queue_health` observes, and its checks."""
+    result = defs.get_job_def("queue_health").execute_in_process(instance=instance, resources=RESOURCES)
+    [event] = result.get_asset_observation_events()
+    return event.asset_observation_data.asset_observation.metadata, result.get_asset_check_evaluations()
+
+
 def test_a_queue_is_drained_checked_and_brought_to_the_lake(
     settings: Settings, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = settings.workqueue.model_copy(update={"lease_seconds": 10.0, "stuck_seconds": 0.001})
+    own = settings.workqueue.model_copy(update={"lease_seconds": 10.0})
     settings = settings.model_copy(update={"workqueue": own})
     write_settings(settings, tmp_path / "writetime.toml")
-    monkeypatch.setenv("WRITETIME_WORKQUEUE__QUEUES", '{"jobs": {"shards": 4, "max_attempts": 1}}')
+    monkeypatch.setenv("WRITETIME_WORKQUEUE__QUEUES", '{"jobs": {"shards": 4, "max_attempts": 1, "max_depth": 99}}')
     with Enqueuer(RESOURCES["database"].settings) as enqueuer:
         enqueuer.enqueue_many("jobs", [NewItem(n, key=str(n % 7)) for n in range(100)])
 
-    observed = workqueue.event_queue(database=RESOURCES["database"])
-    assert isinstance(observed, ObserveResult)
-    assert observed.metadata is not None
-    assert observed.metadata["depth"] == 100
     with DagsterInstance.ephemeral() as instance:
         context = build_sensor_context(instance)
+        # Too deep, and then too old, too.
         assert isinstance(workqueue.stuck_work(context, database=RESOURCES["database"]), RunRequest)
+        observed, [check] = health(instance)
+        assert (observed["depth"].value, check.passed) == (100, False)
+        assert check.description == "queue jobs: 100 items are not finished"
+        monkeypatch.setenv("WRITETIME_WORKQUEUE__STUCK_SECONDS", "0.001")
+        _, [check] = health(instance)
+        assert [check.metadata[name].value for name in ("stuck_queues", "deep_queues")] == [1, 1]
         run_config = {"ops": {"drain_queue_op": {"config": {"queue": "jobs", "handler": f"{__name__}:handle"}}}}
         assert defs.get_job_def("drain_queue").execute_in_process(run_config, instance, resources=RESOURCES).success
         assert isinstance(workqueue.stuck_work(context, database=RESOURCES["database"]), SkipReason)
+        observed, [check] = health(instance)
+        assert (observed["depth"].value, check.passed) == (0, True)
 
         for _ in range(2):
             result = materialize([workqueue.completed_events], instance=instance, resources=RESOURCES)
@@ -59,16 +75,38 @@ def test_a_queue_is_drained_checked_and_brought_to_the_lake(
             assert event.materialization.metadata["dagster/row_count"].value == 99
 
     lost = workqueue.no_item_is_lost(database=RESOURCES["database"])
-    stuck = workqueue.no_work_is_stuck(database=RESOURCES["database"])
     assert isinstance(lost, AssetCheckResult)
-    assert isinstance(stuck, AssetCheckResult)
-    assert (lost.passed, stuck.passed) == (True, True)
+    assert lost.passed
     assert [lost.metadata[name].value for name in ("completed", "dead", "open")] == [99, 1, 0]
     rows = RESOURCES["lake"].read(spark, workqueue.COMPLETED_TABLE).collect()
     assert {(r.payload, r.result) for r in rows} == {(str(n), f'{{"twice":{n * 2}}}') for n in range(100) if n != 13}
 
-    # A dead item without its letter is told.
     keyspace = settings.cassandra.keyspace
+
+    def brought() -> tuple[bool, list[Any]]:
+        names = ("completed", "in_the_lake", "not_in_the_lake_yet", "buckets_differing")
+        check = workqueue.lake_has_what_is_completed(database=RESOURCES["database"], lake=RESOURCES["lake"])
+        assert isinstance(check, AssetCheckResult)
+        return check.passed, [check.metadata[name].value for name in names]
+
+    assert brought() == (True, [99, 99, 0, 0])
+    # What the lake lacks may come while its bucket is open; what it has too much of is wrong at once.
+    have = audit.in_lake(settings, workqueue.COMPLETED_TABLE)
+    lacking = {place: InLake(found.items - 1, found.read_at) for place, found in have.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(audit, "in_lake", lambda *_: lacking)
+        assert brought() == (True, [99, 99 - len(have), len(have), 0])
+        close = f"UPDATE {keyspace}.queue_buckets SET closed = 1 WHERE queue = %s AND shard = %s AND bucket = %s"
+        with database.connect(settings) as session:
+            for place in have:
+                session.execute(close, place)
+        assert brought() == (False, [99, 99 - len(have), 0, len(have)])
+        more = {place: InLake(found.items + 1, 0) for place, found in have.items()}
+        patch.setattr(audit, "in_lake", lambda *_: more)
+        assert brought() == (False, [99, 99 + len(have), 0, len(have)])
+    assert brought() == (True, [99, 99, 0, 0])
+
+    # A dead item without its letter is told.
     with database.connect(settings) as session:
         session.execute(f"TRUNCATE {keyspace}.queue_dead_letters", timeout=60)
     told = workqueue.no_item_is_lost(database=RESOURCES["database"])

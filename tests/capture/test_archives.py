@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from dagster import DagsterInstance, RunConfig, materialize
+from dagster import DagsterInstance, RunRequest, SkipReason, build_sensor_context, materialize
 from pyspark.sql import SparkSession
 
-from assets.segments import SegmentsConfig, published_segments
+from assets.segments import new_segments, published_segments
 from resources import KafkaResource, SparkResource
 from tests.capture.harness import Captured
 from tests.capture.test_segments import complete, wait_for
 from tests.conftest import write_settings
-from writetime.capture.archives import Checkpoint, Report, follow_segments, publish_segments
+from writetime.capture.archives import Checkpoint, Report, follow_segments, publish_segments, unpublished
 from writetime.cli import main
 from writetime.errors import WritetimeError
 from writetime.storage.segment import find_segments
@@ -83,13 +83,25 @@ def test_what_an_agent_publishes_is_published(
     answer = CliRunner().invoke(main, command, catch_exceptions=False)
     assert answer.output == "0 segments, 0 mutations: no changes\n"
     # By the asset, which knows nothing of that checkpoint: as if a run had died before it kept what it did.
+    resources = {"spark": SparkResource(), "kafka": KafkaResource()}
     with DagsterInstance.ephemeral() as instance:
-        result = materialize(
-            [published_segments],
-            instance=instance,
-            resources={"spark": SparkResource(), "kafka": KafkaResource()},
-            run_config=RunConfig({"capture__published_segments": SegmentsConfig(paths=[str(copies)])}),
-        )
+
+        def tick() -> RunRequest | SkipReason:
+            answer = new_segments(build_sensor_context(instance), kafka=KafkaResource())
+            assert isinstance(answer, RunRequest | SkipReason)
+            return answer
+
+        assert tick() == SkipReason("capture.segments names no folder")
+        refused = materialize([published_segments], instance=instance, resources=resources, raise_on_error=False)
+        [failure] = refused.get_step_failure_events()
+        assert "no folder of segments is named" in str(failure.step_failure_data.error)
+        capture = captured.settings.capture.model_copy(update={"segments": [str(copies)]})
+        write_settings(captured.settings.model_copy(update={"capture": capture}), tmp_path / "writetime.toml")
+        asked = tick()
+        assert isinstance(asked, RunRequest)
+        assert asked.tags["writetime/segments"] == str(segments)
+        result = materialize([published_segments], instance=instance, resources=resources)
+        assert tick() == SkipReason("all segments are published")
     [event] = result.asset_materializations_for_node("capture__published_segments")
     metadata: Any = event.metadata
     assert metadata["segments"].value == segments
@@ -142,7 +154,13 @@ def test_what_is_missing_is_said_until_it_is_there(captured: Captured, tmp_path:
     def publish() -> Report:
         return publish_segments(captured.settings, [str(tmp_path / "copies")], tmp_path / "checkpoint")
 
+    def waiting() -> set[str]:
+        return set(unpublished([str(tmp_path / "copies")], tmp_path / "checkpoint"))
+
+    # Of the one whose index says nothing a run will tell.
+    assert waiting() == {str(path) for path in (broken, torn, *sound)}
     report = publish()
+    assert waiting() == set()
     assert set(report.faults) == {str(path) for path in (broken, torn, mislabelled)}
     assert all(Path(path).stem in reason for path, reason in report.faults.items())
     assert report.segments == len(sound) + 2
@@ -156,7 +174,9 @@ def test_what_is_missing_is_said_until_it_is_there(captured: Captured, tmp_path:
     kept.close()
     for path, content in contents.items():
         path.write_bytes(content)
+    assert waiting() == {str(path) for path in (broken, torn, mislabelled)}
     assert publish().faults == {}
+    assert waiting() == set()
     captured.assert_same("t")
     # One that grows is gone before its end.
     index_of(mislabelled).write_text("1000")

@@ -15,7 +15,7 @@ import os
 import posixpath
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -64,6 +64,16 @@ class Archived:
     def is_done(self) -> bool:
         """Whether it is published and never looked at again."""
         return self.complete and self.progress.finished and self.progress.reason is None
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What folders have: segments of which more may be there than is published, the addresses of all, and those whose
+    `_cdc.idx` cannot be read, with the reason."""
+
+    looks: list[Look]
+    there: set[str]
+    faults: dict[str, str]
 
 
 @dataclass
@@ -135,10 +145,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self._lock = lock_folder(folder)
         self.folder = folder
-        self.segments: dict[str, Archived] = {}
-        for key, found in (read_json(folder / _FILE) or {}).items():
-            file = (found["file"][0], found["file"][1])
-            self.segments[key] = Archived(SegmentProgress(**found["progress"]), found["complete"], file)
+        self.segments = _read_checkpoint(folder)
 
     def save(self) -> None:
         """Keep what is known now."""
@@ -165,7 +172,7 @@ class Archive:
         self, settings: Settings, paths: Sequence[str], node: Node, checkpoint: Checkpoint, *, run: Runner, tasks: int
     ) -> None:
         self._settings = settings
-        self._paths = [path.rstrip("/") if "://" in path else os.path.abspath(path) for path in paths]
+        self._paths = _addresses(paths)
         self._schemas = SchemaWatch(checkpoint.folder, node)
         self._checkpoint = checkpoint
         self._run = run
@@ -200,45 +207,18 @@ class Archive:
 
     def _look(self) -> list[Look]:
         """Return the segments of which more may be there than is published."""
-        looks: list[Look] = []
-        self._index_faults, self.report.growing = {}, []
-        there: set[str] = set()
-        for path in self._paths:
-            for segment in find_segments(path):
-                key = path if path.endswith(segment.name) else posixpath.join(path, segment.name)
-                there.add(key)
-                known = self._checkpoint.segments.get(key)
-                if known is not None and known.is_done:
-                    continue
-                # Before the file is read, so that what changes meanwhile is seen the next time.
-                info = segment.filesystem.get_file_info(segment.path)
-                try:
-                    index = segment.cdc_index()
-                except CorruptFile as e:
-                    self._index_faults[key] = str(e)
-                    continue
-                complete = index is not None and index.completed
-                until = END if index is None or complete else index.offset
-                looks.append(Look(key, segment, until, complete, (info.size or 0, info.mtime_ns or 0)))
-                if until != END:
-                    self.report.growing.append(key)
-        self._note_vanished(there)
-        return looks
+        sight = _look(self._paths, self._checkpoint.segments)
+        self._index_faults = sight.faults
+        self.report.growing = [look.key for look in sight.looks if look.until != END]
+        self._note_vanished(sight.there)
+        return sight.looks
 
     def _begin(self, look: Look) -> SegmentProgress | None:
         """Return from where on a segment is to be read; None if there is nothing new in it."""
-        known = self._checkpoint.segments.get(look.key)
-        anew = SegmentProgress(look.segment.name)
-        if known is None or look.key in self._again:
+        if look.key in self._again:
             self._again.discard(look.key)
-            return anew
-        changed = known.file != look.file
-        if known.progress.reason is not None and (known.progress.finished or known.progress.broken):
-            return anew if changed else None
-        if known.progress.finished:
-            # Nothing told that this was its end.
-            return replace(known.progress, finished=False) if changed or look.complete else None
-        return known.progress if look.until > known.progress.position else None
+            return SegmentProgress(look.segment.name)
+        return _begin(look, self._checkpoint.segments.get(look.key))
 
     def _publish(self, work: Sequence[tuple[Look, SegmentProgress]]) -> None:
         """Let tasks publish some segments, and keep how far they came."""
@@ -276,6 +256,22 @@ class Archive:
     def _tell(self) -> None:
         kept = ((key, found.progress.reason) for key, found in self._checkpoint.segments.items())
         self.report.faults = self._index_faults | {key: reason for key, reason in kept if reason is not None}
+
+
+def checkpoint_of(settings: Settings) -> Path:
+    """Return the folder of the checkpoint where no other is named."""
+    return settings.capture.state / "segments"
+
+
+def unpublished(paths: Sequence[str], checkpoint: Path) -> list[str]:
+    """Return the segments that have something that a checkpoint does not have. They are listed and not read, but for
+    their `_cdc.idx`. What had a fault counts once its file has changed.
+
+    Raises:
+        WritetimeError: a folder is missing.
+    """
+    kept = _read_checkpoint(checkpoint)
+    return [look.key for look in _look(_addresses(paths), kept).looks if _begin(look, kept.get(look.key)) is not None]
 
 
 def publish_segments(
@@ -330,3 +326,50 @@ def _a_node(settings: Settings) -> Iterator[Node]:
     with connect(settings) as session:
         addresses = sorted(str(host.address) for host in session.hosts or ())
         yield Node(session, settings.capture.node or addresses[0])
+
+
+def _addresses(paths: Sequence[str]) -> list[str]:
+    return [path.rstrip("/") if "://" in path else os.path.abspath(path) for path in paths]
+
+
+def _read_checkpoint(folder: Path) -> dict[str, Archived]:
+    return {
+        key: Archived(SegmentProgress(**found["progress"]), found["complete"], (found["file"][0], found["file"][1]))
+        for key, found in (read_json(folder / _FILE) or {}).items()
+    }
+
+
+def _look(paths: Sequence[str], kept: Mapping[str, Archived]) -> Sight:
+    """Look at folders, but not at segments that are done."""
+    sight = Sight([], set(), {})
+    for path in paths:
+        for segment in find_segments(path):
+            key = path if path.endswith(segment.name) else posixpath.join(path, segment.name)
+            sight.there.add(key)
+            if key in kept and kept[key].is_done:
+                continue
+            # Before the file is read, so that what changes meanwhile is seen the next time.
+            info = segment.filesystem.get_file_info(segment.path)
+            try:
+                index = segment.cdc_index()
+            except CorruptFile as e:
+                sight.faults[key] = str(e)
+                continue
+            complete = index is not None and index.completed
+            until = END if index is None or complete else index.offset
+            sight.looks.append(Look(key, segment, until, complete, (info.size or 0, info.mtime_ns or 0)))
+    return sight
+
+
+def _begin(look: Look, known: Archived | None) -> SegmentProgress | None:
+    """Return from where on a segment is to be read, by what is kept of it; None if there is nothing new in it."""
+    anew = SegmentProgress(look.segment.name)
+    if known is None:
+        return anew
+    changed = known.file != look.file
+    if known.progress.reason is not None and (known.progress.finished or known.progress.broken):
+        return anew if changed else None
+    if known.progress.finished:
+        # Nothing told that this was its end.
+        return replace(known.progress, finished=False) if changed or look.complete else None
+    return known.progress if look.until > known.progress.position else None

@@ -98,7 +98,7 @@ def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path |
     from writetime.spark import spark_session
 
     settings, stop = config.load(), _stopped_by_signal() if follow else None
-    kept = checkpoint or settings.capture.state / "segments"
+    kept = checkpoint or archives.checkpoint_of(settings)
     with spark_session(settings) as spark:
         run, tasks = in_spark(spark), spark.sparkContext.defaultParallelism
         if stop is None:

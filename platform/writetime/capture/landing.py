@@ -223,8 +223,8 @@ class Landing:
         return max(landed, first)
 
 
-def not_landed(settings: Settings, table: str) -> int:
-    """Return how many messages of a table's changes are not in the lake yet.
+def landed_offsets(settings: Settings, table: str) -> dict[int, int]:
+    """Return the offset of each partition of a table's changes up to which the lake has them.
 
     Raises:
         WritetimeError: the topic is missing.
@@ -233,8 +233,17 @@ def not_landed(settings: Settings, table: str) -> int:
     now = changes.load() if changes.exists() else None
     topic = topic_of(table)
     firsts = beginning_offsets(settings, topic)
-    landed = {p: max((now and now.transaction(_place(topic, p))) or 0, first) for p, first in firsts.items()}
-    return sum(max(end - landed[p], 0) for p, end in end_offsets(settings, topic).items())
+    return {p: max((now and now.transaction(_place(topic, p))) or 0, first) for p, first in firsts.items()}
+
+
+def not_landed(settings: Settings, table: str) -> int:
+    """Return how many messages of a table's changes are not in the lake yet.
+
+    Raises:
+        WritetimeError: the topic is missing.
+    """
+    landed = landed_offsets(settings, table)
+    return sum(max(end - landed[p], 0) for p, end in end_offsets(settings, topic_of(table)).items())
 
 
 def _follow_sources(table: LakeTable, now: Snapshot, sources: Mapping[str, SourceMarks]) -> bool:

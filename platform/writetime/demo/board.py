@@ -27,6 +27,8 @@ from writetime.demo.published import QUEUE
 from writetime.errors import WritetimeError
 from writetime.replay import Batch, Subscriber
 from writetime.replay.batches import named
+from writetime.schema.cql import parse_table
+from writetime.schema.table import TableSchema
 
 TABLE = "flights"
 PROCESSOR = "board"
@@ -86,6 +88,11 @@ class Applied:
 
     batches: int
     flights: int
+
+
+def schema(keyspace: str) -> TableSchema:
+    """Return the board's table."""
+    return parse_table(_CREATE.format(keyspace=keyspace, table=TABLE))
 
 
 def ensure_board(settings: Settings) -> None:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.ingest.pipeline import EventPipeline, Receipt
-from writetime.ingest.retention import RETENTION_ALARM, topic_retention_seconds
+from writetime.retention import RETENTION_ALARM, topic_retention_seconds
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,11 @@ from pyarrow.fs import FileType
 from writetime.errors import WritetimeError
 from writetime.lake.buckets import token_range
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import BucketedTable
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import raise_snapshot, require_newer
 from writetime.lake.merging import Runner
+from writetime.lake.parquet import WrittenFile
+from writetime.lake.state import Staged
 from writetime.lake.table import LakeTable
 from writetime.schema.cql import parse_table
 from writetime.schema.table import TableSchema
@@ -47,7 +48,7 @@ class SnapshotFiles:
 
 @dataclass(frozen=True)
 class BackfillTask:
-    """Read one bucket of all SSTables and append it to the changes, as transaction `app_id`."""
+    """Read one bucket of all SSTables and write it, to be committed as transaction `app_id`."""
 
     bucket: int
     paths: tuple[str, ...]
@@ -86,7 +87,11 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None) -> S
 
 
 def backfill(
-    table: LakeTable, snapshot: SnapshotFiles, buckets: Iterable[int] | None = None, run: Runner = map
+    table: LakeTable,
+    snapshot: SnapshotFiles,
+    buckets: Iterable[int] | None = None,
+    run: Runner = map,
+    staged: Staged | None = None,
 ) -> Iterator[tuple[int, int]]:
     """Append snapshots to the changes; yield each bucket that is done, and how many changes it added.
 
@@ -95,6 +100,7 @@ def backfill(
         snapshot: what `find_snapshots` returned.
         buckets: those to do, all by default. One that was done before adds nothing.
         run: runs the tasks, one a bucket.
+        staged: is called with the new files of all buckets before any is committed; if it raises, none ever is.
 
     Raises:
         CorruptFile, Missing: an SSTable cannot be read. The buckets that were yielded stay done.
@@ -114,14 +120,17 @@ def backfill(
         require_newer(table, now, snapshot.taken_at)
         raise_history(table, snapshot.taken_at)
         raise_snapshot(table, snapshot.taken_at)
-    yield from run(_do, todo)
+    written = run(_write, todo)
+    if staged:
+        written = list(written)
+        staged([file for _, files in written for file in files])
+    for task, files in written:
+        new = table.changes.append(files, task.app_id, 1)
+        yield task.bucket, sum(file.rows for file in files) if new else 0
 
 
-def _do(task: BackfillTask) -> tuple[int, int]:
-    """Write a bucket and commit it: here and not by the driver, so that no other bucket's fault undoes it."""
-    files = task.writer.write(_read(task))
-    new = BucketedTable(task.writer.storage).append(files, task.app_id, 1)
-    return task.bucket, sum(file.rows for file in files) if new else 0
+def _write(task: BackfillTask) -> tuple[BackfillTask, list[WrittenFile]]:
+    return task, task.writer.write(_read(task))
 
 
 def _read(task: BackfillTask) -> Iterator[pa.RecordBatch]:

@@ -8,7 +8,8 @@ forgets the group (an idle week, by its defaults), the lake's own record is at m
 comes again has the id that it had.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,7 +18,14 @@ import pyarrow.parquet as pq
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from writetime.config import Settings
-from writetime.kafka import TIMEOUT_SECONDS, client_config, ensure_topics, partitions_of
+from writetime.kafka import (
+    TIMEOUT_SECONDS,
+    client_config,
+    end_offsets,
+    ensure_topics,
+    messages_between,
+    partitions_of,
+)
 from writetime.lake.buckets import partition_of_bucket
 from writetime.lake.delta import DataFile, Snapshot
 from writetime.lake.parquet import conform
@@ -70,6 +78,28 @@ def publish(settings: Settings, table: LakeTable) -> int:
     if count:
         rows.append([], PUBLISHED, place.sequence)
     return count
+
+
+def published_since(settings: Settings, table: str, starts: Mapping[int, int], expected: int) -> int:
+    """Count the events that a reader of committed ones gets from these offsets on (0 where none is given), and wait a
+    little until they are as many as expected: the broker says that a transaction is committed before it shows it."""
+    topic, found, reached = topic_of(table), 0, dict(starts)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        ends = end_offsets(settings, topic)
+        begins = {p: reached.get(p, 0) for p in ends}
+        found += sum(1 for _ in messages_between(settings, topic, begins, ends))
+        if found >= expected or time.monotonic() > deadline:
+            return found
+        reached = ends
+        time.sleep(0.1)
+
+
+def not_published(table: LakeTable) -> int:
+    """Count the events of the lake that it does not record as published."""
+    rows = table.rows.load()
+    done = rows.transaction(PUBLISHED) or 0
+    return sum(file.rows for sequence, file in batch_files(rows) if sequence > done)
 
 
 class _Publisher(Sender):

@@ -1,10 +1,16 @@
 """The account of a queue, by what the database has: each item is open, completed or a dead letter."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+from deltalake import DeltaTable
 
 from writetime.config import Settings
 from writetime.database import connect
+from writetime.lake.storage import lake_storage
 from writetime.workqueue.items import Place, Status
 from writetime.workqueue.partition import LAST_ID, NO_ID
 from writetime.workqueue.tables import BucketRow, Tables
@@ -22,6 +28,27 @@ class Account:
     dead_without_letter: int
 
 
+@dataclass(frozen=True)
+class Brought:
+    """What the lake has of the completed items of a queue, in the buckets that are not dropped yet.
+
+    `waiting` are not in the lake yet; `differing` are the buckets of which it has too many, or, though it has read them
+    since they were closed, too few.
+    """
+
+    completed: int
+    in_lake: int
+    waiting: int
+    differing: list[Place]
+
+
+class InLake(NamedTuple):
+    """What the lake has of one bucket: how many items, and when they were read (milliseconds)."""
+
+    items: int
+    read_at: int
+
+
 def audit(settings: Settings, queue: str) -> Account:
     """Compare all items of a queue with all states."""
     with connect(settings) as session:
@@ -32,6 +59,29 @@ def buckets(settings: Settings, queue: str) -> list[BucketRow]:
     """Return the buckets of a queue that are not dropped."""
     with connect(settings) as session:
         return asyncio.run(Tables(session, settings).buckets(queue))
+
+
+def compare(settings: Settings, queue: str, in_lake: Mapping[Place, InLake]) -> Brought:
+    """Compare what the lake had of a queue a moment ago with what is completed by CQL."""
+    with connect(settings) as session:
+        return asyncio.run(_compare(Tables(session, settings), queue, in_lake))
+
+
+def in_lake(settings: Settings, table: str) -> dict[Place, InLake]:
+    """Count the completed items of each bucket in a table of the lake; nothing if it was not written yet."""
+    storage = lake_storage(settings).folder(table)
+    options = dict(storage.options)
+    if not DeltaTable.is_deltatable(storage.address, options):
+        return {}
+    names = [*Place._fields, "read_at"]
+    found: dict[Place, InLake] = {}
+    for batch in DeltaTable(storage.address, storage_options=options).to_pyarrow_dataset().to_batches(columns=names):
+        counted = pa.Table.from_batches([batch]).group_by(names).aggregate([([], "count_all")])
+        for row in counted.to_pylist():
+            place = Place(row["queue"], row["shard"], row["bucket"])
+            before = found.get(place, InLake(0, row["read_at"]))
+            found[place] = InLake(before.items + row["count_all"], min(before.read_at, row["read_at"]))
+    return found
 
 
 def database_time(settings: Settings) -> int:
@@ -59,3 +109,22 @@ async def _audit(tables: Tables, settings: Settings, queue: str) -> Account:
         lost += len(ids) - final if row.closed is not None else 0
         unexplained += sum(status is Status.DEAD and i not in letters for i, status in states.items())
     return Account(items, done, dead, still_open, lost, unexplained)
+
+
+async def _compare(tables: Tables, queue: str, in_lake: Mapping[Place, InLake]) -> Brought:
+    completed = there = waiting = 0
+    differing = []
+    for row in await tables.buckets(queue):
+        place = Place(queue, row.shard, row.bucket)
+        states = await tables.states(place, NO_ID)
+        done = sum(state.status is Status.COMPLETED for state in states)
+        have = in_lake.get(place, InLake(0, 0))
+        completed += done
+        there += have.items
+        # The lake reads a bucket anew until it has read it after it was closed.
+        settled = row.closed is not None and have.read_at > row.closed
+        if have.items > done or (settled and have.items < done):
+            differing.append(place)
+        else:
+            waiting += done - have.items
+    return Brought(completed, there, waiting, differing)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
@@ -28,14 +29,18 @@ def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
     return milliseconds / 1000 if milliseconds >= 0 else None
 
 
-def waiting_too_long(settings: Settings) -> dict[int, int]:
-    """Count, by partition, the messages not stored that have used up `RETENTION_ALARM` of the topic's retention."""
-    topic = settings.ingest.topic
+def waiting_too_long(settings: Settings, topic: str, done: Mapping[int, int | None]) -> dict[int, int]:
+    """Count, by partition, the messages not done that have used up `RETENTION_ALARM` of the topic's retention.
+
+    Args:
+        settings: where Kafka is.
+        topic: the topic.
+        done: the offset up to which each partition is done with; None if nothing of it is.
+    """
     retention = topic_retention_seconds(settings, topic)
     if retention is None:
         return {}
     old = kafka.offsets_at(settings, topic, time.time() - retention * RETENTION_ALARM)
     first = kafka.beginning_offsets(settings, topic)
-    committed = kafka.committed_offsets(settings, topic, settings.ingest.group)
-    waiting = {p: offset - max(first[p], committed[p] or 0) for p, offset in old.items()}
+    waiting = {p: offset - max(first[p], done.get(p) or 0) for p, offset in old.items()}
     return {p: count for p, count in waiting.items() if count > 0}
