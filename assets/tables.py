@@ -24,7 +24,7 @@ from dagster import (
 )
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 
-from assets import backfill, capture, changes, rows, table_jobs, views
+from assets import backfill, capture, changes, expectations, rows, table_jobs, views
 from assets.failures import by_kind
 from assets.naming import cql_columns, documents, key_of, pool_of
 from resources import DatabaseResource
@@ -47,7 +47,8 @@ def definitions(upstream: Mapping[str, AssetKey]) -> Definitions:
         upstream: the assets that write tables of the platform's own, by the tables' names.
     """
     context = DefinitionsLoadContext.get()
-    found, refused = _loaded(context) or followed_tables(config.load())
+    loaded = _loaded(context)
+    found, refused = loaded or followed_tables(config.load())
     assets: list[AssetsDefinition | AssetSpec] = []
     checks: list[AssetChecksDefinition] = []
     tables: list[FollowedTable] = []
@@ -57,6 +58,9 @@ def definitions(upstream: Mapping[str, AssetKey]) -> Definitions:
             other = identifiers.setdefault(pool_of(table.name, "table"), table.name)
             if other != table.name:
                 raise WritetimeError(f"Dagster cannot tell {table.name} and {other} apart: they give one identifier")
+            if loaded is None:
+                # Not again in each run, which would have to import the library for it.
+                expectations.of_entry(table)
             of_table = assets_of(table, upstream.get(table.name))
             assets += of_table[0]
             checks += of_table[1]

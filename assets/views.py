@@ -44,13 +44,8 @@ _SHOWN = 20
 
 
 def compacted(table: FollowedTable) -> AssetsDefinition:
-    """Return the compacted view of a table.
-
-    Raises:
-        WritetimeError: the table's entry expects what is no expectation.
-    """
+    """Return the compacted view of a table."""
     key = key_of(table.name, "view")
-    own = expectations.of_entry(table)
     columns = {} if table.schema is None else arrow_columns(view_schema(table.schema))
 
     @asset(
@@ -93,7 +88,8 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                 frame = expectations.view(session, in_lake, files).persist()
                 count = sum(file.rows for file in files)
                 of_state.extend(quality.validate(frame, "view", expectations.of_view(in_lake.schema(), count)))
-                of_entry.extend(quality.validate(frame, "entry", own) if own else [])
+                if own := expectations.of_entry(table):
+                    of_entry.extend(quality.validate(frame, "entry", own))
                 frame.unpersist()
                 if not all(finding.success for finding in [*of_state, *of_entry]):
                     raise Failure(f"{table.name}: the new rows are not as expected; the view stays as it was")

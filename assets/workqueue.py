@@ -3,6 +3,7 @@
 What belongs here: the assets, their checks, their metadata. Not here: how items are worked on (`writetime.workqueue`).
 """
 
+import pyarrow as pa
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
@@ -132,7 +133,7 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
     group_name="workqueue",
     kinds={"spark", "deltalake"},
     pool="completed_events",
-    metadata=arrow_columns(completed.SCHEMA),
+    metadata=arrow_columns(completed.SCHEMA.append(pa.field("read_at", pa.int64()))),
 )
 @by_kind()
 def completed_events(spark: SparkResource, database: DatabaseResource, lake: LakeResource) -> MaterializeResult:
