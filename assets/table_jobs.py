@@ -42,6 +42,7 @@ from writetime.capture.landing import captured_tables, not_landed, watermarks_no
 from writetime.capture.watermarks import WatermarkTopic
 from writetime.errors import Transient, WritetimeError
 from writetime.lake.spark import in_spark
+from writetime.lake.state import count_tombstones
 from writetime.lake.table import open_table
 from writetime.maintain import upkeep
 from writetime.schema.describe import to_cql
@@ -152,8 +153,9 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
 
     @op(
         pool="maintain",
-        description="Drops old tombstones, merges old history and row events, deletes what no version needs. It folds "
-        "and renews nothing, which the job `views` does, with its checks.",
+        description="Drops old tombstones, merges old history and row events, deletes what no version needs, and "
+        "observes how many tombstones each state has then. It folds and renews nothing, which the job `views` does, "
+        "with its checks.",
     )
     @by_kind()
     def maintain_tables(
@@ -164,7 +166,11 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
         faults: dict[str, WritetimeError] = {}
         for name in config.tables:
             try:
-                done[name] = upkeep(lake.settings, open_table(lake.settings, name), run)
+                table = open_table(lake.settings, name)
+                done[name] = upkeep(lake.settings, table, run)
+                now = table.state.load()
+                counts = {"tombstones": count_tombstones(table, now), "levels": len(now.files)}
+                context.log_event(AssetObservation(key_of(name, "state"), metadata=counts))
             except WritetimeError as e:
                 faults[name] = e
         totals = {what: sum(of[what] for of in done.values()) for what in next(iter(done.values()), {})}

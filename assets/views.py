@@ -104,10 +104,12 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                 raise
             yield from_findings("rows_are_those_of_the_state", of_state)
             yield from_findings("rows_are_as_expected", of_entry)
+            files = in_lake.view.load().files
             yield MaterializeResult(
                 metadata={
                     "dagster/row_count": rows,
-                    "bytes": sum(file.size for file in in_lake.view.load().files),
+                    "files": len(files),
+                    "bytes": sum(file.size for file in files),
                     "refresh_seconds": round(time.monotonic() - began, 2),
                     "path": MetadataValue.path(in_lake.view.storage.address),
                 }

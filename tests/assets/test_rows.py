@@ -61,7 +61,9 @@ def test_events_to_topic(settings: Settings, spark: SparkSession, monkeypatch: p
     monkeypatch.setenv("WRITETIME_ROWS__KEEP_DAYS", "0")
     upkeep = {name: RESOURCES[name] for name in ("spark", "lake")}
     state.fold(table)
-    maintain_job([name]).execute_in_process(resources=upkeep)
+    upkept = maintain_job([name]).execute_in_process(resources=upkeep)
+    [observed] = upkept.get_asset_observation_events()
+    assert observed.asset_observation_data.asset_observation.metadata["tombstones"].value == 0
     assert merged_to(table.rows.load()) == 3
     assert table.state.load().files
     assert replayed(table) == view_rows(views.virtual(table))

@@ -160,6 +160,18 @@ def test_what_is_folded_in_and_dropped_at_once(tmp_path: Path) -> None:
     assert rows_at(table, 100) == []
 
 
+def test_tombstones_of_the_state_are_counted(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    rows = [write(i, 1, 5, v="a") for i in range(20)]
+    add(table, [*rows, *(deletion(i, 1, 6) for i in range(7))], 1)
+    state.fold(table)
+    assert state.count_tombstones(table, table.state.load()) == 7
+    # A level without any does not have the column.
+    add(table, [write(30, 1, 5, v="a")], 2)
+    state.fold(table)
+    assert state.count_tombstones(table, table.state.load()) == 7
+
+
 def test_what_lived_at_the_last_batch_of_events_is_still_told(tmp_path: Path) -> None:
     table = new_table(tmp_path, buckets=1)
     row = write(1, 1, 5 * SECOND, v="a")

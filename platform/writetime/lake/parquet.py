@@ -146,6 +146,16 @@ def read_file(storage: Storage, path: str, schema: pa.Schema) -> pa.Table:
         return conform(file.read(present), schema, f"{storage.address}/{path}")
 
 
+def count_values(storage: Storage, path: str, column: str) -> int:
+    """Return how many values of a Parquet column, by its path, are not null; 0 if the file does not have it."""
+    with pq.ParquetFile(path, filesystem=storage.filesystem()) as file:
+        names = [file.schema.column(i).path for i in range(len(file.schema))]
+        if column not in names:
+            return 0
+        groups = [file.metadata.row_group(i).column(names.index(column)) for i in range(file.num_row_groups)]
+    return sum(group.num_values - group.statistics.null_count for group in groups)
+
+
 def conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     """Return the columns of this schema, with nulls for the fields, also nested ones, that `table` does not have.
 

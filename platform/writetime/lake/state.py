@@ -13,7 +13,7 @@ from writetime.errors import WritetimeError
 from writetime.lake.delta import DataFile, Snapshot
 from writetime.lake.horizon import DELETED, HORIZON, WRITTEN, horizon_of, may_hold
 from writetime.lake.merging import MergeTask, Runner, Source, run_merge
-from writetime.lake.parquet import WrittenFile
+from writetime.lake.parquet import WrittenFile, count_values
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
@@ -138,6 +138,11 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     also = {FOLDED: folded, HORIZON: horizon}
     table.state.rewrite(state, removed, merged, data_change=False, also=also)
     return len(chosen)
+
+
+def count_tombstones(table: LakeTable, state: Snapshot) -> int:
+    """Return how many tombstones of rows, ranges and partitions levels of the state have, by the files' footers."""
+    return sum(count_values(table.state.storage, file.path, "tombstone.write_time") for file in state.files)
 
 
 def rebuild(table: LakeTable, run: Runner = map) -> int:
