@@ -1,4 +1,4 @@
-"""What runs by itself, by Dagster's own daemon: a schedule's tick, a backfill, and the sensors that tell of runs."""
+"""What runs by itself, by Dagster's own daemon: ticks of a schedule and of sensors, a backfill."""
 
 import os
 import shutil
@@ -18,6 +18,7 @@ from tests.conftest import write_settings
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.lake.snapshot import take_snapshot
+from writetime.workqueue import Enqueuer
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 400.0
@@ -49,21 +50,29 @@ def ended(instance: DagsterInstance, job: str, tag: str) -> list[DagsterRun]:
     return [run for run in instance.get_runs() if run.job_name == job and tag in run.tags and run.is_finished]
 
 
-def test_schedule_backfill_and_reports(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedule_sensors_and_backfill(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = f"{settings.cassandra.keyspace}.items"
     with connect(settings) as session:
         session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
         for i in range(40):
             session.execute(f"INSERT INTO {table} (id, v) VALUES ({i}, 'v')")
     folders = [str(folder) for folder in take_snapshot(settings, table, "now")]
-    entry = {settings.cassandra.keyspace: {"items": {"capture": False, "snapshots": folders}}}
-    alerts = settings.alerts.model_copy(update={"reports": tmp_path / "reports"})
-    write_settings(settings.model_copy(update={"tables": entry, "alerts": alerts}), tmp_path / "writetime.toml")
+    made = settings.model_copy(
+        update={
+            "tables": {settings.cassandra.keyspace: {"items": {"capture": False, "snapshots": folders}}},
+            "alerts": settings.alerts.model_copy(update={"reports": tmp_path / "reports"}),
+            "workqueue": settings.workqueue.model_copy(update={"stuck_seconds": 0.001}),
+        }
+    )
+    write_settings(made, tmp_path / "writetime.toml")
+    with Enqueuer(made) as enqueuer:
+        enqueuer.enqueue("nobody works", {"to": "ada"})
     home, log = tmp_path / "dagster", tmp_path / "daemon.log"
     home.mkdir()
     shutil.copy(ROOT / "deploy" / "dagster.yaml", home)
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     dagster("schedule", "start", "observe_schedule", *AT)
+    dagster("sensor", "start", "stuck_work", *AT)
     with DagsterInstance.from_config(str(home)) as instance:
         # As if it had been on for long: the daemon makes up for the ticks that it has missed.
         for state in instance.all_instigator_state():
@@ -76,12 +85,13 @@ def test_schedule_backfill_and_reports(settings: Settings, tmp_path: Path, monke
             deadline = time.monotonic() + PATIENCE_SECONDS
             while True:
                 observed = ended(instance, "observe", "dagster/schedule_name")
+                looked = ended(instance, "queue_health", "dagster/sensor_name")
                 filled = ended(instance, "backfill", "dagster/backfill")
                 reports = {path.stem for path in (tmp_path / "reports").glob("*.md")}
-                wanted = {f"{run.job_name}-{run.run_id}" for run in observed + filled}
-                if observed and filled and wanted <= reports:
+                wanted = {f"{run.job_name}-{run.run_id}" for run in observed + looked + filled}
+                if observed and looked and filled and wanted <= reports:
                     break
                 assert time.monotonic() < deadline, log.read_text()[-5000:]
                 time.sleep(1)
-        assert {run.status for run in observed + filled} == {DagsterRunStatus.SUCCESS}
+        assert {run.status for run in observed + looked + filled} == {DagsterRunStatus.SUCCESS}
         assert os.listdir(tmp_path / "lake" / table)
