@@ -90,7 +90,13 @@ class Servers:
         ports = _free_ports(8)
         brokers, controllers = ports[:3], ports[3:6]
         self.settings = config.load(
-            cassandra={"contact_points": list(ADDRESSES), "port": ports[6], "consistency": "QUORUM"},
+            cassandra={
+                "contact_points": list(ADDRESSES),
+                "port": ports[6],
+                "consistency": "QUORUM",
+                # Three nodes and three brokers share this machine with other tests.
+                "request_timeout_seconds": 60,
+            },
             kafka={"bootstrap_servers": ",".join(f"127.0.0.1:{p}" for p in brokers), "replication_factor": 3},
             embedded={
                 "home": home,
@@ -115,9 +121,11 @@ class Servers:
         for server in self._all:
             server.wait_ready()
         with session_at(self.settings, ConsistencyLevel.ALL) as session:
-            session.execute(f"CREATE KEYSPACE seen WITH replication = {REPLICATION}")
-            session.execute("CREATE TABLE seen.by_all (k int PRIMARY KEY)")
-            for host in list(session.hosts or ()):
+            hosts = list(session.hosts or ())
+            # By one node, as the others may not have heard of it just now.
+            session.execute(f"CREATE KEYSPACE seen WITH replication = {REPLICATION}", host=hosts[0])
+            session.execute("CREATE TABLE seen.by_all (k int PRIMARY KEY)", host=hosts[0])
+            for host in hosts:
                 while not _answers(session, host):
                     time.sleep(0.2)
 
@@ -138,6 +146,7 @@ def session_at(settings: Settings, consistency: int = ConsistencyLevel.QUORUM, *
         reconnection_policy=ConstantReconnectionPolicy(0.5, max_attempts=100_000),
         connect_timeout=60,
         control_connection_timeout=60,
+        max_schema_agreement_wait=60,
         protocol_version=5,
         **own,
     )
