@@ -12,14 +12,14 @@ from writetime.demo import published
 settings = config.load()
 # What writes the tables of the platform's own, so that no edge is missing where they are followed.
 own = {
-    settings.ingest.table: ingest.USER_EVENTS,
-    "queue_items": workqueue.EVENT_QUEUE,
-    departures.TABLE: board.BOARD,
+    settings.ingest.table: tables.Writer(ingest.USER_EVENTS, "ingest"),
+    "queue_items": tables.Writer(workqueue.EVENT_QUEUE, "workqueue"),
+    departures.TABLE: tables.Writer(board.BOARD, "replay"),
 }
 
 # What names tables, queues and owners is read when this is loaded; all other settings when a run starts.
 defs = Definitions.merge(
-    tables.definitions({f"{settings.cassandra.keyspace}.{name}": key for name, key in own.items()}),
+    tables.definitions({f"{settings.cassandra.keyspace}.{name}": writer for name, writer in own.items()}),
     documented(
         Definitions.merge(
             replay.definitions(settings.replay.queues, {published.QUEUE: board.BATCHES}),

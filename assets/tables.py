@@ -7,7 +7,7 @@ stage, and what starts them (`assets.table_jobs`).
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dagster import (
     AssetCheckResult,
@@ -39,12 +39,21 @@ log = logging.getLogger(__name__)
 _TABLES = "writetime/tables"
 
 
-def definitions(upstream: Mapping[str, AssetKey]) -> Definitions:
+@dataclass(frozen=True)
+class Writer:
+    """The asset that writes a table of the platform's own, and its group, which then is the table's too: so the graph,
+    collapsed by group, has no cycle."""
+
+    key: AssetKey
+    group: str
+
+
+def definitions(writers: Mapping[str, Writer]) -> Definitions:
     """Return all that there is of the tables that the settings name. An entry that is refused says so in the log, and
     as an asset whose description is the reason.
 
     Args:
-        upstream: the assets that write tables of the platform's own, by the tables' names.
+        writers: what writes tables of the platform's own, by the tables' names.
     """
     context = DefinitionsLoadContext.get()
     loaded = _loaded(context)
@@ -61,7 +70,7 @@ def definitions(upstream: Mapping[str, AssetKey]) -> Definitions:
             if loaded is None:
                 # Not again in each run, which would have to import the library for it.
                 expectations.of_entry(table)
-            of_table = assets_of(table, upstream.get(table.name))
+            of_table = assets_of(table, writers.get(table.name))
             assets += of_table[0]
             checks += of_table[1]
             tables.append(table)
@@ -76,14 +85,14 @@ def definitions(upstream: Mapping[str, AssetKey]) -> Definitions:
 
 
 def assets_of(
-    table: FollowedTable, upstream: AssetKey | None = None
+    table: FollowedTable, writer: Writer | None = None
 ) -> tuple[list[AssetsDefinition | AssetSpec], list[AssetChecksDefinition]]:
     """Return the assets of one table, and the checks that are not part of them.
 
     Raises:
         WritetimeError: its entry cannot be followed.
     """
-    assets: list[AssetsDefinition | AssetSpec] = [source(table, upstream), backfill.snapshots(table)]
+    assets: list[AssetsDefinition | AssetSpec] = [source(table, writer), backfill.snapshots(table)]
     assets += [backfill.backfilled(table), changes.merged(table), views.compacted(table)]
     checks = [views.proof(table)]
     if table.entry.capture:
@@ -94,7 +103,7 @@ def assets_of(
     return assets, checks
 
 
-def source(table: FollowedTable, upstream: AssetKey | None) -> AssetsDefinition:
+def source(table: FollowedTable, writer: Writer | None) -> AssetsDefinition:
     """Return the table in the database, observed."""
     key = key_of(table.name, "table")
     text = {} if table.schema is None else {"cql": MetadataValue.md(f"```sql\n{_cql(table)}```")}
@@ -104,8 +113,8 @@ def source(table: FollowedTable, upstream: AssetKey | None) -> AssetsDefinition:
         specs=[
             AssetSpec(
                 key,
-                deps=[upstream] if upstream else [],
-                group_name="sources",
+                deps=[writer.key] if writer else [],
+                group_name=writer.group if writer else "sources",
                 kinds={"cassandra", "scylladb"},
                 owners=table.entry.owners,
                 description=table.entry.description or f"The table {table.name} of the database.",

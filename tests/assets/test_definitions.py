@@ -45,9 +45,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def of_tables(**upstream: AssetKey) -> Definitions:
+def of_tables(**writers: tables.Writer) -> Definitions:
     """What there is of the tables of the settings file."""
-    found = {f"shop.{name}": key for name, key in upstream.items()}
+    found = {f"shop.{name}": writer for name, writer in writers.items()}
     return Definitions.merge(tables.definitions(found), Definitions(resources=RESOURCES))
 
 
@@ -105,7 +105,7 @@ def test_what_is_no_tables_has_the_owners_of_the_settings() -> None:
 def test_a_table_is_one_entry(config: Path) -> None:
     """All stages follow, with the table in the middle of what writes it and what reads it."""
     config.write_text('[tables.shop.orders]\nowners = ["team:orders"]\n')
-    found = of_tables(orders=USER_EVENTS)
+    found = of_tables(orders=tables.Writer(USER_EVENTS, "ingest"))
     assert edges(found) == {
         ("ingest/user_events", "shop.orders/table"),
         ("shop.orders/table", "shop.orders/topic"),
@@ -122,7 +122,7 @@ def test_a_table_is_one_entry(config: Path) -> None:
     graph = found.resolve_asset_graph()
     own = [key for key in graph.get_all_asset_keys() if key.path[0] == "shop.orders"]
     assert all(graph.get(key).owners == ["team:orders"] and graph.get(key).kinds for key in own)
-    assert {graph.get(key).group_name for key in own} == {"sources", "capture", "backfill", "changes", "views", "rows"}
+    assert {graph.get(key).group_name for key in own} == {"ingest", "capture", "backfill", "changes", "views", "rows"}
     repository = found.get_repository_def()
     assert set(repository.job_names) >= {
         *("observe", "snapshot", "backfill", "land", "views", "rows", "follow", "verify", "maintain")
