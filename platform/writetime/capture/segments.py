@@ -11,7 +11,7 @@ from pathlib import Path
 from pyarrow import fs
 
 from writetime.capture.durable import read_json, sync_folder, write_json
-from writetime.capture.progress import SegmentProgress
+from writetime.capture.progress import OPEN, SegmentProgress
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.storage.errors import CorruptFile
@@ -70,10 +70,11 @@ class SegmentFolder:
     def gaps(self) -> list[Gap]:
         """Return where changes of segments are missing that were set aside, or that vanished.
 
-        One is gone when its segment was put back and published, or when someone deletes the file of its reason.
+        One is gone when its segment was put back and published, or when someone deletes the file of its reason. One
+        that does not say when it was written holds all.
         """
         stored = [(path, read_json(path)) for path in self._reasons()]
-        return [Gap(f"{path}: {reason['reason']}", reason["written_before"]) for path, reason in stored]
+        return [Gap(f"{path}: {reason['reason']}", reason.get("written_before", OPEN)) for path, reason in stored]
 
     def aside(self) -> int:
         """Return of how many segments changes are missing, see `missing`."""
