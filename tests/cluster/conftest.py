@@ -8,7 +8,7 @@ from tests.cluster.servers import ADDRESSES, Servers, answers_at
 
 
 @pytest.fixture(scope="package")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """All running; they stop with the last test of the folder."""
     for address in ADDRESSES:
         if not answers_at(address):
@@ -19,3 +19,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         yield found
     finally:
         found.stop()
+
+
+@pytest.fixture
+def servers(started: Servers) -> Servers:
+    """Those, each of which sees the others."""
+    started.wait_for_all()
+    return started

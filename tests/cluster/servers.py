@@ -52,6 +52,8 @@ class ClusterNode(CassandraServer):
             "initial_token": str(self._token),
             "commitlog_segment_size": "1MiB",
             "native_transport_max_threads": 16,
+            # A node that has to wait for its turn on two cores is not gone.
+            "phi_convict_threshold": 12,
         }
 
 
@@ -120,12 +122,17 @@ class Servers:
             list(pool.map(EmbeddedServer.launch, self._all))
         for server in self._all:
             server.wait_ready()
-        with session_at(self.settings, ConsistencyLevel.ALL) as session:
-            hosts = list(session.hosts or ())
+        with session_at(self.settings) as session:
             # By one node, as the others may not have heard of it just now.
-            session.execute(f"CREATE KEYSPACE seen WITH replication = {REPLICATION}", host=hosts[0])
-            session.execute("CREATE TABLE seen.by_all (k int PRIMARY KEY)", host=hosts[0])
-            for host in hosts:
+            first = next(iter(session.hosts or ()))
+            session.execute(f"CREATE KEYSPACE seen WITH replication = {REPLICATION}", host=first)
+            session.execute("CREATE TABLE seen.by_all (k int PRIMARY KEY)", host=first)
+        self.wait_for_all()
+
+    def wait_for_all(self) -> None:
+        """Wait until each node sees the others: one that another test has killed, or that starved, may be away."""
+        with session_at(self.settings, ConsistencyLevel.ALL) as session:
+            for host in session.hosts or ():
                 while not _answers(session, host):
                     time.sleep(0.2)
 
