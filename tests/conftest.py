@@ -1,6 +1,7 @@
 """What all tests share: one set of embedded servers and one Spark session, started when first asked for."""
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,11 +117,24 @@ def spark(server_settings: Settings) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(scope="session")
+def ingest_schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the schema files that ingest needs."""
+    folder = tmp_path_factory.mktemp("cql")
+    for name in ("001_keyspace.cql", "002_user_events.cql"):
+        shutil.copy(database.schema_folder() / name, folder)
+    return folder
+
+
 @pytest.fixture
-def settings(server_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(
+    server_settings: Settings, ingest_schema: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Settings:
     """Settings with a keyspace, topics, a consumer group and a lake that no other test uses.
 
-    The settings file in force says the same, so that resources and programs that a test starts have them too.
+    The keyspace has the tables of ingest; those of queues are there with `queue_tables`, as few tests need them and
+    each costs a tenth of a second. The settings file in force says the same, so that resources and programs that a test
+    starts have them too.
     """
     name = f"t{uuid.uuid4().hex[:12]}"
     ingest = server_settings.ingest.model_copy(
@@ -139,8 +153,16 @@ def settings(server_settings: Settings, tmp_path: Path, monkeypatch: pytest.Monk
             "lake": server_settings.lake.model_copy(update={"path": str(tmp_path / "lake")}),
         }
     )
-    database.apply_schema(own)
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "schema_folder", lambda: ingest_schema)
+        database.apply_schema(own)
     ensure_ingest_topics(own)
     write_settings(own, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     return own
+
+
+@pytest.fixture
+def queue_tables(settings: Settings) -> None:
+    """Put the tables of queues into the keyspace of `settings`."""
+    database.apply_schema(settings)

@@ -50,6 +50,7 @@ def ended(instance: DagsterInstance, job: str, tag: str) -> list[DagsterRun]:
     return [run for run in instance.get_runs() if run.job_name == job and tag in run.tags and run.is_finished]
 
 
+@pytest.mark.usefixtures("queue_tables")
 def test_schedule_sensors_and_backfill(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = f"{settings.cassandra.keyspace}.items"
     with connect(settings) as session:

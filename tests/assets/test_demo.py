@@ -39,6 +39,7 @@ def own(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
 
 
 # Eight runs of Dagster, each with a Spark of its own, beside other tests.
+@pytest.mark.usefixtures("queue_tables")
 @pytest.mark.timeout(1500)
 def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
     home = tmp_path / "state" / "dagster"

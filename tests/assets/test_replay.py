@@ -69,6 +69,7 @@ def wanted(batches: list[list[bytes]]) -> list[tuple[int, int, bytes]]:
     return [(n, i, item) for n, items in enumerate(batches, 1) for i, item in enumerate(items)]
 
 
+@pytest.mark.usefixtures("queue_tables")
 def test_batches_come_into_the_lake(
     settings: Settings, spark: SparkSession, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def health(instance: DagsterInstance) -> tuple[Mapping[str, MetadataValue], Sequ
     return event.asset_observation_data.asset_observation.metadata, result.get_asset_check_evaluations()
 
 
+@pytest.mark.usefixtures("queue_tables")
 def test_a_queue_is_drained_checked_and_brought_to_the_lake(
     settings: Settings, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def cells(session: Session, table: str) -> list[Any]:
     return list(session.execute(f"SELECT {columns}, arrived, air_minutes, {times} FROM {table}"))
 
 
+@pytest.mark.usefixtures("queue_tables")
 def test_from_the_work_queue_to_the_view(own: Settings) -> None:
     settings, table = own, f"{own.cassandra.keyspace}.{board.TABLE}"
     items = list(enrichment.items(flights.flights(1000)))
@@ -133,6 +134,7 @@ class LosesAnswers(Enqueuer):
         return ids
 
 
+@pytest.mark.usefixtures("queue_tables")
 def test_flights_are_enqueued_once_by_a_database_that_is_slow(settings: Settings) -> None:
     items = list(enrichment.items(flights.flights(100)))
     with LosesAnswers(settings) as enqueuer:

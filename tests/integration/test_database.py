@@ -12,6 +12,7 @@ from writetime.config import Settings
 from writetime.errors import WritetimeError
 
 
+@pytest.mark.usefixtures("queue_tables")
 def test_schema_files_are_applied_once_and_recorded(settings: Settings) -> None:
     names = [path.name for path in sorted(database.schema_folder().glob("*.cql"))]
     assert [int(name[:3]) for name in names] == list(range(1, len(names) + 1))
