@@ -122,19 +122,13 @@ class Servers:
             list(pool.map(EmbeddedServer.launch, self._all))
         for server in self._all:
             server.wait_ready()
-        with session_at(self.settings) as session:
-            # By one node, as the others may not have heard of it just now.
-            first = next(iter(session.hosts or ()))
-            session.execute(f"CREATE KEYSPACE seen WITH replication = {REPLICATION}", host=first)
-            session.execute("CREATE TABLE seen.by_all (k int PRIMARY KEY)", host=first)
         self.wait_for_all()
 
     def wait_for_all(self) -> None:
         """Wait until each node sees the others: one that another test has killed, or that starved, may be away."""
         with session_at(self.settings, ConsistencyLevel.ALL) as session:
-            for host in session.hosts or ():
-                while not _answers(session, host):
-                    time.sleep(0.2)
+            while not all(_answers(session, address) for address in ADDRESSES):
+                time.sleep(0.2)
 
     def stop(self) -> None:
         """Stop what runs, at once, as nothing of it is kept."""
@@ -163,10 +157,15 @@ def session_at(settings: Settings, consistency: int = ConsistencyLevel.QUORUM, *
         cluster.shutdown()
 
 
-def _answers(session: Session, host: Host) -> bool:
-    """Return whether a node knows of the table, and that the others are up."""
+def _answers(session: Session, address: str) -> bool:
+    """Return whether a node has a table of which each of three nodes has a replica, and sees that the others are up."""
+    assert session.cluster is not None
+    # A session's own hosts are those that were known when it was opened.
+    hosts: list[Host] = [host for host in session.cluster.metadata.all_hosts() if host.address == address]
+    if not hosts:
+        return False
     try:
-        session.execute("SELECT * FROM seen.by_all", host=host)
+        session.execute("SELECT * FROM system_distributed.view_build_status", host=hosts[0])
     except DRIVER_FAULTS:
         return False
     return True
