@@ -6,6 +6,7 @@ import logging
 import re
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 # ScyllaDB's newest. Cassandra has 5, but its checksums of every message are slow in this driver.
 PROTOCOL_VERSION = 4
 COUNT_RANGES = 128
+_CONNECT_SECONDS = 10
 # All that the driver raises when the database does not answer, or answers with an error: these have no base in common,
 # and some answers ("overloaded", as of a node that is shutting down) come as the message itself.
 DRIVER_FAULTS = (DriverException, ErrorMessage, NoHostAvailable, ConnectionException)
@@ -71,9 +73,9 @@ def connect(settings: Settings) -> Iterator[Session]:
         # those before it, which the other side delays by 40 ms.
         sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
         reconnection_policy=ExponentialReconnectionPolicy(base_delay=0.5, max_delay=2),
-        connect_timeout=10,
+        connect_timeout=_CONNECT_SECONDS,
         # Two seconds by default, which a busy node may take to tell its schema.
-        control_connection_timeout=10,
+        control_connection_timeout=_CONNECT_SECONDS,
     )
     try:
         try:
@@ -90,7 +92,8 @@ def connect(settings: Settings) -> Iterator[Session]:
 
 
 def node_of(session: Session, address: str | None) -> Host:
-    """Return the node of this machine, by its address; without one, the only node that there is.
+    """Return the node of this machine, by its address; without one, the only node that there is. It is connected, if it
+    answers.
 
     Raises:
         WritetimeError: there are several, or none with this address.
@@ -100,6 +103,10 @@ def node_of(session: Session, address: str | None) -> Host:
     if not found:
         known = ", ".join(sorted(str(h.address) for h in hosts))
         raise WritetimeError(f"capture.node has to name the node of this machine, one of {known}")
+    # A session is there as soon as one node is connected, of those that there are; it calls the others down until then.
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while all(pool.host != found[0] for pool in session.get_pools()) and time.monotonic() < deadline:
+        time.sleep(0.02)
     return found[0]
 
 

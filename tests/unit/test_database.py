@@ -17,6 +17,9 @@ class _ShuttingDown:
         self.hosts = [SimpleNamespace(address="127.0.0.1", is_up=True, endpoint=None)]
         self.cluster = SimpleNamespace(connection_factory=self.execute)
 
+    def get_pools(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(host=host) for host in self.hosts]
+
     def execute(self, *_: Any, **__: Any) -> None:
         raise OverloadedErrorMessage(0x1001, "Server is shutting down", None)
 
