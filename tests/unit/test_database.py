@@ -8,6 +8,7 @@ from cassandra.cluster import Session
 from cassandra.protocol import OverloadedErrorMessage
 
 from writetime.capture.schemas import Node, Unreachable
+from writetime.database import node_of
 
 
 class _ShuttingDown:
@@ -31,3 +32,21 @@ def test_a_node_that_shuts_down_is_out_of_reach_and_no_more() -> None:
         node.id()
     # Schemas are only asked for then.
     assert not node.events.heard()
+
+
+class _Connecting:
+    """A session that has connected the first of two nodes, and connects the other later."""
+
+    def __init__(self) -> None:
+        self.hosts = [SimpleNamespace(address=f"127.0.0.{i}") for i in (1, 2)]
+        self.asked = 0
+
+    def get_pools(self) -> list[SimpleNamespace]:
+        self.asked += 1
+        return [SimpleNamespace(host=host) for host in self.hosts[: 1 if self.asked < 3 else 2]]
+
+
+def test_a_node_is_connected_before_it_is_asked() -> None:
+    session = _Connecting()
+    assert node_of(session, "127.0.0.2").address == "127.0.0.2"  # type: ignore[arg-type]
+    assert session.asked == 3
