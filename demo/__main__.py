@@ -274,7 +274,7 @@ def _followed_table(settings: Settings, name: str, backfill: RunResult, follow: 
 
 def _events(settings: Settings, name: str) -> Mapping[str, int]:
     """Count the row events of a table by their kinds, those of all runs."""
-    kinds = open_table(settings, name).rows.load().table.to_pyarrow_table(columns=["kind"])
+    kinds = open_table(settings, name).rows.read(["kind"])
     return {row["values"]: row["counts"] for row in kinds["kind"].value_counts().to_pylist()}
 
 

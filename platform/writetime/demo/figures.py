@@ -76,10 +76,10 @@ def lake_figures(settings: Settings) -> Figures:
     Raises:
         WritetimeError: the lake does not have the table.
     """
-    view = open_table(settings, f"{settings.cassandra.keyspace}.{TABLE}").view.load().table
+    view = open_table(settings, f"{settings.cassandra.keyspace}.{TABLE}").view
     columns = ["origin", "day", "cancelled", "scheduled", "departed", "arrived", "distance_miles"]
     with duckdb.connect() as connection:
-        connection.register("board", view.to_pyarrow_table(columns=columns))
+        connection.register("board", view.read(columns))
         # A static column is in each row of its day.
         answer = connection.execute(
             "SELECT origin, count(scheduled), count(departed), count(arrived), sum(distance_miles), "

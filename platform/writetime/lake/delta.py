@@ -118,6 +118,15 @@ class BucketedTable:
         except DeltaError as e:
             raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
 
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Return columns of all rows of the newest version.
+
+        Raises:
+            WritetimeError: there is no such table.
+        """
+        # deltalake's own file system is Python's, which Arrow's threads ask even when the program ends; that aborts it.
+        return self.load().table.to_pyarrow_table(columns=list(columns), filesystem=self.storage.filesystem())
+
     def append(
         self,
         files: Sequence[WrittenFile],

@@ -75,7 +75,9 @@ def in_lake(settings: Settings, table: str) -> dict[Place, InLake]:
         return {}
     names = [*Place._fields, "read_at"]
     found: dict[Place, InLake] = {}
-    for batch in DeltaTable(storage.address, storage_options=options).to_pyarrow_dataset().to_batches(columns=names):
+    # By a file system that is not Python's, see `BucketedTable.read`.
+    dataset = DeltaTable(storage.address, storage_options=options).to_pyarrow_dataset(filesystem=storage.filesystem())
+    for batch in dataset.to_batches(columns=names):
         counted = pa.Table.from_batches([batch]).group_by(names).aggregate([([], "count_all")])
         for row in counted.to_pylist():
             place = Place(row["queue"], row["shard"], row["bucket"])
