@@ -140,6 +140,21 @@ class CdcDatabase:
                 [found.time // 1000],
             )
 
+    def copy_generations(self, keyspace: str) -> None:
+        """Copy the sets of streams of keyspaces with vnodes into a keyspace whose replication factor is 3."""
+        replication = _REPLICATION.replace("'replication_factor': 1", "'replication_factor': 3")
+        self.session.execute(f"CREATE KEYSPACE {keyspace} WITH replication = {replication}")
+        for table, create in (
+            ("cdc_generation_timestamps", _TABLES[1]),
+            ("cdc_streams_descriptions_v2", _TABLES[2]),
+        ):
+            self.session.execute(create.replace(f"{META}.", f"{keyspace}."))
+            for row in self.session.execute(f"SELECT * FROM {META}.{table}"):
+                names, values = zip(*row._asdict().items(), strict=True)
+                places = ", ".join(["%s"] * len(names))
+                insert = f"INSERT INTO {keyspace}.{table} ({', '.join(names)}) VALUES ({places})"
+                self.session.execute(insert, values)
+
     def announce_tablets(self, schema: TableSchema, sets: Sequence[StreamSet]) -> None:
         """Publish sets of streams of one table."""
         table = [schema.keyspace, schema.name]

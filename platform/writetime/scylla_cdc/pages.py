@@ -9,6 +9,7 @@ from typing import Any
 import numba
 import numpy as np
 import pyarrow as pa
+from cassandra import ConsistencyLevel
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Session
 from cassandra.policies import RetryPolicy
 from cassandra.protocol import ResultMessage, _ProtocolHandler, read_int  # type: ignore[attr-defined]
@@ -99,11 +100,22 @@ class Pages:
         self._session = session
 
     def prepare(self, query: str, consistency: int | None = None) -> PreparedStatement:
-        """Prepare a query, of the settings' consistency if no other is named."""
+        """Prepare a query, of the settings' consistency if no other is named.
+
+        In a cluster with one node, QUORUM becomes ONE: ScyllaDB creates `system_distributed` with replication factor 3
+        there too (`db/system_distributed_keyspace.cc`), so a quorum never answers. scylla-cdc-java does the same
+        (`Driver3MasterCQL.computeCL`).
+        """
         statement: Any = self._session.prepare(query)
+        if consistency == ConsistencyLevel.QUORUM and self._has_one_node():
+            consistency = ConsistencyLevel.ONE
         statement.consistency_level = consistency
         statement.is_idempotent = True
         return statement
+
+    def _has_one_node(self) -> bool:
+        assert self._session.cluster is not None
+        return len(self._session.cluster.metadata.all_hosts()) == 1
 
     def start(self, statement: PreparedStatement, values: Sequence[Any]) -> "Reading":
         """Send a query, and do not wait for its answer."""
