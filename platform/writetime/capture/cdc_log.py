@@ -46,6 +46,8 @@ _PAUSE_SECONDS = 1.0
 _STATUS_SECONDS = 1.0
 _MARK_SECONDS = 5.0
 _WARNING_SECONDS = 60.0
+# Pauses before a table is tried again after a failure that may pass. If it still fails then, that is an error.
+_QUIET_PAUSES = (0.2, 0.5, 1.0)
 
 
 def run(settings: Settings, stop: threading.Event, snapshot_at: int | None = None) -> Counter[str]:
@@ -92,13 +94,17 @@ class LogProgress:
 
 @dataclass
 class _Table:
-    """When a table is looked at next, and why it cannot go on. `altered` if some schema was, maybe its own."""
+    """When a table is looked at next, and why it cannot go on. `altered` if some schema was, maybe its own.
+
+    `attempts` counts failures in a row that may pass, and are no fault yet.
+    """
 
     name: str
     altered: bool = False
     next_look: float = 0.0
     fault: str | None = None
     next_warning: float = 0.0
+    attempts: int = 0
 
 
 class LogAgent:
@@ -216,38 +222,41 @@ class LogAgent:
 
     @contextmanager
     def _faults_of(self, table: _Table) -> Iterator[None]:
-        """Note why a table cannot go on, and say so now and then; it is tried again."""
+        """Note why a table cannot go on, and log it now and then; it is tried again.
+
+        A failure that may pass is retried at once, with growing pauses, before it counts as a fault.
+        """
         table.altered = False
+        pause = _PAUSE_SECONDS
         try:
             yield
         except (WritetimeError, *DRIVER_FAULTS) as e:
-            match e:
-                case Gap():
-                    kind = "gap"
-                case LogError():
-                    kind = "log"
-                case WritetimeError() if not isinstance(e, DatabaseUnreachable):
-                    kind = "publishing"
-                    # What was handed over is not acknowledged, and is read and sent again.
-                    self._publisher = ChangePublisher(self._settings)
-                case _:
-                    kind = "database"
-            self._metrics.error(kind)
-            if str(e) != table.fault or time.monotonic() >= table.next_warning:
-                table.next_warning = time.monotonic() + _WARNING_SECONDS
-                log.error("%s: %s; trying again", table.name, e)
-            table.fault = str(e)
+            kind = _kind_of(e)
+            if kind == "publishing":
+                # What was handed over is not acknowledged, and is read and sent again.
+                self._publisher = ChangePublisher(self._settings)
+            if kind == "database" and table.fault is None and table.attempts < len(_QUIET_PAUSES):
+                pause = _QUIET_PAUSES[table.attempts]
+                table.attempts += 1
+                log.info("%s: %s; trying again", table.name, e)
+            else:
+                self._metrics.error(kind)
+                if str(e) != table.fault or time.monotonic() >= table.next_warning:
+                    table.next_warning = time.monotonic() + _WARNING_SECONDS
+                    log.error("%s: %s; trying again", table.name, e)
+                table.fault = str(e)
         else:
             table.fault = None
+            table.attempts = 0
             table.next_warning = 0.0
-        table.next_look = time.monotonic() + _PAUSE_SECONDS
+        table.next_look = time.monotonic() + pause
 
     def _is_due(self, table: _Table) -> bool:
         """Whether a window is settled that is not published, or consumers are to learn of other columns."""
         offset = self._progress.offsets.get(table.name)
         reading = self._settings.scylla_cdc
         settled = now() - round(reading.confidence_seconds * 1e6)
-        if table.fault is None and offset is not None and offset.off_since is None:
+        if table.fault is None and not table.attempts and offset is not None and offset.off_since is None:
             return table.altered or settled >= offset.until + round(reading.window_seconds * 1e6)
         return time.monotonic() >= table.next_look
 
@@ -277,3 +286,15 @@ class LogAgent:
         """Return how many seconds ago that was up to which a table's log is published."""
         offset = self._progress.offsets.get(table.name)
         return None if offset is None else max(now() - offset.until, 0) / 1e6
+
+
+def _kind_of(fault: Exception) -> str:
+    """Return what a fault is counted as."""
+    match fault:
+        case Gap():
+            return "gap"
+        case LogError():
+            return "log"
+        case WritetimeError() if not isinstance(fault, DatabaseUnreachable):
+            return "publishing"
+    return "database"

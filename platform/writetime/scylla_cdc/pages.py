@@ -1,23 +1,70 @@
 """Pages of rows from the database as Arrow batches of serialised values, without a Python object a value.
 
 The frame of a result has for each row its values, each after its length (native protocol version 4, 4.2.5.2).
+
+Failures that pass are retried here: ScyllaDB answers "Replica(s) failed to execute read" while tablets are split, and a
+node that starts, stops or is busy answers that it is unavailable, overloaded, or too late.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
 import pyarrow as pa
-from cassandra import ConsistencyLevel
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Session
+from cassandra import ConsistencyLevel, InvalidRequest, OperationTimedOut, RequestExecutionException, protocol
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, NoHostAvailable, ResultSet, Session
+from cassandra.connection import ConnectionException
 from cassandra.policies import RetryPolicy
 from cassandra.protocol import ResultMessage, _ProtocolHandler, read_int  # type: ignore[attr-defined]
 from cassandra.query import PreparedStatement
 
 from writetime.database import DRIVER_FAULTS, DatabaseUnreachable
 
+log = logging.getLogger(__name__)
+
 PAGE_ROWS = 5000
+# How long to wait before each retry, at most, in seconds.
+PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
+# No retry begins later than this after the first attempt: a request that times out takes seconds itself.
+_PATIENCE_SECONDS = 5.0
+_PASSING = (
+    # Unavailable, timeouts, and failures of replicas.
+    RequestExecutionException,
+    OperationTimedOut,
+    NoHostAvailable,
+    ConnectionException,
+    # These answers have no exception of their own: overloaded, bootstrapping, and errors inside the server.
+    protocol.RequestExecutionException,  # type: ignore[attr-defined]
+    protocol.ServerError,  # type: ignore[attr-defined]
+)
+
+_T = TypeVar("_T")
+
+
+def retried(ask: Callable[[], _T], query: str) -> _T:
+    """Ask the database until it answers, with growing pauses, as long as it fails in a way that passes.
+
+    Raises:
+        InvalidRequest: as the database answered.
+        DatabaseUnreachable: another failure, or one that did not pass in time; with the query.
+    """
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    pauses = iter(PAUSES)
+    while True:
+        try:
+            return ask()
+        except InvalidRequest:
+            raise
+        except DRIVER_FAULTS as e:
+            pause = next(pauses, None)
+            if pause is None or not isinstance(e, _PASSING) or time.monotonic() + pause > deadline:
+                raise DatabaseUnreachable(f"the database did not answer `{query}`: {e}") from None
+            log.info("the database did not answer `%s`: %s; trying again", query, e)
+            time.sleep(random.uniform(pause / 2, pause))
 
 
 class _PageResult(ResultMessage):
@@ -105,8 +152,12 @@ class Pages:
         In a cluster with one node, QUORUM becomes ONE: ScyllaDB creates `system_distributed` with replication factor 3
         there too (`db/system_distributed_keyspace.cc`), so a quorum never answers. scylla-cdc-java does the same
         (`Driver3MasterCQL.computeCL`).
+
+        Raises:
+            InvalidRequest: the database has no such table or column.
+            DatabaseUnreachable: it does not answer.
         """
-        statement: Any = self._session.prepare(query)
+        statement: Any = retried(lambda: self._session.prepare(query), query)
         if consistency == ConsistencyLevel.QUORUM and self._has_one_node():
             consistency = ConsistencyLevel.ONE
         statement.consistency_level = consistency
@@ -119,7 +170,12 @@ class Pages:
 
     def start(self, statement: PreparedStatement, values: Sequence[Any]) -> "Reading":
         """Send a query, and do not wait for its answer."""
-        return Reading(self._session.execute_async(statement, values, execution_profile=self._profile), statement)
+        return Reading(
+            lambda page: self._session.execute_async(
+                statement, values, execution_profile=self._profile, paging_state=page
+            ),
+            str(statement.query_string),
+        )
 
     def rows(self, statement: PreparedStatement, values: Sequence[Any]) -> pa.Table:
         """Return all rows that answer a query."""
@@ -129,20 +185,31 @@ class Pages:
 class Reading:
     """The pages that answer one query; the next one is asked for while one is looked at."""
 
-    def __init__(self, future: Any, statement: PreparedStatement) -> None:
-        self._future = future
-        self._statement = statement
+    def __init__(self, send: Callable[[bytes | None], Any], query: str) -> None:
+        """Send the query by `send`, which takes the state of the page to begin with."""
+        self._send = send
+        self._query = query
+        self._page: bytes | None = None
+        self._future: Any = send(None)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        more = True
-        while more:
+        while True:
             try:
-                (found,) = self._future.result().current_rows
-            except DRIVER_FAULTS as e:
-                raise DatabaseUnreachable(
-                    f"the database did not answer `{self._statement.query_string}`: {e}"
-                ) from None
-            more = self._future.has_more_pages
-            if more:
-                self._future.start_fetching_next_page()
+                answer = retried(self._answer, self._query)
+            except InvalidRequest as e:
+                raise DatabaseUnreachable(f"the database did not answer `{self._query}`: {e}") from None
+            (found,) = answer.current_rows
+            self._page = answer.paging_state
+            if not self._page:
+                yield found
+                return
+            self._future.start_fetching_next_page()
             yield found
+
+    def _answer(self) -> ResultSet:
+        """Wait for the page that was asked for. If it failed, the next attempt asks for it again."""
+        future = self._future or self._send(self._page)
+        self._future = None
+        answer = future.result()
+        self._future = future
+        return answer

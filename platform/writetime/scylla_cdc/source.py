@@ -15,7 +15,7 @@ from writetime.schema.table import TableSchema, read_schemas
 from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.log import SUFFIX, LogError, check_log
-from writetime.scylla_cdc.pages import Pages
+from writetime.scylla_cdc.pages import Pages, retried
 from writetime.scylla_cdc.reading import Piece, read_pieces
 from writetime.scylla_cdc.streams import StreamSets, cdc_options
 
@@ -76,7 +76,8 @@ class CdcSource:
             LogError: it has no log, or one that does not fit.
         """
         keyspace, _, name = self.name.partition(".")
-        tables = {s.name: s for s in read_schemas(self._session, [keyspace])}
+        found = retried(lambda: read_schemas(self._session, [keyspace]), "SELECT * FROM system_schema.tables, ...")
+        tables = {s.name: s for s in found}
         if name not in tables or name + SUFFIX not in tables:
             missing = name if name not in tables else name + SUFFIX
             raise LogError(f"there is no table {keyspace}.{missing}: name a table with cdc = {{'enabled': true}}")
