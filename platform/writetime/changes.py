@@ -30,7 +30,7 @@ import pyarrow as pa
 from writetime.schema.mapping import arrow_type
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, is_complex
-from writetime.schema.values import BadValue, split_sequence, split_vector
+from writetime.schema.values import BadValue, split_fields, split_sequence, split_vector
 
 ROW, STATIC, RANGE_TOMBSTONE, PARTITION_TOMBSTONE = range(4)
 KINDS = ("row", "static", "range_tombstone", "partition_tombstone")
@@ -167,7 +167,7 @@ def _encoder(cql_type: CqlType) -> Encoder:
             inner = lambda data: _joined([encoder(part) for part in split_vector(data, element, dimension)])  # noqa: E731
         case _:
             encoders = [_encoder(t) for _, t in udt_fields(cql_type)]
-            inner = lambda data: _tuple(data, encoders)  # noqa: E731
+            inner = lambda data: _tuple(split_fields(data, cql_type, len(encoders)), encoders)  # noqa: E731
 
     def encode(data: bytes) -> bytes | None:
         try:
@@ -307,8 +307,7 @@ def _sequence(encoders: list[Encoder]) -> Callable[[bytes], bytes]:
     return encode
 
 
-def _tuple(data: bytes, encoders: list[Encoder]) -> bytes:
-    parts = list(split_sequence(data))
+def _tuple(parts: list[bytes | None], encoders: list[Encoder]) -> bytes:
     while parts and parts[-1] is None:
         parts.pop()
     return _joined([None if p is None else encoder(p) for p, encoder in zip(parts, encoders, strict=False)])

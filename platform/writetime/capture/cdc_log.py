@@ -32,7 +32,7 @@ from writetime.database import DRIVER_FAULTS, DatabaseUnreachable
 from writetime.errors import WritetimeError
 from writetime.kafka import topic_names
 from writetime.schema.table import TableSchema
-from writetime.scylla_cdc.log import SUFFIX, LogError
+from writetime.scylla_cdc.log import SUFFIX, Altered, LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between
 from writetime.scylla_cdc.pages import Pages
 from writetime.scylla_cdc.source import CdcSource, Gap, connect_for_pages, now
@@ -235,7 +235,8 @@ class LogAgent:
             if kind == "publishing":
                 # What was handed over is not acknowledged, and is read and sent again.
                 self._publisher = ChangePublisher(self._settings)
-            if kind == "database" and table.fault is None and table.attempts < len(_QUIET_PAUSES):
+            passing = kind == "database" or isinstance(e, Altered)
+            if passing and table.fault is None and table.attempts < len(_QUIET_PAUSES):
                 pause = _QUIET_PAUSES[table.attempts]
                 table.attempts += 1
                 log.info("%s: %s; trying again", table.name, e)

@@ -22,6 +22,10 @@ class BadValue(WritetimeError):
     """Bytes that are no value of their type."""
 
 
+class UnknownFields(BadValue):
+    """A value of a user-defined type with more fields than the type has in the schema that is known."""
+
+
 Decoder = Callable[[bytes], Any]
 
 MILLIS_MAX = ((1 << 63) - 1) // 1000
@@ -43,9 +47,9 @@ def decoder(cql_type: CqlType) -> Decoder:
         case Vector(element, dimension):
             inner = _vector(element, dimension)
         case Tuple(arguments):
-            inner = _struct([(f"_{i}", t) for i, t in enumerate(arguments, 1)])
+            inner = _struct([(f"_{i}", t) for i, t in enumerate(arguments, 1)], cql_type)
         case Udt(_, _, fields):
-            inner = _struct(list(fields))
+            inner = _struct(list(fields), cql_type)
         case _:
             raise AssertionError(cql_type)
 
@@ -135,6 +139,23 @@ def split_sequence(data: bytes, offset: int = 0) -> Iterator[bytes | None]:
         offset += length
 
 
+def split_fields(data: bytes, cql_type: CqlType, count: int) -> list[bytes | None]:
+    """Split the fields of a tuple or user-defined type, which has `count` of them.
+
+    A value may end early: it was written before ALTER TYPE added the fields that it lacks, which are null.
+
+    Raises:
+        UnknownFields: it has more.
+    """
+    parts = list(split_sequence(data))
+    if len(parts) > count:
+        raise UnknownFields(
+            f"a value has {len(parts)} fields, and {cql_type} has {count}: the type was altered since its schema was "
+            "read, so read the schema again"
+        )
+    return parts
+
+
 def split_vector(data: bytes, element: CqlType, dimension: int) -> list[bytes]:
     """Split a vector: parts of the element's fixed length, else each after its length as an unsigned vint."""
     if element.fixed_length is not None:
@@ -176,12 +197,12 @@ def _vector(element: CqlType, dimension: int) -> Decoder:
     return lambda data: [decode(part) for part in split_vector(data, element, dimension)]
 
 
-def _struct(fields: list[tuple[str, CqlType]]) -> Decoder:
+def _struct(fields: list[tuple[str, CqlType]], cql_type: CqlType) -> Decoder:
     names = [name for name, _ in fields]
     decoders = [decoder(t) for _, t in fields]
 
     def decode(data: bytes) -> dict[str, Any]:
-        parts = list(split_sequence(data))[: len(names)]
+        parts = split_fields(data, cql_type, len(names))
         parts += [None] * (len(names) - len(parts))
         return {n: None if part is None else d(part) for n, d, part in zip(names, decoders, parts, strict=True)}
 

@@ -38,7 +38,7 @@ from writetime.changes import (
 from writetime.schema.columnar import decode, fixed_width
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
-from writetime.schema.values import split_sequence
+from writetime.schema.values import UnknownFields, split_fields, split_sequence
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.log import LogError
 from writetime.storage.primitives import tokens
@@ -362,11 +362,14 @@ class Rows:
         values: list[list[bytes | None]] = [[None] * self.count for _ in fields]
         gone = np.zeros((len(fields), self.count), bool)
         for row in np.flatnonzero(~nulls_of(raw)).tolist():
-            for i, part in enumerate(split_sequence(raw[row].as_py())):
+            for i, part in enumerate(split_fields(raw[row].as_py(), cql_type, len(fields))):
                 values[i][row] = part
         for row in np.flatnonzero(~nulls_of(dead)).tolist():
-            for index in split_sequence(dead[row].as_py(), 4):
-                gone[int.from_bytes(index or b"", "big"), row] = True
+            for part in split_sequence(dead[row].as_py(), 4):
+                index = int.from_bytes(part or b"", "big")
+                if index >= len(fields):
+                    raise UnknownFields(f"field {index} of a {cql_type} was deleted, which has {len(fields)}")
+                gone[index, row] = True
         arrow = column_type(cql_type).field("fields").type
         rows = np.arange(self.count)
         cells = [

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import numpy as np
 
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, freeze, is_complex
 
@@ -31,6 +31,10 @@ _FIRST = 0x8080808080808080
 
 class LogError(WritetimeError):
     """A log that cannot be read, or whose rows are not what ScyllaDB writes."""
+
+
+class Altered(LogError, Transient):
+    """The table or one of its types was altered while it was read: read its schema again."""
 
 
 def log_table(schema: TableSchema) -> TableSchema:
@@ -74,7 +78,8 @@ def check_log(schema: TableSchema, log: TableSchema) -> None:
     """Compare a log with what its base table asks for.
 
     Raises:
-        LogError: a column is missing or of another type, as for a moment after ALTER TABLE, or the table is no log.
+        LogError: the table is no log.
+        Altered: a column is missing or of another type, as for a moment after ALTER TABLE.
     """
     wanted = log_table(schema)
     found = {c.name: str(c.type) for c in log.columns}
@@ -82,7 +87,7 @@ def check_log(schema: TableSchema, log: TableSchema) -> None:
         raise LogError(f"{log.full_name} is no CDC log: its primary key is not ({STREAM}, {TIME}, {SEQUENCE})")
     for column in wanted.columns:
         if found.get(column.name) != str(column.type):
-            raise LogError(
+            raise Altered(
                 f"{log.full_name} has column {column.name} as {found.get(column.name, 'none')}, and should have it as "
                 f"{column.type}: {schema.full_name} is being altered, so try again, or the table is no CDC log"
             )

@@ -12,9 +12,10 @@ from writetime.database import connect
 from writetime.errors import WritetimeError
 from writetime.instants import instant_text
 from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.values import BadValue, UnknownFields
 from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.images import Images
-from writetime.scylla_cdc.log import SUFFIX, LogError, check_log
+from writetime.scylla_cdc.log import SUFFIX, Altered, LogError, check_log
 from writetime.scylla_cdc.pages import Pages, retried
 from writetime.scylla_cdc.reading import Piece, read_pieces
 from writetime.scylla_cdc.streams import StreamSets, cdc_options
@@ -110,10 +111,16 @@ class CdcSource:
         """Read pieces of streams as batches of changes, with the fields that are asked for.
 
         Raises:
-            LogError: rows are missing, are not what ScyllaDB writes, or the table was altered meanwhile.
+            LogError: rows are missing, or are not what ScyllaDB writes.
+            Altered: a value is newer than the schema.
         """
         deltas = Deltas(self.schema, fields, empty_updates=self.settings.empty_updates == "pass")
-        yield from read_pieces(self._pages, deltas, pieces, self.settings.streams_at_once)
+        try:
+            yield from read_pieces(self._pages, deltas, pieces, self.settings.streams_at_once)
+        except UnknownFields as e:
+            raise Altered(f"{self.name} was altered while its log was read: {e}") from None
+        except BadValue as e:
+            raise LogError(f"the log of {self.name}: {e}") from None
 
     def images(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
         """Read the pre- and postimages among pieces of streams, see `images`."""
@@ -123,11 +130,11 @@ class CdcSource:
         """Look whether the table still is what was read: rows that were logged since may have more.
 
         Raises:
-            LogError: it was altered.
+            Altered: it was altered.
         """
         found = self.current_schema()
         if found != expected:
-            raise LogError(
+            raise Altered(
                 f"{self.name} was altered while its log was read: it was {_columns(expected)}, and is "
                 f"{_columns(found)}; read again (a stream goes on from its checkpoint with the new columns)"
             )
