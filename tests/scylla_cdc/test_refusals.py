@@ -73,9 +73,9 @@ UPDATE = {"operation": 1, "p": 1, "c": 1, "v": 1}
     ("rows", "complete", "message"),
     [
         ([{**UPDATE, "operation": 10}], True, "has the operation 10, which this version"),
-        ([{**UPDATE, "p": None}], True, "lacks its key, as a key column was renamed"),
-        ([{**UPDATE, "c": None}], True, "lacks its key, as a key column was renamed"),
-        ([{"operation": 3, "p": 1}], True, "lacks its key, as a key column was renamed"),
+        ([{**UPDATE, "p": None}], True, "lacks its key, though no key column was renamed"),
+        ([{**UPDATE, "c": None}], True, "lacks its key, though no key column was renamed"),
+        ([{"operation": 3, "p": 1}], True, "lacks its key, though no key column was renamed"),
         ([{"operation": 1, "p": 1, "c": 1}], True, "delta: keys, which does not log what was written"),
         ([UPDATE, UPDATE], False, "lacks rows of a group"),
         ([{"operation": 5, "p": 1, "c": 1}], True, "lacks rows of a group"),

@@ -9,9 +9,9 @@ import pytest
 from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now, stream_set
 from tests.scylla_cdc.test_base import origins
-from writetime.scylla_cdc.log import LogError
+from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, interval, next_offset, pieces_between
-from writetime.scylla_cdc.source import CdcSource, Gap, open_source
+from writetime.scylla_cdc.source import CdcSource, open_source
 from writetime.scylla_cdc.streams import StreamSets
 
 

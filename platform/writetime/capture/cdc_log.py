@@ -32,10 +32,10 @@ from writetime.database import DRIVER_FAULTS, DatabaseUnreachable
 from writetime.errors import WritetimeError
 from writetime.kafka import topic_names
 from writetime.schema.table import TableSchema
-from writetime.scylla_cdc.log import SUFFIX, Altered, LogError
+from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between
 from writetime.scylla_cdc.pages import Pages
-from writetime.scylla_cdc.source import CdcSource, Gap, connect_for_pages, now
+from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
 
 log = logging.getLogger(__name__)
 
@@ -180,8 +180,9 @@ class LogAgent:
         if end == offset:
             return
         counts: Counter[tuple[str, str]] = Counter()
+        found: Counter[str] = Counter()
         sent = 0
-        for changes in source.read(pieces_between(source, offset, end)):
+        for changes in source.read(pieces_between(source, offset, end), snapshot_at=self._snapshot_at, found=found):
             sent += self._publisher.send(schema, changes).all()
             counts.update(counts_of(name, changes))
             if sent >= _PORTION:
@@ -195,6 +196,7 @@ class LogAgent:
         if self._publisher.flush(stop):
             self._progress.save(name, end)
             self._metrics.published(counts)
+            self._metrics.found(name, found)
             self.published[name] += counts.total()
             self._mark(table)
             self._publisher.flush(stop)
@@ -277,7 +279,14 @@ class LogAgent:
         names = {table.name for table in tables}
         own = {key: {name: n for name, n in found[key].items() if name in names} for key in ("changes", "snapshots")}
         offsets = self._progress.offsets
-        logs = {t.name: {"until": offsets[t.name].until if t.name in offsets else 0, "fault": t.fault} for t in tables}
+        logs = {
+            t.name: {
+                "until": offsets[t.name].until if t.name in offsets else 0,
+                "fault": t.fault,
+                "found": self._metrics.findings(t.name),
+            }
+            for t in tables
+        }
         return found | own | {"logs": logs, "held_by": next((t.fault for t in tables if t.fault), None)}
 
     def _lag(self, tables: Sequence[_Table]) -> Lag:

@@ -22,6 +22,7 @@ from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.instants import instant_text, parse_instant
 from writetime.logs import log_as_json
+from writetime.scylla_cdc.findings import finding_lines
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +191,8 @@ def _log_lines(logs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         )
         if found["fault"]:
             yield f"    {found['fault']}"
+        for line in finding_lines(found.get("found", {})):
+            yield f"    {line}"
 
 
 def _ago(instant: float) -> str:

@@ -93,6 +93,12 @@ class AgentMetrics:
             ["table"],
             registry=registry,
         )
+        self._findings = Counter(
+            "writetime_capture_log_findings",
+            "Of a ScyllaDB table: what was found in its CDC log beside changes, by kind.",
+            ["table", "kind"],
+            registry=registry,
+        )
         self._snapshots = {
             name: Gauge(f"writetime_capture_snapshot_{name}", text, ["table"], registry=registry)
             for name, text in {
@@ -104,6 +110,7 @@ class AgentMetrics:
         }
         self._counts: dict[str, dict[str, int]] = {}
         self._faults: dict[str, int] = {}
+        self._found: dict[str, dict[str, int]] = {}
         port = settings.capture.metrics_port
         if port is not None:
             try:
@@ -136,6 +143,18 @@ class AgentMetrics:
     def log_lag(self, table: str, seconds: float) -> None:
         """Show how far a ScyllaDB table's log is behind."""
         self._log_lag.labels(table).set(seconds)
+
+    def found(self, table: str, counts: Mapping[str, int]) -> None:
+        """Count what was found in a ScyllaDB table's log beside changes."""
+        for kind, count in counts.items():
+            if count:
+                self._findings.labels(table, kind).inc(count)
+                kinds = self._found.setdefault(table, {})
+                kinds[kind] = kinds.get(kind, 0) + count
+
+    def findings(self, table: str) -> dict[str, int]:
+        """Return what was found in a table's log since the start of the agent."""
+        return self._found.get(table, {})
 
     def snapshots(self, status: Mapping[str, Mapping[str, Any]]) -> None:
         """Show how far the snapshot of each table is."""

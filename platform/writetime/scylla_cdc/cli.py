@@ -1,5 +1,6 @@
 """`writetime scylla-cdc KS.TABLE`."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 from writetime import config
 from writetime.instants import parse_instant
 from writetime.schema.table import TableSchema
+from writetime.scylla_cdc.findings import finding_lines
 from writetime.scylla_cdc.offsets import interval
 from writetime.scylla_cdc.source import open_source
 from writetime.storage.cli import chosen_fields, write_changes
@@ -40,12 +42,15 @@ def scylla_cdc(
         schema = source.schema
         wanted = chosen_fields(fields, [schema])
         pieces = interval(source, start, end, snapshot)
+        found: Counter[str] = Counter()
 
         def batches() -> Iterator[tuple[TableSchema, pa.RecordBatch]]:
-            for batch in source.read(pieces, wanted):
+            for batch in source.read(pieces, wanted, snapshot_at=snapshot, found=found):
                 yield schema, batch
 
         write_changes(batches(), [schema], wanted, output, stats=stats)
+        for line in finding_lines(found):
+            click.echo(line, err=True)
         source.check_schema(schema)
         if pieces:
             source.check_gap(min(piece.start for piece in pieces), snapshot)

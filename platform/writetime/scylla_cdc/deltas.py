@@ -5,11 +5,11 @@ tombstone of a whole collection or user-defined type is one microsecond older. `
 row. When a cell expires is not logged, nor when a tombstone was made: both are taken from the write time.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,7 @@ from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.schema.values import UnknownFields, split_fields, split_sequence
 from writetime.scylla_cdc import log as L
+from writetime.scylla_cdc.history import History, nulls_of, where_in
 from writetime.scylla_cdc.log import LogError
 from writetime.storage.primitives import tokens
 
@@ -60,11 +61,19 @@ class Deltas:
     """Makes changes of the log rows of one table, with the fields that are asked for, in their order."""
 
     def __init__(
-        self, schema: TableSchema, fields: Sequence[str] | None = None, *, empty_updates: bool = False
+        self,
+        schema: TableSchema,
+        history: History,
+        fields: Sequence[str] | None = None,
+        *,
+        empty_updates: bool = False,
+        found: Counter[str] | None = None,
     ) -> None:
         full = change_schema(schema)
         self.schema = full if fields is None else pa.schema([full.field(name) for name in fields])
         self.table = schema
+        self._history = history
+        self._found = Counter() if found is None else found
         self._keys = {field_name(c): c for c in schema.partition_key}
         self._clustering = {field_name(c): c for c in schema.clustering}
         written = {field_name(c): c for c in schema.static + schema.regular}
@@ -88,25 +97,30 @@ class Deltas:
         """Return the changes of log rows, in which each start of a range is followed by its end.
 
         Raises:
-            LogError: a row that ScyllaDB does not write, or of which too little is left.
+            Gap: too little is left of a row, as the table was altered since.
+            LogError: a row that ScyllaDB does not write.
             BadValue: a value that is not of its type.
         """
         operations = decode(page[L.OPERATION], Native("tinyint")).fill_null(-1).to_numpy()
         unknown = ~np.isin(operations, L.OPERATIONS)
         if unknown.any():
             raise LogError(
-                f"{_where_in(page, unknown, self.table)} has the operation {operations[unknown][0]}, which this "
+                f"{where_in(page, unknown, self.table)} has the operation {operations[unknown][0]}, which this "
                 "version of Writetime does not know"
             )
-        ends = np.isin(operations, _ENDS)
-        kept = ~np.isin(operations, _SAY_NOTHING)
+        readable = self._history.readable(page, operations, self._found)
+        ends = readable & np.isin(operations, _ENDS)
+        kept = readable & ~np.isin(operations, _SAY_NOTHING)
         work = Rows(
             self.table, page.filter(pa.array(kept)), operations[kept], page.filter(pa.array(ends)), operations[ends]
         )
         arrays = [self._array(work, name, captured_at) for name in self.schema.names]
         work.check_ranges(self._position)
         if self._refuses_empty:
-            work.check_updates([a for n, a in zip(self.schema.names, arrays, strict=True) if n in self._written])
+            work.check_updates(
+                self._history.dropped_until,
+                [a for n, a in zip(self.schema.names, arrays, strict=True) if n in self._written],
+            )
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.nulls(work.count, pa.struct([])))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -159,48 +173,22 @@ class Rows:
         ttl = decode(page[L.TTL], Native("bigint")).fill_null(0).to_numpy()
         self._ttl = np.clip(ttl, 0, (1 << 31) - 1).astype(np.int32)
         self.kinds = np.array([_KIND[i] for i in operations.tolist()], np.int8)
-        self._find_static()
-        self._check_keys()
+        if table.clustering:
+            # A row without clustering key is static: others are not readable.
+            without = np.all([nulls_of(page[c.name]) for c in table.clustering], axis=0)
+            self.kinds[without & (self.kinds == ROW)] = STATIC
 
-    def _find_static(self) -> None:
-        """A row without clustering is static, unless it is one that a renamed key column has made to look so."""
-        clustering = self._table.clustering
-        if not clustering or not self.count:
-            return
-        rows = self.kinds == ROW
-        nulls = np.array([nulls_of(self.page[c.name]) for c in clustering])
-        updates = self._operations == L.UPDATE
-        may_be = updates | np.isin(self._operations, (L.PREIMAGE, L.POSTIMAGE))
-        static = rows & nulls.all(axis=0) & may_be & bool(self._table.static)
-        self.kinds[static] = STATIC
-        wrong = nulls.any(axis=0) & rows & ~static
-        for column in self._table.regular:
-            for name in (column.name, L.DELETED + column.name):
-                if name in self.page.schema.names:
-                    wrong |= static & updates & ~nulls_of(self.page[name])
-        self._refuse_nulls(wrong)
+    def check_updates(self, dropped_until: int, written: Sequence[pa.Array]) -> None:
+        """Refuse updates that write nothing: their values were not logged (`delta: keys`).
 
-    def _check_keys(self) -> None:
-        for column in self._table.partition_key:
-            self._refuse_nulls(nulls_of(self.page[column.name]))
-
-    def _refuse_nulls(self, wrong: np.ndarray) -> None:
-        if wrong.any():
-            raise LogError(
-                f"{_where_in(self.page, wrong, self._table)} lacks its key, as a key column was renamed since: take a "
-                "snapshot of the table, backfill it, and read on from after the renaming"
-            )
-
-    def check_updates(self, written: Sequence[pa.Array]) -> None:
-        """Refuse updates that write nothing: their values were not logged (`delta: keys`)."""
-        # What was written to a column that was dropped since is gone from the log.
-        newest_drop = max((d.dropped_at for d in self._table.dropped), default=-(1 << 63))
-        empty = (self._operations == L.UPDATE) & (self.times > newest_drop)
+        Until `dropped_until`, they may have written to columns that were dropped since.
+        """
+        empty = (self._operations == L.UPDATE) & (self.times > dropped_until)
         for array in written:
             empty &= nulls_of(array)
         if empty.any():
             raise LogError(
-                f"{_where_in(self.page, empty, self._table)} is an update without values: it was written while the "
+                f"{where_in(self.page, empty, self._table)} is an update without values: it was written while the "
                 "table's CDC option was delta: keys, which does not log what was written, and is not supported; set "
                 "delta: full, take a snapshot, backfill it, and read on from there (or, if the table has updates that "
                 "write nothing, set scylla_cdc.empty_updates to pass)"
@@ -242,7 +230,7 @@ class Rows:
         starts, ends = self.positions(encode), self.ends(encode)
         wrong = pc.greater(starts, ends).fill_null(False).to_numpy(zero_copy_only=False)
         if wrong.any():
-            raise LogError(f"{_where_in(self.page, wrong, self._table)} deletes a range that ends before it starts")
+            raise LogError(f"{where_in(self.page, wrong, self._table)} deletes a range that ends before it starts")
 
     def _clusterings(self, page: pa.RecordBatch) -> list[tuple[bytes | None, ...]]:
         if not self._table.clustering:
@@ -378,23 +366,6 @@ class Rows:
         ]
         some = np.any([cell.is_valid().to_numpy(zero_copy_only=False) for cell in cells], axis=0)
         return pa.StructArray.from_arrays(cells, fields=list(arrow)), some
-
-
-def _where_in(page: pa.RecordBatch, rows: np.ndarray, table: TableSchema) -> str:
-    """Name the first of some rows of a log."""
-    row = int(np.flatnonzero(rows)[0])
-    stream, time = page[L.STREAM][row].as_py(), page[L.TIME][row].as_py()
-    sequence = int.from_bytes(page[L.SEQUENCE][row].as_py(), "big")
-    when = datetime.fromtimestamp(int(L.uuid_micros(np.frombuffer(time, np.uint8)[None, :])[0]) / 1e6, UTC)
-    return (
-        f"the log of {table.full_name}: row {sequence} of {UUID(bytes=time)} ({when.isoformat()}) in stream "
-        f"0x{stream.hex()}"
-    )
-
-
-def nulls_of(array: pa.Array) -> np.ndarray:
-    """Return which entries of an array are null."""
-    return array.is_null().to_numpy(zero_copy_only=False)
 
 
 def _flags(array: pa.Array) -> np.ndarray:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from writetime.changes import PARTITION_POSITION, STATIC_POSITION, field_name, position_encoder
@@ -22,6 +21,7 @@ from writetime.schema.table import TableSchema
 from writetime.schema.types import Native, is_complex
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.deltas import Rows
+from writetime.scylla_cdc.history import History
 
 _KINDS = {L.PREIMAGE: "preimage", L.POSTIMAGE: "postimage"}
 
@@ -42,8 +42,9 @@ class Disagreement:
 class Images:
     """Makes images of the log rows that are some: whose they are, of which write, and the values of simple columns."""
 
-    def __init__(self, schema: TableSchema) -> None:
+    def __init__(self, schema: TableSchema, history: History) -> None:
         self.table = schema
+        self._history = history
         self._simple = [c for c in schema.static + schema.regular if not is_complex(c.type)]
         self._position = position_encoder(schema.clustering)
         fields: list[tuple[str, pa.DataType]] = [("kind", pa.string()), ("write_time", pa.int64())]
@@ -62,7 +63,7 @@ class Images:
         """Return the images among some rows."""
         del captured_at
         operations = decode(page[L.OPERATION], Native("tinyint")).to_numpy()
-        kept = np.isin(operations, list(_KINDS))
+        kept = self._history.readable_images(page, operations)
         work = Rows(self.table, page.filter(pa.array(kept)), operations[kept], page.slice(0, 0), operations[:0])
         kinds = pa.array([_KINDS[o] for o in operations[kept].tolist()], pa.string())
         values = [decode(work.page[c.name], c.type) for c in self._simple]

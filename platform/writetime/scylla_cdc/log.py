@@ -9,6 +9,7 @@ from uuid import UUID
 import numpy as np
 
 from writetime.errors import Transient, WritetimeError
+from writetime.instants import instant_text
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, freeze, is_complex
 
@@ -31,6 +32,20 @@ _FIRST = 0x8080808080808080
 
 class LogError(WritetimeError):
     """A log that cannot be read, or whose rows are not what ScyllaDB writes."""
+
+
+class Gap(WritetimeError):
+    """Changes that the log does not have, or not any more. Times are in microseconds."""
+
+    def __init__(self, table: str, start: int, end: int, reason: str) -> None:
+        super().__init__(
+            f"changes of {table} from {instant_text(start)} to {instant_text(end)} cannot be read from its log: "
+            f"{reason}. To close the gap, take a snapshot of the table now (nodetool snapshot, on each node), backfill "
+            f"it (writetime backfill {table} PATHS), and read on with the option snapshot_at (writetime agent: "
+            "--snapshot-at) set to the time at which the snapshot was begun"
+        )
+        self.start = start
+        self.end = end
 
 
 class Altered(LogError, Transient):

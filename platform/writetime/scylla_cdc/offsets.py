@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from writetime.instants import instant_text
-from writetime.scylla_cdc.log import LogError
+from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.reading import Piece
-from writetime.scylla_cdc.source import CdcSource, Gap, now
+from writetime.scylla_cdc.source import CdcSource, now
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """One table's log through one connection: its schema, what there is to read, and what is missing of it."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -9,30 +10,15 @@ from cassandra.cluster import Session
 
 from writetime.config import Settings
 from writetime.database import connect
-from writetime.errors import WritetimeError
-from writetime.instants import instant_text
 from writetime.schema.table import TableSchema, read_schemas
 from writetime.schema.values import BadValue, UnknownFields
 from writetime.scylla_cdc.deltas import Deltas
+from writetime.scylla_cdc.history import History
 from writetime.scylla_cdc.images import Images
-from writetime.scylla_cdc.log import SUFFIX, Altered, LogError, check_log
+from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError, check_log
 from writetime.scylla_cdc.pages import Pages, retried
 from writetime.scylla_cdc.reading import Piece, read_pieces
 from writetime.scylla_cdc.streams import StreamSets, cdc_options
-
-
-class Gap(WritetimeError):
-    """Changes that the log does not have, or not any more."""
-
-    def __init__(self, table: str, start: int, end: int, reason: str) -> None:
-        super().__init__(
-            f"changes of {table} from {instant_text(start)} to {instant_text(end)} cannot be read from its log: "
-            f"{reason}. To close the gap, take a snapshot of the table now (nodetool snapshot, on each node), backfill "
-            f"it (writetime backfill {table} PATHS), and read on with the option snapshot_at (writetime agent: "
-            "--snapshot-at) set to the time at which the snapshot was begun"
-        )
-        self.start = start
-        self.end = end
 
 
 class CdcSource:
@@ -48,7 +34,7 @@ class CdcSource:
         self.name = table
         self._session = session
         self._pages = pages
-        self.schema = self.current_schema()
+        self.schema, self._log = self._current_schemas()
         self._options = cdc_options(self._pages, self.settings, self.schema.keyspace, self.schema.name)
         if self._options is not None and self._options.get("delta") == "keys":
             raise LogError(
@@ -70,8 +56,8 @@ class CdcSource:
             return self.settings.log_ttl_seconds * 1_000_000
         return int((self._options or {}).get("ttl", 86_400)) * 1_000_000
 
-    def current_schema(self) -> TableSchema:
-        """Return what the table is now.
+    def _current_schemas(self) -> tuple[TableSchema, TableSchema]:
+        """Return what the table and its log are now.
 
         Raises:
             LogError: it has no log, or one that does not fit.
@@ -83,7 +69,7 @@ class CdcSource:
             missing = name if name not in tables else name + SUFFIX
             raise LogError(f"there is no table {keyspace}.{missing}: name a table with cdc = {{'enabled': true}}")
         check_log(tables[name], tables[name + SUFFIX])
-        return tables[name]
+        return tables[name], tables[name + SUFFIX]
 
     def settled(self) -> int:
         """Return the time up to which writes have reached the log, unless their timestamps are late."""
@@ -107,14 +93,31 @@ class CdcSource:
             reason = f"the log keeps rows for {self.ttl // 1_000_000} seconds"
         raise Gap(self.name, start, first, reason)
 
-    def read(self, pieces: Sequence[Piece], fields: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Read pieces of streams as batches of changes, with the fields that are asked for.
+    def read(
+        self,
+        pieces: Sequence[Piece],
+        fields: Sequence[str] | None = None,
+        *,
+        snapshot_at: int | None = None,
+        found: Counter[str] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Read pieces of streams as batches of changes.
+
+        Args:
+            pieces: what to read.
+            fields: of the changes; all by default.
+            snapshot_at: when the snapshot was begun that closes a gap.
+            found: counts what is found beside changes.
 
         Raises:
+            Gap: rows cannot be read any more, as a key column was renamed.
             LogError: rows are missing, or are not what ScyllaDB writes.
             Altered: a value is newer than the schema.
         """
-        deltas = Deltas(self.schema, fields, empty_updates=self.settings.empty_updates == "pass")
+        history = History(self.schema, self._log, snapshot_at)
+        deltas = Deltas(
+            *(self.schema, history, fields), empty_updates=self.settings.empty_updates == "pass", found=found
+        )
         try:
             yield from read_pieces(self._pages, deltas, pieces, self.settings.streams_at_once)
         except UnknownFields as e:
@@ -124,7 +127,9 @@ class CdcSource:
 
     def images(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
         """Read the pre- and postimages among pieces of streams, see `images`."""
-        yield from read_pieces(self._pages, Images(self.schema), pieces, self.settings.streams_at_once)
+        yield from read_pieces(
+            self._pages, Images(self.schema, History(self.schema, self._log)), pieces, self.settings.streams_at_once
+        )
 
     def check_schema(self, expected: TableSchema) -> None:
         """Look whether the table still is what was read: rows that were logged since may have more.
@@ -132,7 +137,7 @@ class CdcSource:
         Raises:
             Altered: it was altered.
         """
-        found = self.current_schema()
+        found, _ = self._current_schemas()
         if found != expected:
             raise Altered(
                 f"{self.name} was altered while its log was read: it was {_columns(expected)}, and is "

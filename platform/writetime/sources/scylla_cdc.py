@@ -98,7 +98,7 @@ class _Asked:
             return
         with open_source(self.settings, self.table) as source:
             source.check_schema(table)
-            batches = source.read(part.pieces, selection.schema.names)
+            batches = source.read(part.pieces, selection.schema.names, snapshot_at=self.snapshot_at)
             yield from map(selection.cut, batches)
             source.check_schema(table)
             source.check_gap(part.start, self.snapshot_at)

@@ -1,0 +1,167 @@
+"""Which rows of a log can be read, after what was altered about its table since they were written.
+
+ScyllaDB alters a log with its table (`create_log_schema` in `cdc/log.cc`). When a column is dropped, its columns of the
+log are dropped, and rows from before read as if it had not been written. If it was static, such a row has neither
+values nor a clustering key. When a key column is renamed, it is dropped from the log and added under its new name, so
+rows from before have null for it. Both are in `system_schema.dropped_columns` of the log, with a time that is five
+seconds later, so that no row from before is younger.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.schema.columnar import fixed_width
+from writetime.schema.table import Column, TableSchema
+from writetime.schema.types import Native
+from writetime.scylla_cdc import log as L
+from writetime.scylla_cdc.findings import IN_SNAPSHOT, STATIC_DROPPED
+from writetime.scylla_cdc.log import Gap, LogError
+
+_NEVER = -(1 << 63)
+_IMAGES = (L.PREIMAGE, L.POSTIMAGE)
+_OF_PARTITIONS = (L.PARTITION_DELETE, L.EXPIRED_PARTITION)
+_STARTS = (L.START_INCLUSIVE, L.START_EXCLUSIVE)
+_BOUNDS = (*_STARTS, L.END_INCLUSIVE, L.END_EXCLUSIVE)
+# Static rows have these operations and no others.
+_OF_STATIC_ROWS = (L.UPDATE, *_IMAGES)
+
+
+class History:
+    """Judges the rows of one table's log."""
+
+    def __init__(self, table: TableSchema, log: TableSchema, snapshot_at: int | None = None) -> None:
+        """Take what was altered from the schemas.
+
+        Args:
+            table: the base table.
+            log: its log.
+            snapshot_at: when the snapshot was begun that has what cannot be read, in microseconds.
+        """
+        self._table = table
+        self._snapshot_at = snapshot_at
+        dropped = {column.name: column.dropped_at for column in log.dropped}
+        values = {name for name in dropped if L.DELETED + name in dropped}
+        self.dropped_until = max((dropped[name] for name in values), default=_NEVER)
+        """Until when columns were dropped that are no key columns, in microseconds."""
+        # A key column has no column `cdc$deleted_` beside it.
+        others = {name for name in dropped if not name.startswith(L.DELETED)} - values
+        self._renamed = {name: dropped[name] for name in others}
+
+    def readable(self, page: pa.RecordBatch, operations: np.ndarray, found: Counter[str]) -> np.ndarray:
+        """Return which rows can be read, and count the others. Images that cannot be read are not counted.
+
+        Raises:
+            Gap: the key of a row is missing, as a key column was renamed, and no snapshot has the row.
+            LogError: it is missing for another reason.
+        """
+        judged = self._judge(page, operations)
+        deltas = ~np.isin(operations, _IMAGES)
+        if (judged.wrong & deltas).any():
+            raise LogError(
+                f"{where_in(page, judged.wrong & deltas, self._table)} lacks its key, though no key column was "
+                "renamed: ScyllaDB writes no such row"
+            )
+        self._check_lost(judged.times[judged.lost & deltas])
+        found[IN_SNAPSHOT] += int((judged.lost & deltas).sum())
+        found[STATIC_DROPPED] += int((judged.empty & deltas).sum())
+        return judged.readable
+
+    def readable_images(self, page: pa.RecordBatch, operations: np.ndarray) -> np.ndarray:
+        """Return which rows are images that can be read."""
+        return np.isin(operations, _IMAGES) & self._judge(page, operations).readable
+
+    def _judge(self, page: pa.RecordBatch, operations: np.ndarray) -> "_Judged":
+        times = L.uuid_micros(fixed_width(page[L.TIME], 16, Native("timeuuid"))[0])
+        without_key = _any_null(page, self._table.partition_key)
+        some, every = self._missing_clustering(page, operations)
+        written = _any_value(page, self._table.static)
+        static = every & np.isin(operations, _OF_STATIC_ROWS) & ~_any_value(page, self._table.regular)
+        lost = np.zeros(page.num_rows, bool)
+        if self._renamed:
+            renamed = times <= max(self._renamed.values())
+            # What is not shown may be values of another row. An update that lost all of its values has no effect.
+            surely_static = static & (written | self._shows(page, self._table.regular))
+            lost = renamed & (without_key | (some & ~surely_static))
+            # Both bounds of a range, though one may have the column: it is null in bounds that are prefixes, too.
+            starts = np.flatnonzero(np.isin(operations, _STARTS))
+            lost[starts] = lost[starts + 1] = lost[starts] | lost[starts + 1]
+        empty = static & ~written & ~lost & (times <= self.dropped_until) & self._shows(page, self._table.static)
+        static &= bool(self._table.static) | empty
+        wrong = (without_key | (some & ~np.isin(operations, _BOUNDS) & ~static)) & ~lost
+        return _Judged(times, lost, empty, wrong)
+
+    def _missing_clustering(self, page: pa.RecordBatch, operations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which rows lack some of the clustering key, and all of it."""
+        some = np.zeros(page.num_rows, bool)
+        every = ~np.isin(operations, _OF_PARTITIONS) & bool(self._table.clustering)
+        for column in self._table.clustering:
+            nulls = nulls_of(page[column.name])
+            some |= nulls
+            every &= nulls
+        return some & ~np.isin(operations, _OF_PARTITIONS), every
+
+    @staticmethod
+    def _shows(page: pa.RecordBatch, columns: Sequence[Column]) -> bool:
+        return all(c.name in page.schema.names for c in columns)
+
+    def _check_lost(self, times: np.ndarray) -> None:
+        """Refuse rows that lack their keys, unless the snapshot has them."""
+        if not len(times):
+            return
+        first = int(times.min())
+        renamed = {name: at for name, at in self._renamed.items() if at >= first}
+        end = max(renamed.values())
+        if self._snapshot_at is None or self._snapshot_at < end:
+            reason = f"key column {', '.join(renamed)} was renamed, and rows from before do not have it"
+            raise Gap(self._table.full_name, first, end, reason)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What is to become of rows."""
+
+    times: np.ndarray
+    lost: np.ndarray
+    """Whose keys are gone, as a key column was renamed."""
+    empty: np.ndarray
+    """That had values of dropped static columns only."""
+    wrong: np.ndarray
+    """That have no key for no reason that is known."""
+
+    @property
+    def readable(self) -> np.ndarray:
+        return ~(self.lost | self.empty | self.wrong)
+
+
+def where_in(page: pa.RecordBatch, rows: np.ndarray, table: TableSchema) -> str:
+    """Name the first of some rows of a log."""
+    row = int(np.flatnonzero(rows)[0])
+    stream, time = page[L.STREAM][row].as_py(), page[L.TIME][row].as_py()
+    sequence = int.from_bytes(page[L.SEQUENCE][row].as_py(), "big")
+    when = datetime.fromtimestamp(int(L.uuid_micros(np.frombuffer(time, np.uint8)[None, :])[0]) / 1e6, UTC)
+    return (
+        f"the log of {table.full_name}: row {sequence} of {UUID(bytes=time)} ({when.isoformat()}) in stream "
+        f"0x{stream.hex()}"
+    )
+
+
+def nulls_of(array: pa.Array) -> np.ndarray:
+    """Return which entries of an array are null."""
+    return array.is_null().to_numpy(zero_copy_only=False)
+
+
+def _any_null(page: pa.RecordBatch, columns: Sequence[Column]) -> np.ndarray:
+    return np.any([nulls_of(page[c.name]) for c in columns], axis=0)
+
+
+def _any_value(page: pa.RecordBatch, columns: Sequence[Column]) -> np.ndarray:
+    """Return which rows write or delete something of these columns, as far as the page has them."""
+    names = [prefix + c.name for c in columns for prefix in ("", L.DELETED, L.DELETED_ELEMENTS)]
+    there = [~nulls_of(page[name]) for name in names if name in page.schema.names]
+    return np.any(there, axis=0) if there else np.zeros(page.num_rows, bool)

@@ -1,0 +1,196 @@
+"""Rows of a log after generated alterations of its table, against what was written: a model of what ScyllaDB does."""
+
+import random
+import struct
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.storage.generate import SEED
+from writetime.schema.table import Column, DroppedColumn, TableSchema
+from writetime.schema.types import Native
+from writetime.scylla_cdc import log as L
+from writetime.scylla_cdc.findings import IN_SNAPSHOT, STATIC_DROPPED
+from writetime.scylla_cdc.history import History
+from writetime.scylla_cdc.log import Gap, first_uuid
+
+INT = Native("int")
+SECOND = 1_000_000
+START = 1_700_000_000 * SECOND
+
+
+@dataclass(frozen=True)
+class Written:
+    """A row of the log: what it was of, and its columns, each the number of one column of the log."""
+
+    time: int
+    operation: int
+    keys: frozenset[int]
+    values: frozenset[int]
+    static: bool = False
+
+
+@dataclass
+class Log:
+    """A table and its log while they are written to and altered. A column that is dropped or renamed gets a new number
+    when it comes back, as its values do not."""
+
+    r: random.Random
+    numbers: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    rows: list[Written] = field(default_factory=list)
+    now: int = START
+    added: int = 0
+
+    def __post_init__(self) -> None:
+        self.partition = self.made("p", self.r.randint(1, 2))
+        self.clustering = self.made("c", self.r.randint(0, 3))
+        self.statics = self.made("s", self.r.randint(0, 2) if self.clustering else 0)
+        self.regulars = self.made("v", self.r.randint(0, 2))
+
+    def made(self, prefix: str, count: int) -> list[str]:
+        return [self.add(f"{prefix}{i}") for i in range(count)]
+
+    def add(self, name: str) -> str:
+        self.added += 1
+        self.numbers[name] = self.added
+        return name
+
+    def alter(self) -> None:
+        """Add, drop or rename a column."""
+        columns = self.r.choice([self.statics, self.regulars] if self.clustering else [self.regulars])
+        what = self.r.random()
+        if what < 0.25:
+            keys = self.r.choice([k for k in (self.partition, self.clustering) if k])
+            i = self.r.randrange(len(keys))
+            self.drop(keys[i])
+            keys[i] = self.add(f"renamed{len(self.dropped)}")
+        elif what < 0.6 and columns:
+            name = columns.pop(self.r.randrange(len(columns)))
+            self.drop(name)
+            self.drop(L.DELETED + name)
+        else:
+            name = f"{'s' if columns is self.statics else 'v'}{self.r.randint(0, 3)}"
+            if name not in columns and self.dropped.get(name, 0) < self.now:
+                columns.append(self.add(name))
+
+    def drop(self, name: str) -> None:
+        self.dropped[name] = self.now + 5 * SECOND
+        self.numbers.pop(name, None)
+
+    def write(self) -> None:
+        """Log a write of some kind."""
+
+        def some(names: list[str], least: int) -> frozenset[int]:
+            count = self.r.randint(min(least, len(names)), len(names))
+            return frozenset(self.numbers[n] for n in self.r.sample(names, count))
+
+        def row(operation: int, keys: list[str], values: frozenset[int] = frozenset(), *, static: bool = False) -> None:
+            numbers = frozenset(self.numbers[n] for n in keys)
+            self.rows.append(Written(self.now, operation, numbers, values, static))
+
+        whole = self.partition + self.clustering
+        kind = self.r.choice(["static", "insert", "update", "delete", "partition", "range"])
+        if kind == "static" and self.statics:
+            row(self.r.choice([L.UPDATE, L.PREIMAGE, L.POSTIMAGE]), self.partition, some(self.statics, 1), static=True)
+        elif kind == "insert":
+            row(L.INSERT, whole, some(self.regulars, 0))
+        elif kind == "update" and self.regulars:
+            row(L.UPDATE, whole, some(self.regulars, 1))
+        elif kind == "delete" and self.clustering:
+            row(L.ROW_DELETE, whole)
+        elif kind == "range" and self.clustering:
+            for operation in (L.START_INCLUSIVE, L.END_EXCLUSIVE):
+                row(operation, self.partition + self.clustering[: self.r.randint(0, len(self.clustering))])
+        elif kind == "partition":
+            row(L.PARTITION_DELETE, self.partition)
+
+    def schemas(self) -> tuple[TableSchema, TableSchema]:
+        """The table and its log as they are now."""
+        partition, clustering, static, regular = (tuple(Column(n, INT) for n in names) for names in self.columns)
+        table = TableSchema("ks", "t", partition, clustering, static, regular)
+        gone = [DroppedColumn(name, INT, False, at) for name, at in self.dropped.items()]
+        return table, TableSchema("ks", "t_log", table.partition_key, dropped=tuple(gone))
+
+    @property
+    def columns(self) -> list[list[str]]:
+        return [self.partition, self.clustering, self.statics, self.regulars]
+
+    def page(self) -> tuple[pa.RecordBatch, np.ndarray]:
+        """What the log answers now, and the operations."""
+        names = [n for part in self.columns for n in part]
+        data: dict[str, list[bytes | None]] = {
+            L.STREAM: [bytes(16)] * len(self.rows),
+            L.TIME: [first_uuid(row.time).bytes for row in self.rows],
+            L.SEQUENCE: [bytes(4)] * len(self.rows),
+        }
+        for name in names:
+            number = self.numbers[name]
+            data[name] = [struct.pack(">i", 1) if number in row.keys | row.values else None for row in self.rows]
+            if name in self.statics + self.regulars:
+                data[L.DELETED + name] = [None] * len(self.rows)
+        arrays = [pa.array(column, pa.binary()) for column in data.values()]
+        return pa.RecordBatch.from_arrays(arrays, names=list(data)), np.array([row.operation for row in self.rows])
+
+
+def altered_log(seed: int) -> Log:
+    log = Log(random.Random(seed))
+    for _ in range(log.r.randint(1, 3)):
+        for _ in range(log.r.randint(0, 12)):
+            log.now += log.r.randint(1, 4) * SECOND
+            log.write()
+        log.now += SECOND
+        log.alter()
+        # Writes of the same five seconds may have the column that is new.
+        for _ in range(log.r.randint(0, 3)):
+            log.now += SECOND
+            log.write()
+    return log
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 10))
+def test_what_can_be_read_of_a_log(seed: int) -> None:
+    """No row is read as another than it was, and none is skipped that could be read."""
+    found: Counter[str] = Counter()
+    gaps = 0
+    for i in range(100):
+        log = altered_log(seed * 1000 + i)
+        table, log_schema = log.schemas()
+        page, operations = log.page()
+        if not log.rows:
+            continue
+        there = set(log.numbers.values())
+        missing = [not row.keys <= there for row in log.rows]
+        # Until when nothing may be concluded from null in a key column.
+        renamed = max(
+            (at for name, at in log.dropped.items() if name[0] not in "sv" and L.DELETED not in name), default=0
+        )
+        counts: Counter[str] = Counter()
+        after = max([log.now, *log.dropped.values()])
+        readable = History(table, log_schema, after).readable(page, operations, counts)
+        for row, kept, lost in zip(log.rows, readable.tolist(), missing, strict=True):
+            assert not (kept and lost), row
+            empty = row.static and not row.values & there
+            assert kept or lost or empty or row.time <= renamed, row
+            if kept and table.clustering and row.operation in (L.INSERT, L.UPDATE, L.ROW_DELETE):
+                assert row.static == (not row.keys - {log.numbers[n] for n in log.partition}), row
+            if empty and row.time > renamed:
+                assert not kept
+        starts = np.flatnonzero(operations == L.START_INCLUSIVE)
+        assert (readable[starts] == readable[starts + 1]).all()
+        is_image = [row.operation in (L.PREIMAGE, L.POSTIMAGE) for row in log.rows]
+        dropped = sum(not k and not image for k, image in zip(readable.tolist(), is_image, strict=True))
+        assert counts[STATIC_DROPPED] + counts[IN_SNAPSHOT] == dropped
+        found += counts
+        if any(lost and not image for lost, image in zip(missing, is_image, strict=True)):
+            with pytest.raises(Gap, match="was renamed") as raised:
+                History(table, log_schema).readable(page, operations, Counter())
+            gaps += 1
+            assert raised.value.end == renamed
+            with pytest.raises(Gap):
+                History(table, log_schema, raised.value.end - 1).readable(page, operations, Counter())
+    assert found.keys() == {STATIC_DROPPED, IN_SNAPSHOT}
+    assert gaps > 10
