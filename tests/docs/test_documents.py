@@ -21,7 +21,7 @@ from writetime.config import Settings
 from writetime.database import apply_schema, connect
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.lake.snapshot import take_snapshot
-from writetime.schema.table import read_schemas
+from writetime.schema.system import read_schema
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
@@ -72,7 +72,7 @@ def folder(installation: Path, spark: SparkSession) -> Iterator[Folder]:
         session.execute("CREATE TABLE shop.orders (id int PRIMARY KEY, item text, total int) WITH cdc = true")
         for i in range(5):
             session.execute(f"INSERT INTO shop.orders (id, item, total) VALUES ({i}, 'item {i}', {i * 60})")
-        [schema] = [s for s in read_schemas(session, ["shop"]) if s.name == "orders"]
+        schema = read_schema(session, "shop.orders")
     ChangePublisher(settings).announce(schema)
     [snapshot] = take_snapshot(settings, "shop.orders", "given")
     extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))

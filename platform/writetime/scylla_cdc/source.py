@@ -1,7 +1,7 @@
 """One table's log through one connection: its schema, what there is to read, and what is missing of it."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -11,7 +11,8 @@ from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
 from writetime.instants import instant_text
-from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.system import read_schemas
+from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.log import SUFFIX, LogError, check_log
@@ -75,13 +76,19 @@ class CdcSource:
         Raises:
             LogError: it has no log, or one that does not fit.
         """
-        keyspace, _, name = self.name.partition(".")
-        tables = {s.name: s for s in read_schemas(self._session, [keyspace])}
-        if name not in tables or name + SUFFIX not in tables:
-            missing = name if name not in tables else name + SUFFIX
-            raise LogError(f"there is no table {keyspace}.{missing}: name a table with cdc = {{'enabled': true}}")
-        check_log(tables[name], tables[name + SUFFIX])
-        return tables[name]
+        found = read_schemas(self._session, [self.name.partition(".")[0]])
+        schema, log_schema = (self._known(found, name) for name in (self.name, self.name + SUFFIX))
+        check_log(schema, log_schema)
+        return schema
+
+    @staticmethod
+    def _known(found: Mapping[str, TableSchema | WritetimeError], name: str) -> TableSchema:
+        schema = found.get(name)
+        if schema is None:
+            raise LogError(f"there is no table {name}: name a table with cdc = {{'enabled': true}}")
+        if isinstance(schema, WritetimeError):
+            raise LogError(f"{name} cannot be read: {schema}")
+        return schema
 
     def settled(self) -> int:
         """Return the time up to which writes have reached the log, unless their timestamps are late."""
