@@ -46,6 +46,17 @@ def pytest_configure() -> None:
     os.environ["WRITETIME_CONFIG"] = str(Path(__file__).with_name("writetime.toml"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let recordings of another ScyllaDB be compared, too."""
+    parser.addoption(
+        "--recorded",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="also compare the recordings of a ScyllaDB in this folder (see tests/recorded)",
+    )
+
+
 class FolderScheduling(LoadScopeScheduling):
     """Gives each folder of tests to one process. (Groups by marks, as xdist 3.8 has them, are lost on pytest 9.2.)"""
 
