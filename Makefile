@@ -24,9 +24,9 @@ $(STAMP): requirements.lock pyproject.toml
 instance: setup
 	@mkdir -p $(DAGSTER_HOME) && cp deploy/dagster.yaml $(DAGSTER_HOME)/
 
-# Where there are no settings yet, they begin as the demo's.
+# Where there are no settings yet, they begin as the demo's. SCYLLA=host:port runs it on that ScyllaDB.
 demo: instance
-	@test -e writetime.toml || cp demo/writetime.toml writetime.toml
+	@$(BIN)/python -m demo.settings $(SCYLLA)
 	@$(BIN)/python -m demo
 
 # Before anything starts: two daemons on one instance would start each schedule twice.

@@ -133,6 +133,11 @@ def _schema_of_lake(settings: Settings, name: str) -> TableSchema | None:
         return None
 
 
+def cdc_option(settings: Settings) -> str:
+    """Return the value of a table's option `cdc` that lets the database log its changes."""
+    return "true" if settings.capture.source == "commitlog" else "{'enabled': true}"
+
+
 def is_captured(session: Session, settings: Settings, name: str) -> bool:
     """Return whether the database logs the changes of a table: `cdc = true` in Cassandra, a CDC log in ScyllaDB."""
     keyspace, _, table = name.partition(".")

@@ -81,6 +81,9 @@ def test_addresses_elsewhere_are_refused() -> None:
     settings = config.load(kafka={"bootstrap_servers": "broker.example:9092"})
     with pytest.raises(WritetimeError, match=r"kafka\.bootstrap_servers is broker\.example"):
         servers.servers(settings)
+    own = settings.embedded.model_copy(update={"servers": ["cassandra", "zookeeper"]})
+    started = servers.servers(settings.model_copy(update={"embedded": own}))
+    assert [server.name for server in started] == ["zookeeper", "cassandra"]
 
 
 def test_the_shell_command_shows_errors_as_one_line(tmp_path: Path) -> None:
