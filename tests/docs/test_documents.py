@@ -12,7 +12,7 @@ import polars
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.docs.documents import ROOT, blocks, documents, mentioned
+from tests.docs.documents import ROOT, SCYLLA_TUTORIAL, blocks, documents, mentioned
 from tests.docs.running import Folder
 from writetime import config
 from writetime.capture.publisher import ChangePublisher
@@ -25,6 +25,7 @@ from writetime.schema.system import read_schema
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
+from writetime.tables import read_entries
 
 TUTORIAL = "docs/tutorial.md"
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
@@ -93,7 +94,7 @@ def folder(installation: Path, spark: SparkSession) -> Iterator[Folder]:
         found.end()
 
 
-@pytest.mark.parametrize("document", [document for document in documents() if document != TUTORIAL])
+@pytest.mark.parametrize("document", [d for d in documents() if d not in (TUTORIAL, SCYLLA_TUTORIAL)])
 def test_document(document: str, folder: Folder, installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, README first, in one folder: what one has made, the next may use."""
     monkeypatch.chdir(installation / "clone")
@@ -102,6 +103,17 @@ def test_document(document: str, folder: Folder, installation: Path, monkeypatch
             folder.run(block)
     finally:
         folder.end()
+
+
+def test_the_settings_of_the_tutorial_for_scylladb_are_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page itself is run where a ScyllaDB is."""
+    [text] = [block.text for block in blocks(SCYLLA_TUTORIAL) if "file" in block.said]
+    (tmp_path / "writetime.toml").write_text(text)
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    tables, refused = read_entries(config.load())
+    assert ([table.name for table in tables], refused) == (["bakery.orders"], [])
 
 
 def test_every_command_that_is_mentioned_exists() -> None:
