@@ -1,10 +1,12 @@
 """Snapshots of a real ScyllaDB as `writetime backfill` takes them: their manifest, and what their schema.cql lacks."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid1
 
 import pyarrow as pa
 import pytest
@@ -38,6 +40,7 @@ def folder(tmp_path: Path) -> Path:
     manifest = {
         "manifest": {"version": "1.0"},
         "snapshot": {"name": "s", "created_at": 1_795_404_956},
+        "table": {"table_id": str(RECORDING.schemas[TABLE].id)},
         "sstables": [{}],
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -68,6 +71,18 @@ def test_a_snapshot_of_an_empty_table_is_one(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest | {"sstables": []}))
     found = find_snapshots([str(folder)])
     assert (found.paths, found.schema.full_name) == ((), TABLE)
+
+
+def test_snapshots_of_two_tables_of_one_name_are_refused(folder: Path, settings: Settings, tmp_path: Path) -> None:
+    """ScyllaDB keeps the snapshots of a table that was dropped in a folder beside that of its successor."""
+    earlier = Path(shutil.copytree(folder, tmp_path / "earlier"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    old_id = str(uuid1())
+    (earlier / "manifest.json").write_text(json.dumps(manifest | {"table": {"table_id": old_id}}))
+    with pytest.raises(WritetimeError, match=rf"two tables that had the name {re.escape(TABLE)} .*{old_id}"):
+        find_snapshots([str(folder), str(earlier)])
+    with pytest.raises(WritetimeError, match=rf"of an earlier table {re.escape(TABLE)}, with the id {old_id}"):
+        complete_schema(settings, find_snapshots([str(earlier)]))
 
 
 def test_dropped_columns_come_from_the_database(folder: Path, settings: Settings) -> None:

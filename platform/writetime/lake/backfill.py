@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 from pyarrow.fs import FileSystem, FileType
@@ -92,6 +93,11 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None) -> S
             lists_dropped = lists_dropped and not locations[0].exists("Scylla.db")
     if other := [s for s in schemas if s.full_name != schemas[0].full_name]:
         raise WritetimeError(f"the snapshots are of {schemas[0].full_name} and of {other[0].full_name}")
+    if len(ids := sorted({str(s.id) for s in schemas if s.id is not None})) > 1:
+        raise WritetimeError(
+            f"the snapshots are of two tables that had the name {schemas[0].full_name} one after the other, with the "
+            f"ids {' and '.join(ids)}: name those of one"
+        )
     digest = hashlib.sha256(repr(sorted(files)).encode()).hexdigest()[:16]
     return SnapshotFiles(tuple(path for path, _, _ in files), digest, schema or schemas[0], taken_at, lists_dropped)
 
@@ -100,7 +106,7 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
     """Return snapshots with the dropped columns of their table, asking the database where the files do not list them.
 
     Raises:
-        WritetimeError: the database does not answer, or has no such table.
+        WritetimeError: the database does not answer, or has no such table, or another one of that name.
     """
     if snapshot.lists_dropped:
         return snapshot
@@ -114,6 +120,11 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
             f"not be asked for them ({e}); let it answer, or name a file by --schema with CREATE TABLE and, for each "
             "dropped column, ALTER TABLE .. DROP .. USING TIMESTAMP"
         ) from None
+    if None not in (ids := (snapshot.schema.id, known.id)) and ids[0] != ids[1]:
+        raise WritetimeError(
+            f"the snapshot is of an earlier table {name}, with the id {ids[0]}; the one in the database has the id "
+            f"{ids[1]}"
+        )
     joined = join_schemas(replace(snapshot.schema, dropped=()), known)
     names = {c.name for c in joined.columns} | {d.name for d in joined.dropped}
     unknown = tuple(d for d in snapshot.schema.dropped if d.name not in names)
@@ -210,10 +221,12 @@ def _of_empty_table(path: str) -> tuple[TableSchema, int]:
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What `manifest.json` of a snapshot says: its files, and when it was taken, in microseconds."""
+    """What `manifest.json` of a snapshot says: its files, and when it was taken, in microseconds; and the table's id,
+    which ScyllaDB says here and Cassandra in `schema.cql`."""
 
     files: list[Any]
     taken_at: int
+    table_id: UUID | None = None
 
 
 def _read_manifest(filesystem: FileSystem, folder: str) -> _Manifest | None:
@@ -222,7 +235,8 @@ def _read_manifest(filesystem: FileSystem, folder: str) -> _Manifest | None:
     try:
         found = json.loads(read_file(filesystem, posixpath.join(folder, "manifest.json")))
         if "snapshot" in found:
-            return _Manifest(found["sstables"], int(found["snapshot"]["created_at"]) * 1_000_000)
+            table_id = UUID(found["table"]["table_id"])
+            return _Manifest(found["sstables"], int(found["snapshot"]["created_at"]) * 1_000_000, table_id)
         return _Manifest(found["files"], round(datetime.fromisoformat(found["created_at"]).timestamp() * 1_000_000))
     except (Missing, KeyError, TypeError, ValueError):
         return None
@@ -235,7 +249,9 @@ def _schema(locations: Sequence[Location]) -> TableSchema:
             f"{locations[0].folder} has no schema.cql, and SSTables do not know the names of key columns: name a file "
             "with CREATE TABLE by --schema"
         )
-    return infer_schema(locations)
+    schema = infer_schema(locations)
+    manifest = _read_manifest(locations[0].filesystem, locations[0].folder)
+    return schema if schema.id or manifest is None else replace(schema, id=manifest.table_id)
 
 
 def _taken_at(locations: Sequence[Location]) -> int:
