@@ -10,6 +10,7 @@ import pytest
 
 from tests.merge import answers
 from tests.merge.test_cql import with_one_form, with_times_as_values
+from tests.recorded.conftest import RECORDED
 from tests.recorded.recording import Recording, Rows, pages_of, session_of
 from tests.storage.expected import plain
 from writetime import config
@@ -17,6 +18,7 @@ from writetime.changes import change_schema, field_name
 from writetime.config import Settings
 from writetime.merge import live_rows, merge
 from writetime.schema.cql import parse_schemas
+from writetime.schema.system import schemas_of, settled_rows
 from writetime.schema.table import DroppedColumn, TableSchema
 from writetime.schema.types import Collection, is_complex, quote_name
 from writetime.scylla_cdc import streams
@@ -117,6 +119,25 @@ def test_the_schema_is_the_one_that_the_statements_made(recorded: Recorded) -> N
         # Without USING TIMESTAMP it is when the statement was executed, in microseconds.
         recently = abs(found.dropped_at / 1e6 - recording.snapshot_at(table)) < 600
         assert found.dropped_at == ours.dropped_at if ours.dropped_at else recently
+
+
+def test_a_table_that_cannot_be_read_hides_no_other() -> None:
+    recording = Recording(RECORDED / "rec101")
+    session = session_of(recording)
+    rows = settled_rows(lambda query: [row._asdict() for row in session.execute(query)])
+    broken = {"t0": "COMPACT STORAGE", "t3": "unknown type 'nothing'", "x_1": "unknown type 'odd'"}
+    next(row for row in rows["tables"] if row["table_name"] == "t0")["flags"] = ["dense"]
+    next(row for row in rows["columns"] if row["table_name"] == "t3")["type"] = "nothing"
+    next(row for row in rows["columns"] if row["table_name"] == "x_1")["type"] = "frozen<odd>"
+    odd = {"keyspace_name": "rec101", "type_name": "odd", "field_names": ["a"], "field_types": ["nothing"]}
+    rows["types"].append(odd)
+    found = schemas_of(rows)
+    for name, schema in found.items():
+        reason = broken.get(name.partition(".")[2])
+        if reason is None:
+            assert schema == recording.schemas[name]
+        else:
+            assert reason in str(schema)
 
 
 def test_the_options_of_the_log_are_those_that_the_statements_set(recorded: Recorded) -> None:
