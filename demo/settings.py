@@ -28,7 +28,7 @@ def ensure_settings(path: Path, scylla: str | None) -> None:
     """
     if path.exists():
         found = config.load().cassandra
-        if scylla is not None and _address(scylla) not in [(point, found.port) for point in found.contact_points]:
+        if scylla is not None and address_of(scylla) not in [(point, found.port) for point in found.contact_points]:
             raise WritetimeError(
                 f"{path} names the database {', '.join(found.contact_points)} port {found.port}, not {scylla}; the "
                 "demo keeps one database per folder: run it in another clone, or delete this file and .writetime"
@@ -39,8 +39,8 @@ def ensure_settings(path: Path, scylla: str | None) -> None:
 
 
 def _of_scylla(shipped: str, scylla: str) -> dict[str, object]:
-    host, port = _address(scylla)
-    datacenter, nodes = _datacenter(host, port)
+    host, port = address_of(scylla)
+    datacenter, nodes = datacenter_of(host, port)
     tables = tomlkit.parse(shipped).unwrap()["tables"]
     return {
         "cassandra": {
@@ -60,15 +60,24 @@ def _of_scylla(shipped: str, scylla: str) -> dict[str, object]:
     }
 
 
-def _address(text: str) -> tuple[str, int]:
+def address_of(text: str) -> tuple[str, int]:
+    """Return the host and the port of a node's address.
+
+    Raises:
+        WritetimeError: the text is not an address.
+    """
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal():
         raise WritetimeError(f"SCYLLA={text} is not an address: name a node as HOST:PORT, such as 127.0.0.1:9042")
     return host, int(port)
 
 
-def _datacenter(host: str, port: int) -> tuple[str, int]:
-    """Return the data center of a node, and how many nodes it has."""
+def datacenter_of(host: str, port: int) -> tuple[str, int]:
+    """Return the data center of a node, and how many nodes it has.
+
+    Raises:
+        WritetimeError: no database answers.
+    """
     cluster = Cluster([host], port=port, connect_timeout=10)
     try:
         session = cluster.connect()

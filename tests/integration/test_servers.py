@@ -23,6 +23,7 @@ def own_zookeeper(tmp_path: Path) -> Settings:
     return config.load(zookeeper={"hosts": f"127.0.0.1:{free_port()}"}, embedded={"home": tmp_path})
 
 
+@pytest.mark.cassandra_only("counts the embedded servers, of which Cassandra is one")
 def test_up_is_idempotent_and_status_sees_it(settings: Settings) -> None:
     assert [started for _, started in servers.up(settings)] == [False, False, False]
     answer = CliRunner().invoke(main, ["status"])

@@ -13,7 +13,7 @@ from writetime.tables import cdc_option
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "writetime.toml"
     monkeypatch.setenv("WRITETIME_CONFIG", str(path))
-    monkeypatch.setattr(demo_settings, "_datacenter", lambda host, port: ("dc1", 2))
+    monkeypatch.setattr(demo_settings, "datacenter_of", lambda host, port: ("dc1", 2))
     return path
 
 
