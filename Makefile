@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 STAMP := $(VENV)/.installed
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test ui style lint bench clean
+.PHONY: setup instance port demo test test-scylla ui style lint bench clean
 
 setup: $(STAMP)
 
@@ -24,9 +24,9 @@ $(STAMP): requirements.lock pyproject.toml
 instance: setup
 	@mkdir -p $(DAGSTER_HOME) && cp deploy/dagster.yaml $(DAGSTER_HOME)/
 
-# Where there are no settings yet, they begin as the demo's.
+# Where there are no settings yet, they begin as the demo's. SCYLLA=host:port runs it on that ScyllaDB.
 demo: instance
-	@test -e writetime.toml || cp demo/writetime.toml writetime.toml
+	@$(BIN)/python -m demo.settings $(SCYLLA)
 	@$(BIN)/python -m demo
 
 # Before anything starts: two daemons on one instance would start each schedule twice.
@@ -41,6 +41,19 @@ ui: port instance
 
 test: style
 	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+
+# The whole platform on a ScyllaDB that runs already, with vnodes and then with tablets. DATA is the data folder of the
+# node and NODETOOL its command, both for backfills.
+SCYLLA_TESTS := tests/scylla tests/integration tests/faults tests/workqueue tests/replay
+test-scylla: setup
+ifdef SCYLLA
+	@status=0; for tablets in off on; do \
+		$(BIN)/python -m pytest -rs $(SCYLLA_TESTS) --scylla "$(SCYLLA)" --scylla-tablets $$tablets \
+			$(if $(DATA),--scylla-data "$(DATA)") $(if $(NODETOOL),--scylla-nodetool "$(NODETOOL)") || status=1; \
+	done; exit $$status
+else
+	@echo "skipped: tests on ScyllaDB, as none is named: make test-scylla SCYLLA=host:port [DATA=folder] [NODETOOL=command]"
+endif
 
 # Without the audit: what is published about a package tomorrow must not fail the tests.
 style: setup

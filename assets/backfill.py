@@ -31,7 +31,7 @@ from assets.naming import documents, key_of, pool_of
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime import quality
 from writetime.errors import WritetimeError
-from writetime.lake.backfill import backfill, find_snapshots
+from writetime.lake.backfill import backfill, complete_schema, find_snapshots
 from writetime.lake.buckets import buckets_of_share
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.snapshot import clear_snapshot, take_snapshot
@@ -135,6 +135,7 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
                 raise WritetimeError(
                     f"{found.paths[0]} is of a snapshot of {found.schema.full_name}, not of {table.name}"
                 )
+            found = complete_schema(lake.settings, found)
             in_lake = create_table(lake.settings, found.schema)
 
             def staged(files: Sequence[WrittenFile]) -> None:

@@ -31,7 +31,7 @@ from resources import DatabaseResource
 from writetime import config
 from writetime.errors import WritetimeError
 from writetime.schema.describe import to_cql
-from writetime.tables import FollowedTable, Refused, followed_tables, is_captured, read_entries
+from writetime.tables import FollowedTable, Refused, cdc_option, followed_tables, is_captured, read_entries
 
 log = logging.getLogger(__name__)
 
@@ -143,8 +143,7 @@ def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
     def changes_are_logged(database: DatabaseResource) -> AssetCheckResult:
         with database.connect() as session:
             captured = is_captured(session, database.settings, table.name)
-        on = "true" if database.settings.capture.source == "commitlog" else "{'enabled': true}"
-        fix = {} if captured else {"fix": f"ALTER TABLE {table.name} WITH cdc = {on}"}
+        fix = {} if captured else {"fix": f"ALTER TABLE {table.name} WITH cdc = {cdc_option(database.settings)}"}
         return AssetCheckResult(passed=captured, metadata=fix)
 
     return changes_are_logged

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from writetime.kafka import client_config
 from writetime.lake.table import open_table
 from writetime.servers import jars
 from writetime.servers.process import port_answers
-from writetime.tables import followed_tables
+from writetime.tables import cdc_option, followed_tables
 from writetime.workqueue.audit import database_time
 
 FLIGHTS = int(os.environ.get("DEMO_FLIGHTS", "20000"))
@@ -50,7 +50,7 @@ def main() -> int:
     _require(settings)
     home = Path(os.environ["DAGSTER_HOME"])
     log_file, page = home / "demo.log", home.parent / "demo.html"
-    jars.fetch("zookeeper", "kafka", "cassandra", "spark")
+    jars.fetch(*settings.embedded.servers, "spark")
     seconds: dict[str, float] = {}
 
     @contextmanager
@@ -65,7 +65,7 @@ def main() -> int:
         seconds[name] = time.monotonic() - began
         print(f" {seconds[name]:.0f} s", flush=True)
 
-    with step("start", "starting Cassandra, Kafka and ZooKeeper"):
+    with step("start", f"starting {_listed(settings.embedded.servers)}"):
         servers.up(settings)
         database.apply_schema(settings)
         ensure_ingest_topics(settings)
@@ -90,10 +90,15 @@ def main() -> int:
         with step("board", "publishing them as batches, and bringing these to the departures board (job board)"):
             ops = {"demo__flight_batches": {"config": {"since_millis": since}}}
             boarded = dagster.launch("board", {"ops": ops})
-        with step("backfill", "bringing a snapshot of both tables into the lake (jobs snapshot and backfill)"):
-            snapshot = dagster.launch("snapshot")
-            ranges = token_ranges.get_partition_keys()
-            backfill = dagster.launch("backfill", tags={RANGE_START: ranges[0], RANGE_END: ranges[-1]})
+        snapshot: list[RunResult] = []
+        # A node of ScyllaDB takes no snapshot over the network; the log of its tables has all that was written.
+        if settings.capture.source == "commitlog":
+            with step("backfill", "bringing a snapshot of both tables into the lake (jobs snapshot and backfill)"):
+                ranges = token_ranges.get_partition_keys()
+                snapshot = [
+                    dagster.launch("snapshot"),
+                    dagster.launch("backfill", tags={RANGE_START: ranges[0], RANGE_END: ranges[-1]}),
+                ]
         with step("capture", "waiting for the agent to publish what was written meanwhile (`writetime agent`)"):
             programs.wait_for_capture(settings, tables, agent, log_file)
         with step("follow", "landing and merging it, renewing the views, publishing row events (job follow)"):
@@ -113,14 +118,19 @@ def main() -> int:
             _ingested(replayed, ingest, rows_added),
             _worked(replayed, account),
             _replayed(boarded, counted["database"]),
-            *(_followed_table(settings, name, backfill, follow, verify) for name in tables),
+            *(_followed_table(settings, name, snapshot, follow, verify) for name in tables),
         ]
-    runs = [replayed, *ingest, boarded, snapshot, backfill, follow, verify]
+    runs = [replayed, *ingest, boarded, *snapshot, follow, verify]
     checks = {name: all(run.checks.get(name, True) for run in runs) for run in runs for name in run.checks}
     report = Report(stages, counted, checks, seconds)
     write_page(report, _rates(replayed, ingest, boarded, follow), page)
     print(render(report, {"page": page, "of each run": verify.report.parent, "log": log_file}))
     return 0 if report.good else 1
+
+
+def _listed(names: Sequence[str]) -> str:
+    *first, last = ({"zookeeper": "ZooKeeper"}.get(name, name.capitalize()) for name in reversed(names))
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 # --- before ---------------------------------------------------------------------------------------------------------
@@ -152,7 +162,7 @@ def _capture(settings: Settings) -> None:
     """Let the database log the changes of the events' table, as of the board's."""
     with database.connect(settings) as session:
         table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
-        session.execute(f"ALTER TABLE {table} WITH cdc = true", timeout=60)
+        session.execute(f"ALTER TABLE {table} WITH cdc = {cdc_option(settings)}", timeout=60)
 
 
 # --- meanwhile ------------------------------------------------------------------------------------------------------
@@ -251,13 +261,18 @@ def _replayed(boarded: RunResult, counted: figures.Figures) -> Stage:
     )
 
 
-def _followed_table(settings: Settings, name: str, backfill: RunResult, follow: RunResult, verify: RunResult) -> Stage:
+def _followed_table(
+    settings: Settings, name: str, snapshot: list[RunResult], follow: RunResult, verify: RunResult
+) -> Stage:
     landed, view = follow.metadata[f"{name}/changes"], follow.metadata[f"{name}/view"]
     proof = verify.check_metadata[f"{name}/view: rows_are_those_of_the_database"]
     rows = view["dagster/row_count"]
     events = _events(settings, name)
     published = follow.metadata[f"{name}/row_topic"]["events_published"]
     of_kinds = [(follow.metadata[f"{name}/row_events"][f"events_{k}"], k) for k in ("create", "update", "delete")]
+    note = f"{landed['changes_landed']:,} changes captured, {landed['changes_not_landed']:,} waiting"
+    if snapshot:
+        note += f"; {snapshot[-1].metadata[f'{name}/backfill']['sstables']} SSTables of a snapshot"
     return Stage(
         name.partition(".")[2],
         [
@@ -267,8 +282,7 @@ def _followed_table(settings: Settings, name: str, backfill: RunResult, follow: 
             ),
             Sum((published, "row events published"), of_kinds),
         ],
-        f"{landed['changes_landed']:,} changes captured, {landed['changes_not_landed']:,} waiting; "
-        f"{backfill.metadata[f'{name}/backfill']['sstables']} SSTables of a snapshot",
+        note,
     )
 
 

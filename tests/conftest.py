@@ -3,7 +3,7 @@
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from tests.scylla import server
 from writetime import config, database, servers
 from writetime.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
@@ -36,7 +37,7 @@ _LONGEST_FIRST = (
 )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let Java not optimise: servers of tests live so short that this costs more than it saves, of Cassandra's start a
     third of the CPU, and a half of what creating tables takes. Nor let it prove anew that the code of the jars, whose
     digests are known, is sound: of the start of Cassandra or Spark that is a tenth. Not for benchmarks, which import
@@ -44,6 +45,25 @@ def pytest_configure() -> None:
     no_proof = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
     os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1 {no_proof}")
     os.environ["WRITETIME_CONFIG"] = str(Path(__file__).with_name("writetime.toml"))
+    config.addinivalue_line(
+        "markers", "cassandra_only(reason): needs what only Apache Cassandra has; deselected with --scylla"
+    )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let recordings of another ScyllaDB be compared, too, and let tests run against a ScyllaDB that runs already."""
+    parser.addoption(
+        "--recorded",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="also compare the recordings of a ScyllaDB in this folder (see tests/recorded)",
+    )
+    scylla = parser.getgroup("scylla", "a running ScyllaDB (see tests/scylla)")
+    scylla.addoption("--scylla", metavar="HOST:PORT", help="use this ScyllaDB instead of an embedded Cassandra")
+    scylla.addoption("--scylla-tablets", choices=["on", "off"], default="off", help="whether keyspaces use tablets")
+    scylla.addoption("--scylla-data", metavar="DIR", help="the data folder of this node, for its snapshots")
+    scylla.addoption("--scylla-nodetool", metavar="COMMAND", help="the nodetool of this node, for its snapshots")
 
 
 class FolderScheduling(LoadScopeScheduling):
@@ -58,25 +78,51 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderSchedu
     return FolderScheduling(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the folders of tests in order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the folders of tests in order, and leave out those that need another database than there is."""
+    if config.getoption("--scylla"):
+        deselected = [item for item in items if item.get_closest_marker("cassandra_only")]
+        items[:] = [item for item in items if not item.get_closest_marker("cassandra_only")]
+        config.hook.pytest_deselected(items=deselected)
     places = {part: i for i, part in enumerate(_LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.nodeid.split("/")[1], len(places)))
 
 
 @pytest.fixture(scope="session")
-def server_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Settings of running servers that belong to this test session alone."""
+def make_keyspace(pytestconfig: pytest.Config) -> Iterator[Callable[[Settings], None]]:
+    """Create the keyspace of settings, before schema files are applied to it, where it needs options that they do not
+    have: in ScyllaDB, whether it uses tablets. These keyspaces are dropped at the end."""
+    made: list[Settings] = []
+
+    def make(settings: Settings) -> None:
+        if pytestconfig.getoption("--scylla"):
+            made.append(settings)
+            server.create_keyspace(settings, tablets=server.uses_tablets(pytestconfig))
+
+    yield make
+    for settings in made:
+        server.drop_keyspace(settings)
+
+
+@pytest.fixture(scope="session")
+def server_settings(
+    pytestconfig: pytest.Config,
+    tmp_path_factory: pytest.TempPathFactory,
+    make_keyspace: Callable[[Settings], None],
+) -> Iterator[Settings]:
+    """Settings of running servers that belong to this test session alone; with `--scylla`, the database does not."""
     home = tmp_path_factory.mktemp("servers")
     for name in [n for n in os.environ if n.startswith("WRITETIME_") and n != "WRITETIME_CACHE"]:
         del os.environ[name]
     os.environ["WRITETIME_CONFIG"] = str(home / "none.toml")
     Path(os.environ["WRITETIME_CONFIG"]).write_text("")
+    address = pytestconfig.getoption("--scylla")
     settings = config.load(
-        cassandra={"port": free_port()},
+        cassandra=server.cassandra_section(address) if address else {"port": free_port()},
         kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
         zookeeper={"hosts": f"127.0.0.1:{free_port()}"},
         embedded={
+            "servers": ["zookeeper", "kafka"] if address else ["zookeeper", "kafka", "cassandra"],
             "home": home,
             "cassandra_storage_port": free_port(),
             "kafka_controller_port": free_port(),
@@ -85,6 +131,7 @@ def server_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settin
     )
     try:
         servers.up(settings)
+        make_keyspace(settings)
         database.apply_schema(settings)
         yield settings
     finally:
@@ -128,7 +175,11 @@ def ingest_schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(
-    server_settings: Settings, ingest_schema: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server_settings: Settings,
+    make_keyspace: Callable[[Settings], None],
+    ingest_schema: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Settings:
     """Settings with a keyspace, topics, a consumer group and a lake that no other test uses.
 
@@ -153,6 +204,7 @@ def settings(
             "lake": server_settings.lake.model_copy(update={"path": str(tmp_path / "lake")}),
         }
     )
+    make_keyspace(own)
     with monkeypatch.context() as patch:
         patch.setattr(database, "schema_folder", lambda: ingest_schema)
         database.apply_schema(own)

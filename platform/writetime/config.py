@@ -406,6 +406,9 @@ class WorkQueue(_Section):
 class Embedded(_Section):
     """The servers that `writetime up` starts on this machine, at the addresses of the sections above."""
 
+    servers: list[Literal["zookeeper", "kafka", "cassandra"]] = Field(
+        default=["zookeeper", "kafka", "cassandra"], description="The servers to start; the others are your own."
+    )
     home: Path = Path(".writetime/servers")
     cassandra_storage_port: int = 17000
     cassandra_heap_mb: int = 768

@@ -17,7 +17,8 @@ from writetime.database import DRIVER_FAULTS, connect
 from writetime.errors import WritetimeError
 from writetime.lake.table import check_names, open_table
 from writetime.mistakes import told
-from writetime.schema.table import TableSchema, from_rows, settled_rows
+from writetime.schema.system import read_schemas
+from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.log import SUFFIX
 
 _PROBE_SECONDS = 1.0
@@ -111,18 +112,9 @@ def _schemas(settings: Settings) -> dict[str, TableSchema | WritetimeError] | No
         return None
     try:
         with connect(settings) as session:
-            rows = settled_rows(lambda query: [row._asdict() for row in session.execute(query)])
+            return read_schemas(session, [name for name in settings.tables if _NAME.fullmatch(name)])
     except (WritetimeError, *DRIVER_FAULTS):
         return None
-    found: dict[str, TableSchema | WritetimeError] = {}
-    for table in rows["tables"]:
-        if table["keyspace_name"] in settings.tables:
-            name = f"{table['keyspace_name']}.{table['table_name']}"
-            try:
-                found[name] = from_rows(table, rows["columns"], rows["types"], rows["dropped_columns"])
-            except WritetimeError as e:
-                found[name] = e
-    return found
 
 
 def _answers(host: str, port: int) -> bool:
@@ -139,6 +131,11 @@ def _schema_of_lake(settings: Settings, name: str) -> TableSchema | None:
         return open_table(settings, name).schema()
     except WritetimeError:
         return None
+
+
+def cdc_option(settings: Settings) -> str:
+    """Return the value of a table's option `cdc` that lets the database log its changes."""
+    return "true" if settings.capture.source == "commitlog" else "{'enabled': true}"
 
 
 def is_captured(session: Session, settings: Settings, name: str) -> bool:

@@ -26,17 +26,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from cassandra.cluster import Cluster
 from cassandra.policies import ConstantReconnectionPolicy
 
 from tests.capture.harness import Captured
 from tests.capture.workload import SHORT_TTL, TYPES, Clock, Counters, Filling, Writer, write_times
 from tests.conftest import write_settings
+from tests.lake.compare import assert_views
 from tests.merge import answers
-from tests.merge.test_cql import with_one_form
 from tests.storage.databases import FormatServer
-from tests.storage.expected import assert_same
 from writetime import config
 from writetime.capture.agent import Agent
 from writetime.capture.landing import Landing, not_landed
@@ -46,9 +44,9 @@ from writetime.changes import change_schema
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
-from writetime.lake import state, views
-from writetime.lake.parquet import PARTITION, read_file
-from writetime.lake.table import LakeTable, open_table, view_schema
+from writetime.lake import state
+from writetime.lake.parquet import read_file
+from writetime.lake.table import open_table
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer, free_port
 
@@ -345,7 +343,8 @@ class EndToEnd:
         rows = changes = 0
         for writer in self._writers:
             table = open_table(self._settings, f"{self._captured.keyspace}.{writer.table}")
-            rows += self._check_views(writer, table)
+            with answers.raw_session(self._node.port) as session:
+                rows += assert_views(session, self._captured.schema(writer.table), table)
             files = table.changes.load().files
             changes += sum(file.rows for file in files)
             schema = change_schema(table.schema())
@@ -365,20 +364,6 @@ class EndToEnd:
             agent_ends=self._agent.ends,
             landing_ends=self._landing.ends,
         )
-
-    def _check_views(self, writer: Writer, table: LakeTable) -> int:
-        """Compare both views with the database's answer; return how many rows it has."""
-        schema = self._captured.schema(writer.table)
-        with answers.raw_session(self._node.port) as session:
-            wanted = with_one_form(answers.decoded(answers.rows(session, schema), schema), schema)
-        assert table.schema().columns == schema.columns, f"{writer.table} has other columns in the lake"
-        virtual = pa.concat_tables([view_schema(schema).empty_table(), *views.virtual(table)])
-        assert_same(with_one_form(virtual, schema), wanted)
-        state.fold(table)
-        views.refresh(table)
-        compacted = table.view.load().table.to_pyarrow_table().sort_by(PARTITION).select(virtual.column_names)
-        assert_same(with_one_form(compacted, schema), wanted)
-        return wanted.num_rows
 
 
 def main() -> None:

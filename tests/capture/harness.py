@@ -26,7 +26,8 @@ from writetime.kafka import end_offsets, messages_between
 from writetime.merge import live_rows, merge
 from writetime.publishing import SchemaTopic
 from writetime.registry import registry_of
-from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.system import read_schema
+from writetime.schema.table import TableSchema
 
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
 
@@ -62,8 +63,7 @@ class Captured:
 
     def schema(self, table: str) -> TableSchema:
         """The schema of a table now."""
-        found = read_schemas(self.node.session(), [self.keyspace])
-        return next(s for s in found if s.name == table)
+        return read_schema(self.node.session(), f"{self.keyspace}.{table}")
 
     def changes(self, table: str, schema: TableSchema | None = None) -> pa.Table:
         """All changes of a table that were published."""

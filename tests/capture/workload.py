@@ -19,7 +19,8 @@ from cassandra.cluster import Session
 from tests.storage.generate import UDTS, Generator, Places
 from writetime.database import DRIVER_FAULTS
 from writetime.merge.arrow import pc
-from writetime.schema.table import Column, TableSchema, read_schemas
+from writetime.schema.system import read_schema
+from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Udt, is_complex, quote_name
 
 _T = TypeVar("_T")
@@ -116,8 +117,8 @@ class Writer(threading.Thread):
         return self._generator.schema(self.table, clusterings=self._random.randint(0, 2), regulars=4)
 
     def _read_schema(self) -> None:
-        found = self._until_answered(lambda: read_schemas(self._session, [self._keyspace]))
-        self.schema: TableSchema = next(s for s in found if s.name == self.table)
+        name = f"{self._keyspace}.{self.table}"
+        self.schema: TableSchema = self._until_answered(lambda: read_schema(self._session, name))
 
     def _key_names(self) -> str:
         return ", ".join(quote_name(c.name) for c in self.schema.partition_key)

@@ -47,7 +47,8 @@ from writetime.lake.parquet import PARTITION, read_file
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import LakeTable, create_table, open_table, view_schema
 from writetime.rows import publish, stream
-from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.system import read_schema
+from writetime.schema.table import TableSchema
 from writetime.verify.verify import verify
 
 _PATIENCE_SECONDS = 240.0
@@ -345,7 +346,7 @@ class ClusterRun:
             return with_one_form(answers.decoded(answers.rows(answers.raw(session), schema), schema), schema)
 
     def _schema(self, name: str) -> TableSchema:
-        return next(s for s in read_schemas(self._session, [self._keyspace]) if s.full_name == name)
+        return read_schema(self._session, name)
 
     def _verify(self, name: str) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,16 @@ _PATIENCE_SECONDS = 120.0
 class Folder:
     """Runs blocks one after the other. What they export is kept, as in a terminal."""
 
-    def __init__(self, path: Path, ingress_port: int, given: dict[str, Any]) -> None:
+    def __init__(
+        self, path: Path, ingress_port: int, given: dict[str, Any], replaced: Mapping[str, str] | None = None
+    ) -> None:
         self._path = path
         self._given = given
         # All that is changed of a document's text: an address that others may use, and a path that it does not name.
         self._replaced = {
             r"localhost:18080": f"localhost:{ingress_port}",
             r"(?<![\w$])PATH(?![\w=])": given["snapshot"],
+            **(replaced or {}),
         }
         self._ingress_port = ingress_port
         self._services: dict[str, subprocess.Popen[bytes]] = {}

@@ -12,7 +12,7 @@ import polars
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.docs.documents import ROOT, blocks, documents, mentioned
+from tests.docs.documents import ROOT, SCYLLA_TUTORIAL, blocks, documents, mentioned
 from tests.docs.running import Folder
 from writetime import config
 from writetime.capture.publisher import ChangePublisher
@@ -21,10 +21,11 @@ from writetime.config import Settings
 from writetime.database import apply_schema, connect
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.lake.snapshot import take_snapshot
-from writetime.schema.table import read_schemas
+from writetime.schema.system import read_schema
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
+from writetime.tables import read_entries
 
 TUTORIAL = "docs/tutorial.md"
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
@@ -72,7 +73,7 @@ def folder(installation: Path, spark: SparkSession) -> Iterator[Folder]:
         session.execute("CREATE TABLE shop.orders (id int PRIMARY KEY, item text, total int) WITH cdc = true")
         for i in range(5):
             session.execute(f"INSERT INTO shop.orders (id, item, total) VALUES ({i}, 'item {i}', {i * 60})")
-        [schema] = [s for s in read_schemas(session, ["shop"]) if s.name == "orders"]
+        schema = read_schema(session, "shop.orders")
     ChangePublisher(settings).announce(schema)
     [snapshot] = take_snapshot(settings, "shop.orders", "given")
     extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))
@@ -93,7 +94,7 @@ def folder(installation: Path, spark: SparkSession) -> Iterator[Folder]:
         found.end()
 
 
-@pytest.mark.parametrize("document", [document for document in documents() if document != TUTORIAL])
+@pytest.mark.parametrize("document", [d for d in documents() if d not in (TUTORIAL, SCYLLA_TUTORIAL)])
 def test_document(document: str, folder: Folder, installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, README first, in one folder: what one has made, the next may use."""
     monkeypatch.chdir(installation / "clone")
@@ -102,6 +103,17 @@ def test_document(document: str, folder: Folder, installation: Path, monkeypatch
             folder.run(block)
     finally:
         folder.end()
+
+
+def test_the_settings_of_the_tutorial_for_scylladb_are_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page itself is run where a ScyllaDB is."""
+    [text] = [block.text for block in blocks(SCYLLA_TUTORIAL) if "file" in block.said]
+    (tmp_path / "writetime.toml").write_text(text)
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    tables, refused = read_entries(config.load())
+    assert ([table.name for table in tables], refused) == (["bakery.orders"], [])
 
 
 def test_every_command_that_is_mentioned_exists() -> None:

@@ -1,4 +1,4 @@
-"""A TCP proxy before Cassandra that makes replies late, or loses those of conditional writes."""
+"""A TCP proxy before the database that makes replies late, or loses those of conditional writes."""
 
 import asyncio
 import random
@@ -6,6 +6,8 @@ import threading
 import time
 from types import TracebackType
 from typing import Self
+
+from writetime.config import Cassandra
 
 # CQL protocol 4: a frame is a header, whose last four bytes are the length, and a body.
 _FRAME_HEADER = 9
@@ -15,12 +17,12 @@ _CHUNK = 256 * 1024
 class Proxy:
     """Listens on a port of its own and passes everything on; `delay` and `loss` may change at any time."""
 
-    def __init__(self, target_port: int, rng: random.Random) -> None:
+    def __init__(self, cassandra: Cassandra, rng: random.Random) -> None:
         self.delay = 0.0
         self.loss = 0.0
         self.lost = 0
         self.replies = 0
-        self._target_port = target_port
+        self._target = cassandra.contact_points[0], cassandra.port
         self._rng = rng
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -49,7 +51,7 @@ class Proxy:
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         to_server = None
         try:
-            server, to_server = await asyncio.open_connection("127.0.0.1", self._target_port)
+            server, to_server = await asyncio.open_connection(*self._target)
             ways = [asyncio.create_task(w) for w in (self._forward(client, to_server), self._reply(server, to_client))]
             _, rest = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             for way in rest:

@@ -33,7 +33,7 @@ class Stage:
         quick = {"commit_interval_seconds": 0.2, "drain_seconds": 5.0, **ingest}
         self.settings = settings.model_copy(update={"ingest": settings.ingest.model_copy(update=quick)})
         self.rng = rng
-        self.proxy = Proxy(settings.cassandra.port, rng)
+        self.proxy = Proxy(settings.cassandra, rng)
         self.watch = Watch(self.settings)
         self.ledger = Ledger(self.settings, rng)
         self._folder = folder
@@ -56,7 +56,8 @@ class Stage:
 
     def sink(self) -> SinkProcess:
         """Start a sink that reaches Cassandra through the proxy."""
-        slow = self.settings.cassandra.model_copy(update={"port": self.proxy.port, "request_timeout_seconds": 2.0})
+        changes = {"contact_points": ["127.0.0.1"], "port": self.proxy.port, "request_timeout_seconds": 2.0}
+        slow = self.settings.cassandra.model_copy(update=changes)
         sink = SinkProcess(self.settings.model_copy(update={"cassandra": slow}), self._folder, len(self._sinks))
         self._sinks.append(sink)
         return sink

@@ -12,6 +12,7 @@ from writetime.servers.process import EmbeddedServer
 from .stage import MODES, Stage
 
 
+@pytest.mark.cassandra_only("kills the embedded database")
 @pytest.mark.parametrize("mode", MODES)
 def test_cassandra_crash_mid_run(stage: Callable[..., Stage], mode: str) -> None:
     s = stage(mode=mode)

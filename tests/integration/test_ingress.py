@@ -82,7 +82,7 @@ def changed(settings: Settings, brokers: str | None = None, **ingest: Any) -> Se
 
 def cut_off_from(settings: Settings, port: int) -> Settings:
     """Settings of a database that refuses connections, or does not answer."""
-    cassandra = settings.cassandra.model_copy(update={"port": port})
+    cassandra = settings.cassandra.model_copy(update={"contact_points": ["127.0.0.1"], "port": port})
     workqueue = settings.workqueue.model_copy(update={"enqueue_timeout_seconds": 2.0})
     return settings.model_copy(update={"cassandra": cassandra, "workqueue": workqueue})
 

@@ -23,6 +23,7 @@ def own_zookeeper(tmp_path: Path) -> Settings:
     return config.load(zookeeper={"hosts": f"127.0.0.1:{free_port()}"}, embedded={"home": tmp_path})
 
 
+@pytest.mark.cassandra_only("counts the embedded servers, of which Cassandra is one")
 def test_up_is_idempotent_and_status_sees_it(settings: Settings) -> None:
     assert [started for _, started in servers.up(settings)] == [False, False, False]
     answer = CliRunner().invoke(main, ["status"])
@@ -81,6 +82,9 @@ def test_addresses_elsewhere_are_refused() -> None:
     settings = config.load(kafka={"bootstrap_servers": "broker.example:9092"})
     with pytest.raises(WritetimeError, match=r"kafka\.bootstrap_servers is broker\.example"):
         servers.servers(settings)
+    own = settings.embedded.model_copy(update={"servers": ["cassandra", "zookeeper"]})
+    started = servers.servers(settings.model_copy(update={"embedded": own}))
+    assert [server.name for server in started] == ["zookeeper", "cassandra"]
 
 
 def test_the_shell_command_shows_errors_as_one_line(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.parquet import PARTITION
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import LakeTable, create_table, open_table
-from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.system import read_schema
+from writetime.schema.table import TableSchema
 
 
 def run(*arguments: str) -> str:
@@ -27,7 +28,7 @@ def run(*arguments: str) -> str:
 
 
 def schema_of(session: Session, table: str) -> TableSchema:
-    return next(s for s in read_schemas(session, [table.split(".", maxsplit=1)[0]]) if s.full_name == table)
+    return read_schema(session, table)
 
 
 def compacted(table: LakeTable) -> list[pa.Table]:

@@ -33,9 +33,9 @@ class _RawHandler(_ProtocolHandler):
 
 
 @contextmanager
-def raw_session(port: int) -> Iterator[Session]:
+def raw_session(port: int, host: str = "127.0.0.1") -> Iterator[Session]:
     """Open a session whose rows hold bytes."""
-    cluster = Cluster(["127.0.0.1"], port=port)
+    cluster = Cluster([host], port=port)
     try:
         session = raw(cluster.connect())
         session.default_timeout = 60

@@ -84,21 +84,21 @@ def with_times_as_values(state: pa.Table, schema: TableSchema, part: str) -> tup
     return state, replace(schema, static=timed(schema.static), regular=timed(schema.regular))
 
 
+def assert_times(state: pa.Table, schema: TableSchema, as_of: int, wanted: list[dict[str, int | None]]) -> None:
+    """Compare write times and TTLs with what `answers.write_times` returned at about a second."""
+    found: dict[str, list[dict[str, int | None]]] = {}
+    for part in ("write_time", "deletion_time"):
+        rows = live_rows(*with_times_as_values(state, schema, part), as_of)
+        found[part] = rows.select([c for c in rows.column_names if rows.schema.field(c).type == "int64"]).to_pylist()
+    for times, expiries, asked in zip(found["write_time"], found["deletion_time"], wanted, strict=False):
+        for name in [n for n in asked if not n.startswith("ttl ")]:
+            assert times[name] == asked[name]
+            left = asked[f"ttl {name}"]
+            assert (expiries[name] is None) == (left is None)
+            # The database was asked a moment before `as_of`; no TTL that lives is near to its end.
+            assert left is None or abs(expiries[name] - as_of - left) < 60  # type: ignore[operator]
+
+
 def test_cells_have_the_write_times_and_expiry_that_the_database_answers(histories: list[History]) -> None:
     for history in histories:
-        state = merge(history.sstables, history.schema)
-        found: dict[str, list[dict[str, int | None]]] = {}
-        for part in ("write_time", "deletion_time"):
-            rows = live_rows(*with_times_as_values(state, history.schema, part), history.as_of)
-            found[part] = rows.select(
-                [c for c in rows.column_names if rows.schema.field(c).type == "int64"]
-            ).to_pylist()
-        for times, expiries, wanted in zip(
-            found["write_time"], found["deletion_time"], history.write_times, strict=False
-        ):
-            for name in [n for n in wanted if not n.startswith("ttl ")]:
-                assert times[name] == wanted[name]
-                left = wanted[f"ttl {name}"]
-                assert (expiries[name] is None) == (left is None)
-                # The database was asked a moment before `as_of`; no TTL that lives is near to its end.
-                assert left is None or abs(expiries[name] - history.as_of - left) < 60  # type: ignore[operator]
+        assert_times(merge(history.sstables, history.schema), history.schema, history.as_of, history.write_times)

@@ -6,6 +6,10 @@ from typing import Any
 import pyarrow as pa
 
 from tests.lake.answers import view_rows
+from writetime.lake.parquet import read_file
+from writetime.lake.table import LakeTable
+from writetime.rows.events import event_schema
+from writetime.rows.stream import batch_files, position_of
 
 Place = tuple[int, bytes, bytes]
 Image = dict[str, Any]
@@ -35,6 +39,33 @@ def apply(events: Iterable[pa.Table], rows: dict[Place, Image] | None = None) ->
             else:
                 rows[place] = after
     return rows
+
+
+class Consumer:
+    """Follows the stream of a table while its schema changes."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Place, Image] = {}
+        self.event_ids: list[str] = []
+        self._sequence = 0
+
+    def follow(self, table: LakeTable) -> None:
+        """Apply the batch that is new; call it after each."""
+        stream = table.rows.load()
+        position = position_of(stream)
+        if position is None:
+            return
+        schema = table.schema(table.changes.load(position.changes))
+        events = event_schema(schema)
+        # Rows of events from before a change of the schema have the fields from before.
+        fields = [name for name in events.field("after").type.names if name in {c.name for c in schema.columns}]
+        for place, row in self.rows.items():
+            self.rows[place] = {name: row.get(name) for name in fields}
+        found = [file for sequence, file in batch_files(stream) if sequence > self._sequence]
+        parts = [read_file(table.rows.storage, file.path, events) for file in found]
+        self.event_ids += [event_id for part in parts for event_id in part["event_id"].to_pylist()]
+        apply(parts, self.rows)
+        self._sequence = position.batch.sequence
 
 
 def in_order(rows: dict[Place, Image]) -> list[Image]:

@@ -16,7 +16,8 @@ from cassandra.query import UNSET_VALUE, BoundStatement
 from tests import oracle
 from tests.scylla_cdc.writer import Group, Mutation, Splitter, mutations, numbered
 from writetime.config import ScyllaCdc, Settings
-from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.system import read_schema
+from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
 from writetime.scylla_cdc.log import log_table
 from writetime.servers.cassandra import CassandraServer
@@ -99,7 +100,7 @@ class CdcDatabase:
 
     def current(self, schema: TableSchema) -> TableSchema:
         """Return what a table is now."""
-        return next(s for s in read_schemas(self.session, [schema.keyspace]) if s.name == schema.name)
+        return read_schema(self.session, schema.full_name)
 
     def create_log(self, schema: TableSchema) -> None:
         """Create the log of a table."""

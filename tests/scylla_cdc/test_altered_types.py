@@ -11,7 +11,9 @@ from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
 from tests.scylla_cdc.test_agent import agent, assert_view, land, reached, settings_for, wait_until
 from writetime.capture.metrics import read_status
-from writetime.schema.table import TableSchema, read_schemas
+from writetime.errors import WritetimeError
+from writetime.schema.system import read_schema, read_schemas
+from writetime.schema.table import TableSchema
 from writetime.scylla_cdc import source as source_module
 from writetime.scylla_cdc.log import Altered, first_uuid
 from writetime.scylla_cdc.offsets import interval
@@ -32,7 +34,7 @@ class Growing:
             f"CREATE TABLE {self.name} (p int PRIMARY KEY, u {self.udt}, f frozen<{self.udt}>, "
             f"l frozen<list<frozen<{self.udt}>>>)"
         )
-        self.schema = next(s for s in read_schemas(cdc.session, ["generated"]) if s.full_name == self.name)
+        self.schema = read_schema(cdc.session, self.name)
         cdc.create_log(self.schema)
         cdc.set_options(self.schema, enabled="true")
         self.sets = [stream_set(random.Random(3), now() - 60 * SECOND, [(1 << 63) - 1])]
@@ -76,16 +78,16 @@ def test_the_agent_reads_the_schema_again(
     growing = Growing(cdc)
     table = Logged(growing.schema, [], growing.sets, [])
     settings = settings_for(cdc, tmp_path, table, window_seconds=0.5)
-    asked, stale = [0], list[TableSchema]()
+    asked, stale = [0], dict[str, TableSchema | WritetimeError]()
 
-    def read(session: Any, keyspaces: Any) -> list[TableSchema]:
+    def read(session: Any, keyspaces: Any) -> dict[str, TableSchema | WritetimeError]:
         asked[0] += bool(stale)
         return stale if stale and asked[0] <= 2 else read_schemas(session, keyspaces)
 
     monkeypatch.setattr(source_module, "read_schemas", read)
     with agent(settings):
         wait_until(settings, table, now() - 5 * SECOND)
-        stale += read_schemas(cdc.session, ["generated"])
+        stale |= read_schemas(cdc.session, ["generated"])
         growing.grow()
         at = now()
         new = "{a: 1, b: null, c: 'new'}"

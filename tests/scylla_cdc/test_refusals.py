@@ -14,7 +14,8 @@ from writetime.cli import main
 from writetime.errors import WritetimeError
 from writetime.merge import live_rows, merge
 from writetime.schema.cql import parse_table
-from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.system import read_schema
+from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
 from writetime.scylla_cdc.log import LogError, first_uuid
 from writetime.scylla_cdc.offsets import interval
@@ -57,7 +58,7 @@ class Odd:
             return pa.Table.from_batches(list(source.read(interval(source, None, None, None))))
 
     def current(self) -> TableSchema:
-        return next(s for s in read_schemas(self.cdc.session, ["generated"]) if s.full_name == self.name)
+        return read_schema(self.cdc.session, self.name)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +147,7 @@ def test_a_type_that_gets_a_field(cdc: CdcDatabase) -> None:
     cdc.session.execute(f"CREATE TYPE generated.{udt} (a int, b int)")
     table = f"t{udt}"
     cdc.session.execute(f"CREATE TABLE generated.{table} (p int PRIMARY KEY, u {udt}, f frozen<{udt}>)")
-    schema = next(s for s in read_schemas(cdc.session, ["generated"]) if s.name == table)
+    schema = read_schema(cdc.session, f"generated.{table}")
     cdc.create_log(schema)
     start = (now() - 60 * SECOND) // 1000 * 1000
     cdc.announce_tablets(schema, [StreamSet(start, (STREAM,))])
@@ -162,7 +163,7 @@ def test_a_type_that_gets_a_field(cdc: CdcDatabase) -> None:
     write(1, "u, f", "{a: 1, b: 2}, {a: 1}")
     cdc.session.execute(f"ALTER TYPE generated.{udt} ADD c text")
     write(2, 'u, "cdc$deleted_elements_u"', "{c: 'new'}, {1}")
-    grown = next(s for s in read_schemas(cdc.session, ["generated"]) if s.name == table)
+    grown = read_schema(cdc.session, f"generated.{table}")
     changes = read_all(cdc, grown)
     whole = {"a": 1, "b": None, "c": "new"}
     assert live_rows(merge([changes], grown), grown, 0).to_pylist() == [

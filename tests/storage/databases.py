@@ -9,7 +9,8 @@ from typing import Any
 from cassandra.cluster import Cluster
 
 from writetime.config import load
-from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.system import read_schemas
+from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.nodetool import nodetool
@@ -99,10 +100,8 @@ class FormatServer(CassandraServer):
         self.session().execute(statement)
 
     def schemas(self) -> list[TableSchema]:
-        """Return the schemas of all tables, but those of keyspaces with compact storage."""
-        rows = self.session().execute("SELECT keyspace_name, flags FROM system_schema.tables").all()
-        compact = {row.keyspace_name for row in rows if "compound" not in row.flags or "dense" in row.flags}
-        return read_schemas(self.session(), {row.keyspace_name for row in rows} - compact)
+        """Return the schemas of all tables that can be read."""
+        return [s for s in read_schemas(self.session()).values() if isinstance(s, TableSchema)]
 
     @property
     def cdc_raw(self) -> Path:

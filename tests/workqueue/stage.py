@@ -66,7 +66,7 @@ class Stage:
         self.settings = settings
         self.queue = queue
         self.rng = rng
-        self.proxy = Proxy(settings.cassandra.port, rng)
+        self.proxy = Proxy(settings.cassandra, rng)
         self._folder = folder
         self._ledger = folder / "ledger"
         self._ledger.touch()
@@ -96,7 +96,8 @@ class Stage:
         return self._start("enqueue", f"enqueuer-{len(self.processes)}", {"count": count, **task})
 
     def _start(self, mode: str, name: str, task: dict[str, Any]) -> Worker:
-        own = self.settings.cassandra.model_copy(update={"port": self.proxy.port, "request_timeout_seconds": 2.0})
+        changes = {"contact_points": ["127.0.0.1"], "port": self.proxy.port, "request_timeout_seconds": 2.0}
+        own = self.settings.cassandra.model_copy(update=changes)
         settings = self.settings.model_copy(update={"cassandra": own}).model_dump(mode="json")
         whole = Task(settings=settings, queue=self.queue, ledger=str(self._ledger), name=name, **task)
         self.processes.append(Worker(mode, whole, self._folder))

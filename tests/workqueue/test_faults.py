@@ -5,6 +5,8 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from writetime.config import Settings
 
 from .faults import run
@@ -26,6 +28,7 @@ def test_faults(queue_keyspace: Settings, tmp_path: Path) -> None:
         print(*pool.map(fail, QUICK), sep="\n")
 
 
+@pytest.mark.cassandra_only("kills the embedded database")
 def test_the_database_is_killed(queue_keyspace: Settings, tmp_path: Path) -> None:
     print(run(queue_keyspace, "database killed", _seed(), tmp_path))
 

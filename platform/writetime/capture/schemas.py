@@ -27,7 +27,8 @@ from writetime.database import DRIVER_FAULTS, node_of
 from writetime.errors import Transient, WritetimeError
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
-from writetime.schema.table import SchemaHistory, TableSchema, from_rows, settled_rows
+from writetime.schema.system import from_rows, settled_rows
+from writetime.schema.table import SchemaHistory, TableSchema
 
 log = logging.getLogger(__name__)
 

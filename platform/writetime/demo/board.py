@@ -29,15 +29,13 @@ from writetime.replay import Batch, Subscriber
 from writetime.replay.batches import named
 from writetime.schema.cql import parse_table
 from writetime.schema.table import TableSchema
+from writetime.tables import cdc_option
 
 TABLE = "flights"
 PROCESSOR = "board"
 HANDLER = f"{__name__}:apply"
 POSITION_SECONDS = 300
 """For how long after its batch was published a flight's position is known."""
-BATCH_ITEMS = 1 << 20
-"""Items of a batch that have write times of their own, at most."""
-
 _STEPS = 4
 _SCHEDULED, _DEPARTED, _ARRIVED = range(3)
 # So many flights are written by one statement, of which Cassandra warns at 5 KiB.
@@ -64,7 +62,7 @@ CREATE TABLE IF NOT EXISTS {keyspace}.{table} (
     arrival_delay int,
     air_minutes int,
     PRIMARY KEY ((origin, day), scheduled, carrier, flight)
-) WITH cdc = true"""
+) WITH cdc = {cdc}"""
 _ROW = "origin = ? AND day = ? AND scheduled = ? AND carrier = ? AND flight = ?"
 _STATEMENTS = {
     "airport": "INSERT INTO {table} (origin, day, airport) VALUES (?, ?, ?) USING TIMESTAMP ?",
@@ -92,13 +90,14 @@ class Applied:
 
 def schema(keyspace: str) -> TableSchema:
     """Return the board's table."""
-    return parse_table(_CREATE.format(keyspace=keyspace, table=TABLE))
+    return parse_table(_CREATE.format(keyspace=keyspace, table=TABLE, cdc="true"))
 
 
 def ensure_board(settings: Settings) -> None:
-    """Create the board's table, with `cdc = true`, if it is not there; only the demo has it, so it is not in `cql/`."""
+    """Create the board's table, captured, if it is not there; only the demo has it, so it is not in `cql/`."""
+    create = _CREATE.format(keyspace=settings.cassandra.keyspace, table=TABLE, cdc=cdc_option(settings))
     with connect(settings) as session:
-        session.execute(_CREATE.format(keyspace=settings.cassandra.keyspace, table=TABLE), timeout=60)
+        session.execute(create, timeout=60)
 
 
 def work(settings: Settings) -> Applied:
@@ -116,19 +115,19 @@ def apply(batch: Batch) -> None:
     _board().apply(batch)
 
 
-def write_time(n: int, position: int, step: int = 0) -> int:
+def write_time(published_at: datetime, position: int, step: int = 0) -> int:
     """Return the write time (microseconds) of a step of a batch's item: times rise along the queue."""
-    return (n * BATCH_ITEMS + position) * _STEPS + step
+    return round(published_at.timestamp() * 1_000_000) + position * _STEPS + step
 
 
 class Board:
     """Writes batches of flights to the board; a context manager.
 
-    A write's time is not that of a clock: it follows from the number of its batch and its item's position in it. So a
-    batch that is applied again, because its processor was killed, or is replayed a year later, writes the same cells
-    with the same times, which change nothing; and of two batches that tell of one flight, the later one counts, even if
-    an instance that was stopped for long writes the earlier one after it. With times of a clock the last one that runs
-    would win, whatever it has to say.
+    A write's time is not when the processor runs: it is when the batch was published, plus the item's position in it.
+    So a batch that is applied again, because its processor was killed, or is replayed a year later, writes the same
+    cells with the same times, which change nothing; and of two batches with the same flight, the later one counts, even
+    if an instance that was stopped for long writes the earlier one after it. With the processor's clock, the instance
+    that runs last would win.
 
     A position expires at an instant that follows from the batch, too: its TTL is what is left until then.
     """
@@ -167,7 +166,7 @@ class Board:
         expires_at = batch.seal.published_at + timedelta(seconds=POSITION_SECONDS)
         seconds_left = int((expires_at - datetime.now(UTC)).total_seconds())
         writes = [
-            self._written(batch.n, flights[i : i + _FLIGHTS_AT_ONCE], seconds_left)
+            self._written(batch.seal.published_at, flights[i : i + _FLIGHTS_AT_ONCE], seconds_left)
             for flights in days.values()
             for i in range(0, len(flights), _FLIGHTS_AT_ONCE)
         ]
@@ -175,27 +174,31 @@ class Board:
             execute_concurrent(self._session, [(write, None) for write in writes], _IN_FLIGHT)
         self.flights += len(batch.items)
 
-    def _written(self, n: int, flights: Sequence[tuple[int, dict[str, Any]]], seconds_left: int) -> BatchStatement:
+    def _written(
+        self, published_at: datetime, flights: Sequence[tuple[int, dict[str, Any]]], seconds_left: int
+    ) -> BatchStatement:
         """Return one mutation: flights of one partition."""
         write = BatchStatement(BatchType.UNLOGGED)
         first, flight = flights[0]
         airport = _airports()[flight["origin"]][0]
-        write.add(self._prepared["airport"], (*_day(flight), airport, write_time(n, first)))
+        write.add(self._prepared["airport"], (*_day(flight), airport, write_time(published_at, first)))
         for position, flight in flights:
-            for name, values in _changes(flight, n, position, seconds_left):
+            for name, values in _changes(flight, published_at, position, seconds_left):
                 write.add(self._prepared[name], values)
         return write
 
 
-def _changes(flight: dict[str, Any], n: int, position: int, seconds_left: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _changes(
+    flight: dict[str, Any], published_at: datetime, position: int, seconds_left: int
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield what became of a flight: statements and their values."""
     day = _day(flight)
     scheduled = datetime.fromisoformat(flight["scheduled"])
     row = *day, scheduled, flight["carrier"], flight["number"]
     plane = {name: value if isinstance(value, str) else f"{value:g}" for name, value in (flight["plane"] or {}).items()}
     about = flight["destination"], flight["distance_miles"], flight["tail"], plane
-    yield "scheduled", (*row, *about, write_time(n, position, _SCHEDULED))
-    at = write_time(n, position, _DEPARTED)
+    yield "scheduled", (*row, *about, write_time(published_at, position, _SCHEDULED))
+    at = write_time(published_at, position, _DEPARTED)
     if flight["departure_delay"] is None:
         yield "deleted", (at, *row)
         yield "cancelled", (at, {flight["flight"]}, *day)
@@ -207,7 +210,7 @@ def _changes(flight: dict[str, Any], n: int, position: int, seconds_left: int) -
     if flight["air_minutes"] is not None:
         arrived = departed + timedelta(minutes=flight["air_minutes"])
         facts = arrived, flight["arrival_delay"], flight["air_minutes"]
-        yield "arrived", (write_time(n, position, _ARRIVED), *facts, *row)
+        yield "arrived", (write_time(published_at, position, _ARRIVED), *facts, *row)
 
 
 def _day(flight: dict[str, Any]) -> tuple[str, date]:

@@ -9,15 +9,20 @@ import hashlib
 import json
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
-from pyarrow.fs import FileType
+from pyarrow.fs import FileSystem, FileType
 
+from writetime.config import Settings
+from writetime.database import DRIVER_FAULTS, connect
 from writetime.errors import WritetimeError
 from writetime.lake.buckets import token_range
 from writetime.lake.changes import ChangeWriter
+from writetime.lake.evolution import join_schemas
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import raise_snapshot, require_newer
 from writetime.lake.merging import Runner
@@ -25,6 +30,7 @@ from writetime.lake.parquet import WrittenFile
 from writetime.lake.state import Staged
 from writetime.lake.table import LakeTable
 from writetime.schema.cql import parse_table
+from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin
 from writetime.storage.errors import Missing
@@ -38,12 +44,14 @@ class SnapshotFiles:
     """The SSTables of snapshots of one table.
 
     `id` is the same for the same files. `taken_at` (microseconds) is when the last of them was complete.
+    `lists_dropped` is whether the schema has the columns that were dropped, and when.
     """
 
     paths: tuple[str, ...]
     id: str
     schema: TableSchema
     taken_at: int
+    lists_dropped: bool = True
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,8 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None) -> S
     files: list[tuple[str, int, int]] = []
     schemas: list[TableSchema] = []
     taken_at = 0
+    # The `schema.cql` of ScyllaDB (2026.1) does not list dropped columns.
+    lists_dropped = True
     for path in paths:
         locations = list(find_sstables(path))
         if not locations:
@@ -80,10 +90,45 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None) -> S
         taken_at = max(taken_at, _taken_at(locations))
         if schema is None:
             schemas.append(_schema(locations))
+            lists_dropped = lists_dropped and not locations[0].exists("Scylla.db")
     if other := [s for s in schemas if s.full_name != schemas[0].full_name]:
         raise WritetimeError(f"the snapshots are of {schemas[0].full_name} and of {other[0].full_name}")
+    if len(ids := sorted({str(s.id) for s in schemas if s.id is not None})) > 1:
+        raise WritetimeError(
+            f"the snapshots are of two tables that had the name {schemas[0].full_name} one after the other, with the "
+            f"ids {' and '.join(ids)}: name those of one"
+        )
     digest = hashlib.sha256(repr(sorted(files)).encode()).hexdigest()[:16]
-    return SnapshotFiles(tuple(path for path, _, _ in files), digest, schema or schemas[0], taken_at)
+    return SnapshotFiles(tuple(path for path, _, _ in files), digest, schema or schemas[0], taken_at, lists_dropped)
+
+
+def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFiles:
+    """Return snapshots with the dropped columns of their table, asking the database where the files do not list them.
+
+    Raises:
+        WritetimeError: the database does not answer, or has no such table, or another one of that name.
+    """
+    if snapshot.lists_dropped:
+        return snapshot
+    name = snapshot.schema.full_name
+    try:
+        with connect(settings) as session:
+            known = read_schema(session, name)
+    except (WritetimeError, *DRIVER_FAULTS) as e:
+        raise WritetimeError(
+            f"the schema.cql of ScyllaDB does not list the columns of {name} that were dropped, and the database could "
+            f"not be asked for them ({e}); let it answer, or name a file by --schema with CREATE TABLE and, for each "
+            "dropped column, ALTER TABLE .. DROP .. USING TIMESTAMP"
+        ) from None
+    if None not in (ids := (snapshot.schema.id, known.id)) and ids[0] != ids[1]:
+        raise WritetimeError(
+            f"the snapshot is of an earlier table {name}, with the id {ids[0]}; the one in the database has the id "
+            f"{ids[1]}"
+        )
+    joined = join_schemas(replace(snapshot.schema, dropped=()), known)
+    names = {c.name for c in joined.columns} | {d.name for d in joined.dropped}
+    unknown = tuple(d for d in snapshot.schema.dropped if d.name not in names)
+    return replace(snapshot, schema=replace(joined, dropped=joined.dropped + unknown), lists_dropped=True)
 
 
 def backfill(
@@ -163,21 +208,38 @@ def _data_file(path: str, location: Location) -> tuple[str, int, int]:
 
 
 def _of_empty_table(path: str) -> tuple[TableSchema, int]:
-    """Return the schema of the snapshot of a table without SSTables, and when it was taken: Cassandra says in
-    `manifest.json` that there are no files."""
+    """Return the schema of the snapshot of a table without SSTables, and when it was taken: its manifest lists none."""
     filesystem, folder = resolve(path)
-    try:
-        manifest = json.loads(read_file(filesystem, posixpath.join(folder, "manifest.json")))
-        if manifest["files"] == []:
-            text = read_file(filesystem, posixpath.join(folder, "schema.cql")).decode()
-            return parse_table(text), _micros(manifest["created_at"])
-    except (Missing, KeyError, ValueError):
-        pass
+    manifest = _read_manifest(filesystem, folder)
+    if manifest is not None and not manifest.files:
+        try:
+            return parse_table(read_file(filesystem, posixpath.join(folder, "schema.cql")).decode()), manifest.taken_at
+        except Missing:
+            pass
     raise WritetimeError(f"{path} holds no SSTables: name the folder of a table's snapshot") from None
 
 
-def _micros(instant: str) -> int:
-    return round(datetime.fromisoformat(instant).timestamp() * 1_000_000)
+@dataclass(frozen=True)
+class _Manifest:
+    """What `manifest.json` of a snapshot says: its files, and when it was taken, in microseconds; and the table's id,
+    which ScyllaDB says here and Cassandra in `schema.cql`."""
+
+    files: list[Any]
+    taken_at: int
+    table_id: UUID | None = None
+
+
+def _read_manifest(filesystem: FileSystem, folder: str) -> _Manifest | None:
+    """Read a snapshot's `manifest.json`, as Cassandra writes it (`service.snapshot.SnapshotManifest`) or ScyllaDB
+    (2026.1, with times in seconds); None if there is none, or one of another form."""
+    try:
+        found = json.loads(read_file(filesystem, posixpath.join(folder, "manifest.json")))
+        if "snapshot" in found:
+            table_id = UUID(found["table"]["table_id"])
+            return _Manifest(found["sstables"], int(found["snapshot"]["created_at"]) * 1_000_000, table_id)
+        return _Manifest(found["files"], round(datetime.fromisoformat(found["created_at"]).timestamp() * 1_000_000))
+    except (Missing, KeyError, TypeError, ValueError):
+        return None
 
 
 def _schema(locations: Sequence[Location]) -> TableSchema:
@@ -187,15 +249,15 @@ def _schema(locations: Sequence[Location]) -> TableSchema:
             f"{locations[0].folder} has no schema.cql, and SSTables do not know the names of key columns: name a file "
             "with CREATE TABLE by --schema"
         )
-    return infer_schema(locations)
+    schema = infer_schema(locations)
+    manifest = _read_manifest(locations[0].filesystem, locations[0].folder)
+    return schema if schema.id or manifest is None else replace(schema, id=manifest.table_id)
 
 
 def _taken_at(locations: Sequence[Location]) -> int:
     """Return when a snapshot was taken (`manifest.json`), else when its last file was written: no earlier than that."""
     location = locations[0]
-    try:
-        manifest = json.loads(read_file(location.filesystem, posixpath.join(location.folder, "manifest.json")))
-        return _micros(manifest["created_at"])
-    except (Missing, KeyError, ValueError):
-        paths = [each.path("Data.db") for each in locations]
-        return max((info.mtime_ns or 0) // 1000 for info in location.filesystem.get_file_info(paths))
+    if (manifest := _read_manifest(location.filesystem, location.folder)) is not None:
+        return manifest.taken_at
+    paths = [each.path("Data.db") for each in locations]
+    return max((info.mtime_ns or 0) // 1000 for info in location.filesystem.get_file_info(paths))

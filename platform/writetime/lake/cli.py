@@ -14,7 +14,7 @@ from writetime.errors import WritetimeError
 from writetime.instants import parse_instant
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill as run_backfill
-from writetime.lake.backfill import find_snapshots
+from writetime.lake.backfill import complete_schema, find_snapshots
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import create_table, open_table, view_schema
 from writetime.lake.text import json_line, json_value, print_table
@@ -42,6 +42,7 @@ def backfill(*, table: str, paths: tuple[str, ...], schema_file: Path | None) ->
     found = find_snapshots(paths, parse_table(schema_file.read_text()) if schema_file else None)
     if found.schema.full_name != table:
         raise WritetimeError(f"{paths[0]} is a snapshot of {found.schema.full_name}, not of {table}")
+    found = complete_schema(settings, found)
     lake_table = create_table(settings, found.schema)
     total = 0
     for bucket, changes in run_backfill(lake_table, found):

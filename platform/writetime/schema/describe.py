@@ -9,12 +9,13 @@ from writetime.schema.types import quote_name
 def to_cql(schema: TableSchema) -> str:
     """Return the statements that make a table, after those of the types that it uses.
 
-    A dropped column is made and dropped, as in a snapshot's own `schema.cql`.
+    A dropped column is made and dropped, as in a snapshot's own `schema.cql`; as a regular one where it is not known
+    whether it was static.
     """
     dropped = {d.name: d for d in schema.dropped}
 
     def first(columns: tuple[Column, ...], *, static: bool) -> tuple[Column, ...]:
-        gone = [Column(d.name, d.type) for d in dropped.values() if d.static == static]
+        gone = [Column(d.name, d.type) for d in dropped.values() if bool(d.static) == static]
         return tuple(c for c in columns if c.name not in dropped) + tuple(gone)
 
     created = replace(

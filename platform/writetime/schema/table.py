@@ -1,12 +1,12 @@
-"""Table schemas, from a CREATE TABLE text, from `system_schema` rows, or from what an SSTable's header knows."""
+"""Table schemas: the columns of a table, those that were dropped, and how schemas of one table follow each other."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 from writetime.errors import WritetimeError
-from writetime.schema.types import CqlType, CqlTypeError, Udt, is_complex, parse_cql, quote_name
+from writetime.schema.types import CqlType, Udt, is_complex, quote_name
 
 # What a table has by default (`org.apache.cassandra.schema.TableParams`), as in ScyllaDB.
 GC_GRACE_SECONDS = 864_000
@@ -29,12 +29,13 @@ class Column:
 class DroppedColumn:
     """A column that was dropped (and maybe added again): its cells written at or before `dropped_at` are void.
 
-    `dropped_at` is a write time, in microseconds.
+    `static` is None where the database does not record it, as ScyllaDB does not. `dropped_at` is a write time, in
+    microseconds.
     """
 
     name: str
     type: CqlType
-    static: bool
+    static: bool | None
     dropped_at: int
 
 
@@ -117,113 +118,6 @@ def compact_storage(table: str) -> SchemaError:
         f"table {table} has COMPACT STORAGE, which is not supported; ALTER TABLE {table} DROP COMPACT STORAGE makes it "
         "one that is"
     )
-
-
-def from_rows(
-    table: Mapping[str, Any],
-    columns: Iterable[Mapping[str, Any]],
-    types: Iterable[Mapping[str, Any]] = (),
-    dropped: Iterable[Mapping[str, Any]] = (),
-) -> TableSchema:
-    """Build a schema from rows of `system_schema.tables`, `columns`, `types` and `dropped_columns`.
-
-    `dropped_time` is in milliseconds, as `toUnixTimestamp` gives it.
-    Rows of other tables and keyspaces are ignored, so whole tables of `system_schema` may be passed.
-
-    Raises:
-        SchemaError, CqlTypeError: rows are missing or name an unknown type; the table has compact storage, whose rows
-            have columns that these rows do not tell.
-    """
-    keyspace, name = table["keyspace_name"], table["table_name"]
-    flags = table.get("flags")
-    if flags is not None and ("compound" not in flags or "dense" in flags or "super" in flags):
-        raise compact_storage(f"{keyspace}.{name}")
-    udts = udts_from_rows([t for t in types if t["keyspace_name"] == keyspace])
-    mine = [c for c in columns if (c["keyspace_name"], c["table_name"]) == (keyspace, name)]
-    by_kind: dict[str, list[tuple[int, Column]]] = {}
-    for c in mine:
-        column = Column(c["column_name"], parse_cql(c["type"], udts), c["clustering_order"] == "desc")
-        by_kind.setdefault(c["kind"], []).append((c["position"], column))
-
-    def of(kind: str) -> tuple[Column, ...]:
-        return tuple(column for _, column in sorted(by_kind.get(kind, []), key=lambda p: (p[0], p[1].name)))
-
-    return TableSchema(
-        keyspace,
-        name,
-        of("partition_key"),
-        of("clustering"),
-        of("static"),
-        of("regular"),
-        tuple(
-            DroppedColumn(
-                d["column_name"],
-                parse_cql(d["type"], udts),
-                d["kind"] == "static",
-                min(d["dropped_time"] * 1000, (1 << 63) - 1),
-            )
-            for d in dropped
-            if (d["keyspace_name"], d["table_name"]) == (keyspace, name)
-        ),
-        table.get("id"),
-        GC_GRACE_SECONDS if table.get("gc_grace_seconds") is None else table["gc_grace_seconds"],
-    )
-
-
-def udts_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Udt]:
-    """Build one keyspace's user-defined types from rows of `system_schema.types`, whatever their order."""
-    waiting = list(rows)
-    udts: dict[str, Udt] = {}
-    while waiting:
-        left = []
-        for row in waiting:
-            try:
-                fields = tuple(zip(row["field_names"], (parse_cql(t, udts) for t in row["field_types"]), strict=True))
-            except CqlTypeError as e:
-                left.append((row, e))
-                continue
-            udts[row["type_name"]] = Udt(row["keyspace_name"], row["type_name"], fields)
-        if len(left) == len(waiting):
-            raise left[0][1]
-        waiting = [row for row, _ in left]
-    return udts
-
-
-# What a schema is made of. The driver cannot make a datetime of every time that a column was dropped at; milliseconds
-# are what is stored.
-_SYSTEM_SCHEMA = {
-    "tables": "*",
-    "columns": "*",
-    "types": "*",
-    "dropped_columns": "keyspace_name, table_name, column_name, type, kind, "
-    "toUnixTimestamp(dropped_time) AS dropped_time",
-}
-
-
-def settled_rows(ask: Callable[[str], list[dict[str, Any]]], **others: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of the tables of `system_schema` that schemas are made of, and the columns of `others`.
-
-    They are read until they are twice the same. A change of the schema writes its tables one after the other: what is
-    read amid it, such as a column that lives and is dropped, would be of no schema that ever was.
-    """
-    found = None
-    while True:
-        queries = _SYSTEM_SCHEMA | others
-        rows = {name: ask(f"SELECT {what} FROM system_schema.{name}") for name, what in queries.items()}
-        if rows == found:
-            return rows
-        found = rows
-
-
-def read_schemas(session: Any, keyspaces: Iterable[str] | None = None) -> list[TableSchema]:
-    """Read the schemas of all tables (or of these keyspaces) through a session of the Cassandra driver."""
-    rows = settled_rows(lambda query: [row._asdict() for row in session.execute(query)])
-    wanted = None if keyspaces is None else set(keyspaces)
-    return [
-        from_rows(table, rows["columns"], rows["types"], rows["dropped_columns"])
-        for table in rows["tables"]
-        if wanted is None or table["keyspace_name"] in wanted
-    ]
 
 
 class SchemaHistory:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -10,7 +10,9 @@ from cassandra.cluster import Session
 
 from writetime.config import Settings
 from writetime.database import connect
-from writetime.schema.table import TableSchema, read_schemas
+from writetime.errors import WritetimeError
+from writetime.schema.system import read_schemas
+from writetime.schema.table import TableSchema
 from writetime.schema.values import BadValue, UnknownFields
 from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.history import History
@@ -62,14 +64,20 @@ class CdcSource:
         Raises:
             LogError: it has no log, or one that does not fit.
         """
-        keyspace, _, name = self.name.partition(".")
+        keyspace = self.name.partition(".")[0]
         found = retried(lambda: read_schemas(self._session, [keyspace]), "SELECT * FROM system_schema.tables, ...")
-        tables = {s.name: s for s in found}
-        if name not in tables or name + SUFFIX not in tables:
-            missing = name if name not in tables else name + SUFFIX
-            raise LogError(f"there is no table {keyspace}.{missing}: name a table with cdc = {{'enabled': true}}")
-        check_log(tables[name], tables[name + SUFFIX])
-        return tables[name], tables[name + SUFFIX]
+        schema, log_schema = (self._known(found, name) for name in (self.name, self.name + SUFFIX))
+        check_log(schema, log_schema)
+        return schema, log_schema
+
+    @staticmethod
+    def _known(found: Mapping[str, TableSchema | WritetimeError], name: str) -> TableSchema:
+        schema = found.get(name)
+        if schema is None:
+            raise LogError(f"there is no table {name}: name a table with cdc = {{'enabled': true}}")
+        if isinstance(schema, WritetimeError):
+            raise LogError(f"{name} cannot be read: {schema}")
+        return schema
 
     def settled(self) -> int:
         """Return the time up to which writes have reached the log, unless their timestamps are late."""

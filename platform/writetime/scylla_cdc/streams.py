@@ -7,6 +7,7 @@ decided by its write time, so a set is read for the write times between the two 
 Source: `cdc/generation.cc`, `db/system_keyspace.cc` and `db/virtual_tables.cc` of ScyllaDB, docs/features/cdc.
 """
 
+import struct
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
@@ -100,8 +101,19 @@ class StreamSets:
 
 
 def cdc_options(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> Mapping[str, str] | None:
-    """Return a table's CDC options, empty if it has none; or None if the database does not tell, as only ScyllaDB
-    does."""
+    """Return a table's CDC options, empty if it has none; or None if the database has no place for them, as it is not
+    ScyllaDB.
+
+    ScyllaDB 2026.1 keeps them in `system_schema.tables.extensions`, older versions in `system_schema.scylla_tables`.
+
+    Raises:
+        LogError: the options are not in the form that ScyllaDB writes.
+    """
+    query = pages.prepare("SELECT extensions FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?")
+    for data in pages.rows(query, [keyspace, table])["extensions"].to_pylist():
+        extensions = dict(_EXTENSIONS(data)) if data else {}
+        if "cdc" in extensions:
+            return _options(extensions["cdc"], f"{keyspace}.{table}")
     try:
         query = pages.prepare(
             f"SELECT cdc FROM {_quoted(settings.table_options)} WHERE keyspace_name = ? AND table_name = ?"
@@ -109,8 +121,32 @@ def cdc_options(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) ->
     except InvalidRequest:
         return None
     found = [data for data in pages.rows(query, [keyspace, table])["cdc"].to_pylist() if data]
-    text = Native("text")
-    return dict(decoder(freeze(Collection("map", (text, text))))(found[0])) if found else {}
+    return dict(_STRINGS(found[0])) if found else {}
+
+
+_STRINGS = decoder(freeze(Collection("map", (Native("text"), Native("text")))))
+_EXTENSIONS = decoder(freeze(Collection("map", (Native("text"), Native("blob")))))
+
+
+def _options(data: bytes, table: str) -> dict[str, str]:
+    """Decode `extensions['cdc']`: the number of options, then each option's name and value, all with their lengths, as
+    little-endian 32-bit integers (`cdc/cdc_extension.hh` of ScyllaDB)."""
+    texts = []
+    try:
+        (count,) = struct.unpack_from("<I", data)
+        at = 4
+        for _ in range(2 * count):
+            (length,) = struct.unpack_from("<I", data, at)
+            (text,) = struct.unpack_from(f"{length}s", data, at + 4)
+            texts.append(text.decode())
+            at += 4 + length
+    except (struct.error, UnicodeDecodeError):
+        at = -1
+    if at != len(data):
+        raise LogError(
+            f"the CDC options of {table} in system_schema.tables.extensions are not in a known form: 0x{data.hex()}"
+        )
+    return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
 def _tablet_times(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> list[int]:

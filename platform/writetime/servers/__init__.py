@@ -1,6 +1,6 @@
 """The embedded servers of one machine: real Cassandra, Kafka and ZooKeeper on loopback."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from writetime.config import Settings, is_loopback
 from writetime.errors import WritetimeError
@@ -11,15 +11,18 @@ from writetime.servers.zookeeper import ZooKeeperServer
 
 
 def servers(settings: Settings) -> list[EmbeddedServer]:
-    """Return the embedded servers at the addresses of the settings, running or not.
+    """Return the embedded servers that `embedded.servers` names, at the addresses of the settings, running or not.
 
     Raises:
-        WritetimeError: an address is not on this machine, so there is nothing to start.
+        WritetimeError: the address of one is not on this machine, so there is nothing to start.
     """
-    for setting, host in _addresses(settings):
-        if not is_loopback(host):
-            raise WritetimeError(f"{setting} is {host}, not on this machine: embedded servers listen on 127.0.0.1 only")
-    return [ZooKeeperServer(settings), KafkaServer(settings), CassandraServer(settings)]
+    for name, setting, host in _addresses(settings):
+        if name in settings.embedded.servers and not is_loopback(host):
+            raise WritetimeError(
+                f"{setting} is {host}, not on this machine: embedded servers listen on 127.0.0.1 only; if {name} is "
+                "your own, leave it out of embedded.servers"
+            )
+    return [server(settings) for name, server in _SERVERS.items() if name in settings.embedded.servers]
 
 
 def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
@@ -36,12 +39,19 @@ def down(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
     return [(server, server.stop()) for server in reversed(servers(settings))]
 
 
-def _addresses(settings: Settings) -> Iterator[tuple[str, str]]:
+_SERVERS: dict[str, Callable[[Settings], EmbeddedServer]] = {
+    "zookeeper": ZooKeeperServer,
+    "kafka": KafkaServer,
+    "cassandra": CassandraServer,
+}
+
+
+def _addresses(settings: Settings) -> Iterator[tuple[str, str, str]]:
     for host in settings.cassandra.contact_points:
-        yield "cassandra.contact_points", host
-    for setting, addresses in [
-        ("kafka.bootstrap_servers", settings.kafka.bootstrap_servers),
-        ("zookeeper.hosts", settings.zookeeper.hosts),
+        yield "cassandra", "cassandra.contact_points", host
+    for name, setting, addresses in [
+        ("kafka", "kafka.bootstrap_servers", settings.kafka.bootstrap_servers),
+        ("zookeeper", "zookeeper.hosts", settings.zookeeper.hosts),
     ]:
         for address in addresses.split(","):
-            yield setting, address.strip().rsplit(":", 1)[0]
+            yield name, setting, address.strip().rsplit(":", 1)[0]

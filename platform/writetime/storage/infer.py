@@ -3,10 +3,11 @@
 import posixpath
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from writetime.schema.cql import parse_schemas
-from writetime.schema.table import Column, SchemaError, TableSchema
+from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
 from writetime.schema.types import CqlType, CqlTypeError
 from writetime.storage.errors import Missing
 from writetime.storage.files import Location, read_file
@@ -18,9 +19,11 @@ _TABLE_FOLDER = re.compile(r"(?P<name>\w+)-(?P<id>[0-9a-f]{32})$")
 def infer_schema(locations: Sequence[Location]) -> TableSchema:
     """Return the schema of the SSTables of one table.
 
-    A snapshot's `schema.cql` has it complete, but for the user-defined types that are used inside of other types only:
-    Cassandra (5.0.9) leaves them out, and the headers have them. Headers know the columns that their file has, dropped
-    ones included, and not the names of key columns: those are then called `key1`, `key2`, ... and `clustering1`, ....
+    A snapshot's `schema.cql` has it, but not always all of it. Cassandra (5.0.9) leaves out the user-defined types that
+    are used inside of other types only, and ScyllaDB (2026.1) all of them; the headers have them. ScyllaDB leaves out
+    the columns that were dropped, too: a column that only a header has was dropped. When it was, and whether a column
+    was dropped and added again, only the database knows. Without `schema.cql` key columns are called `key1`, `key2`,
+    ... and `clustering1`, ..., as headers do not have their names.
 
     Raises:
         SchemaError: there is no SSTable, or they are of different tables.
@@ -46,7 +49,20 @@ def infer_schema(locations: Sequence[Location]) -> TableSchema:
             ) from None
     if len(schemas) != 1:
         raise SchemaError(f"{path}: one CREATE TABLE expected, found {len(schemas)}")
-    return schemas[0]
+    return _with_dropped(schemas[0], [read_header(location) for location in locations])
+
+
+def _with_dropped(schema: TableSchema, headers: Sequence[Header]) -> TableSchema:
+    """Add the columns that only headers have, as dropped after all that was written to them."""
+    known = {c.name for c in schema.columns} | {d.name for d in schema.dropped}
+    dropped = {
+        name: DroppedColumn(name, cql_type, static, (1 << 63) - 1)
+        for header in headers
+        for columns, static in ((header.static, True), (header.regular, False))
+        for name, cql_type in columns
+        if name not in known
+    }
+    return replace(schema, dropped=(*schema.dropped, *dropped.values()))
 
 
 def schema_of_headers(headers: Sequence[tuple[Location, Header]]) -> TableSchema:

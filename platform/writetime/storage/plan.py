@@ -138,7 +138,7 @@ class Plan:
                 self.columns[column.name] = self._column(column, static, at, wanted=self._wants(column))
         for d in schema.dropped:
             if d.name not in self.columns:
-                self.columns[d.name] = self._column(Column(d.name, d.type), d.static, (1 << 63) - 1, wanted=False)
+                self.columns[d.name] = self._column(Column(d.name, d.type), bool(d.static), (1 << 63) - 1, wanted=False)
         self.last = self._next
         for line in self.columns.values():
             if line.shape == L.COLLECTION:

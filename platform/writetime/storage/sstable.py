@@ -56,11 +56,10 @@ class SSTable:
         ours = [(c.type, c.reversed) for c in self.schema.clustering]
         if ours != [(key.components[0], key.reversed) for key in self.header.clustering]:
             raise SchemaError(f"{where}: the clustering columns are not those of {self.schema.full_name}")
-        static = {c.name: c.type for c in self.schema.static} | {
-            d.name: d.type for d in self.schema.dropped if d.static
-        }
-        regular = {c.name: c.type for c in self.schema.regular}
-        regular |= {d.name: d.type for d in self.schema.dropped if not d.static and d.name not in regular}
+        # A column that was dropped may have been of either kind: ScyllaDB does not record which.
+        dropped = {d.name: d.type for d in self.schema.dropped}
+        static = dropped | {c.name: c.type for c in self.schema.static}
+        regular = dropped | {c.name: c.type for c in self.schema.regular}
         for stored, known in ((self.header.static, static), (self.header.regular, regular)):
             for name, cql_type in stored:
                 if name not in known:

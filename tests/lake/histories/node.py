@@ -14,7 +14,8 @@ from cassandra.query import SimpleStatement
 
 from tests.merge.answers import decoded
 from writetime.lake.snapshot import listed, local_node
-from writetime.schema.table import TableSchema, read_schemas
+from writetime.schema.system import read_schemas
+from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
 from writetime.servers.nodetool import nodetool
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
@@ -87,7 +88,8 @@ class Node(AbstractContextManager["Node"]):
 
     def schemas(self, keyspace: str) -> dict[str, TableSchema]:
         """Return the tables of a keyspace by name."""
-        return {s.name: s for s in read_schemas(self._plain, [keyspace])}
+        found = read_schemas(self._plain, [keyspace]).values()
+        return {s.name: s for s in found if isinstance(s, TableSchema)}
 
     def write(self, statements: Iterable[tuple[str, int, int]]) -> list[str]:
         """Execute statements, each at a second and with a default write time; return those that are not valid CQL."""

@@ -15,16 +15,15 @@ from tests.lake.answers import view_rows
 from tests.lake.histories.node import Node
 from tests.lake.histories.plan import Plan
 from tests.merge.test_cql import with_one_form
-from tests.rows.replay import Image, Place, apply, in_order
+from tests.rows.replay import Consumer, in_order
 from tests.storage.expected import assert_same
 from writetime import config
 from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.parquet import PARTITION, read_file
+from writetime.lake.parquet import PARTITION
 from writetime.lake.table import LakeTable, create_table, view_schema
 from writetime.rows import stream
-from writetime.rows.events import event_schema
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlTypeError
 
@@ -48,8 +47,7 @@ class HistoryTable:
         self._complete = True
         self._snapshot_is_new = False
         self._batches = 0
-        self._events = 0
-        self._rows: dict[Place, Image] = {}
+        self._consumer = Consumer()
 
     def follow(self, schema: TableSchema) -> None:
         """Take the table's schema as the database now has it."""
@@ -101,8 +99,9 @@ class HistoryTable:
             views.refresh(self.lake)
         kept = self.lake.view.load().table.to_pyarrow_table().sort_by(PARTITION).select(rows.column_names)
         assert_same(kept, rows)
-        self._replay()
-        assert in_order(self._rows) == view_rows([rows]), "the row events, replayed, are not the view"
+        stream.extend(self.lake, self._second * 1_000_000)
+        self._consumer.follow(self.lake)
+        assert in_order(self._consumer.rows) == view_rows([rows]), "the row events, replayed, are not the view"
         if self._complete:
             for second in (self._second, self._second + 4000):
                 answer = node.rows(self.schema, second)
@@ -113,18 +112,6 @@ class HistoryTable:
     def _virtual(self, second: int) -> pa.Table:
         parts = [replace(view, as_of=second * 1_000_000).rows() for view in views.bucket_views(self.lake)]
         return pa.concat_tables([view_schema(self.schema).empty_table(), *parts])
-
-    def _replay(self) -> None:
-        stream.extend(self.lake, self._second * 1_000_000)
-        rows = self.lake.rows
-        schema = event_schema(self.lake.schema())
-        files = [(n, f) for n, f in stream.batch_files(rows.load()) if n > self._events]
-        dropped = {c.name for c in self.lake.schema().columns}
-        # Rows that were told before a schema changed have the fields that it had.
-        for place, row in self._rows.items():
-            self._rows[place] = {name: row.get(name) for name in schema.field("after").type.names if name in dropped}
-        apply((read_file(rows.storage, file.path, schema) for _, file in files), self._rows)
-        self._events = max((n for n, _ in files), default=self._events)
 
     def _all(self, chooser: random.Random) -> None:
         self._append(self._pending, parts=chooser.randint(1, 3), chooser=chooser)

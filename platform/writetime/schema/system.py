@@ -1,0 +1,190 @@
+"""Reads table schemas from `system_schema`, as Apache Cassandra and ScyllaDB keep it.
+
+ScyllaDB differs (2026.1): `clustering_order` is in capitals, and `dropped_columns` has no `kind` and counts
+`dropped_time` in microseconds.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from writetime.errors import WritetimeError
+from writetime.schema.table import (
+    GC_GRACE_SECONDS,
+    Column,
+    DroppedColumn,
+    SchemaError,
+    TableSchema,
+    compact_storage,
+)
+from writetime.schema.types import CqlTypeError, Udt, parse_cql
+
+_ITSELF = "system_schema"
+
+
+def from_rows(
+    table: Mapping[str, Any],
+    columns: Iterable[Mapping[str, Any]],
+    types: Iterable[Mapping[str, Any]] = (),
+    dropped: Iterable[Mapping[str, Any]] = (),
+) -> TableSchema:
+    """Build a schema from rows of `system_schema.tables`, `columns`, `types` and `dropped_columns`.
+
+    `dropped_time` is the bytes of the timestamp: of milliseconds in Cassandra, whose rows have a `kind`, and of
+    microseconds in ScyllaDB, whose rows have none (`db/schema_tables.cc` there).
+    Rows of other tables and keyspaces are ignored, so whole tables of `system_schema` may be passed.
+
+    Raises:
+        SchemaError, CqlTypeError: rows are missing or name an unknown type; the table has compact storage, whose rows
+            have columns that these rows do not tell.
+    """
+    keyspace, name = table["keyspace_name"], table["table_name"]
+    flags = table.get("flags")
+    if flags is not None and ("compound" not in flags or "dense" in flags or "super" in flags):
+        raise compact_storage(f"{keyspace}.{name}")
+    udts = udts_from_rows([t for t in types if t["keyspace_name"] == keyspace])
+    mine = [c for c in columns if _names(c) == (keyspace, name)]
+    by_kind: dict[str, list[tuple[int, Column]]] = {}
+    for c in mine:
+        column = Column(c["column_name"], parse_cql(c["type"], udts), c["clustering_order"].lower() == "desc")
+        by_kind.setdefault(c["kind"], []).append((c["position"], column))
+
+    def of(kind: str) -> tuple[Column, ...]:
+        return tuple(column for _, column in sorted(by_kind.get(kind, []), key=lambda p: (p[0], p[1].name)))
+
+    return TableSchema(
+        keyspace,
+        name,
+        of("partition_key"),
+        of("clustering"),
+        of("static"),
+        of("regular"),
+        tuple(_dropped_column(d, udts) for d in dropped if _names(d) == (keyspace, name)),
+        table.get("id"),
+        GC_GRACE_SECONDS if table.get("gc_grace_seconds") is None else table["gc_grace_seconds"],
+    )
+
+
+def _dropped_column(row: Mapping[str, Any], udts: Mapping[str, Udt]) -> DroppedColumn:
+    time = int.from_bytes(row["dropped_time"], "big", signed=True)
+    kind = row.get("kind")
+    micros = time if kind is None else min(time * 1000, (1 << 63) - 1)
+    return DroppedColumn(
+        row["column_name"], parse_cql(row["type"], udts), None if kind is None else kind == "static", micros
+    )
+
+
+def udts_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Udt]:
+    """Build one keyspace's user-defined types from rows of `system_schema.types`, whatever their order.
+
+    A type that cannot be read is left out, so that only the tables that use it are refused.
+    """
+    waiting = list(rows)
+    udts: dict[str, Udt] = {}
+    while waiting:
+        left = []
+        for row in waiting:
+            try:
+                fields = tuple(zip(row["field_names"], (parse_cql(t, udts) for t in row["field_types"]), strict=True))
+            except CqlTypeError:
+                left.append(row)
+                continue
+            udts[row["type_name"]] = Udt(row["keyspace_name"], row["type_name"], fields)
+        if len(left) == len(waiting):
+            break
+        waiting = left
+    return udts
+
+
+def settled_rows(
+    ask: Callable[[str], list[dict[str, Any]]], keyspaces: Iterable[str] | None = None, **others: str
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of the tables of `system_schema` that schemas are made of, and the columns of `others`.
+
+    They are read until two readings in a row are equal. A change of the schema writes its tables one after the other,
+    so a single reading may mix two schemas, such as a column that is both live and dropped.
+
+    Args:
+        ask: returns the rows that answer a query.
+        keyspaces: those whose tables are needed; all if None.
+        others: further tables of `system_schema`, and the columns to select of each.
+    """
+    found = None
+    while True:
+        rows = _system_schema(ask, keyspaces, others)
+        if rows == found:
+            return rows
+        found = rows
+
+
+def _system_schema(
+    ask: Callable[[str], list[dict[str, Any]]], keyspaces: Iterable[str] | None, others: Mapping[str, str]
+) -> dict[str, list[dict[str, Any]]]:
+    names = None if keyspaces is None else ", ".join(f"'{name}'" for name in sorted({*keyspaces, _ITSELF}))
+    where = "" if names is None else f" WHERE keyspace_name IN ({names})"
+
+    def read(table: str, columns: str = "*") -> list[dict[str, Any]]:
+        return ask(f"SELECT {columns} FROM {_ITSELF}.{table}{where}")
+
+    rows = {table: read(table) for table in ("tables", "columns", "types")}
+    rows |= {table: read(table, columns) for table, columns in others.items()}
+    described = {c["column_name"] for c in rows["columns"] if _names(c) == (_ITSELF, "dropped_columns")}
+    kind = ", kind" if "kind" in described else ""
+    # The driver cannot make a datetime of every time at which a column was dropped, and ScyllaDB cannot make a Unix
+    # timestamp of every one.
+    rows["dropped_columns"] = read(
+        "dropped_columns",
+        f"keyspace_name, table_name, column_name, type{kind}, timestampAsBlob(dropped_time) AS dropped_time",
+    )
+    return rows
+
+
+def _names(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["keyspace_name"], row["table_name"]
+
+
+def schemas_of(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, TableSchema | WritetimeError]:
+    """Return the schema of each table of `settled_rows` by its full name, or why it cannot be read."""
+    columns, dropped = (_by_table(rows[name]) for name in ("columns", "dropped_columns"))
+    found: dict[str, TableSchema | WritetimeError] = {}
+    for table in rows["tables"]:
+        names = _names(table)
+        try:
+            schema = from_rows(table, columns.get(names, ()), rows["types"], dropped.get(names, ()))
+        except WritetimeError as e:
+            schema = e
+        found[".".join(names)] = schema
+    return found
+
+
+def _by_table(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(_names(row), []).append(row)
+    return found
+
+
+def read_schemas(session: Any, keyspaces: Iterable[str] | None = None) -> dict[str, TableSchema | WritetimeError]:
+    """Read the schemas of all tables, or of those of some keyspaces, through a session of the Cassandra driver.
+
+    Returns:
+        By full name, each table's schema, or why it cannot be read: one table does not hide the others.
+    """
+    keyspaces = None if keyspaces is None else set(keyspaces)
+    rows = settled_rows(lambda query: [row._asdict() for row in session.execute(query)], keyspaces)
+    found = schemas_of(rows)
+    return found if keyspaces is None else {n: s for n, s in found.items() if n.split(".")[0] in keyspaces}
+
+
+def read_schema(session: Any, table: str) -> TableSchema:
+    """Read the schema of `keyspace.table` through a session of the Cassandra driver.
+
+    Raises:
+        SchemaError: there is no such table.
+        WritetimeError: the table cannot be read.
+    """
+    found = read_schemas(session, [table.partition(".")[0]]).get(table)
+    if found is None:
+        raise SchemaError(f"the database has no table {table}")
+    if isinstance(found, WritetimeError):
+        raise found
+    return found

@@ -1,0 +1,109 @@
+"""Snapshots of a real ScyllaDB as `writetime backfill` takes them: their manifest, and what their schema.cql lacks."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid1
+
+import pyarrow as pa
+import pytest
+
+from tests.merge.test_cql import with_one_form
+from tests.recorded.conftest import RECORDED
+from tests.recorded.recording import Recording
+from tests.recorded.test_recorded import answered, texts
+from writetime import config
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.lake import backfill as module
+from writetime.lake import views
+from writetime.lake.backfill import backfill, complete_schema, find_snapshots
+from writetime.lake.table import create_table
+
+RECORDING = Recording(RECORDED / "rec105")
+# A column was dropped, that some SSTables have.
+TABLE = "rec105.t3"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A table's snapshot as ScyllaDB leaves it."""
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    for location in RECORDING.sstables(TABLE):
+        for path in Path(location.folder).glob(f"{location.version}-{location.id}-*"):
+            shutil.copy(path, folder)
+    shutil.copy(Path(RECORDING.sstables(TABLE)[0].folder) / "schema.cql", folder)
+    manifest = {
+        "manifest": {"version": "1.0"},
+        "snapshot": {"name": "s", "created_at": 1_795_404_956},
+        "table": {"table_id": str(RECORDING.schemas[TABLE].id)},
+        "sstables": [{}],
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings with a lake, and a database that has the recorded schemas."""
+
+    @contextmanager
+    def connect(_: Settings) -> Iterator[None]:
+        yield None
+
+    monkeypatch.setattr(module, "connect", connect)
+    monkeypatch.setattr(module, "read_schema", lambda _, name: RECORDING.schemas[name])
+    return config.load(lake={"path": str(tmp_path / "lake")})
+
+
+def test_the_manifest_tells_when_a_snapshot_was_taken(folder: Path) -> None:
+    assert find_snapshots([str(folder)]).taken_at == 1_795_404_956_000_000
+
+
+def test_a_snapshot_of_an_empty_table_is_one(folder: Path) -> None:
+    for path in folder.glob("me-*"):
+        path.unlink()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"sstables": []}))
+    found = find_snapshots([str(folder)])
+    assert (found.paths, found.schema.full_name) == ((), TABLE)
+
+
+def test_snapshots_of_two_tables_of_one_name_are_refused(folder: Path, settings: Settings, tmp_path: Path) -> None:
+    """ScyllaDB keeps the snapshots of a table that was dropped in a folder beside that of its successor."""
+    earlier = Path(shutil.copytree(folder, tmp_path / "earlier"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    old_id = str(uuid1())
+    (earlier / "manifest.json").write_text(json.dumps(manifest | {"table": {"table_id": old_id}}))
+    with pytest.raises(WritetimeError, match=rf"two tables that had the name {re.escape(TABLE)} .*{old_id}"):
+        find_snapshots([str(folder), str(earlier)])
+    with pytest.raises(WritetimeError, match=rf"of an earlier table {re.escape(TABLE)}, with the id {old_id}"):
+        complete_schema(settings, find_snapshots([str(earlier)]))
+
+
+def test_dropped_columns_come_from_the_database(folder: Path, settings: Settings) -> None:
+    found = find_snapshots([str(folder)])
+    complete = complete_schema(settings, found)
+    assert set(complete.schema.dropped) == set(RECORDING.schemas[TABLE].dropped)
+
+
+def test_without_the_database_a_complete_schema_is_asked_for(folder: Path, tmp_path: Path) -> None:
+    nowhere = config.load(lake={"path": str(tmp_path / "lake")}, cassandra={"contact_points": ["127.0.0.1"], "port": 9})
+    with pytest.raises(WritetimeError, match=r"does not list the columns of rec105\.t3 that were dropped.*--schema"):
+        complete_schema(nowhere, find_snapshots([str(folder)]))
+
+
+def test_a_backfill_is_what_the_database_answered(
+    folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = complete_schema(settings, find_snapshots([str(folder)]))
+    table = create_table(settings, snapshot.schema)
+    assert sum(changes for _, changes in backfill(table, snapshot)) > 0
+    monkeypatch.setattr(views, "time_now", lambda: RECORDING.snapshot_at(TABLE) * 1_000_000)
+    schema = RECORDING.schemas[TABLE]
+    rows = with_one_form(pa.concat_tables(views.virtual(table)), schema)
+    assert texts(rows) == texts(answered(RECORDING.of(TABLE, "select"), schema))

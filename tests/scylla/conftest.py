@@ -1,0 +1,53 @@
+"""What the tests of a running ScyllaDB share; without one they are skipped."""
+
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cassandra.cluster import Session
+
+from tests.scylla import server
+from tests.scylla.node import Node
+from tests.storage.generate import SEED
+from writetime.config import Settings
+from writetime.database import connect
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip these tests by the name of the option that they lack."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent != here:
+            continue
+        if not config.getoption("--scylla"):
+            item.add_marker(pytest.mark.skip(reason="no ScyllaDB is named: --scylla HOST:PORT (make test-scylla)"))
+        elif "node" in getattr(item, "fixturenames", ()):
+            for option, variable in (("--scylla-data", "DATA"), ("--scylla-nodetool", "NODETOOL")):
+                if not config.getoption(option):
+                    reason = f"no snapshot can be taken: {option} is missing (make test-scylla {variable}=...)"
+                    item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module")
+def live(server_settings: Settings, make_keyspace: Callable[[Settings], None]) -> Settings:
+    """Settings with a keyspace for the tests of one module."""
+    own = server_settings.cassandra.model_copy(update={"keyspace": server.new_name("live")})
+    settings = server_settings.model_copy(update={"cassandra": own})
+    make_keyspace(settings)
+    return settings
+
+
+@pytest.fixture(scope="module")
+def session(live: Settings) -> Iterator[Session]:
+    """A session of the database."""
+    with connect(live) as opened:
+        print(f"ScyllaDB {server.version(opened)}, SEED {SEED}")
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def node(pytestconfig: pytest.Config) -> Node:
+    """The node whose files are on this machine."""
+    data, command = (str(pytestconfig.getoption(option)) for option in ("--scylla-data", "--scylla-nodetool"))
+    return Node(Path(data), shlex.split(command))

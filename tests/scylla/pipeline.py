@@ -1,0 +1,241 @@
+"""From writes in ScyllaDB to the lake and to row events, while programs are killed and tablets are split and merged."""
+
+import json
+import random
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cassandra.cluster import Session
+
+from tests.capture.endtoend import Program
+from tests.conftest import write_settings
+from tests.lake.answers import view_rows
+from tests.lake.compare import assert_views
+from tests.merge import answers
+from tests.rows.replay import Consumer, in_order
+from tests.rows.test_publish import decoded
+from tests.scylla.workload import TYPES, LiveWriter
+from writetime.capture.landing import Landing
+from writetime.config import Capture, ScyllaCdc, Settings
+from writetime.errors import WritetimeError
+from writetime.lake import views
+from writetime.lake.table import LakeTable, open_table, view_schema
+from writetime.rows import publish, stream
+from writetime.schema.system import read_schema
+from writetime.verify.verify import Report, verify
+
+# To how many tablets each table is split and merged, one after the other.
+SPLITS = (4, 8, 1)
+_PATIENCE_SECONDS = 600.0
+_RESIZE_SECONDS = 240.0
+# What expires soon, and what was written ahead of the clock, is over by then.
+_SETTLE_SECONDS = 5
+
+
+@dataclass
+class Followed:
+    """One table: what writes to it, the consumer of its row events, and the first fault of what follows it."""
+
+    writer: LiveWriter
+    consumer: Consumer = field(default_factory=Consumer)
+    fault: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The table, as keyspace.table."""
+        return self.writer.full_name
+
+    def require_no_fault(self) -> None:
+        """Fail with the first fault, if there is one."""
+        for fault in (self.writer.fault, self.fault):
+            if fault is not None:
+                raise AssertionError(f"{self.name}, seed {self.writer.seed}: {fault}")
+
+
+class Pipeline:
+    """Some tables of one keyspace, an agent that reads their logs, and landing."""
+
+    def __init__(self, settings: Settings, session: Session, home: Path, seed: int, tables: int) -> None:
+        """Make programs and writers; the keyspace of the settings is there."""
+        self.seed = seed
+        self.done: Counter[str] = Counter()
+        self._random = random.Random(seed)
+        self._session = session
+        keyspace = settings.cassandra.keyspace
+        names = [f"t{i}" for i in range(tables)]
+        capture = Capture(
+            source="scylla-cdc",
+            tables=[f"{keyspace}.{name}" for name in names],
+            state=home / "state",
+            partitions=2,
+            snapshot="schema-only",
+        )
+        self.settings = settings.model_copy(
+            update={
+                "capture": capture,
+                "lake": settings.lake.model_copy(update={"path": str(home / "lake"), "buckets": 4}),
+                # Of random updates some write nothing.
+                "scylla_cdc": ScyllaCdc(window_seconds=1, confidence_seconds=10, empty_updates="pass"),
+            }
+        )
+        write_settings(self.settings, home / "writetime.toml")
+        self.agent = Program(home, "agent", "agent")
+        self.landing = Program(home, "landing", "land", "--follow")
+        self._stop = threading.Event()
+        writers = [LiveWriter(session, keyspace, name, 1000 * seed + i, self._stop) for i, name in enumerate(names)]
+        self.tables = {writer.table: Followed(writer) for writer in writers}
+
+    def run(self, seconds: float, *, tablets: bool) -> None:
+        """Write and kill for this long, and until tablets are split and merged; then wait until all is published."""
+        resizing = threading.Thread(target=self._resize, name="resizing")
+        try:
+            for statement in TYPES:
+                self._session.execute(statement.replace("{ks}", self.settings.cassandra.keyspace), timeout=120)
+            for table in self.tables.values():
+                with self._faults_of(table):
+                    table.writer.create()
+            written_to = [table.writer for table in self.tables.values() if table.fault is None]
+            for thread in (self.agent, self.landing, *written_to, *([resizing] if tablets else [])):
+                thread.start()
+            self._break_things(seconds)
+            if tablets:
+                resizing.join()
+            self._stop.set()
+            for writer in written_to:
+                writer.join()
+            self._wait_until_published()
+        finally:
+            self._stop.set()
+            self.agent.end()
+            self.landing.end()
+
+    # --- while it runs ------------------------------------------------------------------------------------------------
+
+    def _break_things(self, seconds: float) -> None:
+        steps: list[tuple[str, Callable[[], None]]] = [("agent killed", self.agent.kill)] * 3
+        steps += [("landing killed", self.landing.kill)] * 2 + [("row events", self._extend)] * 3
+        self._random.shuffle(steps)
+        began = time.monotonic()
+        for i, (name, step) in enumerate(steps):
+            time.sleep(max(0.0, began + seconds * (i + self._random.random()) / len(steps) - time.monotonic()))
+            step()
+            self.done[name] += 1
+            print(f"{time.monotonic() - began:.0f} s: {name}", flush=True)
+        time.sleep(max(0.0, began + seconds - time.monotonic()))
+
+    def _resize(self) -> None:
+        """Split and merge the tablets of all tables, and wait each time until it is done."""
+        for count in SPLITS:
+            for table in self.tables.values():
+                with self._faults_of(table):
+                    table.writer.alter_options(f"tablets = {{'min_tablet_count': {count}}}")
+            deadline = time.monotonic() + _RESIZE_SECONDS
+            for table in self.tables.values():
+                with self._faults_of(table):
+                    while self.streams(table)[-1] != count:
+                        assert time.monotonic() < deadline, f"has {self.streams(table)} streams, not {count} at last"
+                        time.sleep(1)
+            print(f"all tables have {count} tablets", flush=True)
+
+    def _extend(self) -> None:
+        for table in self.tables.values():
+            with self._faults_of(table):
+                try:
+                    lake = self.lake(table)
+                except WritetimeError:
+                    continue  # Nothing of it has landed yet.
+                self._publish_rows(table, lake)
+
+    def _publish_rows(self, table: Followed, lake: LakeTable) -> None:
+        """Find and publish row events, and let the consumer follow them."""
+        stream.extend(lake)
+        table.consumer.follow(lake)
+        publish.publish(self.settings, lake)
+
+    def _wait_until_published(self) -> None:
+        """Wait until the agent has published each table up to the last write, and all that expires soon is gone."""
+        last = time.time_ns() // 1000 + _SETTLE_SECONDS * 1_000_000
+        path = self.settings.capture.state / "logs.json"
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        waiting = list(self.tables.values())
+        while waiting and time.monotonic() < deadline:
+            time.sleep(0.5)
+            found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+            waiting = [table for table in waiting if found.get(table.name, {}).get("until", 0) < last]
+        for table in waiting:
+            table.fault = table.fault or f"it was not published in time: {self._status(table)}\n{self.agent.tail()}"
+
+    def _status(self, table: Followed) -> object:
+        """Return what the agent says of a table."""
+        path = self.settings.capture.state / "status.json"
+        return json.loads(path.read_text())["logs"].get(table.name) if path.exists() else None
+
+    @contextmanager
+    def _faults_of(self, table: Followed) -> Iterator[None]:
+        """Note the first fault of a table, so that it does not hide the others."""
+        try:
+            yield
+        except Exception:
+            table.fault = table.fault or traceback.format_exc()
+
+    # --- what has to be true ------------------------------------------------------------------------------------------
+
+    def lake(self, table: Followed) -> LakeTable:
+        """Return a table in the lake.
+
+        Raises:
+            WritetimeError: nothing of it has landed.
+        """
+        return open_table(self.settings, table.name)
+
+    def streams(self, table: Followed) -> list[int]:
+        """Return how many streams the log of a table with tablets had, set by set."""
+        query = "SELECT timestamp, stream_state, stream_id FROM system.cdc_streams "
+        query += f"WHERE keyspace_name = '{self.settings.cassandra.keyspace}' AND table_name = '{table.writer.table}'"
+        rows = table.writer.until_answered(lambda: list(self._session.execute(query, timeout=60)))
+        counts = Counter(row.timestamp for row in rows if row.stream_state == 0)
+        return [counts[timestamp] for timestamp in sorted(counts)]
+
+    def check_views(self, table: Followed) -> int:
+        """Land what is left and compare the views with `SELECT *`; return how many rows that has."""
+        table.require_no_fault()
+        Landing(self.settings, table.name).drain()
+        cassandra = self.settings.cassandra
+        with answers.raw_session(cassandra.port, cassandra.contact_points[0]) as session:
+            return assert_views(session, read_schema(self._session, table.name), self.lake(table))
+
+    def check_row_events(self, table: Followed) -> int:
+        """Compare the row events, replayed, with the view, and those in Kafka with those in the lake; return how many
+        they are."""
+        table.require_no_fault()
+        Landing(self.settings, table.name).drain()
+        lake = self.lake(table)
+        self._publish_rows(table, lake)
+        schema = view_schema(lake.schema())
+        assert in_order(table.consumer.rows) == view_rows([schema.empty_table(), *views.virtual(lake)])
+        if not table.consumer.event_ids:
+            return 0
+        events = decoded(self.settings, publish.topic_of(table.name))
+        assert sorted(event["event_id"] for event in events) == sorted(table.consumer.event_ids)
+        last: dict[bytes, int] = {}
+        for event in events:
+            assert last.get(event["key"], 0) <= event["sequence"]
+            last[event["key"]] = event["sequence"]
+        return len(events)
+
+    def verify(self, table: Followed) -> Report:
+        """Compare the view with the database as `writetime verify` does."""
+        table.require_no_fault()
+        Landing(self.settings, table.name).drain()
+        return verify(self.settings, self.lake(table))
+
+    def summary(self) -> dict[str, int]:
+        """Return what was done."""
+        return {**sum((table.writer.counts for table in self.tables.values()), Counter()), **self.done}

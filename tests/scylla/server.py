@@ -1,0 +1,67 @@
+"""A ScyllaDB that runs already: its settings, and keyspaces with and without tablets."""
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+from cassandra.cluster import Session
+
+from demo.settings import address_of, datacenter_of
+from writetime.config import Settings
+from writetime.database import connect
+
+# A change of the schema takes a busy cluster that long.
+_PATIENCE_SECONDS = 120
+
+
+def uses_tablets(config: pytest.Config) -> bool:
+    """Whether the keyspaces of this run use tablets."""
+    return config.getoption("--scylla-tablets") == "on"
+
+
+def cassandra_section(address: str) -> dict[str, Any]:
+    """Return the section `[cassandra]` for the cluster of a node at host:port, with a keyspace that is new."""
+    host, port = address_of(address)
+    datacenter, nodes = datacenter_of(host, port)
+    return {
+        "contact_points": [host],
+        "port": port,
+        "local_datacenter": datacenter,
+        "keyspace": new_name("wt"),
+        "replication": {"class": "NetworkTopologyStrategy", datacenter: min(nodes, 3)},
+        # A node that is busy, or built without optimisation, takes longer than the default to create a table.
+        "request_timeout_seconds": 60.0,
+    }
+
+
+def version(session: Session) -> str:
+    """Return ScyllaDB's version."""
+    return one(session, "SELECT version FROM system.versions").version
+
+
+def new_name(prefix: str) -> str:
+    """Return a name that no other run has."""
+    return f"{prefix}_{uuid.uuid4().hex[:10]}"
+
+
+def create_keyspace(settings: Settings, *, tablets: bool) -> None:
+    """Create the keyspace of settings."""
+    replication = json.dumps(settings.cassandra.replication).replace('"', "'")
+    with connect(settings) as session:
+        session.execute(
+            f"CREATE KEYSPACE IF NOT EXISTS {settings.cassandra.keyspace} WITH replication = {replication} "
+            f"AND tablets = {{'enabled': {str(tablets).lower()}}}",
+            timeout=_PATIENCE_SECONDS,
+        )
+
+
+def drop_keyspace(settings: Settings) -> None:
+    """Drop the keyspace of settings."""
+    with connect(settings) as session:
+        session.execute(f"DROP KEYSPACE IF EXISTS {settings.cassandra.keyspace}", timeout=_PATIENCE_SECONDS)
+
+
+def one(session: Session, query: str) -> Any:
+    """Return the first row that a query answers."""
+    return next(iter(session.execute(query)))
