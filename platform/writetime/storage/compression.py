@@ -2,61 +2,15 @@
 
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import cramjam
 import numpy as np
 
+from writetime.storage.compressors import FAULTS, decompressor, fill
 from writetime.storage.digest import Digest
-from writetime.storage.errors import CorruptFile, Missing, Unsupported
+from writetime.storage.errors import CorruptFile, Missing
 from writetime.storage.files import Location, open_file
-
-Decompress = Callable[[memoryview, np.ndarray], int]
-
-
-def _lz4(data: memoryview, out: np.ndarray) -> int:
-    """Cassandra puts the uncompressed length (4 bytes, little-endian) before an LZ4 block."""
-    if len(data) < 4 or int.from_bytes(data[:4], "little") != len(out):
-        raise ValueError(f"the LZ4 block is not one of {len(out)} bytes")
-    return cramjam.lz4.decompress_block_into(data, out)  # type: ignore[arg-type]
-
-
-def _deflate(data: memoryview, out: np.ndarray) -> int:
-    plain = zlib.decompress(data)
-    if len(plain) != len(out):
-        raise ValueError(f"{len(plain)} bytes instead of {len(out)}")
-    out[:] = np.frombuffer(plain, np.uint8)
-    return len(plain)
-
-
-def _none(data: memoryview, out: np.ndarray) -> int:
-    if len(data) != len(out):
-        raise ValueError(f"{len(data)} bytes instead of {len(out)}")
-    out[:] = np.frombuffer(data, np.uint8)
-    return len(out)
-
-
-DECOMPRESSORS: dict[str, Decompress] = {
-    "LZ4Compressor": _lz4,
-    "SnappyCompressor": cramjam.snappy.decompress_raw_into,  # type: ignore[dict-item]
-    "ZstdCompressor": cramjam.zstd.decompress_into,  # type: ignore[dict-item]
-    "DeflateCompressor": _deflate,
-    "NoopCompressor": _none,
-}
-
-
-def decompressor(class_name: str, file: str) -> Decompress:
-    """Return the function that decompresses a block of one of Cassandra's compressors into an array of the right size.
-
-    Raises:
-        Unsupported: the compressor is none of `DECOMPRESSORS`.
-    """
-    name = class_name.rpartition(".")[2]
-    if name not in DECOMPRESSORS:
-        raise Unsupported(f"{file}: compressor {name} is not supported; {', '.join(DECOMPRESSORS)} are")
-    return DECOMPRESSORS[name]
 
 
 class DataFile(Protocol):
@@ -92,15 +46,19 @@ class _Cursor:
         self.offset += struct.calcsize(">" + code)
         return value[0] if len(value) == 1 else value
 
-    def text(self) -> str:
+    def string(self) -> bytes:
         length = self.take("H")
         if length > len(self.data) - self.offset:
-            raise CorruptFile(self.file, self.offset, f"a text of {length} bytes does not fit")
+            raise CorruptFile(self.file, self.offset, f"a string of {length} bytes does not fit")
         self.offset += length
+        return self.data[self.offset - length : self.offset]
+
+    def text(self) -> str:
+        data = self.string()
         try:
-            return self.data[self.offset - length : self.offset].decode()
+            return data.decode()
         except UnicodeDecodeError:
-            raise CorruptFile(self.file, self.offset - length, "a text that is no UTF-8") from None
+            raise CorruptFile(self.file, self.offset - len(data), "a text that is no UTF-8") from None
 
 
 class CompressedFile:
@@ -110,10 +68,10 @@ class CompressedFile:
         self.path = location.path("Data.db")
         info_path = location.path("CompressionInfo.db")
         info = _Cursor(location.read("CompressionInfo.db"), info_path)
-        self._decompress = decompressor(info.text(), info_path)
-        for _ in range(info.take("i")):
-            info.text()
-            info.text()
+        name = info.text()
+        self._decompress = decompressor(
+            name, info_path, [(info.string(), info.string()) for _ in range(info.take("i"))]
+        )
         self.chunk_length = info.take("i")
         self._stored_from = info.take("i") if location.features.max_compressed_length else 0x7FFFFFFF
         self.length = info.take("q")
@@ -141,6 +99,7 @@ class CompressedFile:
         data = memoryview(self._file.read_at(end - start, start))
         if len(data) != end - start:
             raise CorruptFile(self.path, start, f"the file ends, {end - start} more bytes were expected")
+        room = out.data
         filled = 0
         for chunk in range(first, first + count):
             begin, stop = int(self._offsets[chunk]) - start, int(self._offsets[chunk + 1]) - start - 4
@@ -150,14 +109,14 @@ class CompressedFile:
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not have its CRC32")
             self.digest.add(chunk, zlib.crc32(data[stop : stop + 4], crc), len(body) + 4)
             size = max(0, min(self.chunk_length, self.length - chunk * self.chunk_length))
-            target = out[filled : filled + size]
+            target = room[filled : filled + size]
             try:
                 if len(body) >= self._stored_from:
                     # A chunk that compression does not make small enough is stored as it is, the last one filled up.
-                    done = len(body) if any(body[size:]) else _none(body[:size], target)
+                    done = len(body) if any(body[size:]) else fill(target, body[:size])
                 else:
                     done = self._decompress(body, target)
-            except (ValueError, zlib.error, cramjam.DecompressionError) as e:
+            except FAULTS as e:
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk}: {e}") from None
             if done != size:
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} has {done} bytes, not {size}")
@@ -228,6 +187,7 @@ def open_data(location: Location) -> DataFile:
     """Open the data file of an SSTable, compressed or not.
 
     Raises:
-        Missing, CorruptFile, Unsupported: a component is not there, cannot be, or names an unsupported compressor.
+        Missing, CorruptFile, Unsupported: a component is not there, is not what was written, or names a compressor
+            that is not supported.
     """
     return CompressedFile(location) if location.exists("CompressionInfo.db") else PlainFile(location)
