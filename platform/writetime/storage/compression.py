@@ -12,6 +12,10 @@ from writetime.storage.digest import Digest
 from writetime.storage.errors import CorruptFile, Missing
 from writetime.storage.files import Location, open_file
 
+# Of an uncompressed file that does not tell its chunks; and how many of them are read at once.
+_CHUNK_LENGTH = 1 << 16
+_BLOCK = 16 * _CHUNK_LENGTH
+
 
 class DataFile(Protocol):
     """A data file as a sequence of chunks of `chunk_length` uncompressed bytes, the last one maybe shorter."""
@@ -20,12 +24,14 @@ class DataFile(Protocol):
     length: int
     chunk_length: int
     digest: Digest
+    # False: only the file as a whole has a checksum, so that the first read takes a pass over all of it.
+    has_chunk_checksums: bool
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:
         """Read `count` chunks from `first` on into `out`; return the number of bytes.
 
         Raises:
-            CorruptFile: a chunk does not have its checksum, or cannot be decompressed.
+            CorruptFile: a chunk, or the file as a whole, does not have its checksum, or cannot be decompressed.
         """
         ...
 
@@ -63,6 +69,8 @@ class _Cursor:
 
 class CompressedFile:
     """A compressed Data.db with its CompressionInfo.db (`CompressionMetadata`): each chunk is followed by its CRC32."""
+
+    has_chunk_checksums = True
 
     def __init__(self, location: Location) -> None:
         self.path = location.path("Data.db")
@@ -125,33 +133,67 @@ class CompressedFile:
 
 
 class PlainFile:
-    """An uncompressed Data.db: CRC.db has the CRC32 of each chunk (`ChecksumWriter`)."""
+    """An uncompressed Data.db: CRC.db has the CRC32 of each chunk (`ChecksumWriter`).
+
+    Without CRC.db, the whole file is compared with Digest.crc32 before the first read. That pass takes the CRC32 of
+    each chunk, so that what is read later is what was compared.
+    """
 
     def __init__(self, location: Location) -> None:
         self.path = location.path("Data.db")
-        if not location.exists("CRC.db"):
+        self.has_chunk_checksums = location.exists("CRC.db")
+        if not self.has_chunk_checksums and not location.exists("Digest.crc32"):
             raise Missing(
-                f"{self.path} has neither CompressionInfo.db nor CRC.db, so nothing tells whether it is sound"
+                f"{self.path} has neither CompressionInfo.db nor CRC.db nor Digest.crc32, so nothing tells whether it "
+                "is sound"
             )
+        self._location = location
         self._file = open_file(location.filesystem, self.path)
         self.length = self._file.size()
-        crc = _Cursor(location.read("CRC.db"), location.path("CRC.db"))
+        self.chunk_length = _CHUNK_LENGTH
+        self._checksums = self._read_checksums() if self.has_chunk_checksums else None
+        self.digest = Digest(location, self._chunks)
+
+    @property
+    def _chunks(self) -> int:
+        return -(-self.length // self.chunk_length)
+
+    def _read_checksums(self) -> np.ndarray:
+        crc = _Cursor(self._location.read("CRC.db"), self._location.path("CRC.db"))
         self.chunk_length = crc.take("i")
-        count = -(-self.length // self.chunk_length) if self.chunk_length > 0 else -1
+        count = self._chunks if self.chunk_length > 0 else -1
         # Compaction may add one more, of nothing, as in a compressed file: CRC32 of nothing is 0.
         extra = crc.data[4 + 4 * count :]
         if count < 0 or len(crc.data) < 4 + 4 * count or extra not in (b"", bytes(4)):
             raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {self.chunk_length} bytes expected")
-        self._checksums = np.frombuffer(crc.data, ">u4", count, 4)
-        self.digest = Digest(location, count)
+        return np.frombuffer(crc.data, ">u4", count, 4)
 
-    def read(self, first: int, count: int, out: np.ndarray) -> int:
-        """Read chunks, see `DataFile`."""
-        start = first * self.chunk_length
-        size = min(count * self.chunk_length, self.length - start)
+    def _take_checksums(self) -> np.ndarray:
+        """Take the checksums of the chunks, and compare their sum with that of the file."""
+        checksums: list[int] = []
+        digest = Digest(self._location, self._chunks, required=True)
+        for start in range(0, self.length, _BLOCK):
+            block = self._bytes(start, min(_BLOCK, self.length - start))
+            for begin in range(0, len(block), self.chunk_length):
+                body = block[begin : begin + self.chunk_length]
+                checksums.append(zlib.crc32(body))
+                digest.add(len(checksums) - 1, checksums[-1], len(body))
+        digest.check()
+        return np.array(checksums, np.uint32)
+
+    def _bytes(self, start: int, size: int) -> memoryview:
         data = memoryview(self._file.read_at(size, start))
         if len(data) != size:
             raise CorruptFile(self.path, start, f"the file ends, {size} more bytes were expected")
+        return data
+
+    def read(self, first: int, count: int, out: np.ndarray) -> int:
+        """Read chunks, see `DataFile`."""
+        if self._checksums is None:
+            self._checksums = self._take_checksums()
+        start = first * self.chunk_length
+        size = min(count * self.chunk_length, self.length - start)
+        data = self._bytes(start, size)
         for chunk in range(first, first + count):
             begin = (chunk - first) * self.chunk_length
             body = data[begin : begin + self.chunk_length]

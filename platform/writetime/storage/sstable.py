@@ -80,7 +80,7 @@ class SSTable:
 
         A piece is a range of uncompressed data, cut between partitions, and between rows of partitions that are larger
         than that. All pieces together make the changes that a scan of all the data makes. Without an index there is
-        one.
+        one, and where only the file as a whole has a checksum.
 
         Raises:
             CorruptFile: the index, or a key that it leads to, cannot be read.
@@ -88,6 +88,9 @@ class SSTable:
         positions = self.index.positions
         if not len(positions):
             return [Split(Cut(0), Cut(self.data.length))]
+        if not self.data.has_chunk_checksums:
+            # Each piece's reader has to read the whole file first.
+            target_bytes = self.data.length
         # An index of `big` that was cut short looks like one of fewer partitions; so what the last one holds may have
         # any later token.
         first = min(self._search(tokens[0]), len(positions) - 1) if tokens[0] != MIN_TOKEN else 0

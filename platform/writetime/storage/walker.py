@@ -147,7 +147,11 @@ class Walker:
         try:
             return count, self._data.read(chunk, count, self._window[filled:]), None
         except CorruptFile as fault:
-            sound = 0 if fault.offset is None else fault.offset // self._data.chunk_length - chunk
+            if fault.offset is None:
+                # The file as a whole.
+                self.sound_until = self._data.length
+                return 0, 0, fault
+            sound = fault.offset // self._data.chunk_length - chunk
             self.sound_until = (chunk + sound + 1) * self._data.chunk_length
             size = self._data.read(chunk, sound, self._window[filled:]) if sound > 0 else 0
             return sound, size, fault
