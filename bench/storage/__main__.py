@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from bench.storage import scans, segments, sstables
+from bench.storage import dictionaries, scans, segments, sstables
 from bench.storage.measure import Comparison
 from tests.storage.databases import FormatServer
 
@@ -56,6 +56,9 @@ def main(rows: int, writes: int, passes: int) -> None:
                 show(comparison)
         finally:
             server.stop()
+        print("SSTables with dictionaries: CPU s with and without, times the CPU (target: at most 1.3)")
+        for compressor, ours, theirs in dictionaries.compare(scratch, passes):
+            print(f"{compressor:33}{ours.cpu:>9.3f}{theirs.cpu:>9.3f}{ours.cpu / theirs.cpu:>8.2f}")
         print("memory: rows, MiB of data, peak MiB before and after reading")
         for count, data, before, after in sstables.memory(location, large):
             print(f"{count:>12,}{data >> 20:>8}{before >> 20:>8}{after >> 20:>8}")

@@ -10,9 +10,11 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
+
+_T = TypeVar("_T")
 
 # What a process takes between the last look at it and its end is not counted.
 _WATCH_SECONDS = 0.5
@@ -63,12 +65,22 @@ def here(work: Callable[..., int], *arguments: Any, passes: int) -> list[Cost]:
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         other.submit(work, *arguments).result()
-    costs = []
-    for _ in range(passes):
-        cpu, wall = time.process_time(), time.perf_counter()
-        rows = work(*arguments)
-        costs.append(Cost(rows, time.process_time() - cpu, time.perf_counter() - wall))
-    return costs
+    return [_once(work, *arguments) for _ in range(passes)]
+
+
+def in_turns(work: Callable[[_T], int], *arguments: _T, passes: int) -> list[Cost]:
+    """Run a function on each argument in turns, in this process; return the best pass of each.
+
+    What else the machine does slows all of them, so that small differences show.
+    """
+    costs = [[_once(work, argument) for argument in arguments] for _ in range(passes)]
+    return [best(of_one) for of_one in zip(*costs, strict=True)]
+
+
+def _once(work: Callable[..., int], *arguments: Any) -> Cost:
+    cpu, wall = time.process_time(), time.perf_counter()
+    rows = work(*arguments)
+    return Cost(rows, time.process_time() - cpu, time.perf_counter() - wall)
 
 
 def printed(lines: Iterable[Mapping[str, Any]]) -> list[Cost]:

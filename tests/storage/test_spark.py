@@ -14,7 +14,7 @@ from tests.storage.conftest import Written
 from tests.storage.databases import cql_with_ids
 from tests.storage.generate import KEYSPACE
 from tests.storage.handmade import MANY
-from tests.storage.test_sstable import copy
+from tests.storage.rewriting import copy
 from tests.storage.test_sstable_faults import break_chunk
 from writetime.changes import change_schema
 from writetime.cli import main

@@ -1,7 +1,6 @@
 """SSTables: windows, tokens, fields, older versions, refusals; on what real servers wrote."""
 
 import dataclasses
-import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from tests.storage.conftest import Written
 from tests.storage.expected import assert_same, without_origin
+from tests.storage.rewriting import compression, copy, set_compression
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.storage.errors import Missing, Unsupported
 from writetime.storage.files import Location, find_sstables
@@ -24,14 +24,6 @@ def changes(location: Location, schema: TableSchema, **options: object) -> pa.Ta
 
 def one_of_each(written: Written) -> list[tuple[TableSchema, Location]]:
     return [(schema, written.sstables[schema.name][0]) for schema in written.schemas if written.sstables[schema.name]]
-
-
-def copy(location: Location, folder: Path) -> Location:
-    folder.mkdir(parents=True)
-    for path in Path(location.folder).iterdir():
-        if path.name.startswith(f"{location.version}-{location.id}-"):
-            shutil.copy(path, folder)
-    return dataclasses.replace(location, folder=str(folder))
 
 
 def test_any_window_gives_the_same_changes(written: Written) -> None:
@@ -114,15 +106,9 @@ def as_older(location: Location, folder: Path, version: str) -> Location:
         table.append(struct.pack(">ii", kind, offset))
         offset += len(body)
     statistics.write_bytes(struct.pack(">i", count) + b"".join(reversed(table)) + b"".join(bodies.values()))
-    info = Path(older.path("CompressionInfo.db"))
-    if info.exists():
-        data = info.read_bytes()
-        p = 2 + struct.unpack_from(">H", data)[0]
-        options = struct.unpack_from(">i", data, p)[0]
-        p += 4
-        for _ in range(2 * options):
-            p += 2 + struct.unpack_from(">H", data, p)[0]
-        info.write_bytes(data[: p + 4] + data[p + 8 :])
+    if older.exists("CompressionInfo.db"):
+        compressor, options, rest = compression(older)
+        set_compression(older, compressor, options, rest[:4] + rest[8:])
     return older
 
 
@@ -139,11 +125,10 @@ def test_older_versions_and_those_of_scylladb(written: Written, tmp_path: Path, 
 
 def test_what_is_not_supported_is_refused_by_name(written: Written, tmp_path: Path) -> None:
     schema, location = next((s, x) for s, x in one_of_each(written) if x.exists("CompressionInfo.db"))
-    here = copy(location, tmp_path / "dictionary")
-    info = Path(here.path("CompressionInfo.db"))
-    name = b"LZ4WithDictsCompressor"
-    info.write_bytes(struct.pack(">H", len(name)) + name + info.read_bytes()[2:])
-    with pytest.raises(Unsupported, match="LZ4WithDictsCompressor"):
+    here = copy(location, tmp_path / "compressor")
+    _, options, rest = compression(here)
+    set_compression(here, "LZ5Compressor", options, rest)
+    with pytest.raises(Unsupported, match="LZ5Compressor"):
         changes(here, schema)
     (tmp_path / "zz-1-big-Data.db").write_bytes(b"")
     with pytest.raises(Unsupported, match="version zz"):
@@ -155,13 +140,8 @@ def test_compaction_ends_a_file_with_a_chunk_of_nothing(written: Written) -> Non
     extra = 0
     for _, location in one_of_each(written):
         if location.exists("CompressionInfo.db"):
-            info = location.read("CompressionInfo.db")
-            p = 2 + struct.unpack_from(">H", info)[0]
-            options = struct.unpack_from(">i", info, p)[0]
-            p += 4
-            for _ in range(2 * options):
-                p += 2 + struct.unpack_from(">H", info, p)[0]
-            chunk_length, _, length, count = struct.unpack_from(">iiqi", info, p)
+            _, _, rest = compression(location)
+            chunk_length, _, length, count = struct.unpack_from(">iiqi", rest)
             extra += count - -(-length // chunk_length)
     assert extra > 0
 
@@ -184,5 +164,5 @@ def test_a_schema_that_is_not_the_files_is_refused(written: Written) -> None:
     reversed_ = tuple(dataclasses.replace(c, reversed=not c.reversed) for c in schema.clustering)
     with pytest.raises(SchemaError, match="clustering columns"):
         SSTable(location, dataclasses.replace(schema, clustering=reversed_))
-    with pytest.raises(SchemaError, match="no column"):
+    with pytest.raises(SchemaError, match=r"no .* column"):
         SSTable(location, dataclasses.replace(schema, regular=(), static=()))

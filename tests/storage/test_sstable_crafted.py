@@ -7,7 +7,8 @@ import pytest
 
 from tests import oracle
 from tests.storage.expected import as_rows, assert_same, expected_changes, without_origin
-from tests.storage.test_sstable import copy, make_plain
+from tests.storage.rewriting import copy
+from tests.storage.test_sstable import make_plain
 from writetime.schema.values import read_vint
 from writetime.storage import primitives
 from writetime.storage.errors import StorageError

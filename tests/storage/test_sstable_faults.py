@@ -12,7 +12,8 @@ import pytest
 
 from tests.storage.conftest import Written
 from tests.storage.expected import as_rows, assert_same
-from tests.storage.test_sstable import changes, copy, make_plain, one_of_each, write_plain
+from tests.storage.rewriting import copy
+from tests.storage.test_sstable import changes, make_plain, one_of_each, write_plain
 from writetime.schema.table import SchemaError
 from writetime.storage.errors import CorruptFile, StorageError
 from writetime.storage.files import Location, find_sstables

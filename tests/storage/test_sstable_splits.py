@@ -12,7 +12,8 @@ import pytest
 
 from tests.storage.conftest import Written
 from tests.storage.expected import as_rows
-from tests.storage.test_sstable import copy, one_of_each
+from tests.storage.rewriting import copy
+from tests.storage.test_sstable import one_of_each
 from writetime.schema.table import TableSchema
 from writetime.storage.errors import CorruptFile, StorageError
 from writetime.storage.files import Location

@@ -186,7 +186,7 @@ def read_cell(
     if write_time <= C[c, DROPPED_AT]:
         return p, 0, 0
     if C[c, WANTED] == 0:
-        return p, 1, 0
+        return p, 1, 0 if C[c, FORMER] == 0 else FORMER_CELL
     if shape == COLLECTION:
         i = C[c, CHILDREN]
         error = _path(C, c + 1, i, path, path_length)
@@ -255,6 +255,8 @@ def read_complex(
         delta, p = read_vint(p, end)
         # A column without a tombstone in a row that has one elsewhere says "never deleted".
         if write_time != NO_TIME and write_time > C[c, DROPPED_AT]:
+            if C[c, FORMER] != 0:
+                return p, 0, FORMER_CELL
             kept = 1
             if wanted:
                 state = IS_PRESENT | IS_TOMBSTONE

@@ -89,7 +89,7 @@ class CommitLogReader:
             for i, plan in enumerate(self._plans)
             if tables is None or plan.schema.full_name in tables
         }
-        most = max((len(plan.columns) for plan in self._plans), default=0)
+        most = max((len(plan.stored()) for plan in self._plans), default=0)
         self._header = np.zeros(2 * most + 1, np.int64)
         self._present = np.zeros(most + 1, np.uint8)
         self._mutations = np.empty((_MUTATIONS, 2), np.int64)
@@ -98,9 +98,7 @@ class CommitLogReader:
     def _allocate(self, capacity: int) -> Buffers:
         buffers = Buffers(self._plans, capacity)
         self._names = [
-            (line.index, np.frombuffer(name.encode(), np.uint8))
-            for plan in self._plans
-            for name, line in plan.columns.items()
+            (line.index, np.frombuffer(line.name.encode(), np.uint8)) for plan in self._plans for line in plan.stored()
         ]
         for index, name in self._names:
             buffers.set_name(index, name)

@@ -2,61 +2,19 @@
 
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import cramjam
 import numpy as np
 
+from writetime.storage.compressors import FAULTS, decompressor, fill
 from writetime.storage.digest import Digest
-from writetime.storage.errors import CorruptFile, Missing, Unsupported
+from writetime.storage.errors import CorruptFile, Missing
 from writetime.storage.files import Location, open_file
 
-Decompress = Callable[[memoryview, np.ndarray], int]
-
-
-def _lz4(data: memoryview, out: np.ndarray) -> int:
-    """Cassandra puts the uncompressed length (4 bytes, little-endian) before an LZ4 block."""
-    if len(data) < 4 or int.from_bytes(data[:4], "little") != len(out):
-        raise ValueError(f"the LZ4 block is not one of {len(out)} bytes")
-    return cramjam.lz4.decompress_block_into(data, out)  # type: ignore[arg-type]
-
-
-def _deflate(data: memoryview, out: np.ndarray) -> int:
-    plain = zlib.decompress(data)
-    if len(plain) != len(out):
-        raise ValueError(f"{len(plain)} bytes instead of {len(out)}")
-    out[:] = np.frombuffer(plain, np.uint8)
-    return len(plain)
-
-
-def _none(data: memoryview, out: np.ndarray) -> int:
-    if len(data) != len(out):
-        raise ValueError(f"{len(data)} bytes instead of {len(out)}")
-    out[:] = np.frombuffer(data, np.uint8)
-    return len(out)
-
-
-DECOMPRESSORS: dict[str, Decompress] = {
-    "LZ4Compressor": _lz4,
-    "SnappyCompressor": cramjam.snappy.decompress_raw_into,  # type: ignore[dict-item]
-    "ZstdCompressor": cramjam.zstd.decompress_into,  # type: ignore[dict-item]
-    "DeflateCompressor": _deflate,
-    "NoopCompressor": _none,
-}
-
-
-def decompressor(class_name: str, file: str) -> Decompress:
-    """Return the function that decompresses a block of one of Cassandra's compressors into an array of the right size.
-
-    Raises:
-        Unsupported: the compressor is none of `DECOMPRESSORS`.
-    """
-    name = class_name.rpartition(".")[2]
-    if name not in DECOMPRESSORS:
-        raise Unsupported(f"{file}: compressor {name} is not supported; {', '.join(DECOMPRESSORS)} are")
-    return DECOMPRESSORS[name]
+# Of an uncompressed file that does not tell its chunks; and how many of them are read at once.
+_CHUNK_LENGTH = 1 << 16
+_BLOCK = 16 * _CHUNK_LENGTH
 
 
 class DataFile(Protocol):
@@ -66,12 +24,14 @@ class DataFile(Protocol):
     length: int
     chunk_length: int
     digest: Digest
+    # False: only the file as a whole has a checksum, so that the first read takes a pass over all of it.
+    has_chunk_checksums: bool
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:
         """Read `count` chunks from `first` on into `out`; return the number of bytes.
 
         Raises:
-            CorruptFile: a chunk does not have its checksum, or cannot be decompressed.
+            CorruptFile: a chunk, or the file as a whole, does not have its checksum, or cannot be decompressed.
         """
         ...
 
@@ -92,28 +52,34 @@ class _Cursor:
         self.offset += struct.calcsize(">" + code)
         return value[0] if len(value) == 1 else value
 
-    def text(self) -> str:
+    def string(self) -> bytes:
         length = self.take("H")
         if length > len(self.data) - self.offset:
-            raise CorruptFile(self.file, self.offset, f"a text of {length} bytes does not fit")
+            raise CorruptFile(self.file, self.offset, f"a string of {length} bytes does not fit")
         self.offset += length
+        return self.data[self.offset - length : self.offset]
+
+    def text(self) -> str:
+        data = self.string()
         try:
-            return self.data[self.offset - length : self.offset].decode()
+            return data.decode()
         except UnicodeDecodeError:
-            raise CorruptFile(self.file, self.offset - length, "a text that is no UTF-8") from None
+            raise CorruptFile(self.file, self.offset - len(data), "a text that is no UTF-8") from None
 
 
 class CompressedFile:
     """A compressed Data.db with its CompressionInfo.db (`CompressionMetadata`): each chunk is followed by its CRC32."""
 
+    has_chunk_checksums = True
+
     def __init__(self, location: Location) -> None:
         self.path = location.path("Data.db")
         info_path = location.path("CompressionInfo.db")
         info = _Cursor(location.read("CompressionInfo.db"), info_path)
-        self._decompress = decompressor(info.text(), info_path)
-        for _ in range(info.take("i")):
-            info.text()
-            info.text()
+        name = info.text()
+        self._decompress = decompressor(
+            name, info_path, [(info.string(), info.string()) for _ in range(info.take("i"))]
+        )
         self.chunk_length = info.take("i")
         self._stored_from = info.take("i") if location.features.max_compressed_length else 0x7FFFFFFF
         self.length = info.take("q")
@@ -141,6 +107,7 @@ class CompressedFile:
         data = memoryview(self._file.read_at(end - start, start))
         if len(data) != end - start:
             raise CorruptFile(self.path, start, f"the file ends, {end - start} more bytes were expected")
+        room = out.data
         filled = 0
         for chunk in range(first, first + count):
             begin, stop = int(self._offsets[chunk]) - start, int(self._offsets[chunk + 1]) - start - 4
@@ -150,14 +117,14 @@ class CompressedFile:
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} does not have its CRC32")
             self.digest.add(chunk, zlib.crc32(data[stop : stop + 4], crc), len(body) + 4)
             size = max(0, min(self.chunk_length, self.length - chunk * self.chunk_length))
-            target = out[filled : filled + size]
+            target = room[filled : filled + size]
             try:
                 if len(body) >= self._stored_from:
                     # A chunk that compression does not make small enough is stored as it is, the last one filled up.
-                    done = len(body) if any(body[size:]) else _none(body[:size], target)
+                    done = len(body) if any(body[size:]) else fill(target, body[:size])
                 else:
                     done = self._decompress(body, target)
-            except (ValueError, zlib.error, cramjam.DecompressionError) as e:
+            except FAULTS as e:
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk}: {e}") from None
             if done != size:
                 raise CorruptFile(self.path, chunk * self.chunk_length, f"chunk {chunk} has {done} bytes, not {size}")
@@ -166,33 +133,67 @@ class CompressedFile:
 
 
 class PlainFile:
-    """An uncompressed Data.db: CRC.db has the CRC32 of each chunk (`ChecksumWriter`)."""
+    """An uncompressed Data.db: CRC.db has the CRC32 of each chunk (`ChecksumWriter`).
+
+    Without CRC.db, the whole file is compared with Digest.crc32 before the first read. That pass takes the CRC32 of
+    each chunk, so that what is read later is what was compared.
+    """
 
     def __init__(self, location: Location) -> None:
         self.path = location.path("Data.db")
-        if not location.exists("CRC.db"):
+        self.has_chunk_checksums = location.exists("CRC.db")
+        if not self.has_chunk_checksums and not location.exists("Digest.crc32"):
             raise Missing(
-                f"{self.path} has neither CompressionInfo.db nor CRC.db, so nothing tells whether it is sound"
+                f"{self.path} has neither CompressionInfo.db nor CRC.db nor Digest.crc32, so nothing tells whether it "
+                "is sound"
             )
+        self._location = location
         self._file = open_file(location.filesystem, self.path)
         self.length = self._file.size()
-        crc = _Cursor(location.read("CRC.db"), location.path("CRC.db"))
+        self.chunk_length = _CHUNK_LENGTH
+        self._checksums = self._read_checksums() if self.has_chunk_checksums else None
+        self.digest = Digest(location, self._chunks)
+
+    @property
+    def _chunks(self) -> int:
+        return -(-self.length // self.chunk_length)
+
+    def _read_checksums(self) -> np.ndarray:
+        crc = _Cursor(self._location.read("CRC.db"), self._location.path("CRC.db"))
         self.chunk_length = crc.take("i")
-        count = -(-self.length // self.chunk_length) if self.chunk_length > 0 else -1
+        count = self._chunks if self.chunk_length > 0 else -1
         # Compaction may add one more, of nothing, as in a compressed file: CRC32 of nothing is 0.
         extra = crc.data[4 + 4 * count :]
         if count < 0 or len(crc.data) < 4 + 4 * count or extra not in (b"", bytes(4)):
             raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {self.chunk_length} bytes expected")
-        self._checksums = np.frombuffer(crc.data, ">u4", count, 4)
-        self.digest = Digest(location, count)
+        return np.frombuffer(crc.data, ">u4", count, 4)
 
-    def read(self, first: int, count: int, out: np.ndarray) -> int:
-        """Read chunks, see `DataFile`."""
-        start = first * self.chunk_length
-        size = min(count * self.chunk_length, self.length - start)
+    def _take_checksums(self) -> np.ndarray:
+        """Take the checksums of the chunks, and compare their sum with that of the file."""
+        checksums: list[int] = []
+        digest = Digest(self._location, self._chunks, required=True)
+        for start in range(0, self.length, _BLOCK):
+            block = self._bytes(start, min(_BLOCK, self.length - start))
+            for begin in range(0, len(block), self.chunk_length):
+                body = block[begin : begin + self.chunk_length]
+                checksums.append(zlib.crc32(body))
+                digest.add(len(checksums) - 1, checksums[-1], len(body))
+        digest.check()
+        return np.array(checksums, np.uint32)
+
+    def _bytes(self, start: int, size: int) -> memoryview:
         data = memoryview(self._file.read_at(size, start))
         if len(data) != size:
             raise CorruptFile(self.path, start, f"the file ends, {size} more bytes were expected")
+        return data
+
+    def read(self, first: int, count: int, out: np.ndarray) -> int:
+        """Read chunks, see `DataFile`."""
+        if self._checksums is None:
+            self._checksums = self._take_checksums()
+        start = first * self.chunk_length
+        size = min(count * self.chunk_length, self.length - start)
+        data = self._bytes(start, size)
         for chunk in range(first, first + count):
             begin = (chunk - first) * self.chunk_length
             body = data[begin : begin + self.chunk_length]
@@ -228,6 +229,7 @@ def open_data(location: Location) -> DataFile:
     """Open the data file of an SSTable, compressed or not.
 
     Raises:
-        Missing, CorruptFile, Unsupported: a component is not there, cannot be, or names an unsupported compressor.
+        Missing, CorruptFile, Unsupported: a component is not there, is not what was written, or names a compressor
+            that is not supported.
     """
     return CompressedFile(location) if location.exists("CompressionInfo.db") else PlainFile(location)

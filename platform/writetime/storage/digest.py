@@ -12,9 +12,10 @@ _POLYNOMIAL = 0xEDB88320
 class Digest:
     """Compares a file with Digest.crc32 once all of its chunks were read in order: without reading a byte again."""
 
-    def __init__(self, location: Location, chunks: int) -> None:
+    def __init__(self, location: Location, chunks: int, *, required: bool = False) -> None:
         self._location = location
         self._chunks = chunks
+        self._required = required
         self._read = 0
         self._crc = 0
 
@@ -29,8 +30,9 @@ class Digest:
 
         Raises:
             CorruptFile: it has another CRC32, or is none.
+            Missing: it is not there, and required.
         """
-        if self._read < self._chunks or not self._location.exists("Digest.crc32"):
+        if self._read < self._chunks or not (self._required or self._location.exists("Digest.crc32")):
             return
         digest = self._location.read("Digest.crc32").strip()
         if not digest.isdigit() or int(digest) != self._crc:

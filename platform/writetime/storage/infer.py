@@ -80,6 +80,10 @@ def schema_of_headers(headers: Sequence[tuple[Location, Header]]) -> TableSchema
         # A later file knows a type that has grown.
         static |= dict(header.static)
         regular |= dict(header.regular)
+    if both := sorted(set(static) & set(regular)):
+        raise SchemaError(
+            f"{location.folder}: column {both[0]} is static in some SSTables and not in others: name a schema"
+        )
     keyspace, name, table_id = _table_of(location.folder)
     return TableSchema(
         keyspace,

@@ -32,7 +32,8 @@ PRESENT = 21
 NAME_ADDRESS = 22  # the name's bytes, to find a column by name
 NAME_LENGTH = 23
 IS_STATIC = 24
-COLUMN_FIELDS = 25
+FORMER = 25  # 1: a column that was dropped; a cell that was written later is an error
+COLUMN_FIELDS = 26
 
 SIMPLE, COLLECTION, UDT = range(3)
 
@@ -151,6 +152,7 @@ UNKNOWN_TABLE = 23
 UNKNOWN_COLUMN = 24
 BAD_PATH = 25
 BAD_CUT = 26
+FORMER_CELL = 27
 
 MESSAGES = {
     TRUNCATED: "the data ends inside of a partition",
@@ -170,4 +172,5 @@ MESSAGES = {
     UNKNOWN_COLUMN: "a column that the table's schema does not have",
     BAD_PATH: "a cell path that its column cannot have",
     BAD_CUT: "an end of the split that is not what the index says of it",
+    FORMER_CELL: "a cell of a column's older type, written after the column was dropped: the schema has another type",
 }

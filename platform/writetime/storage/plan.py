@@ -3,14 +3,14 @@
 import mmap
 from collections.abc import Collection as Names
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from writetime.changes import cell_type, column_type, field_name, udt_fields
 from writetime.schema.mapping import arrow_type
-from writetime.schema.table import Column, TableSchema, storage_order
+from writetime.schema.table import Column, DroppedColumn, TableSchema, storage_order
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.storage import layout as L
 from writetime.storage import primitives as P
@@ -66,6 +66,7 @@ class Line:
     part: bool = False
     static: bool = False
     dropped_at: int = NO_TIME
+    former: bool = False
     compare: int = 0
     reverse: bool = False
     children: list["Line"] = field(default_factory=list)
@@ -100,6 +101,7 @@ class Line:
         numbers[L.FORM] = self.form
         numbers[L.SHAPE] = self.shape
         numbers[L.DROPPED_AT] = self.dropped_at
+        numbers[L.FORMER] = self.former
         if self.children:
             numbers[L.CHILD] = self.children[0].index
         if self.shape == L.UDT:
@@ -115,11 +117,17 @@ class Line:
 class Plan:
     """The lines of one table: its key, then what has one value a row, then the elements of its collections.
 
-    `fields` are those of the change that are asked for (all if None). Dropped columns have lines too, to read past
-    them.
+    `fields` are those of the change that are asked for (all if None). `former` are columns to read past, see
+    `former.former_columns`; by default those that were dropped and not added again.
     """
 
-    def __init__(self, schema: TableSchema, fields: Names[str] | None = None, first: int = 0) -> None:
+    def __init__(
+        self,
+        schema: TableSchema,
+        fields: Names[str] | None = None,
+        first: int = 0,
+        former: Sequence[DroppedColumn] | None = None,
+    ) -> None:
         self.schema = schema
         self.start = self._next = first
         self._fields = fields
@@ -136,11 +144,17 @@ class Plan:
             for column in storage_order(columns):
                 at = dropped_at.get(column.name, NO_TIME)
                 self.columns[column.name] = self._column(column, static, at, wanted=self._wants(column))
-        for d in schema.dropped:
-            if d.name not in self.columns:
-                self.columns[d.name] = self._column(Column(d.name, d.type), bool(d.static), (1 << 63) - 1, wanted=False)
+        if former is None:
+            former = [replace(d, dropped_at=(1 << 63) - 1) for d in schema.dropped if d.name not in self.columns]
+        # By kind and name.
+        self._former: dict[tuple[bool, str], Line] = {}
+        for d in former:
+            kind = bool(d.static), d.name
+            if kind not in self._former:
+                column = Column(d.name, d.type)
+                self._former[kind] = self._column(column, kind[0], d.dropped_at, wanted=False, former=True)
         self.last = self._next
-        for line in self.columns.values():
+        for line in self.stored():
             if line.shape == L.COLLECTION:
                 self._elements(line)
         self.end = self._next
@@ -154,16 +168,21 @@ class Plan:
         """Return whether a field of the change is asked for."""
         return self._fields is None or name in self._fields
 
+    def stored(self) -> list[Line]:
+        """The lines of all static and regular columns, former ones included."""
+        return [*self.columns.values(), *self._former.values()]
+
     def lines(self) -> list[Line]:
         """All lines, in order."""
         lines = [*self.key, *self.clustering]
-        for line in self.columns.values():
+        for line in self.stored():
             lines += [line, *line.children]
         return sorted(lines, key=lambda line: line.index)
 
     def header(self, static: Sequence[str], regular: Sequence[str]) -> list[int]:
-        """Return the lines of a header's columns. Rows have them in the header's order, which is the writer's own."""
-        return [self.columns[name].index for name in (*static, *regular)]
+        """Return the lines of a header's columns, in the same order."""
+        kinds = [(True, name) for name in static] + [(False, name) for name in regular]
+        return [(self._former.get(kind) or self.columns[kind[1]]).index for kind in kinds]
 
     def _wants(self, column: Column) -> bool:
         return self.wants(field_name(column))
@@ -181,8 +200,8 @@ class Plan:
         line.wanted = self._wants(column)
         return self._add(line)
 
-    def _column(self, column: Column, static: bool, dropped_at: int, *, wanted: bool) -> Line:
-        line = Line(column.name, column.type, 0, static=static, dropped_at=dropped_at, wanted=wanted)
+    def _column(self, column: Column, static: bool, dropped_at: int, *, wanted: bool, former: bool = False) -> Line:
+        line = Line(column.name, column.type, 0, static=static, dropped_at=dropped_at, former=former, wanted=wanted)
         self._add(line)
         if is_complex(column.type):
             line.shape = L.COLLECTION if isinstance(column.type, Collection) else L.UDT
@@ -193,6 +212,7 @@ class Plan:
 
     def _child(self, parent: Line, name: str, cql_type: CqlType, *, cells: bool = True) -> Line:
         child = Line(name, cql_type, 0, cells=cells, dropped_at=parent.dropped_at, wanted=parent.wanted, part=True)
+        child.former = parent.former
         return self._add(child)
 
     def _elements(self, line: Line) -> None:

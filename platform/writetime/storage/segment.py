@@ -18,11 +18,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import cramjam
 import numpy as np
 from pyarrow import NativeFile, fs
 
-from writetime.storage.compression import Decompress, decompressor
+from writetime.storage.compressors import FAULTS, Decompress, decompressor
 from writetime.storage.errors import CorruptFile, Missing, TornTail, Unsupported
 from writetime.storage.files import open_file, read_file, resolve
 
@@ -203,8 +202,8 @@ class Segment:
         body = np.empty(length, np.uint8)
         fault = TornTail if is_last else CorruptFile
         try:
-            done = decompress(data, body)
-        except (ValueError, zlib.error, cramjam.DecompressionError) as e:
+            done = decompress(data, body.data)
+        except FAULTS as e:
             raise fault(self.path, logical, f"a compressed section: {e}") from None
         if done != length:
             raise fault(self.path, logical, f"a section of {length} bytes has {done}")

@@ -1,7 +1,7 @@
 """Reads one SSTable as Arrow batches of changes: `for batch in SSTable(location).scan(): ...`."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
@@ -10,11 +10,11 @@ from typing import Literal
 import pyarrow as pa
 
 from writetime.schema.table import SchemaError, TableSchema
-from writetime.schema.types import is_complex
 from writetime.storage.batch import Origin
 from writetime.storage.compression import DataFile, key_at, open_data
 from writetime.storage.errors import CorruptFile
-from writetime.storage.files import Location
+from writetime.storage.files import Features, Location
+from writetime.storage.former import former_columns
 from writetime.storage.index import PartitionIndex, read_index
 from writetime.storage.infer import schema_of_headers
 from writetime.storage.primitives import token
@@ -47,26 +47,20 @@ class SSTable:
         self.location = location
         self.header = read_header(location)
         self.schema = schema or schema_of_headers([(location, self.header)])
-        self._check_schema()
-
-    def _check_schema(self) -> None:
-        where = self.location.path("Statistics.db")
+        where = location.path("Statistics.db")
         if tuple(c.type for c in self.schema.partition_key) != self.header.partition_key:
             raise SchemaError(f"{where}: the partition key is not that of {self.schema.full_name}")
         ours = [(c.type, c.reversed) for c in self.schema.clustering]
         if ours != [(key.components[0], key.reversed) for key in self.header.clustering]:
             raise SchemaError(f"{where}: the clustering columns are not those of {self.schema.full_name}")
-        # A column that was dropped may have been of either kind: ScyllaDB does not record which.
-        dropped = {d.name: d.type for d in self.schema.dropped}
-        static = dropped | {c.name: c.type for c in self.schema.static}
-        regular = dropped | {c.name: c.type for c in self.schema.regular}
-        for stored, known in ((self.header.static, static), (self.header.regular, regular)):
-            for name, cql_type in stored:
-                if name not in known:
-                    raise SchemaError(f"{where}: {self.schema.full_name} has no column {name}, live or dropped")
-                ours_type = known[name]
-                if (ours_type.fixed_length, is_complex(ours_type)) != (cql_type.fixed_length, is_complex(cql_type)):
-                    raise SchemaError(f"{where}: column {name} is stored as {cql_type}, not as {ours_type}")
+        self._former = former_columns(where, self.header, self.schema)
+
+    @cached_property
+    def _features(self) -> Features:
+        """What the file has: ScyllaDB, which adds Scylla.db, writes when cells expire in 64 bits (`write_cell` in
+        sstables/mx/writer.cc), which may be after 2038; Cassandra, before `oa`, in 32."""
+        features = self.location.features
+        return replace(features, unsigned_deletion_time=True) if self.location.exists("Scylla.db") else features
 
     @cached_property
     def data(self) -> DataFile:
@@ -86,7 +80,7 @@ class SSTable:
 
         A piece is a range of uncompressed data, cut between partitions, and between rows of partitions that are larger
         than that. All pieces together make the changes that a scan of all the data makes. Without an index there is
-        one.
+        one, and where only the file as a whole has a checksum.
 
         Raises:
             CorruptFile: the index, or a key that it leads to, cannot be read.
@@ -94,6 +88,9 @@ class SSTable:
         positions = self.index.positions
         if not len(positions):
             return [Split(Cut(0), Cut(self.data.length))]
+        if not self.data.has_chunk_checksums:
+            # Each piece's reader has to read the whole file first.
+            target_bytes = self.data.length
         # An index of `big` that was cut short looks like one of fewer partitions; so what the last one holds may have
         # any later token.
         first = min(self._search(tokens[0]), len(positions) - 1) if tokens[0] != MIN_TOKEN else 0
@@ -146,12 +143,12 @@ class SSTable:
         """
         split = split or Split(Cut(0), Cut(self.data.length))
         origin = origin or Origin("sstable", self.data.path, datetime.now(UTC))
-        features = self.location.features
         walker = Walker(
             self.data,
             self.header,
-            features,
+            self._features,
             self.schema,
+            self._former,
             fields=fields,
             tokens=tokens,
             window=window,

@@ -6,9 +6,10 @@ part is followed by its CRC32. `SerializationHeader.Component`: three vints, the
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from writetime.schema.types import CqlType, CqlTypeError, MarshalKey, parse_marshal, parse_marshal_key
+from writetime.schema.table import Column, storage_order
+from writetime.schema.types import CqlType, CqlTypeError, MarshalKey, is_complex, parse_marshal, parse_marshal_key
 from writetime.schema.values import read_vint
 from writetime.storage.errors import CorruptFile, Unsupported
 from writetime.storage.files import Location
@@ -18,18 +19,21 @@ _VALIDATION, _HEADER = 0, 3
 TIMESTAMP_EPOCH = 1_442_880_000_000_000
 DELETION_TIME_EPOCH = 1_442_880_000
 
+# Names and types.
+Columns = tuple[tuple[str, CqlType], ...]
+
 
 @dataclass(frozen=True)
 class Header:
-    """Types and minimums. `static` and `regular` are in the order of the file."""
+    """Types and minimums. `static` and `regular` are in the order in which rows have them."""
 
     min_write_time: int
     min_deletion_time: int
     min_ttl: int
     partition_key: tuple[CqlType, ...]
     clustering: tuple[MarshalKey, ...]
-    static: tuple[tuple[str, CqlType], ...]
-    regular: tuple[tuple[str, CqlType], ...]
+    static: Columns
+    regular: Columns
 
 
 def wrap64(value: int) -> int:
@@ -42,7 +46,8 @@ def read_header(location: Location) -> Header:
 
     Raises:
         Missing, CorruptFile: Statistics.db is not there or not what was written.
-        Unsupported: tokens are not Murmur3's, or a column has a type without a CQL name.
+        Unsupported: tokens are not Murmur3's, a column has a type without a CQL name, or columns are in an order that
+            neither Cassandra nor ScyllaDB writes.
     """
     path = location.path("Statistics.db")
     components = _components(path, location.read("Statistics.db"), checked=location.features.metadata_checksum)
@@ -53,13 +58,31 @@ def read_header(location: Location) -> Header:
         validation = components[_VALIDATION]
         partitioner = validation[2 : 2 + struct.unpack_from(">H", validation)[0]].decode()
         header = _Reader(components[_HEADER]).header()
-    except (struct.error, IndexError, UnicodeDecodeError) as e:
+    except (struct.error, IndexError, ValueError) as e:
         raise CorruptFile(path, None, f"a header was expected: {e}") from None
     except CqlTypeError as e:
         raise Unsupported(f"{path}: {e}") from None
     if not partitioner.endswith(".Murmur3Partitioner"):
         raise Unsupported(f"{path}: partitioner {partitioner} is not supported; Murmur3Partitioner is")
-    return header
+    return replace(header, static=_as_in_rows(path, header.static), regular=_as_in_rows(path, header.regular))
+
+
+def _as_in_rows(path: str, columns: Columns) -> Columns:
+    """Return a header's columns in the order in which rows have them: simple ones, then complex ones.
+
+    Cassandra lists them so (`db.Columns`). ScyllaDB lists all by the bytes of their names (`make_sstable_schema` in
+    sstables/mx/writer.cc).
+    """
+    names = [name for name, _ in columns]
+    if len(set(names)) < len(names):
+        raise CorruptFile(path, None, f"the header lists a column twice: {', '.join(names)}")
+    if names == [c.name for c in storage_order(Column(name, cql_type) for name, cql_type in columns)]:
+        return columns
+    if names == sorted(names, key=str.encode):
+        return tuple(sorted(columns, key=lambda column: is_complex(column[1])))
+    raise Unsupported(
+        f"{path}: the header's columns are in an order that neither Cassandra nor ScyllaDB writes: {', '.join(names)}"
+    )
 
 
 def _components(path: str, data: bytes, *, checked: bool) -> dict[int, bytes]:
@@ -118,5 +141,5 @@ class _Reader:
         self._offset += length
         return self._data[self._offset - length : self._offset].decode()
 
-    def _columns(self) -> tuple[tuple[str, CqlType], ...]:
+    def _columns(self) -> Columns:
         return tuple((self._text(), parse_marshal(self._text())) for _ in range(self._vint()))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from writetime.schema.table import TableSchema
+from writetime.schema.table import DroppedColumn, TableSchema
 from writetime.storage import layout as L
 from writetime.storage.batch import BatchMaker, Origin
 from writetime.storage.compression import DataFile, key_at
@@ -29,6 +29,7 @@ class Walker:
         header: Header,
         features: Features,
         schema: TableSchema,
+        former: Sequence[DroppedColumn],
         *,
         fields: Sequence[str] | None,
         tokens: tuple[int, int],
@@ -38,7 +39,7 @@ class Walker:
         self._data = data
         self._header = header
         self._features = features
-        self._plan = Plan(schema, None if fields is None else set(fields))
+        self._plan = Plan(schema, None if fields is None else set(fields), former=former)
         self._maker = BatchMaker(self._plan, fields)
         self._tokens = tokens
         self._origin = origin
@@ -146,7 +147,11 @@ class Walker:
         try:
             return count, self._data.read(chunk, count, self._window[filled:]), None
         except CorruptFile as fault:
-            sound = 0 if fault.offset is None else fault.offset // self._data.chunk_length - chunk
+            if fault.offset is None:
+                # The file as a whole.
+                self.sound_until = self._data.length
+                return 0, 0, fault
+            sound = fault.offset // self._data.chunk_length - chunk
             self.sound_until = (chunk + sound + 1) * self._data.chunk_length
             size = self._data.read(chunk, sound, self._window[filled:]) if sound > 0 else 0
             return sound, size, fault

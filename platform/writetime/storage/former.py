@@ -1,0 +1,80 @@
+"""Columns of an SSTable that the table no longer has as the file does: dropped ones, and those added again as another
+type or kind. Their cells are read past."""
+
+from writetime.schema.table import DroppedColumn, SchemaError, TableSchema
+from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, is_complex
+from writetime.storage.statistics import Header
+
+# Every cell is older.
+_END_OF_TIME = (1 << 63) - 1
+# The schema's type and that of a file: the values of the one are values of the other, in as many bytes
+# (`AbstractType.isValueCompatibleWith`; `is_value_compatible_with` of ScyllaDB's types.cc).
+_COMPATIBLE = {("text", "ascii"), ("uuid", "timeuuid"), ("timestamp", "bigint"), ("bigint", "timestamp")}
+
+
+def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[DroppedColumn, ...]:
+    """Return the columns of a header whose cells are not those of a live column, with the types of the header.
+
+    Of a dropped column all cells are void. ScyllaDB lets a column be added again with another type, and a static one as
+    a regular one: then the cells up to the drop are void, and there should not be newer ones. Whether a dropped column
+    was static is not compared, as ScyllaDB does not record it.
+
+    Args:
+        file: the name of the file with the header, for errors.
+        header: the header.
+        schema: the table.
+
+    Raises:
+        SchemaError: the schema does not know a column, or has it as another type and never dropped it.
+    """
+    live = {True: {c.name: c.type for c in schema.static}, False: {c.name: c.type for c in schema.regular}}
+    dropped_at: dict[str, int] = {}
+    for d in schema.dropped:
+        dropped_at[d.name] = max(d.dropped_at, dropped_at.get(d.name, d.dropped_at))
+    former = []
+    for columns, static in ((header.static, True), (header.regular, False)):
+        for name, stored in columns:
+            known = live[static].get(name)
+            if known is not None and is_complex(stored) == is_complex(known) and _is_readable(stored, known):
+                continue
+            if name in dropped_at:
+                again = name in live[True] or name in live[False]
+                former.append(DroppedColumn(name, stored, static, dropped_at[name] if again else _END_OF_TIME))
+            elif known is None:
+                kind = "static" if static else "regular"
+                raise SchemaError(
+                    f"{file}: {schema.full_name} has no {kind} column {name}, live or dropped: if it was dropped, the "
+                    "schema has to include when"
+                )
+            else:
+                fields = ", with other fields" if str(stored) == str(known) else ""
+                raise SchemaError(f"{file}: column {name} is stored as {stored}, not as {known}{fields}")
+    return tuple(former)
+
+
+def _is_readable(stored: CqlType, known: CqlType) -> bool:
+    """Return whether stored values can be read as those of the schema's type.
+
+    Names of user-defined types and of their fields may have changed, and fields may have been added. What is inside of
+    another type is frozen, whether its text has the word or not.
+    """
+    match stored, known:
+        case Native(), Native("blob"):
+            return stored.fixed_length is None and stored.name != "counter"
+        case Native(), Native():
+            return stored == known or (known.name, stored.name) in _COMPATIBLE
+        case Collection(), Collection():
+            return stored.kind == known.kind and _are_readable(stored.arguments, known.arguments)
+        case (Tuple() | Udt(), Tuple() | Udt()):
+            return _are_readable(_parts(stored), _parts(known))
+        case Vector(), Vector():
+            return stored.dimension == known.dimension and _is_readable(stored.element, known.element)
+    return False
+
+
+def _are_readable(stored: tuple[CqlType, ...], known: tuple[CqlType, ...]) -> bool:
+    return len(stored) <= len(known) and all(map(_is_readable, stored, known))
+
+
+def _parts(cql_type: Tuple | Udt) -> tuple[CqlType, ...]:
+    return cql_type.arguments if isinstance(cql_type, Tuple) else tuple(t for _, t in cql_type.fields)

@@ -1,0 +1,229 @@
+"""SSTables of a real ScyllaDB, against what it answered: formats `me` and `mt`, all compressors, with dictionaries."""
+
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import lz4.block
+import pyarrow as pa
+import pytest
+import zstandard
+
+from tests.storage.expected import as_rows
+from tests.storage.recordings import RecordedTable, dictionary_table
+from tests.storage.rewriting import PART, compression, copy, dictionary_of, parts, recompress, set_compression
+from writetime.errors import WritetimeError
+from writetime.storage.errors import CorruptFile, Unsupported
+from writetime.storage.files import Location
+from writetime.storage.sstable import SSTable
+
+# Each has columns that are simple and such that are not, in an order of its own; rec103 is compacted.
+TABLES = [
+    *("rec101/Tab4", "rec101/t0", "rec102/x_1", "rec103/x_2", "rec103/x_3", "rec104/x_0", "rec104/x_1"),
+    *("rec105/x_2", "rec105/x_4", "rec109/Tab4"),
+]
+ROWS = 60_000
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_recorded_tables(name: str) -> None:
+    table = RecordedTable(*name.split("/"))
+    state, answer = table.state(), table.answer()
+    assert answer
+    assert any(rows == answer for rows in table.live(state))
+    times = table.state_write_times(state)
+    answered = table.write_times()
+    assert answered.keys() == times.keys()
+    for column, found in answered.items():
+        assert found <= times[column]
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name != "rec109/Tab4"])
+def test_their_splits(name: str) -> None:
+    """The indexes that ScyllaDB writes to `me`."""
+    table = RecordedTable(*name.split("/"))
+    for location in table.locations:
+        sstable = SSTable(location, table.schema)
+        splits = sstable.splits(1)
+        assert len(splits) == len(sstable.index.positions)
+        found = [row for split in splits for row in as_rows(sstable.scan(split=split))]
+        assert sorted(found) == as_rows(sstable.scan())
+
+
+@pytest.mark.parametrize("name", ["rec101/t0", "rec104/x_1", "rec105/x_2", "rec109/Tab4"])
+def test_a_header_with_a_flipped_bit_is_no_crash(tmp_path: Path, name: str) -> None:
+    """Statistics.db of these versions has no checksum: not every flip can be seen, and each fault has a file's name."""
+    table = RecordedTable(*name.split("/"))
+    here = copy(table.locations[0], tmp_path / "here")
+    path = Path(here.path("Statistics.db"))
+    sound = path.read_bytes()
+    chooser = random.Random(4)
+    refused = []
+    for _ in range(150):
+        broken = bytearray(sound)
+        bit = chooser.randrange(8 * len(sound))
+        broken[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(broken)
+        for schema in (table.schema, None):
+            try:
+                assert list(SSTable(here, schema).scan(["token", "position"]))
+            except WritetimeError as e:
+                refused.append(str(e))
+    assert len(refused) > 10
+    assert all(here.folder in text for text in refused)
+
+
+def test_they_are_of_all_kinds() -> None:
+    """Not a test of the reader: it makes sure that the others read these."""
+    kinds = set()
+    for name in TABLES:
+        for location in RecordedTable(*name.split("/")).locations:
+            info = location.read("CompressionInfo.db") if location.exists("CompressionInfo.db") else b"\0\0"
+            kinds.add((location.version, info[2 : 2 + struct.unpack_from(">H", info)[0]].decode()))
+    assert kinds >= {("me", c) for c in ("", "LZ4Compressor", "SnappyCompressor", "ZstdCompressor")}
+    assert ("mt", "LZ4Compressor") in kinds
+
+
+# --- dictionaries -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tl", "tz"])
+def test_dictionaries(name: str) -> None:
+    """All rows; their dictionaries come in two parts."""
+    location = dictionary_table(name)
+    assert location.read("CompressionInfo.db").count(b".dictionary.") == 2
+    fields = ["kind", "key1", "clustering1", "a", "b", "z", "st", "marker"]
+    found = pa.Table.from_batches(SSTable(location).scan(fields))
+    rows = found.to_pylist()
+    assert [row["st"]["tombstone"] for row in rows if row["kind"] == "static"] == 300 * [True]
+    seen = set()
+    for row in rows:
+        if row["kind"] == "static":
+            continue
+        i = int(row["clustering1"].removeprefix("customer-"))
+        seen.add(i)
+        assert row["key1"] == i % 300
+        assert row["b"]["value"] == f"The order number {i} was shipped to the customer"
+        assert [e["path"] for e in row["a"]["elements"]] == ["blue", "green"]
+        assert [(e["path"], e["value"]) for e in row["z"]["elements"]] == [("qty", i % 7)]
+        assert row["b"]["write_time"] == row["marker"]["write_time"]
+    assert (seen, len(rows)) == (set(range(ROWS)), ROWS + 300)
+
+
+def test_every_part_of_the_file_by_itself() -> None:
+    """Tokens are read from the middle on; splits are not there without an index."""
+    for name in ("tl", "tz"):
+        sstable = SSTable(dictionary_table(name))
+        tokens = sorted(set(pa.Table.from_batches(sstable.scan(["token"]))["token"].to_pylist()))
+        middle = tokens[150]
+        found = pa.Table.from_batches(sstable.scan(["kind"], tokens=(middle, middle)))
+        assert sorted(found["kind"].to_pylist()) == ROWS // 300 * ["row"] + ["static"]
+
+
+def rows_of(location: Location) -> pa.Table:
+    return pa.Table.from_batches(SSTable(location).scan(["token", "position", "a", "b", "z", "st"]))
+
+
+@pytest.fixture(scope="module")
+def wanted() -> dict[str, pa.Table]:
+    return {name: rows_of(dictionary_table(name)) for name in ("tl", "tz")}
+
+
+def test_parts_in_any_order(tmp_path: Path, wanted: dict[str, pa.Table]) -> None:
+    for name in ("tl", "tz"):
+        here = copy(dictionary_table(name), tmp_path / name)
+        compressor, options, rest = compression(here)
+        set_compression(here, compressor, options[::-1], rest)
+        assert rows_of(here) == wanted[name]
+
+
+def compressors(dictionary: bytes) -> dict[str, Callable[[bytes], bytes]]:
+    """What writes for each of the compressors, as ScyllaDB's `lz4_processor` and `zstd_processor` do."""
+    zstd = zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(dictionary) if dictionary else None)
+    options = {"dict": dictionary} if dictionary else {}
+    return {
+        "tl": lambda data: lz4.block.compress(data, store_size=True, **options),
+        "tz": zstd.compress,
+    }
+
+
+@pytest.mark.parametrize("kind", ["none", "raw", "large"])
+def test_dictionaries_of_all_kinds(tmp_path: Path, wanted: dict[str, pa.Table], kind: str) -> None:
+    """None, as before one is trained for a table; one that is plain text, in many parts; one of a megabyte."""
+    dictionary = {
+        "none": b"",
+        "raw": b"The order number 12345 was shipped to the customer customer-12345 blue green qty" * 9,
+        "large": random.Random(1).randbytes(1 << 20) + b"The order number 17 was shipped to the customer",
+    }[kind]
+    for name in ("tl", "tz"):
+        location = dictionary_table(name)
+        compressor, _, _ = compression(location)
+        options = parts(dictionary, 100 if kind == "raw" else 65_534)
+        here = recompress(location, tmp_path / name, compressor, options, compressors(dictionary)[name])
+        assert rows_of(here) == wanted[name]
+
+
+@pytest.mark.parametrize("name", ["tl", "tz"])
+def test_dictionaries_that_are_not_whole(tmp_path: Path, name: str) -> None:
+    here = copy(dictionary_table(name), tmp_path / name)
+    compressor, options, rest = compression(here)
+    first, second, *others = options
+    for broken, said in (
+        ([second, *others], "part 0 of the dictionary is missing"),
+        ([first, (PART + b"00000002", second[1]), *others], "part 1 of the dictionary is missing"),
+        ([first, first, *others], "twice"),
+        ([first, (PART + b"x", second[1])], "no part"),
+        ([first, (PART + b"9" * 60_000, second[1])], "no part"),
+        ([first, (PART, second[1])], "no part"),
+    ):
+        set_compression(here, compressor, broken, rest)
+        with pytest.raises(CorruptFile, match=rf"CompressionInfo\.db.*{said}"):
+            rows_of(here)
+
+
+def test_a_dictionary_that_is_not_the_files(tmp_path: Path) -> None:
+    """A trained dictionary has a number, which Zstandard keeps with each chunk; LZ4 has nothing of the kind."""
+    here = copy(dictionary_table("tz"), tmp_path / "tz")
+    compressor, options, rest = compression(here)
+    first, *others = options
+    for number, said in ((b"\1\2\3\4", "chunk 0"), (first[1][4:8], None)):
+        set_compression(here, compressor, [(first[0], first[1][:4] + number + first[1][8:]), *others], rest)
+        if said is None:
+            assert rows_of(here).num_rows == ROWS + 300
+            continue
+        with pytest.raises(CorruptFile, match=rf"Data\.db.*{said}"):
+            rows_of(here)
+    broken = first[1][:8] + b"\xff" * 200
+    set_compression(here, compressor, [(first[0], broken)], rest)
+    with pytest.raises(CorruptFile):
+        rows_of(here)
+
+
+@pytest.mark.parametrize("name", ["tl", "tz"])
+def test_chunks_that_are_not_what_was_compressed(tmp_path: Path, name: str) -> None:
+    """With right checksums: refused, and never more memory than a chunk has."""
+    location = dictionary_table(name)
+    compressor, options, _ = compression(location)
+    compress = compressors(dictionary_of(options))[name]
+    bomb = zstandard.compress(bytes(1 << 28))
+    broken: dict[str, Callable[[bytes], bytes]] = {
+        "longer": lambda data: compress(data + b"x"),
+        "shorter": lambda data: compress(data[:-1]),
+        "empty": lambda _: b"\0",
+        "cut": lambda data: compress(data)[:-5],
+        "more": lambda data: compress(data) + b"xxxxx",
+        "bomb": lambda data: bomb if name == "tz" else b"\xff\xff\xff\x7f" + compress(data)[4:],
+    }
+    for kind, change in broken.items():
+        here = recompress(location, tmp_path / kind, compressor, options, change)
+        with pytest.raises(CorruptFile, match="chunk 0"):
+            rows_of(here)
+
+
+def test_a_compressor_that_is_unknown(tmp_path: Path) -> None:
+    here = copy(dictionary_table("tl"), tmp_path / "tl")
+    _, options, rest = compression(here)
+    set_compression(here, "LZ5WithDictsCompressor", options, rest)
+    with pytest.raises(Unsupported, match="LZ5WithDictsCompressor is not supported; LZ4Compressor, LZ4WithDicts"):
+        rows_of(here)
