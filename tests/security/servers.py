@@ -59,10 +59,11 @@ class Identity:
 
 
 def issue(name: str, authority: Identity | None = None, addresses: Sequence[str] = LOOPBACK) -> Identity:
-    """Make an authority, or an identity that one vouches for."""
+    """Make an authority, or an identity that one vouches for, with the extensions that RFC 5280 (4.2.1) demands."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     issuer = authority.certificate.subject if authority else subject
+    signer = authority.key if authority else key
     now = dt.datetime.now(dt.UTC)
     names = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
     builder = (
@@ -70,9 +71,26 @@ def issue(name: str, authority: Identity | None = None, addresses: Sequence[str]
         .not_valid_before(now - dt.timedelta(hours=1))
         .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
+        .add_extension(_usage(authority is None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .add_extension(x509.SubjectAlternativeName([*names, x509.DNSName(name)]), critical=False)
     )
-    return Identity(key, builder.sign(authority.key if authority else key, hashes.SHA256()))
+    return Identity(key, builder.sign(signer, hashes.SHA256()))
+
+
+def _usage(is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 class Stores:
