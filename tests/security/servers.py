@@ -138,12 +138,12 @@ class SecuredCassandra(CassandraServer):
             },
         }
 
-    def ready(self) -> bool:
+    def fault(self) -> str | None:
         try:
             with database.connect(self._settings):
-                return True
-        except WritetimeError:
-            return False
+                return None
+        except WritetimeError as e:
+            return str(e)
 
 
 def grant(session: Session, role: str, password: str, permissions: Sequence[str]) -> None:
@@ -162,11 +162,12 @@ class SecuredKafka(KafkaServer):
         self._authority = authority
         self._users = users
 
-    def ready(self) -> bool:
+    def fault(self) -> str | None:
         try:
-            return bool(AdminClient(client_config(self._settings, log_level=0)).list_topics(timeout=5).brokers)
-        except KafkaException:
-            return False
+            found = AdminClient(client_config(self._settings, log_level=0)).list_topics(timeout=5)
+        except KafkaException as e:
+            return e.args[0].str()
+        return None if found.brokers else "it names no broker"
 
     def configuration(self) -> dict[str, object]:
         stores = Stores(self.folder, self._authority)
@@ -240,13 +241,13 @@ class SecuredZooKeeper(ZooKeeperServer):
         config.write_text("\n".join(lines) + "\n")
         return command
 
-    def ready(self) -> bool:
+    def fault(self) -> str | None:
         client = KazooClient(**client_options(self._settings))
         try:
             client.start(timeout=5)
-            return True
-        except KazooTimeoutError:
-            return False
+            return None
+        except KazooTimeoutError as e:
+            return str(e)
         finally:
             client.stop()
             client.close()
