@@ -20,17 +20,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
-from kazoo.client import KazooClient
-from kazoo.handlers.threading import KazooTimeoutError
 
-from writetime import database
+from writetime import database, zookeeper
 from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.kafka import client_config
+from writetime.kafka import client_config, fault_of_connections
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.zookeeper import ZooKeeperServer
-from writetime.zookeeper import client_options
 
 STORE_PASSWORD = "keystore"
 LOOPBACK = ("127.0.0.1",)
@@ -166,7 +163,7 @@ class SecuredKafka(KafkaServer):
         try:
             found = AdminClient(client_config(self._settings, log_level=0)).list_topics(timeout=5)
         except KafkaException as e:
-            return e.args[0].str()
+            return fault_of_connections(self._settings) or e.args[0].str()
         return None if found.brokers else "it names no broker"
 
     def configuration(self) -> dict[str, object]:
@@ -242,12 +239,8 @@ class SecuredZooKeeper(ZooKeeperServer):
         return command
 
     def fault(self) -> str | None:
-        client = KazooClient(**client_options(self._settings))
         try:
-            client.start(timeout=5)
-            return None
-        except KazooTimeoutError as e:
+            with zookeeper.connect(self._settings, 5):
+                return None
+        except WritetimeError as e:
             return str(e)
-        finally:
-            client.stop()
-            client.close()

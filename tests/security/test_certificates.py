@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from tests.security.servers import Identity, SecuredCassandra, issue
-from writetime import config, database
+from writetime import config, database, kafka, zookeeper
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.registry import Registry
@@ -176,17 +176,38 @@ def test_who_waits_for_a_server_is_told_why_it_refuses(
         wait(settings, monkeypatch)
 
 
+def ask_zookeeper(settings: Settings) -> None:
+    with zookeeper.connect(settings, 1):
+        pass
+
+
 @pytest.mark.parametrize(
-    ("question", "section"), [(connect, "cassandra"), (lambda settings: Registry(settings).get(1), "schema_registry")]
+    ("question", "reason"),
+    [
+        (connect, r"CERTIFICATE_VERIFY_FAILED.*cassandra\.tls_ca_file"),
+        (lambda settings: Registry(settings).get(1), r"CERTIFICATE_VERIFY_FAILED.*schema_registry\.tls_ca_file"),
+        (kafka.topic_names, r"certificate verify failed.*kafka\.client"),
+        (ask_zookeeper, r"CERTIFICATE_VERIFY_FAILED.*zookeeper\.tls_ca_file"),
+    ],
+    ids=["cassandra", "registry", "kafka", "zookeeper"],
 )
-def test_a_certificate_of_another_authority(question: Callable[[Settings], Any], section: str, tmp_path: Path) -> None:
+def test_a_certificate_of_another_authority(
+    question: Callable[[Settings], Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(kafka, "_admin_of", kafka._admin_of.__wrapped__)
     other, _ = issue("other").write(tmp_path, "other")
     with listening(server_context(issue("node", issue("authority")), tmp_path)) as port:
         settings = config.load(
             cassandra={"port": port, "tls_ca_file": other},
             schema_registry={"url": f"https://127.0.0.1:{port}", "tls_ca_file": other},
+            kafka={
+                "bootstrap_servers": f"127.0.0.1:{port}",
+                "client": {"security.protocol": "SSL", "ssl.ca.location": str(other)},
+            },
+            zookeeper={"hosts": f"127.0.0.1:{port}", "tls_ca_file": other},
         )
-        with pytest.raises(WritetimeError, match=rf"CERTIFICATE_VERIFY_FAILED.*{section}\.tls_ca_file") as caught:
+        with pytest.raises(WritetimeError, match=reason) as caught:
             question(settings)
     assert "Python 3.13" not in str(caught.value)
 
