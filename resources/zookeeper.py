@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from kazoo.client import KazooClient
 
 from resources.base import WritetimeResource
-from writetime.zookeeper import client_options
+from writetime.zookeeper import connect
+
+_SECONDS = 15
 
 
 class ZooKeeperResource(WritetimeResource):
@@ -14,11 +16,10 @@ class ZooKeeperResource(WritetimeResource):
 
     @contextmanager
     def connect(self) -> Iterator[KazooClient]:
-        """Open a client for a `with` block."""
-        client = KazooClient(**client_options(self.settings))
-        client.start(timeout=15)
-        try:
+        """Open a client for a `with` block.
+
+        Raises:
+            NoZooKeeper: no server lets us in, with the reason.
+        """
+        with connect(self.settings, _SECONDS) as client:
             yield client
-        finally:
-            client.stop()
-            client.close()

@@ -99,10 +99,11 @@ def status(*, agents: bool) -> None:
     settings = config.load()
     for server in servers.servers(settings):
         pid = server.pid()
-        ready = pid is not None and server.ready()
-        all_ready &= ready
-        state = "ready" if ready else "not running" if pid is None else "not ready"
-        click.echo(f"{server.name:<10} {state:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}")
+        fault = None if pid is None else server.fault()
+        all_ready &= pid is not None and fault is None
+        state = "not running" if pid is None else "not ready" if fault else "ready"
+        line = f"{server.name:<10} {state:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}"
+        click.echo(f"{line}  ({fault})" if fault else line)
     for line in status_lines(settings):
         click.echo(line)
     sys.exit(0 if all_ready else 1)

@@ -27,6 +27,7 @@ from cassandra.policies import (
 from cassandra.pool import Host
 from cassandra.protocol import ErrorMessage
 
+from writetime import tls
 from writetime.config import Cassandra, Settings
 from writetime.errors import Transient, WritetimeError
 
@@ -39,6 +40,7 @@ _CONNECT_SECONDS = 10
 # All that the driver raises when the database does not answer, or answers with an error: these have no base in common,
 # and some answers ("overloaded", as of a node that is shutting down) come as the message itself.
 DRIVER_FAULTS = (DriverException, ErrorMessage, NoHostAvailable, ConnectionException)
+_REMEDY = "start the embedded servers with `writetime up`, or set cassandra.contact_points, port and credentials"
 
 
 class DatabaseUnreachable(Transient):
@@ -82,9 +84,9 @@ def connect(settings: Settings) -> Iterator[Session]:
             session = cluster.connect()
         except NoHostAvailable as e:
             points = ", ".join(f"{p}:{cassandra.port}" for p in cassandra.contact_points)
+            reason = reason_of(e)
             raise DatabaseUnreachable(
-                f"no database answers at {points} ({_first_reason(e)}); start the embedded servers with "
-                "`writetime up`, or set cassandra.contact_points, port and credentials"
+                f"no database answers at {points} ({reason}); {tls.remedy(reason, 'cassandra') or _REMEDY}"
             ) from None
         yield session
     finally:
@@ -168,6 +170,14 @@ def count_rows(session: Session, table: str, partition_key: str) -> int:
     return total
 
 
+def reason_of(fault: Exception) -> str:
+    """Return what one of `DRIVER_FAULTS` reports; where no node answers, the reason of each."""
+    if not isinstance(fault, NoHostAvailable):
+        return str(fault)
+    reasons = fault.errors.values() if isinstance(fault.errors, dict) else fault.errors or ()
+    return "; ".join(dict.fromkeys(map(str, reasons))) or "no host"
+
+
 def timestamp_as_written(read: datetime) -> datetime:
     """Return a `timestamp` value as the database has it, in UTC.
 
@@ -206,8 +216,3 @@ def _tls(cassandra: Cassandra) -> ssl.SSLContext | None:
             str(cassandra.tls_certificate_file), cassandra.tls_key_file and str(cassandra.tls_key_file)
         )
     return context
-
-
-def _first_reason(error: NoHostAvailable) -> str:
-    reasons = error.errors.values() if isinstance(error.errors, dict) else error.errors or ()
-    return next((str(reason) for reason in reasons), "no host")

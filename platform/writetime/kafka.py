@@ -29,6 +29,7 @@ class NoTopic(WritetimeError):
 
 
 TIMEOUT_SECONDS = 15.0
+_REASON_SECONDS = 1.0
 _NO_ANSWER = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
 # Answers of a cluster in which a topic, a group or a broker is just being made or moved.
 _ASK_AGAIN = frozenset(
@@ -238,6 +239,19 @@ def headers_of(message: Message) -> list[tuple[str, bytes]]:
     return [(name, value.encode() if isinstance(value, str) else value or b"") for name, value in pairs]
 
 
+def fault_of_connections(settings: Settings) -> str | None:
+    """Return why no broker can be reached, such as a refused certificate; None if there is no report within a second.
+
+    Requests that fail do not have the reason: librdkafka reports it beside them.
+    """
+    found: list[KafkaError] = []
+    client = AdminClient(client_config(settings, log_level=0, error_cb=found.append))
+    deadline = time.monotonic() + _REASON_SECONDS
+    while not found and time.monotonic() < deadline:
+        client.poll(0.1)
+    return found[0].str() if found else None
+
+
 def _offsets(settings: Settings, topic: str, spec: Any, partitions: Sequence[int] | None = None) -> dict[int, int]:
     known = partitions_of(settings, topic) if partitions is None else partitions
     request = {TopicPartition(topic, p): spec for p in known}
@@ -283,7 +297,7 @@ def _unreachable(settings: Settings, what: str, error: KafkaException) -> Transi
     fault, brokers = error.args[0], settings.kafka.bootstrap_servers
     if fault.code() in _NO_ANSWER:
         return Transient(
-            f"{what}: no broker answers at {brokers} ({fault.str()}); start the embedded servers with `writetime up`, "
-            "or set kafka.bootstrap_servers and kafka.client"
+            f"{what}: no broker answers at {brokers} ({fault_of_connections(settings) or fault.str()}); start the "
+            "embedded servers with `writetime up`, or set kafka.bootstrap_servers and kafka.client"
         )
     return Transient(f"{what}: {fault.name()} {fault.str()} (brokers {brokers})")

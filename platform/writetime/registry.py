@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from typing import Any, Literal
 
+from writetime import tls
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 
@@ -107,7 +108,10 @@ class Registry:
             text = e.read().decode(errors="replace")[:1000]
             raise _Answer(f"schema registry {self._url}: {method} {path}: {e.code} {text}", e.code, text) from None
         except (OSError, ValueError) as e:
-            raise WritetimeError(f"schema registry {self._url} does not answer: {e}") from None
+            what_to_do = tls.remedy(str(e), "schema_registry")
+            raise WritetimeError(
+                f"schema registry {self._url} does not answer: {e}" + (f"; {what_to_do}" if what_to_do else "")
+            ) from None
 
     def _tls(self) -> ssl.SSLContext | None:
         """Made for each call, as tasks of Spark take this object along."""

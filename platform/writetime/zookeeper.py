@@ -1,15 +1,59 @@
 """How ZooKeeper is reached: the options of its client, as the settings have them."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import make_digest_acl
 
+from writetime import tls
 from writetime.config import Settings
+from writetime.errors import Transient
 
 # Below this level kazoo logs its requests, the login among them.
 _log = logging.getLogger(f"{__name__}.client")
 _log.setLevel(logging.INFO)
+
+
+class NoZooKeeper(Transient):
+    """ZooKeeper does not answer."""
+
+
+class _Reasons(logging.LoggerAdapter[logging.Logger]):
+    """The log of one client, which keeps the last failure of a connection: kazoo's exceptions do not have it."""
+
+    last: str | None = None
+
+    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a warning, as kazoo does of each connection that fails."""
+        if str(msg).startswith(("Connection ", "Cannot resolve")):
+            self.last = str(msg) % args
+        super().warning(msg, *args, **kwargs)
+
+
+@contextmanager
+def connect(settings: Settings, seconds: int) -> Iterator[KazooClient]:
+    """Open a client for a `with` block.
+
+    Raises:
+        NoZooKeeper: no server lets us in for so many seconds; with the reason.
+    """
+    reasons = _Reasons(_log)
+    client = KazooClient(**{**client_options(settings), "logger": reasons})
+    try:
+        try:
+            client.start(timeout=seconds)
+        except KazooTimeoutError:
+            reason = reasons.last or f"no answer for {seconds} s"
+            what_to_do = tls.remedy(reason, "zookeeper") or "start it, or set zookeeper.hosts and the certificates"
+            raise NoZooKeeper(f"no ZooKeeper answers at {settings.zookeeper.hosts} ({reason}); {what_to_do}") from None
+        yield client
+    finally:
+        client.stop()
+        client.close()
 
 
 def client_options(settings: Settings) -> dict[str, Any]:

@@ -36,12 +36,13 @@ class RegistryServer(EmbeddedServer):
         options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dquarkus.http.host=127.0.0.1"]
         return [str(java()), *options, f"-Dquarkus.http.port={self._port}", "-jar", str(runner)]
 
-    def ready(self) -> bool:
-        """Return whether it answers."""
+    def fault(self) -> str | None:
+        """Return why it does not answer; None if it does."""
         try:
-            return self.ask("GET", "/subjects") is not None
-        except OSError:
-            return False
+            self.ask("GET", "/subjects")
+        except OSError as e:
+            return str(e)
+        return None
 
     def ask(self, method: str, path: str, content: Any = None) -> Any:
         """Return what it answers."""

@@ -40,13 +40,13 @@ class Postgres(EmbeddedServer):
         where = ["-h", "127.0.0.1", "-p", str(self._port), "-k", ""]
         return [*self._prefix(), str(programs / "postgres"), "-D", str(data), *where, "-c", "fsync=off"]
 
-    def ready(self) -> bool:
-        """Return whether it answers a query."""
+    def fault(self) -> str | None:
+        """Return why it does not answer a query; None if it does."""
         try:
             psycopg2.connect(self.url).close()
-        except psycopg2.OperationalError:
-            return False
-        return True
+        except psycopg2.OperationalError as e:
+            return str(e)
+        return None
 
     def stop(self, sig: signal.Signals = signal.SIGINT) -> bool:
         """Stop it without waiting for its clients."""

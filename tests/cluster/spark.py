@@ -28,9 +28,9 @@ class _Daemon(EmbeddedServer):
         environment = [f"JAVA_HOME={java_home}", f"SPARK_LOG_DIR={self.folder}", "SPARK_DAEMON_MEMORY=256m"]
         return ["env", *environment, str(launcher), *self._arguments]
 
-    def ready(self) -> bool:
-        """Return whether its web page is there."""
-        return port_answers(self._ui)
+    def fault(self) -> str | None:
+        """Return why its web page is not there; None if it is."""
+        return None if port_answers(self._ui) else f"nothing listens at 127.0.0.1:{self._ui}"
 
 
 class SparkMaster(_Daemon):

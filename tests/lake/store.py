@@ -85,11 +85,11 @@ class ObjectStore(EmbeddedServer):
         """Stop it at once: it would wait for seconds for masters that are not there, and nothing of it is kept."""
         return super().stop(sig)
 
-    def ready(self) -> bool:
-        """Return whether it keeps the bucket."""
+    def fault(self) -> str | None:
+        """Return why it does not keep the bucket; None if it does."""
         try:
             with urllib.request.urlopen(f"{self.endpoint}/status", timeout=1):
                 self.filesystem().create_dir(BUCKET)
-        except OSError:
-            return False
-        return True
+        except OSError as e:
+            return str(e)
+        return None

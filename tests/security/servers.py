@@ -20,17 +20,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
-from kazoo.client import KazooClient
-from kazoo.handlers.threading import KazooTimeoutError
 
-from writetime import database
+from writetime import database, zookeeper
 from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.kafka import client_config
+from writetime.kafka import client_config, fault_of_connections
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.zookeeper import ZooKeeperServer
-from writetime.zookeeper import client_options
 
 STORE_PASSWORD = "keystore"
 LOOPBACK = ("127.0.0.1",)
@@ -59,10 +56,11 @@ class Identity:
 
 
 def issue(name: str, authority: Identity | None = None, addresses: Sequence[str] = LOOPBACK) -> Identity:
-    """Make an authority, or an identity that one vouches for."""
+    """Make an authority, or an identity that one vouches for, with the extensions that RFC 5280 (4.2.1) demands."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     issuer = authority.certificate.subject if authority else subject
+    signer = authority.key if authority else key
     now = dt.datetime.now(dt.UTC)
     names = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
     builder = (
@@ -70,9 +68,26 @@ def issue(name: str, authority: Identity | None = None, addresses: Sequence[str]
         .not_valid_before(now - dt.timedelta(hours=1))
         .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
+        .add_extension(_usage(authority is None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .add_extension(x509.SubjectAlternativeName([*names, x509.DNSName(name)]), critical=False)
     )
-    return Identity(key, builder.sign(authority.key if authority else key, hashes.SHA256()))
+    return Identity(key, builder.sign(signer, hashes.SHA256()))
+
+
+def _usage(is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 class Stores:
@@ -120,12 +135,12 @@ class SecuredCassandra(CassandraServer):
             },
         }
 
-    def ready(self) -> bool:
+    def fault(self) -> str | None:
         try:
             with database.connect(self._settings):
-                return True
-        except WritetimeError:
-            return False
+                return None
+        except WritetimeError as e:
+            return str(e)
 
 
 def grant(session: Session, role: str, password: str, permissions: Sequence[str]) -> None:
@@ -144,11 +159,12 @@ class SecuredKafka(KafkaServer):
         self._authority = authority
         self._users = users
 
-    def ready(self) -> bool:
+    def fault(self) -> str | None:
         try:
-            return bool(AdminClient(client_config(self._settings, log_level=0)).list_topics(timeout=5).brokers)
-        except KafkaException:
-            return False
+            found = AdminClient(client_config(self._settings, log_level=0)).list_topics(timeout=5)
+        except KafkaException as e:
+            return fault_of_connections(self._settings) or e.args[0].str()
+        return None if found.brokers else "it names no broker"
 
     def configuration(self) -> dict[str, object]:
         stores = Stores(self.folder, self._authority)
@@ -222,13 +238,9 @@ class SecuredZooKeeper(ZooKeeperServer):
         config.write_text("\n".join(lines) + "\n")
         return command
 
-    def ready(self) -> bool:
-        client = KazooClient(**client_options(self._settings))
+    def fault(self) -> str | None:
         try:
-            client.start(timeout=5)
-            return True
-        except KazooTimeoutError:
-            return False
-        finally:
-            client.stop()
-            client.close()
+            with zookeeper.connect(self._settings, 5):
+                return None
+        except WritetimeError as e:
+            return str(e)

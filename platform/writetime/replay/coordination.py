@@ -28,17 +28,13 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 
 from writetime.config import Settings
-from writetime.errors import Transient, WritetimeError
-from writetime.zookeeper import client_options
+from writetime.errors import WritetimeError
+from writetime.zookeeper import NoZooKeeper, connect
 
 ROOT = "/queues"
 TIMEOUT_SECONDS = 15
 _LOOK_SECONDS = 0.5
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
-
-
-class NoZooKeeper(Transient):
-    """ZooKeeper does not answer."""
 
 
 class Moved(WritetimeError):
@@ -216,19 +212,8 @@ def coordination(settings: Settings, queue: str) -> Iterator[Coordination]:
     Raises:
         NoZooKeeper: it does not answer.
     """
-    client = KazooClient(**client_options(settings))
-    try:
-        client.start(timeout=TIMEOUT_SECONDS)
-    except KazooTimeoutError:
-        raise NoZooKeeper(
-            f"no ZooKeeper answers at {settings.zookeeper.hosts}, or its certificate is refused (the log says which); "
-            "start it, or set zookeeper.hosts and the certificates"
-        ) from None
-    try:
+    with connect(settings, TIMEOUT_SECONDS) as client:
         yield Coordination(client, queue)
-    finally:
-        client.stop()
-        client.close()
 
 
 @contextmanager

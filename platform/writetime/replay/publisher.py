@@ -25,7 +25,8 @@ from writetime.database import connect
 from writetime.errors import WritetimeError
 from writetime.replay.batches import Batches, NoBatch, Seal, Unknown
 from writetime.replay.blocks import MAX_ITEM_BYTES, encode
-from writetime.replay.coordination import Coordination, NoZooKeeper, check_name, coordination
+from writetime.replay.coordination import Coordination, check_name, coordination
+from writetime.zookeeper import NoZooKeeper
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from datetime import datetime
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.replay.batches import Batch, Batches, Damaged, Gone, NoBatch, Seal
-from writetime.replay.coordination import NoZooKeeper, coordination
+from writetime.replay.coordination import coordination
+from writetime.zookeeper import NoZooKeeper
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,9 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.replay.batches import Batch, Batches, NoBatch, Unknown
-from writetime.replay.coordination import Cursor, Moved, NoZooKeeper, check_name, coordination
+from writetime.replay.coordination import Cursor, Moved, check_name, coordination
 from writetime.replay.publisher import tell
+from writetime.zookeeper import NoZooKeeper
 
 log = logging.getLogger(__name__)
 

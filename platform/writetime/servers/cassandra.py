@@ -6,7 +6,7 @@ import os
 from cassandra.cluster import Cluster
 
 from writetime.config import Settings
-from writetime.database import DRIVER_FAULTS
+from writetime.database import DRIVER_FAULTS, reason_of
 from writetime.servers import jars
 from writetime.servers.java import java
 from writetime.servers.process import EmbeddedServer, free_port, port_answers
@@ -92,19 +92,19 @@ class CassandraServer(EmbeddedServer):
             "org.apache.cassandra.service.CassandraDaemon",
         ]
 
-    def ready(self) -> bool:
-        """Return whether the node answers CQL."""
+    def fault(self) -> str | None:
+        """Return why the node does not answer CQL; None if it does."""
         port = self._settings.cassandra.port
         if not port_answers(port, self.address):
-            return False
+            return f"nothing listens at {self.address}:{port}"
         cluster = Cluster([self.address], port=port, connect_timeout=5)
         try:
             cluster.connect()
-        except DRIVER_FAULTS:
-            return False
+        except DRIVER_FAULTS as e:
+            return reason_of(e)
         finally:
             cluster.shutdown()
-        return True
+        return None
 
     def configuration(self) -> dict[str, object]:
         """Return what `cassandra.yaml` holds."""

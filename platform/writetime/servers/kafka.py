@@ -51,15 +51,15 @@ class KafkaServer(EmbeddedServer):
             self._format(config)
         return [*self._java(f"-Xmx{self._heap}", f"-Xms{self._heap}"), "kafka.Kafka", str(config)]
 
-    def ready(self) -> bool:
-        """Return whether the broker answers a metadata request."""
+    def fault(self) -> str | None:
+        """Return why the broker does not answer a metadata request; None if it does."""
         if not port_answers(self._port):
-            return False
+            return f"nothing listens at 127.0.0.1:{self._port}"
         try:
             client = AdminClient({"bootstrap.servers": f"127.0.0.1:{self._port}", "log_level": 0})
-            return bool(client.list_topics(timeout=5).brokers)
-        except KafkaException:
-            return False
+            return None if client.list_topics(timeout=5).brokers else "it names no broker"
+        except KafkaException as e:
+            return e.args[0].str()
 
     def _java(self, *options: str) -> list[str]:
         log4j = self.folder / "log4j2.yaml"

@@ -36,8 +36,8 @@ class EmbeddedServer(ABC):
         """Write the configuration and return the command line that runs the server in the foreground."""
 
     @abstractmethod
-    def ready(self) -> bool:
-        """Return whether the server answers a request of its own protocol."""
+    def fault(self) -> str | None:
+        """Return why the server does not answer a request of its own protocol; None if it does."""
 
     @property
     def log_file(self) -> Path:
@@ -96,16 +96,16 @@ class EmbeddedServer(ABC):
         """Wait until the server answers.
 
         Raises:
-            WritetimeError: it ended, or did not answer in time.
+            WritetimeError: it ended, or did not answer in time, with the reason of the last try.
         """
         deadline = time.monotonic() + self._start_timeout_seconds
-        while not self.ready():
+        while (fault := self.fault()) is not None:
             if self.pid() is None:
                 raise WritetimeError(f"{self.name} ended while starting; its log {self.log_file} ends:\n{self._tail()}")
             if time.monotonic() > deadline:
                 raise WritetimeError(
-                    f"{self.name} was not ready after {self._start_timeout_seconds:.0f} s; see {self.log_file}, "
-                    "or raise embedded.start_timeout_seconds"
+                    f"{self.name} was not ready after {self._start_timeout_seconds:g} s ({fault}); "
+                    f"see {self.log_file}, or raise embedded.start_timeout_seconds"
                 )
             time.sleep(0.1)
 

@@ -46,11 +46,12 @@ class ZooKeeperServer(EmbeddedServer):
         options = ["-XX:+UseSerialGC", "-Xmx128m", f"-Dlogback.configurationFile={logback}"]
         return [str(java()), *options, "-cp", class_path, main, str(config)]
 
-    def ready(self) -> bool:
-        """Return whether the server answers `ruok`."""
+    def fault(self) -> str | None:
+        """Return why the server does not answer `ruok`; None if it does."""
         try:
             with socket.create_connection(("127.0.0.1", self._port), timeout=1) as s:
                 s.sendall(b"ruok")
-                return s.recv(4) == b"imok"
-        except OSError:
-            return False
+                answer = s.recv(4)
+        except OSError as e:
+            return f"127.0.0.1:{self._port}: {e}"
+        return None if answer == b"imok" else f"it answers {answer!r} to ruok"

@@ -1,0 +1,41 @@
+"""What to do about a certificate that was refused."""
+
+# What OpenSSL reports where it verifies strictly by RFC 5280 only (X509_V_FLAG_X509_STRICT), as
+# `ssl.create_default_context` does from Python 3.13 on: `check_extensions` in crypto/x509/x509_vfy.c, texts in
+# crypto/x509/x509_txt.c.
+_STRICT = (
+    "Missing Authority Key Identifier",
+    "Missing Subject Key Identifier",
+    "Authority Key Identifier marked critical",
+    "Subject Key Identifier marked critical",
+    "Basic Constraints of CA cert not marked critical",
+    "CA cert does not include key usage extension",
+    "Key usage keyCertSign invalid for non-CA cert",
+    "Path length given without key usage keyCertSign",
+    "Path length invalid for non-CA cert",
+    "Issuer name empty",
+    "Subject name empty",
+    "Empty Subject Alternative Name extension",
+    "Using cert extension requires at least X509v3",
+)
+
+
+def remedy(reason: str, section: str) -> str | None:
+    """Return what to do about a failed connection, by its reason; None if no certificate was refused.
+
+    Args:
+        reason: the text of the error that the client reports.
+        section: the section of the settings that names the authority, as `tls_ca_file`.
+    """
+    if "CERTIFICATE_VERIFY_FAILED" not in reason:
+        return None
+    if any(text in reason for text in _STRICT):
+        return (
+            "Python 3.13 and later demand the extensions of RFC 5280 from certificates; issue them again: the "
+            "authority's with basicConstraints (critical), keyUsage with keyCertSign and subjectKeyIdentifier, the "
+            "server's with authorityKeyIdentifier"
+        )
+    return (
+        f"the server's certificate has to be valid, to be of the authority in {section}.tls_ca_file, and to name the "
+        "server's address"
+    )
