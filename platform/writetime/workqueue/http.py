@@ -14,7 +14,15 @@ from starlette.routing import Route
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
-from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidItem, NewItem, TooLarge
+from writetime.workqueue.enqueue import (
+    MAX_DELAY_SECONDS,
+    MAX_PAYLOAD_LEVELS,
+    AsyncEnqueuer,
+    EnqueueUnknown,
+    InvalidItem,
+    NewItem,
+    TooLarge,
+)
 from writetime.workqueue.tables import Tables
 
 _FIELDS = frozenset({"payload", "key", "delaySeconds", "itemId"})
@@ -113,7 +121,7 @@ class ItemsEndpoint:
             raise _RefusedError(503, str(e), itemIds=[str(item_id) for item_id in e.item_ids]) from None
         except (WritetimeError, TimeoutError) as e:
             reason = str(e) or "the database does not answer"
-            raise _RefusedError(503, f"nothing was enqueued: {reason}", itemIds=[]) from None
+            raise _RefusedError(503, f"nothing was enqueued, repeat the call later: {reason}", itemIds=[]) from None
 
     async def _enqueuer(self) -> AsyncEnqueuer:
         """Return what enqueues; calls that come meanwhile wait for the same connection."""
@@ -137,7 +145,7 @@ def _item(value: Any) -> NewItem:
     if not isinstance(value, dict) or "payload" not in value:
         raise _RefusedError(400, "an item must be a JSON object with a payload")
     if unknown := value.keys() - _FIELDS:
-        raise _RefusedError(400, f"unknown field {sorted(unknown)[0]!r}; known are {', '.join(sorted(_FIELDS))}")
+        raise _RefusedError(400, f"unknown field {min(unknown)!r}; known are {', '.join(sorted(_FIELDS))}")
     key, delay, item_id = value.get("key"), value.get("delaySeconds", 0), value.get("itemId")
     if key is not None and not isinstance(key, str):
         raise _RefusedError(400, "key must be a string")
@@ -160,9 +168,9 @@ def openapi_path(max_payload_bytes: int, max_batch: int) -> dict[str, Any]:
         "required": ["payload"],
         "additionalProperties": False,
         "properties": {
-            "payload": {"description": "Any JSON value."},
+            "payload": {"description": f"Any JSON value, at most {MAX_PAYLOAD_LEVELS} levels."},
             "key": {"type": "string", "description": "Items of a key run in order. 1 to 1024 bytes."},
-            "delaySeconds": {"type": "number", "minimum": 0},
+            "delaySeconds": {"type": "number", "minimum": 0, "maximum": MAX_DELAY_SECONDS},
             "itemId": {
                 **item_id,
                 "description": "A UUID of version 7, of about now: a repeated call with it adds no second item.",
