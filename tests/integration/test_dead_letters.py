@@ -1,11 +1,31 @@
 """Dead letters: kept whole, listed, and sent once more."""
 
 import pytest
+from click.testing import CliRunner
+from kafka import KafkaProducer
 
+from writetime.cli import main
 from writetime.config import Settings
 from writetime.ingest import deadletters, writer
+from writetime.ingest.event import InvalidEvent
 
 from .test_sink import an_event, dead_letters, produce, rows, run_once
+
+
+class RawName(str):
+    """A header name that a client sends as bytes that are not UTF-8, as clients in other languages can."""
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        return b"trace-\xff\xfe"
+
+
+def produce_raw_name(settings: Settings, topic: str, *values: bytes) -> None:
+    producer = KafkaProducer(bootstrap_servers=settings.kafka.bootstrap_servers)
+    try:
+        for value in values:
+            producer.send(topic, value, partition=0, headers=[("plain", b"1"), (RawName(), b"17")]).get(30)
+    finally:
+        producer.close()
 
 
 def test_a_dead_letter_is_the_whole_message_with_its_reason_and_origin(settings: Settings) -> None:
@@ -47,3 +67,41 @@ def test_headers_that_look_like_our_own_do_no_harm(settings: Settings) -> None:
     assert letter.origin == f"{settings.ingest.topic}/0@0"
     assert deadletters.redrive(settings) == 1
     assert [r["outcome"] for r in run_once(settings)] == ["dead"]
+
+
+def test_a_header_name_that_is_not_utf_8_is_a_dead_letter_and_stops_no_other_message(settings: Settings) -> None:
+    # Many, as Python checks what the client returns in the first calls only.
+    values = [an_event(n).value() for n in range(40)]
+    produce_raw_name(settings, settings.ingest.topic, *values)
+    produce(settings, [an_event(40).value()])
+    assert [r["outcome"] for r in run_once(settings)] == ["dead"] * 40 + ["stored"]
+    letters = sorted(dead_letters(settings), key=lambda letter: int(letter.origin.rpartition("@")[2]))
+    assert [(letter.value, letter.headers) for letter in letters] == [(value, []) for value in values]
+    assert {letter.reason for letter in letters} == {"the name of a header is not UTF-8; the headers are not kept"}
+    assert letters[7].origin == f"{settings.ingest.topic}/0@7"
+    assert deadletters.redrive(settings) == 40
+    assert [r["outcome"] for r in run_once(settings)] == ["stored"] * 40
+
+
+def test_such_a_header_in_the_dead_letter_topic_does_no_harm(settings: Settings) -> None:
+    produce_raw_name(settings, settings.ingest.dead_letter_topic, b"foreign")
+    produce(settings, [b"poison"])
+    run_once(settings)
+    assert {letter.value for letter in dead_letters(settings)} == {b"foreign", b"poison"}
+
+
+def test_the_list_has_no_control_characters(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A command to the terminal in the value, and in a reason, which anybody who may write to the topic can set.
+    def refuse(*_: object) -> None:
+        raise InvalidEvent("\x1b[2J bad \r\n")
+
+    produce(settings, [b"\x1b]0;owned\x07\tpoison\x9b2J\n\xe2\x80\xae"])
+    with monkeypatch.context() as patch:
+        patch.setattr("writetime.ingest.pipeline.decode", refuse)
+        run_once(settings)
+    (line,) = CliRunner(catch_exceptions=False).invoke(main, ["dead-letters", "list"]).output.splitlines()
+    origin, reason, value = line.split("\t")
+    assert origin == f"{settings.ingest.topic}/0@0"
+    assert reason == r"\x1b[2J bad \r\n"
+    assert value.startswith(r"\x1b]0;owned\x07\tpoison")
+    assert all(c.isprintable() for c in origin + reason + value)

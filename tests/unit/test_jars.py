@@ -1,3 +1,5 @@
+import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,53 @@ def test_a_jar_that_is_not_the_pinned_one_is_refused(tmp_path: Path, monkeypatch
     with pytest.raises(WritetimeError, match=r"slf4j-api-2\.0\.17\.jar has SHA-256 .* but jars\.lock pins 000"):
         jars.fetch("tiny")
     assert not list((tmp_path / "jars").glob("*.jar"))
+
+
+def pin(monkeypatch: pytest.MonkeyPatch, folder: Path, content: bytes) -> Path:
+    """Pin a jar that Maven has under this name, with the digest of some content, and return where it is cached."""
+    (folder / "jars").mkdir()
+    lock = folder / "jars.lock"
+    lock.write_text(f"tiny org.slf4j:slf4j-api:2.0.17 {hashlib.sha256(content).hexdigest()}\n")
+    monkeypatch.setattr(jars, "LOCK_FILE", lock)
+    monkeypatch.setenv("WRITETIME_CACHE", str(folder))
+    (jar,) = jars.pinned("tiny")
+    return folder / "jars" / jar.file_name
+
+
+def test_a_cached_jar_that_was_changed_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[str] = []
+
+    def download(missing: list[jars.Jar], cache: Path) -> None:
+        for jar in missing:
+            fetched.append(jar.file_name)
+            (cache / jar.file_name).write_bytes(b"sound")
+
+    monkeypatch.setattr(jars, "_download", download)
+    path = pin(monkeypatch, tmp_path, b"sound")
+    # Cut off, of the same size, empty: the first time it is looked at, and after it was sound.
+    for wrong in (b"sou", b"SOUND", b""):
+        path.write_bytes(wrong)
+        assert [p.read_bytes() for p in jars.fetch("tiny")] == [b"sound"]
+        assert [p.read_bytes() for p in jars.fetch("tiny")] == [b"sound"]
+    assert fetched == [path.name] * 3
+
+
+def test_a_cached_jar_is_read_once_while_it_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = pin(monkeypatch, tmp_path, b"sound")
+    path.write_bytes(b"sound")
+    read: list[Path] = []
+    original = jars._sha256
+    monkeypatch.setattr(jars, "_sha256", lambda file: read.append(file) or original(file))
+    for _ in range(3):
+        assert jars.fetch("tiny") == [path]
+    assert read == [path]
+    os.utime(path, ns=(1, 1))
+    assert jars.fetch("tiny") == [path]
+    (tmp_path / "jars" / "checked.json").write_text("{")
+    assert jars.fetch("tiny") == [path]
+    assert read == [path] * 3
+    # Another version of the program may pin another digest for the same name.
+    lock = tmp_path / "jars.lock"
+    lock.write_text(lock.read_text().replace(hashlib.sha256(b"sound").hexdigest(), "0" * 64))
+    with pytest.raises(WritetimeError, match=r"but jars\.lock pins 000"):
+        jars.fetch("tiny")

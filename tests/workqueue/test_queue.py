@@ -15,7 +15,7 @@ from writetime.config import Queue, Settings
 from writetime.errors import WritetimeError
 from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, inspect, redrive
 from writetime.workqueue.deadletters import dead_letters
-from writetime.workqueue.enqueue import InvalidItem, TooLarge
+from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidItem, TooLarge
 from writetime.workqueue.items import Place, bucket_of, first_id
 from writetime.workqueue.tables import Tables
 
@@ -254,6 +254,89 @@ def test_a_repeated_call_with_the_same_id_is_one_item(queue_settings: Settings, 
         with pytest.raises(InvalidItem, match="a key has 1 to 1024 bytes"):
             enqueuer.enqueue(jobs, 1, key="")
     assert inspect(queue_settings, jobs).depth == 1
+
+
+@pytest.mark.parametrize("delay", [-1.0, 366 * 86_400 + 1.0, 2.6e11, 9e18, 1e308, float("inf"), float("nan")])
+def test_a_delay_has_0_seconds_to_366_days(queue_settings: Settings, jobs: str, delay: float) -> None:
+    with Enqueuer(queue_settings) as enqueuer, pytest.raises(InvalidItem, match="a delay has 0 to 31622400 seconds"):
+        enqueuer.enqueue_many(jobs, [NewItem(1), NewItem(2, delay_seconds=delay)])
+    assert inspect(queue_settings, jobs).depth == 0
+
+
+def test_the_longest_delay_and_the_deepest_payload_are_taken(queue_settings: Settings, jobs: str) -> None:
+    def nested(levels: int, inner: Any = 1) -> Any:
+        for n in range(levels):
+            inner = [inner, inner if levels < 3 else 2] if n % 2 else {"a": inner}
+        return inner
+
+    done: list[Any] = []
+    with Enqueuer(queue_settings) as enqueuer:
+        enqueuer.enqueue(jobs, 1, delay_seconds=366 * 86_400)
+        enqueuer.enqueue_many(jobs, [NewItem(nested(250)), NewItem([nested(1)] * 300)])
+        for levels in (251, 700, 990, 5000):
+            with pytest.raises(InvalidItem, match="the payload is nested more than 250 levels deep"):
+                enqueuer.enqueue(jobs, nested(levels))
+    with working(queue_settings, {jobs: lambda item: done.append(item.payload)}):
+        until(lambda: len(done) == 2)
+    assert nested(250) in done
+    assert inspect(queue_settings, jobs).delayed == 1
+
+
+def test_no_stored_bucket_time_or_payload_breaks_a_worker(queue_settings: Settings, jobs: str) -> None:
+    settings = with_queue(queue_settings, jobs, {"shards": 1})
+    other = f"{jobs}-other"
+    keyspace = settings.cassandra.keyspace
+    ends = [2**63 - 1, 9 * 10**18, 253_402_300_800_000, -62_135_596_800_001, -(2**63)]
+    done: list[Any] = []
+    with Enqueuer(settings) as enqueuer:
+        poisoned = enqueuer.enqueue_many(jobs, [NewItem("poisoned", key=f"k{n}") for n in range(len(ends))])
+    with database.connect(settings) as session:
+
+        def insert(table: str, **values: Any) -> None:
+            columns, marks = ", ".join(values), ", ".join(["%s"] * len(values))
+            session.execute(
+                f"INSERT INTO {keyspace}.{table} (queue, shard, {columns}) VALUES (%s, 0, {marks})",
+                [jobs, *values.values()],
+            )
+
+        now = poisoned[0].int >> 80
+        for n, (item_id, at) in enumerate(zip(poisoned, ends, strict=True)):
+            bucket = bucket_of(item_id, settings.workqueue.bucket_seconds)
+            insert("queue_items", bucket=at, item_id=first_id(now + n), payload="1")
+            insert("queue_buckets", bucket=at)
+            insert("queue_buckets", bucket=-at // 3, closed=at)
+            insert("queue_items", bucket=bucket, item_id=first_id(now + 100 + n), payload="1", not_before=at)
+            insert("queue_state", bucket=bucket, item_id=item_id, status="RETRY", due=at)
+        bucket = bucket_of(poisoned[0], settings.workqueue.bucket_seconds)
+        for n, payload in enumerate(["{", "", None, "[" * 100_000]):
+            insert("queue_items", bucket=bucket, item_id=first_id(now + 200 + n), payload=payload)
+    with Enqueuer(settings) as enqueuer:
+        enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(20)])
+        enqueuer.enqueue(other, "other")
+    with working(settings, dict.fromkeys((jobs, other), lambda item: done.append(item.payload))):
+        until(lambda: {*range(20), "other"} <= set(done))
+        until(lambda: len(dead_letters(settings, jobs)) == 4)
+    state = inspect(settings, jobs)
+    assert state.dead_letters == 4
+    letters = {letter.payload[:1] for letter in dead_letters(settings, jobs)}
+    assert letters == {"{", "", "["}
+
+
+def test_what_was_not_sent_has_no_ids_to_repeat(queue_settings: Settings, jobs: str) -> None:
+    class Silent(Tables):
+        def __init__(self) -> None:
+            pass
+
+        async def now(self) -> int:
+            await asyncio.sleep(60)
+            return 0
+
+    hasty = queue_settings.workqueue.model_copy(update={"enqueue_timeout_seconds": 0.05})
+    enqueuer = AsyncEnqueuer(Silent(), queue_settings.model_copy(update={"workqueue": hasty}))
+    with pytest.raises(EnqueueUnknown, match="nothing was enqueued") as unknown:
+        asyncio.run(enqueuer.enqueue(jobs, [NewItem(1)]))
+    assert unknown.value.item_ids == []
+    assert " id" not in str(unknown.value)
 
 
 def test_a_queue_keeps_its_shards(queue_settings: Settings, jobs: str) -> None:

@@ -8,6 +8,7 @@ import click
 from writetime import config
 from writetime.ingest import deadletters, ingress, sink
 from writetime.kafka import beginning_offsets, end_offsets
+from writetime.printing import printable
 
 
 @click.command()
@@ -38,7 +39,7 @@ def list_dead_letters() -> None:
     topic = settings.ingest.dead_letter_topic
     for letter in deadletters.read(settings, beginning_offsets(settings, topic), end_offsets(settings, topic)):
         value = (letter.value or b"")[:80].decode(errors="replace")
-        click.echo(f"{letter.origin}\t{letter.reason}\t{value}")
+        click.echo("\t".join(map(printable, (letter.origin, letter.reason, value))))
 
 
 @dead_letters.command()

@@ -1,8 +1,9 @@
 """Messages that cannot become rows: kept whole in a topic of their own, with the reason and where they came from.
 
 A dead letter has the key, value and headers of the original, and these headers besides: `dead-letter.reason`,
-`dead-letter.topic`, `dead-letter.partition`, `dead-letter.offset`, `dead-letter.at`. A message may be dead-lettered
-twice when the sink is killed between the two acknowledgements; topic, partition and offset tell that.
+`dead-letter.topic`, `dead-letter.partition`, `dead-letter.offset`, `dead-letter.at`. Where the name of a header is not
+UTF-8, the client cannot read the headers: only key and value are kept, and the reason names the cause. A message may
+be dead-lettered twice when the sink is killed between the two acknowledgements; topic, partition and offset tell that.
 """
 
 import heapq
@@ -19,6 +20,7 @@ from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.ingest.event import REDRIVEN_HEADER
 from writetime.kafka import (
+    UnreadableHeaders,
     beginning_offsets,
     client_config,
     commit_offsets,
@@ -179,7 +181,11 @@ def redrive(settings: Settings) -> int:
 
 
 def _dead_letter(message: Message) -> DeadLetter:
-    headers = headers_of(message)
+    try:
+        headers = headers_of(message)
+    except UnreadableHeaders:
+        # Not one of ours: anybody who may write to the topic may have sent it.
+        headers = []
     own = {
         name.removeprefix(HEADER_PREFIX): v.decode(errors="replace")
         for name, v in headers

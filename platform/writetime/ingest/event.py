@@ -66,7 +66,7 @@ def accept(body: Any, idempotency_key: str | None, now: datetime) -> Event:
     if not isinstance(body, dict):
         raise InvalidEvent("an event must be a JSON object")
     if unknown := body.keys() - _FIELDS:
-        raise InvalidEvent(f"unknown field {sorted(unknown)[0]!r}; known are {', '.join(sorted(_FIELDS))}")
+        raise InvalidEvent(f"unknown field {min(unknown)!r}; known are {', '.join(sorted(_FIELDS))}")
     user_id = _text(body, "userId")
     event_type = _text(body, "eventType")
     own_timestamp = "timestamp" in body

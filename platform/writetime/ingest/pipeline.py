@@ -17,7 +17,7 @@ from writetime.ingest.deadletters import DeadLetters
 from writetime.ingest.event import InvalidEvent, decode
 from writetime.ingest.offsets import PartitionProgress
 from writetime.ingest.writer import EventWriter, Outcome, Write
-from writetime.kafka import headers_of, place_of
+from writetime.kafka import UnreadableHeaders, headers_of, place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ class EventPipeline:
             event = decode(message.value(), headers_of(message))
         except InvalidEvent as e:
             self._condemn(Receipt(partition, offset, Outcome.DEAD, str(e)))
+        except UnreadableHeaders as e:
+            self._condemn(Receipt(partition, offset, Outcome.DEAD, f"{e}; the headers are not kept"))
         else:
             self.writer.submit(event, partition, offset, f"{message.topic()}/{partition}@{offset}")
 

@@ -27,7 +27,7 @@ from writetime.schema.cql import parse_table
 @click.option("--tag", help="The snapshot's name; the time by default.")
 def snapshot(*, table: str, tag: str | None) -> None:
     """Snapshot a table on the Cassandra node of this machine and print the snapshot's folders, for `backfill`."""
-    tag = tag or f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+    tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}" if tag is None else tag
     for folder in take_snapshot(config.load(), table, tag):
         click.echo(folder)
 

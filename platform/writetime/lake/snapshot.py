@@ -5,6 +5,7 @@ data folders, in its virtual tables.
 """
 
 import ast
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from uuid import UUID
@@ -17,6 +18,8 @@ from writetime.database import connect, node_of
 from writetime.errors import WritetimeError
 from writetime.servers.nodetool import nodetool
 
+# Cassandra takes the tag for a folder: `..` would be the table's own.
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _JMX_PORTS = ("cassandra.jmx.local.port", "cassandra.jmx.remote.port")
 
 
@@ -24,8 +27,10 @@ def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
     """Flush `keyspace.table` and snapshot it under a tag; return the folders of the snapshot, one a data folder.
 
     Raises:
-        WritetimeError: there is no such table, the node is not Cassandra or has no JMX port, or nodetool fails.
+        WritetimeError: the tag cannot be a folder, there is no such table, the node is not Cassandra or has no JMX
+            port, or nodetool fails.
     """
+    _check_tag(tag)
     keyspace, _, name = table.partition(".")
     with connect(settings) as session:
         query = "SELECT id FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
@@ -59,10 +64,23 @@ def _folders(data_folders: list[str], table: str, table_id: UUID, tag: str) -> l
 
 
 def clear_snapshot(settings: Settings, table: str, tag: str) -> None:
-    """Delete a snapshot."""
+    """Delete a snapshot.
+
+    Raises:
+        WritetimeError: the tag cannot be a folder, or nodetool fails.
+    """
+    _check_tag(tag)
     with connect(settings) as session:
         _, port = local_node(session, settings.capture.node)
     delete(port, [table], tag)
+
+
+def _check_tag(tag: str) -> None:
+    if not _TAG.fullmatch(tag):
+        raise WritetimeError(
+            f"a snapshot cannot be named {tag!r}: use 1 to 200 letters, digits, '_', '-' and '.', and begin with a "
+            "letter, a digit or '_'"
+        )
 
 
 def delete(port: int, tables: Iterable[str], tag: str) -> None:

@@ -9,19 +9,16 @@ import orjson
 import pyarrow as pa
 from rich.cells import cell_len
 
+from writetime.printing import printable
+
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under the names of their columns, each on one line: a terminal wraps what is too long."""
-    lines = [names, *([_printable(value) for value in row] for row in rows)]
+    lines = [names, *([printable(value) for value in row] for row in rows)]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         padded = (value + " " * (width - cell_len(value)) for value, width in zip(line, widths, strict=True))
         click.echo("  ".join(padded).rstrip())
-
-
-def _printable(text: str) -> str:
-    """Return a value as a line of a terminal may have it: without ends of lines, and without commands to it."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def json_line(row: Mapping[str, pa.Scalar]) -> bytes:

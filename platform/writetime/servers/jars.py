@@ -3,13 +3,14 @@ repositories.
 
 `jars.lock` beside this module lists every jar as `SET GROUP:ARTIFACT:VERSION[:CLASSIFIER][@TYPE] SHA256`; the type is
 `jar` if none is said. They are fetched by the Ivy that pyspark carries, each without its transitive dependencies, once,
-into a cache that all clones share
-(`WRITETIME_CACHE`, else the user's cache folder). `WRITETIME_IVY_SETTINGS` names an Ivy settings file for a mirror,
-whose resolvers should say `usepoms="false"`, too.
+into a cache that all clones share (`WRITETIME_CACHE`, else the user's cache folder). A cached jar is compared with its
+digest again when its size or modification time has changed; `checked.json` has those of the last comparison.
+`WRITETIME_IVY_SETTINGS` names an Ivy settings file for a mirror, whose resolvers should say `usepoms="false"`, too.
 """
 
 import hashlib
 import importlib.util
+import json
 import os
 import secrets
 import subprocess
@@ -28,6 +29,7 @@ from writetime.servers.java import java
 
 LOCK_FILE = Path(__file__).with_name("jars.lock")
 JARS_PER_RUN = 25
+_CHECKED_FILE = "checked.json"
 # Without POMs: nothing in them is used, and Debezium's name a parent that was not published.
 _IVY_SETTINGS = """<ivysettings><settings defaultResolver="central"/>
 <resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers></ivysettings>"""
@@ -70,7 +72,7 @@ def pinned(set_name: str) -> list[Jar]:
 
 
 def fetch(*set_names: str) -> list[Path]:
-    """Return the paths of all jars of these sets, downloading what the cache lacks.
+    """Return the paths of all jars of these sets, downloading those that the cache does not have as they are pinned.
 
     Raises:
         WritetimeError: a jar could not be fetched or is not the pinned one.
@@ -79,8 +81,9 @@ def fetch(*set_names: str) -> list[Path]:
     # An Ivy run never mixes sets: in one module Ivy would keep only one version of a jar that two sets pin differently.
     # Ivy waits for one jar at a time, so a large set is fetched by several runs at once.
     runs: list[list[Jar]] = []
+    intact = _intact([jar for name in set_names for jar in pinned(name)], cache)
     for name in set_names:
-        missing = [jar for jar in pinned(name) if not (cache / jar.file_name).is_file()]
+        missing = [jar for jar in pinned(name) if jar.file_name not in intact]
         runs += [missing[i : i + JARS_PER_RUN] for i in range(0, len(missing), JARS_PER_RUN)]
     if runs:
         print(f"fetching {sum(map(len, runs))} jars ({', '.join(set_names)}) ...", file=sys.stderr)
@@ -88,6 +91,40 @@ def fetch(*set_names: str) -> list[Path]:
         with ThreadPoolExecutor(max_workers=4) as pool:
             list(pool.map(lambda jars: _download(jars, cache), runs))
     return [cache / jar.file_name for name in set_names for jar in pinned(name)]
+
+
+def _intact(jars: list[Jar], cache: Path) -> set[str]:
+    """Return the file names of those jars that are in the cache as they are pinned."""
+    record = cache / _CHECKED_FILE
+    try:
+        checked = json.loads(record.read_text())
+    except (FileNotFoundError, ValueError):
+        checked = {}
+    known = dict(checked)
+    intact = set()
+    for jar in jars:
+        path = cache / jar.file_name
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        key = [jar.sha256, found.st_size, found.st_mtime_ns]
+        if checked.get(jar.file_name) != key and _sha256(path) != jar.sha256:
+            print(f"warning: {path} is not the jar that {LOCK_FILE.name} pins; it is replaced", file=sys.stderr)
+            continue
+        checked[jar.file_name] = key
+        intact.add(jar.file_name)
+    if checked != known:
+        # Of programs that write at once the last one wins; what it does not have is compared once more.
+        with tempfile.NamedTemporaryFile("w", dir=cache, delete=False) as scratch:
+            json.dump(checked, scratch)
+        os.replace(scratch.name, record)
+    return intact
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _download(jars: list[Jar], cache: Path) -> None:
@@ -111,7 +148,7 @@ def _download(jars: list[Jar], cache: Path) -> None:
                     f"{jar.file_name} could not be fetched; check the network, or name a mirror's Ivy settings in "
                     f"WRITETIME_IVY_SETTINGS. Ivy said:\n{detail}"
                 )
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest = _sha256(path)
             if digest != jar.sha256:
                 raise WritetimeError(f"{jar.file_name} has SHA-256 {digest}, but {LOCK_FILE.name} pins {jar.sha256}")
             path.rename(cache / jar.file_name)

@@ -13,6 +13,7 @@ import click
 from writetime import config
 from writetime.errors import WritetimeError
 from writetime.handlers import load_handler
+from writetime.printing import printable
 from writetime.workqueue import deadletters
 from writetime.workqueue.enqueue import Enqueuer
 from writetime.workqueue.hints import KafkaHint
@@ -66,7 +67,7 @@ def inspect_command(queue: str | None, letters: bool) -> None:
             redriven = f"redriven as {letter.redriven_as}" if letter.redriven_as else "-"
             click.echo(
                 f"{letter.item_id}\t{instant(letter.dead_at):%Y-%m-%dT%H:%M:%SZ}\t{letter.attempts} attempts\t"
-                f"{letter.error}\t{redriven}\t{letter.payload[:80]}"
+                f"{printable(letter.error)}\t{redriven}\t{printable(letter.payload[:80])}"
             )
 
 

@@ -24,9 +24,14 @@ _T = TypeVar("_T")
 
 MAX_KEY_BYTES = 1024
 MAX_QUEUE_CHARACTERS = 200
+# A later item would have a bucket of its own for longer than anybody looks after it.
+MAX_DELAY_SECONDS = 366 * 86_400
+# As deep as an event's payload may be. Python reads and writes JSON about 1,000 levels deep, less on a deep stack.
+MAX_PAYLOAD_LEVELS = 250
 # Bytes of items in one insert: well below the database's limits for a mutation.
 _BATCH_BYTES = 256 * 1024
 _IN_FLIGHT = 32
+_TOO_DEEP = f"the payload is nested more than {MAX_PAYLOAD_LEVELS} levels deep"
 
 
 class InvalidItem(WritetimeError):
@@ -38,7 +43,10 @@ class TooLarge(InvalidItem):
 
 
 class EnqueueUnknown(WritetimeError):
-    """The database has not acknowledged in time. Repeat the call with `item_ids` to enqueue each item at most once."""
+    """The database has not acknowledged in time. Repeat the call with `item_ids` to enqueue each item at most once.
+
+    Without any, nothing was enqueued.
+    """
 
     def __init__(self, text: str, item_ids: list[UUID]) -> None:
         super().__init__(text)
@@ -47,7 +55,8 @@ class EnqueueUnknown(WritetimeError):
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
-    """What to enqueue. `payload` is anything that JSON has. `delay_seconds` and `item_id` exclude each other.
+    """What to enqueue. `payload` is anything that JSON has, at most 250 levels deep. `delay_seconds`, at most 366 days,
+    and `item_id` exclude each other.
 
     Items of a key run in order. `item_id` is a UUID of version 7, of a call whose outcome is unknown; its time must be
     near the present one.
@@ -96,6 +105,12 @@ class AsyncEnqueuer:
                 await self._insert(entries)
                 self._note_slow(entries, began)
         except TimeoutError:
+            if not entries:
+                raise EnqueueUnknown(
+                    f"queue {queue}: nothing was enqueued, as the database has not answered in "
+                    f"{self._settings.enqueue_timeout_seconds:g} s; repeat the call later",
+                    [],
+                ) from None
             raise EnqueueUnknown(
                 f"queue {queue}: the database has not acknowledged {len(items)} items in "
                 f"{self._settings.enqueue_timeout_seconds:g} s; repeat the call with the same item ids",
@@ -114,13 +129,19 @@ class AsyncEnqueuer:
     def _payload(self, item: NewItem) -> str:
         if item.key is not None and not 0 < len(item.key.encode()) <= MAX_KEY_BYTES:
             raise InvalidItem(f"a key has 1 to {MAX_KEY_BYTES} bytes")
-        if item.delay_seconds < 0 or (item.delay_seconds and item.item_id is not None):
-            raise InvalidItem("a delay is positive, and not for an item that has an id already")
+        if not 0 <= item.delay_seconds <= MAX_DELAY_SECONDS:
+            raise InvalidItem(f"a delay has 0 to {MAX_DELAY_SECONDS} seconds (366 days)")
+        if item.delay_seconds and item.item_id is not None:
+            raise InvalidItem("an item that has an id already cannot have a delay")
         try:
             payload = as_json(item.payload)
             size = len(payload.encode())
+        except RecursionError:
+            raise InvalidItem(_TOO_DEEP) from None
         except (TypeError, ValueError) as e:
             raise InvalidItem(f"the payload cannot be JSON: {e}") from None
+        if payload.count("[") + payload.count("{") > MAX_PAYLOAD_LEVELS and _is_deeper(item.payload):
+            raise InvalidItem(_TOO_DEEP)
         if size > self._settings.max_payload_bytes:
             raise TooLarge(f"the payload has {size} bytes, more than the {self._settings.max_payload_bytes} allowed")
         return payload
@@ -241,6 +262,17 @@ class Enqueuer:
         except (KeyboardInterrupt, FutureTimeout):
             future.cancel()
             raise
+
+
+def _is_deeper(value: Any) -> bool:
+    """Return whether a payload has more levels than are allowed."""
+    level = [value]
+    for _ in range(MAX_PAYLOAD_LEVELS + 1):
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list | tuple))
+        level = [child for children in inner for child in children]
+        if not level:
+            return False
+    return True
 
 
 def _split(entries: list[Entry], rows: int) -> list[list[Entry]]:

@@ -326,14 +326,12 @@ class Running:
 
     async def _handle(self, runner: ShardRunner, entry: Entry) -> tuple[Status, str | None]:
         """Run the handler; return what is to become of the item, and its result or error."""
-        item = Item(
-            runner.queue,
-            entry.item_id,
-            entry.key,
-            json.loads(entry.payload),
-            entry.attempts,
-            lambda: runner.hold.valid,
-        )
+        try:
+            payload = json.loads(entry.payload)
+        except (ValueError, RecursionError) as e:
+            # Anybody who may write to the table can have inserted it.
+            return Status.DEAD, f"the payload cannot be read as JSON: {e}"
+        item = Item(runner.queue, entry.item_id, entry.key, payload, entry.attempts, lambda: runner.hold.valid)
         handler, is_async = self._handlers[runner.queue]
         metrics = self._metrics.get(runner.queue)
         if metrics:

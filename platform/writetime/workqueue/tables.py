@@ -3,6 +3,10 @@
 Items, buckets and dead letters are inserted plainly; everything that decides who may do what is a conditional write.
 A conditional write whose answer is lost raises `Unknown`. Each one is made so that it may be repeated as it is: its
 condition names what it replaces, and its values are this worker's alone, so a repeat tells whether it was applied.
+
+Buckets and due times are read as their eight bytes. The driver makes dates of timestamps, and fails for a whole page of
+rows at one after the year 9999. So does ScyllaDB's `toUnixTimestamp` at one that no UUID can have (get_valid_timestamp
+in cql3/functions/time_uuid_fcts.hh).
 """
 
 import json
@@ -21,6 +25,9 @@ from writetime.workqueue.items import Entry, Place, Status, millis
 from writetime.workqueue.statements import answer_of, bigint, bound, integer, text, timestamp, together
 
 PAGE_ROWS = 1000
+_ITEM = "item_id, key, payload, timestampAsBlob(not_before) AS not_before, after"
+# Cassandra takes no smaller write time.
+_FIRST_WRITE_TIME = -(2**63) + 1
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
@@ -116,25 +123,24 @@ class Tables:
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         )
         self._items = self._prepare(
-            f"SELECT item_id, key, payload, not_before, after FROM {{}}.queue_items WHERE {part} AND item_id > ? "
-            "AND item_id < ? LIMIT ?"
+            f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ? LIMIT ?"
         )
         self._item_ids = self._prepare(
             f"SELECT item_id FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ?"
         )
-        self._item = self._prepare(
-            f"SELECT item_id, key, payload, not_before, after FROM {{}}.queue_items WHERE {part} AND item_id = ?"
-        )
+        self._item = self._prepare(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {part} AND item_id = ?")
         self._status = self._prepare(f"SELECT status FROM {{}}.queue_state WHERE {part} AND item_id = ?", serial=True)
         self._insert_bucket = self._prepare("INSERT INTO {}.queue_buckets (queue, bucket, shard) VALUES (?, ?, ?)")
         self._buckets = self._prepare(
-            "SELECT bucket, shard, closed FROM {}.queue_buckets WHERE queue = ? AND bucket >= ?"
+            "SELECT timestampAsBlob(bucket) AS bucket, shard, timestampAsBlob(closed) AS closed FROM {}.queue_buckets "
+            "WHERE queue = ? AND bucket >= ?"
         )
         self._mark_bucket = self._prepare(
             "UPDATE {}.queue_buckets SET closed = ? WHERE queue = ? AND bucket = ? AND shard = ? IF closed = ?"
         )
         self._statics = self._prepare(
-            f"SELECT DISTINCT epoch, op, floor, closed FROM {{}}.queue_state WHERE {part}", serial=True
+            f"SELECT DISTINCT epoch, op, floor, timestampAsBlob(closed) AS closed FROM {{}}.queue_state WHERE {part}",
+            serial=True,
         )
         self._stamp = self._prepare(f"UPDATE {{}}.queue_state SET epoch = ?, op = 0 WHERE {part} IF epoch = ?")
         self._guard = self._prepare(
@@ -148,7 +154,8 @@ class Tables:
             f"WHERE {part} AND item_id = ?"
         )
         self._states = self._prepare(
-            f"SELECT item_id, status, attempts, due FROM {{}}.queue_state WHERE {part} AND item_id > ?"
+            "SELECT item_id, status, attempts, timestampAsBlob(due) AS due FROM {}.queue_state "
+            f"WHERE {part} AND item_id > ?"
         )
         self._all_items = self._prepare(f"SELECT item_id, key, payload FROM {{}}.queue_items WHERE {part}")
         self._all_states = self._prepare(
@@ -252,7 +259,7 @@ class Tables:
     async def buckets(self, queue: str, since: int = 0) -> list[BucketRow]:
         """Return the buckets of all shards from an instant on, oldest first."""
         rows = self._pages(self._buckets, (queue, since))
-        return [BucketRow(millis(r.bucket), r.shard, r.closed and millis(r.closed)) async for r in rows]
+        return [BucketRow(_millis(r.bucket), r.shard, r.closed and _millis(r.closed)) async for r in rows]
 
     async def mark_bucket(self, place: Place, closed: int | None, *, before: int | None) -> None:
         """Say that a bucket is closed, or open again; without effect where it is not as it was `before`."""
@@ -264,10 +271,11 @@ class Tables:
         The registry comes last: while it has the bucket, the rest is repeated.
         """
         items, states, registry = self._drop
-        await self._run(items, (before * 1000, *place))
-        await self._run(states, (before * 1000, *place))
+        at = max(before * 1000, _FIRST_WRITE_TIME)
+        await self._run(items, (at, *place))
+        await self._run(states, (at, *place))
         await self._run(self._drop_fence, (*place, epoch))
-        await self._run(registry, (before * 1000, *place))
+        await self._run(registry, (at, *place))
 
     # -- states
 
@@ -276,7 +284,7 @@ class Tables:
         rows = await self._run(self._statics, place)
         if not rows:
             return Statics(None, None, None, None)
-        return Statics(rows[0].epoch, rows[0].op, rows[0].floor, rows[0].closed and millis(rows[0].closed))
+        return Statics(rows[0].epoch, rows[0].op, rows[0].floor, rows[0].closed and _millis(rows[0].closed))
 
     async def stamp(self, place: Place, epoch: int, *, before: int | None) -> bool:
         """Put a new epoch on a partition that has the one `before`."""
@@ -311,7 +319,7 @@ class Tables:
         """Return the states of all claimed items beyond an id."""
         rows = self._pages(self._states, (*place, after))
         return [
-            StateRow(r.item_id, Status(r.status), r.attempts, r.due and millis(r.due))
+            StateRow(r.item_id, Status(r.status), r.attempts or 0, r.due and _millis(r.due))
             async for r in rows
             if r.status is not None
         ]
@@ -422,10 +430,15 @@ def _applied(rows: list[Any]) -> bool:
     return bool(rows[0].applied)
 
 
+def _millis(timestamp: bytes) -> int:
+    """Return a `timestamp` of the database in milliseconds since 1970."""
+    return int.from_bytes(timestamp, "big", signed=True)
+
+
 def _entry(place: Place, row: Any) -> Entry:
     delayed = row.not_before is not None
-    due = millis(row.not_before) if delayed else 0
-    return Entry(place, row.item_id, row.key, row.payload, delayed, due, after=row.after)
+    due = _millis(row.not_before) if delayed else 0
+    return Entry(place, row.item_id, row.key, row.payload or "", delayed, due, after=row.after)
 
 
 def as_json(value: Any) -> str:

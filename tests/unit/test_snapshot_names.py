@@ -1,0 +1,24 @@
+"""Names of snapshots, which become folders of the node, are refused before anything is asked."""
+
+import pytest
+from click.testing import CliRunner
+
+from writetime.cli import main
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.lake.snapshot import clear_snapshot
+
+WRONG = ["..", ".", "", "a/b", "../x", "-t", "a b", "a\n", "ä", "x" * 201]
+
+
+@pytest.mark.parametrize("tag", WRONG)
+def test_a_name_that_may_not_be_a_folder_is_refused(tag: str) -> None:
+    answer = CliRunner().invoke(main, ["snapshot", "shop.orders", f"--tag={tag}"])
+    assert answer.exit_code == 1
+    assert f"a snapshot cannot be named {tag!r}" in answer.output
+
+
+@pytest.mark.parametrize("tag", WRONG)
+def test_nor_is_one_deleted(tag: str) -> None:
+    with pytest.raises(WritetimeError, match="a snapshot cannot be named"):
+        clear_snapshot(Settings(), "shop.orders", tag)
