@@ -196,8 +196,10 @@ class _RecordedPages:
         found = [
             row for row in rows.dicts() if all(_holds(row[c], o, _serialised(v, row[c])) for c, o, v in conditions)
         ]
-        names = [_unquoted(column) for column in re.findall(r'(?:"(?:[^"]|"")+"|\w+)', match["columns"])]
-        yield pa.RecordBatch.from_arrays([pa.array([row[n] for row in found], pa.binary()) for n in names], names=names)
+        # Write times of system tables were not recorded.
+        names = [_unquoted(c) for c in re.findall(r'(?:"(?:[^"]|"")+"|\w+(?:\(\w+\))?)', match["columns"])]
+        values = [[None if n.startswith("writetime(") else row[n] for row in found] for n in names]
+        yield pa.RecordBatch.from_arrays([pa.array(column, pa.binary()) for column in values], names=names)
 
     def rows(self, statement: str, values: Sequence[Any]) -> pa.Table:
         return pa.Table.from_batches(self.start(statement, values))

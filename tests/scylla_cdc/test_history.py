@@ -170,7 +170,7 @@ def test_what_can_be_read_of_a_log(seed: int) -> None:
         )
         counts: Counter[str] = Counter()
         after = max([log.now, *log.dropped.values()])
-        readable = History(table, log_schema, after).readable(page, operations, counts)
+        readable = History(table, log_schema, snapshot_at=after).readable(page, operations, counts)
         for row, kept, lost in zip(log.rows, readable.tolist(), missing, strict=True):
             assert not (kept and lost), row
             empty = row.static and not row.values & there
@@ -191,6 +191,6 @@ def test_what_can_be_read_of_a_log(seed: int) -> None:
             gaps += 1
             assert raised.value.end == renamed
             with pytest.raises(Gap):
-                History(table, log_schema, raised.value.end - 1).readable(page, operations, Counter())
+                History(table, log_schema, snapshot_at=raised.value.end - 1).readable(page, operations, Counter())
     assert found.keys() == {STATIC_DROPPED, IN_SNAPSHOT}
     assert gaps > 10

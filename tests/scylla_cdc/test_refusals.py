@@ -77,7 +77,6 @@ UPDATE = {"operation": 1, "p": 1, "c": 1, "v": 1}
         ([{**UPDATE, "p": None}], True, "lacks its key, though no key column was renamed"),
         ([{**UPDATE, "c": None}], True, "lacks its key, though no key column was renamed"),
         ([{"operation": 3, "p": 1}], True, "lacks its key, though no key column was renamed"),
-        ([{"operation": 1, "p": 1, "c": 1}], True, "delta: keys, which does not log what was written"),
         ([UPDATE, UPDATE], False, "lacks rows of a group"),
         ([{"operation": 5, "p": 1, "c": 1}], True, "lacks rows of a group"),
         ([UPDATE, {"operation": 7, "p": 1, "c": 1}], True, "lacks rows of a group"),
@@ -107,15 +106,6 @@ def test_what_is_said_by_no_change(cdc: CdcDatabase) -> None:
     assert found["kind"].to_pylist() == ["row", "row", "partition_tombstone"]
     assert [t and t["write_time"] - odd.start for t in found["tombstone"].to_pylist()] == [None, 2 * SECOND, 3 * SECOND]
     assert found["v"].to_pylist()[0]["value"] == 8
-    odd.log(4, {"operation": 1, "p": 1, "c": 1})
-    assert odd.changes(empty_updates="pass").num_rows == 4
-
-
-def test_delta_keys(cdc: CdcDatabase, odd: Odd) -> None:
-    cdc.set_options(odd.schema, enabled="true", delta="keys")
-    with pytest.raises(LogError, match=r"CDC option delta: keys.*ALTER TABLE generated.odd\d+ WITH cdc"):
-        odd.changes()
-    cdc.set_options(odd.schema, enabled="true")
 
 
 def test_a_table_that_is_altered(cdc: CdcDatabase) -> None:

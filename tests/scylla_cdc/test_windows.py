@@ -10,7 +10,7 @@ from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now, stream_set
 from tests.scylla_cdc.test_base import origins
 from writetime.scylla_cdc.log import Gap, LogError
-from writetime.scylla_cdc.offsets import Offset, first_offset, interval, next_offset, pieces_between
+from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between
 from writetime.scylla_cdc.source import CdcSource, open_source
 from writetime.scylla_cdc.streams import StreamSets
 
@@ -121,31 +121,6 @@ def test_a_stream_that_was_away_for_longer_than_the_log_keeps_rows(
         assert next_offset(source, offset, source.settled(), None).until > start
         with pytest.raises(Gap, match="no streams that are still known"):
             first_offset(source, late.sets[0].time - 1, None)
-
-
-def test_a_stream_while_cdc_is_off(
-    cdc: CdcDatabase, late: Logged, written: Written, caplog: pytest.LogCaptureFixture
-) -> None:
-    cdc.announce_tablets(late.schema, late.sets)
-    name = late.schema.full_name
-    with open_source(cdc.settings, name) as source:
-        offset = first_offset(source, written.base, None)
-    cdc.set_options(late.schema, enabled="false")
-    with open_source(cdc.settings, name) as source:
-        off = next_offset(source, offset, now(), None)
-        assert (off.until, off.off_since) == (offset.until, offset.until)
-        assert pieces_between(source, offset, off) == []
-        with pytest.raises(Gap, match="CDC is off; turn it on again"):
-            next_offset(source, off, now(), now())
-        interval(source, None, None, None)
-        assert "is off: its log does not have" in caplog.text
-    cdc.set_options(late.schema, enabled="true")
-    with open_source(cdc.settings, name) as source:
-        with pytest.raises(Gap, match="CDC was off"):
-            next_offset(source, off, now(), None)
-        on = next_offset(source, off, now(), now())
-        assert on.off_since is None
-        assert on.until > off.until
 
 
 def test_a_table_that_was_created_again(cdc: CdcDatabase, late: Logged, written: Written) -> None:

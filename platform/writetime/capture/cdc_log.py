@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -32,8 +32,9 @@ from writetime.database import DRIVER_FAULTS, DatabaseUnreachable
 from writetime.errors import WritetimeError
 from writetime.kafka import topic_names
 from writetime.schema.table import TableSchema
+from writetime.scylla_cdc.findings import IN_SNAPSHOT
 from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError
-from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between
+from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between, snapshot_of
 from writetime.scylla_cdc.pages import Pages
 from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
 
@@ -182,7 +183,8 @@ class LogAgent:
         counts: Counter[tuple[str, str]] = Counter()
         found: Counter[str] = Counter()
         sent = 0
-        for changes in source.read(pieces_between(source, offset, end), snapshot_at=self._snapshot_at, found=found):
+        snapshot_at = snapshot_of(end, self._snapshot_at)
+        for changes in source.read(pieces_between(source, offset, end), snapshot_at=snapshot_at, found=found):
             sent += self._publisher.send(schema, changes).all()
             counts.update(counts_of(name, changes))
             if sent >= _PORTION:
@@ -193,6 +195,9 @@ class LogAgent:
         # If it was altered, what was sent is true, but may lack columns: nothing is saved, so it is read again.
         source.check_schema(schema)
         source.check_gap(offset.until, self._snapshot_at)
+        if found[IN_SNAPSHOT]:
+            # What follows may be in the snapshot, too, and is read by an agent that is not told of it again.
+            end = replace(end, snapshot_at=snapshot_at)
         if self._publisher.flush(stop):
             self._progress.save(name, end)
             self._metrics.published(counts)

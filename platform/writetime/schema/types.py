@@ -149,6 +149,11 @@ def quote_name(name: str) -> str:
     return name if plain else '"' + name.replace('"', '""') + '"'
 
 
+def quote_table(name: str) -> str:
+    """Return `keyspace.table` as CQL identifiers."""
+    return ".".join(map(quote_name, name.split(".", 1)))
+
+
 # --- CQL text ---------------------------------------------------------------------------------------------------------
 
 _CQL_TOKEN = re.compile(

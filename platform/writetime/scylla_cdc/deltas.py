@@ -66,7 +66,6 @@ class Deltas:
         history: History,
         fields: Sequence[str] | None = None,
         *,
-        empty_updates: bool = False,
         found: Counter[str] | None = None,
     ) -> None:
         full = change_schema(schema)
@@ -78,8 +77,6 @@ class Deltas:
         self._clustering = {field_name(c): c for c in schema.clustering}
         written = {field_name(c): c for c in schema.static + schema.regular}
         self._written = {name: c for name, c in written.items() if name in self.schema.names}
-        # Which rows say nothing can only be seen if all is read.
-        self._refuses_empty = not empty_updates and len(self._written) == len(written)
         self._position = position_encoder(schema.clustering)
 
     @property
@@ -116,11 +113,6 @@ class Deltas:
         )
         arrays = [self._array(work, name, captured_at) for name in self.schema.names]
         work.check_ranges(self._position)
-        if self._refuses_empty:
-            work.check_updates(
-                self._history.dropped_until,
-                [a for n, a in zip(self.schema.names, arrays, strict=True) if n in self._written],
-            )
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.nulls(work.count, pa.struct([])))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -177,22 +169,6 @@ class Rows:
             # A row without clustering key is static: others are not readable.
             without = np.all([nulls_of(page[c.name]) for c in table.clustering], axis=0)
             self.kinds[without & (self.kinds == ROW)] = STATIC
-
-    def check_updates(self, dropped_until: int, written: Sequence[pa.Array]) -> None:
-        """Refuse updates that write nothing: their values were not logged (`delta: keys`).
-
-        Until `dropped_until`, they may have written to columns that were dropped since.
-        """
-        empty = (self._operations == L.UPDATE) & (self.times > dropped_until)
-        for array in written:
-            empty &= nulls_of(array)
-        if empty.any():
-            raise LogError(
-                f"{where_in(self.page, empty, self._table)} is an update without values: it was written while the "
-                "table's CDC option was delta: keys, which does not log what was written, and is not supported; set "
-                "delta: full, take a snapshot, backfill it, and read on from there (or, if the table has updates that "
-                "write nothing, set scylla_cdc.empty_updates to pass)"
-            )
 
     @cached_property
     def keys(self) -> pa.Array:

@@ -3,11 +3,12 @@ end."""
 
 from collections.abc import Iterator, Mapping
 
-STATIC_DROPPED, IN_SNAPSHOT = "static_dropped", "in_snapshot"
+STATIC_DROPPED, IN_SNAPSHOT, DOUBTFUL_INSERT = "static_dropped", "in_snapshot", "doubtful_insert"
 
 _TEXTS = {
     STATIC_DROPPED: "rows skipped, which had values of dropped static columns only",
     IN_SNAPSHOT: "rows skipped, which cannot be read, and are in the snapshot that closed the gap",
+    DOUBTFUL_INSERT: "inserts without values from before the last ALTER TABLE: if delta was keys then, they had some",
 }
 
 

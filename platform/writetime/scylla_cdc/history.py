@@ -5,6 +5,9 @@ log are dropped, and rows from before read as if it had not been written. If it 
 values nor a clustering key. When a key column is renamed, it is dropped from the log and added under its new name, so
 rows from before have null for it. Both are in `system_schema.dropped_columns` of the log, with a time that is five
 seconds later, so that no row from before is younger.
+
+While the CDC option `delta` is `keys`, rows are logged without values. There is no record of when it was. Updates show
+it, as they have no values then. Inserts only suggest it, as an insert of keys alone looks the same.
 """
 
 from collections import Counter
@@ -20,10 +23,12 @@ from writetime.schema.columnar import fixed_width
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native
 from writetime.scylla_cdc import log as L
-from writetime.scylla_cdc.findings import IN_SNAPSHOT, STATIC_DROPPED
+from writetime.scylla_cdc.findings import DOUBTFUL_INSERT, IN_SNAPSHOT, STATIC_DROPPED
 from writetime.scylla_cdc.log import Gap, LogError
 
 _NEVER = -(1 << 63)
+# Nodes learn of ALTER TABLE one after the other, and a write time may be five seconds in the future.
+_LEEWAY = 10_000_000
 _IMAGES = (L.PREIMAGE, L.POSTIMAGE)
 _OF_PARTITIONS = (L.PARTITION_DELETE, L.EXPIRED_PARTITION)
 _STARTS = (L.START_INCLUSIVE, L.START_EXCLUSIVE)
@@ -35,15 +40,27 @@ _OF_STATIC_ROWS = (L.UPDATE, *_IMAGES)
 class History:
     """Judges the rows of one table's log."""
 
-    def __init__(self, table: TableSchema, log: TableSchema, snapshot_at: int | None = None) -> None:
+    def __init__(
+        self,
+        table: TableSchema,
+        log: TableSchema,
+        *,
+        options_since: int = 0,
+        empty_updates: bool = False,
+        snapshot_at: int | None = None,
+    ) -> None:
         """Take what was altered from the schemas.
 
         Args:
             table: the base table.
             log: its log.
+            options_since: when the table was altered last; since then `delta` has been `full`. In microseconds.
+            empty_updates: whether the table has updates without values.
             snapshot_at: when the snapshot was begun that has what cannot be read, in microseconds.
         """
         self._table = table
+        self._options_since = options_since
+        self._empty_updates = empty_updates
         self._snapshot_at = snapshot_at
         dropped = {column.name: column.dropped_at for column in log.dropped}
         values = {name for name in dropped if L.DELETED + name in dropped}
@@ -57,8 +74,9 @@ class History:
         """Return which rows can be read, and count the others. Images that cannot be read are not counted.
 
         Raises:
-            Gap: the key of a row is missing, as a key column was renamed, and no snapshot has the row.
-            LogError: it is missing for another reason.
+            Gap: the key of a row is missing, as a key column was renamed, or the values of an update are, as `delta`
+                was `keys`, and no snapshot has the row.
+            LogError: they are missing for no reason that is known.
         """
         judged = self._judge(page, operations)
         deltas = ~np.isin(operations, _IMAGES)
@@ -68,9 +86,11 @@ class History:
                 "renamed: ScyllaDB writes no such row"
             )
         self._check_lost(judged.times[judged.lost & deltas])
-        found[IN_SNAPSHOT] += int((judged.lost & deltas).sum())
+        bare = self._bare(page, operations, judged)
+        found[IN_SNAPSHOT] += int((judged.lost & deltas).sum() + bare.sum())
         found[STATIC_DROPPED] += int((judged.empty & deltas).sum())
-        return judged.readable
+        found[DOUBTFUL_INSERT] += self._doubtful(page, operations, judged)
+        return judged.readable & ~bare
 
     def readable_images(self, page: pa.RecordBatch, operations: np.ndarray) -> np.ndarray:
         """Return which rows are images that can be read."""
@@ -95,6 +115,42 @@ class History:
         static &= bool(self._table.static) | empty
         wrong = (without_key | (some & ~np.isin(operations, _BOUNDS) & ~static)) & ~lost
         return _Judged(times, lost, empty, wrong)
+
+    def _bare(self, page: pa.RecordBatch, operations: np.ndarray, judged: "_Judged") -> np.ndarray:
+        """Return which updates have no values, as `delta` was `keys`, and are in the snapshot."""
+        # Until then, the values may be those of columns that were dropped since.
+        bare = (operations == L.UPDATE) & judged.readable & (judged.times > self.dropped_until)
+        if self._empty_updates or not bare.any() or not self._shows(page, self._values):
+            return np.zeros(page.num_rows, bool)
+        bare &= ~_any_value(page, self._values)
+        late = bare & (judged.times >= self._options_since + _LEEWAY)
+        if late.any():
+            raise LogError(
+                f"{where_in(page, late, self._table)} is an update without values, though the table's CDC option delta "
+                "is not keys: if clients write updates that write nothing, set scylla_cdc.empty_updates to pass"
+            )
+        times = judged.times[bare & (judged.times >= (self._snapshot_at or _NEVER))]
+        if len(times):
+            raise Gap(
+                self._table.full_name,
+                int(times.min()),
+                max(self._options_since, int(times.max()) + 1),
+                "updates have no values, as the table's CDC option delta was keys, with which the log does not have "
+                "what is written (if clients write updates that write nothing, set scylla_cdc.empty_updates to pass)",
+            )
+        return bare
+
+    def _doubtful(self, page: pa.RecordBatch, operations: np.ndarray, judged: "_Judged") -> int:
+        """Count inserts without values from before the table was altered last, which no snapshot has."""
+        inserts = (operations == L.INSERT) & judged.readable & (judged.times < self._options_since)
+        inserts &= (judged.times > self.dropped_until) & (judged.times >= (self._snapshot_at or _NEVER))
+        if not self._values or not inserts.any() or not self._shows(page, self._values):
+            return 0
+        return int((inserts & ~_any_value(page, self._values)).sum())
+
+    @property
+    def _values(self) -> tuple[Column, ...]:
+        return self._table.static + self._table.regular
 
     def _missing_clustering(self, page: pa.RecordBatch, operations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which rows lack some of the clustering key, and all of it."""

@@ -11,12 +11,22 @@ from typing import Any
 from writetime.instants import instant_text
 from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.reading import Piece
-from writetime.scylla_cdc.source import CdcSource, now
+from writetime.scylla_cdc.source import CdcSource, Lack, now
 
 log = logging.getLogger(__name__)
 
 # Rows expire while they are read: who asks for all that a log has gets what it keeps this much longer, in microseconds.
 _MARGIN = 600_000_000
+
+
+_REASONS: dict[Lack, str] = {
+    "off": "the table's CDC is off; turn it on again first",
+    "keys": "the table's CDC option delta is keys, so the log does not have what is written; set it to full first",
+}
+_REASONS_BEFORE: dict[Lack, str] = {
+    "off": "the table's CDC was off",
+    "keys": "the table's CDC option delta was keys",
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,13 @@ class Offset:
     """Where the stream began."""
     table_id: str
     off_since: int | None = None
-    """CDC was found off, so what was written since is not in the log."""
+    """CDC was found off, or to log keys only, so what was written since is not in the log."""
+    lack: Lack = "off"
+    """Which of the two it was."""
+    off_until: int | None = None
+    """When the table was altered to log all again: a snapshot that closes this gap is younger."""
+    snapshot_at: int | None = None
+    """When the snapshot was begun that closed a gap: what cannot be read of older rows is there."""
 
     @classmethod
     def parse(cls, found: dict[str, Any]) -> "Offset":
@@ -65,7 +81,7 @@ def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at:
 
     Raises:
         Gap: the log has not got all of it.
-        LogError: the end is not settled yet.
+        LogError: the end is not settled yet, or the log has no values.
     """
     settled = source.settled()
     if end is not None and end > settled:
@@ -73,7 +89,13 @@ def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at:
             f"write times up to {instant_text(end)} are not settled yet: read up to {instant_text(settled)} at most, "
             "or set a shorter confidence_seconds"
         )
-    if not source.is_on:
+    if source.lack == "keys":
+        raise LogError(
+            f"{source.name} has the CDC option delta: keys, with which its log does not have what was written; "
+            f"ALTER TABLE {source.name} WITH cdc = {{'enabled': true, 'delta': 'full'}}, then take a snapshot, "
+            "backfill it, and read from that time on"
+        )
+    if source.lack == "off":
         log.warning("the CDC of %s is off: its log does not have what is written now", source.name)
     end = settled if end is None else end
     first = first_offset(source, start, snapshot_at)
@@ -88,10 +110,17 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
         LogError: the table was created anew.
     """
     check(source, start, snapshot_at)
-    if not source.is_on:
-        if start.off_since is None:
-            return replace(start, off_since=start.until)
-        raise Gap(source.name, start.off_since, now(), "the table's CDC is off; turn it on again first")
+    if source.lack is not None:
+        if start.off_since is None or start.off_until is not None:
+            since = start.until if start.off_since is None else start.off_since
+            return replace(start, off_since=since, off_until=None, lack=source.lack)
+        raise Gap(source.name, start.off_since, now(), _REASONS[source.lack])
+    if start.off_since is not None:
+        until = source.options_since if start.off_until is None else start.off_until
+        if snapshot_at is None or snapshot_at < until:
+            return replace(start, off_until=until)
+        # What cannot be read of rows from before is in the snapshot, too.
+        start = replace(start, off_since=None, off_until=None, snapshot_at=snapshot_at)
     window = round(source.settings.window_seconds * 1e6)
     most = max(1, round(source.settings.batch_seconds * 1e6) // window)
     windows = min((settled - start.until) // window, most)
@@ -99,7 +128,7 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
         return start
     until = start.until + windows * window
     newest = max((t for t in source.sets.times if t < until), default=start.newest)
-    return replace(start, until=until, newest=max(newest, start.newest), off_since=None)
+    return replace(start, until=until, newest=max(newest, start.newest))
 
 
 def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> None:
@@ -114,9 +143,15 @@ def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> None:
             f"{source.name} was dropped and created again (its id was {start.table_id} and is {source.schema.id}): "
             "start a new stream with another checkpoint"
         )
-    if source.is_on and start.off_since is not None and (snapshot_at is None or snapshot_at <= start.off_since):
-        raise Gap(source.name, start.off_since, now(), "the table's CDC was off")
-    source.check_gap(start.until, snapshot_at)
+    since, until = start.off_since, start.off_until
+    if since is not None and until is not None and source.lack is None and (snapshot_at is None or snapshot_at < until):
+        raise Gap(source.name, since, until, _REASONS_BEFORE[start.lack])
+    source.check_gap(start.until, snapshot_of(start, snapshot_at))
+
+
+def snapshot_of(place: Offset, snapshot_at: int | None) -> int | None:
+    """Return when the youngest snapshot was begun that has what the log does not: one that is named, or the place's."""
+    return max((t for t in (snapshot_at, place.snapshot_at) if t is not None), default=None)
 
 
 def pieces_between(source: CdcSource, start: Offset, end: Offset) -> list[Piece]:

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 import pyarrow as pa
 from cassandra.cluster import Session
@@ -18,9 +19,13 @@ from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.history import History
 from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError, check_log
+from writetime.scylla_cdc.options import cdc_options
 from writetime.scylla_cdc.pages import Pages, retried
 from writetime.scylla_cdc.reading import Piece, read_pieces
-from writetime.scylla_cdc.streams import StreamSets, cdc_options
+from writetime.scylla_cdc.streams import StreamSets
+
+# Why a log does not have what is written: CDC is off, or logs keys without values.
+Lack = Literal["off", "keys"]
 
 
 class CdcSource:
@@ -38,25 +43,29 @@ class CdcSource:
         self._pages = pages
         self.schema, self._log = self._current_schemas()
         self._options = cdc_options(self._pages, self.settings, self.schema.keyspace, self.schema.name)
-        if self._options is not None and self._options.get("delta") == "keys":
-            raise LogError(
-                f"{table} has the CDC option delta: keys, with which its log does not have what was written; set "
-                f"ALTER TABLE {table} WITH cdc = {{'enabled': true, 'delta': 'full'}}, then take a snapshot, backfill "
-                "it, and read from that time on"
-            )
         self.sets = StreamSets(self._pages, self.settings, self.schema.keyspace, self.schema.name)
 
     @property
-    def is_on(self) -> bool:
-        """Whether writes are logged now, as far as the database tells."""
-        return self._options is None or self._options.get("enabled") == "true"
+    def lack(self) -> Lack | None:
+        """Why the log does not have what is written now; None if it has, or the database has no such options."""
+        if self._options is None:
+            return None
+        if not self._options.is_on:
+            return "off"
+        has_values = bool(self.schema.static or self.schema.regular)
+        return "keys" if self._options.keys_only and has_values else None
+
+    @property
+    def options_since(self) -> int:
+        """Since when the table's CDC options have been the same at least: when it was altered last, in microseconds."""
+        return 0 if self._options is None else self._options.since
 
     @property
     def ttl(self) -> int:
         """How long the log keeps a row; 0 is for ever."""
         if self.settings.log_ttl_seconds is not None:
             return self.settings.log_ttl_seconds * 1_000_000
-        return int((self._options or {}).get("ttl", 86_400)) * 1_000_000
+        return int(self._options.values.get("ttl", 86_400) if self._options else 86_400) * 1_000_000
 
     def _current_schemas(self) -> tuple[TableSchema, TableSchema]:
         """Return what the table and its log are now.
@@ -118,14 +127,17 @@ class CdcSource:
             found: counts what is found beside changes.
 
         Raises:
-            Gap: rows cannot be read any more, as a key column was renamed.
+            Gap: rows lack their key, as a key column was renamed, or their values, as `delta` was `keys`.
             LogError: rows are missing, or are not what ScyllaDB writes.
             Altered: a value is newer than the schema.
         """
-        history = History(self.schema, self._log, snapshot_at)
-        deltas = Deltas(
-            *(self.schema, history, fields), empty_updates=self.settings.empty_updates == "pass", found=found
+        history = History(
+            *(self.schema, self._log),
+            options_since=self.options_since,
+            empty_updates=self.settings.empty_updates == "pass",
+            snapshot_at=snapshot_at,
         )
+        deltas = Deltas(self.schema, history, fields, found=found)
         try:
             yield from read_pieces(self._pages, deltas, pieces, self.settings.streams_at_once)
         except UnknownFields as e:

@@ -7,16 +7,15 @@ decided by its write time, so a set is read for the write times between the two 
 Source: `cdc/generation.cc`, `db/system_keyspace.cc` and `db/virtual_tables.cc` of ScyllaDB, docs/features/cdc.
 """
 
-import struct
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cassandra import ConsistencyLevel, InvalidRequest
 
 from writetime.config import ScyllaCdc
 from writetime.schema.columnar import decode
-from writetime.schema.types import Collection, Native, freeze, quote_name
-from writetime.schema.values import decoder, split_sequence
+from writetime.schema.types import Native, quote_table
+from writetime.schema.values import split_sequence
 from writetime.scylla_cdc.log import LogError
 from writetime.scylla_cdc.pages import Pages
 from writetime.scylla_cdc.reading import Piece
@@ -79,7 +78,7 @@ class StreamSets:
 
     def _tablet_streams(self, time: int) -> tuple[bytes, ...]:
         query = self._pages.prepare(
-            f"SELECT stream_id FROM {_quoted(self._settings.tablet_streams)} "
+            f"SELECT stream_id FROM {quote_table(self._settings.tablet_streams)} "
             "WHERE keyspace_name = ? AND table_name = ? AND timestamp = ? AND stream_state = ?",
             ConsistencyLevel.ONE,
         )
@@ -88,7 +87,8 @@ class StreamSets:
 
     def _generation_streams(self, time: int) -> tuple[bytes, ...]:
         query = self._pages.prepare(
-            f"SELECT streams FROM {_quoted(self._settings.generation_streams)} WHERE time = ?", ConsistencyLevel.QUORUM
+            f"SELECT streams FROM {quote_table(self._settings.generation_streams)} WHERE time = ?",
+            ConsistencyLevel.QUORUM,
         )
         sets = self._pages.rows(query, [time // 1000])["streams"].to_pylist()
         found = [stream for data in sets if data for stream in split_sequence(data, 4) if stream]
@@ -100,59 +100,10 @@ class StreamSets:
         return tuple(sorted(set(found)))
 
 
-def cdc_options(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> Mapping[str, str] | None:
-    """Return a table's CDC options, empty if it has none; or None if the database has no place for them, as it is not
-    ScyllaDB.
-
-    ScyllaDB 2026.1 keeps them in `system_schema.tables.extensions`, older versions in `system_schema.scylla_tables`.
-
-    Raises:
-        LogError: the options are not in the form that ScyllaDB writes.
-    """
-    query = pages.prepare("SELECT extensions FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?")
-    for data in pages.rows(query, [keyspace, table])["extensions"].to_pylist():
-        extensions = dict(_EXTENSIONS(data)) if data else {}
-        if "cdc" in extensions:
-            return _options(extensions["cdc"], f"{keyspace}.{table}")
-    try:
-        query = pages.prepare(
-            f"SELECT cdc FROM {_quoted(settings.table_options)} WHERE keyspace_name = ? AND table_name = ?"
-        )
-    except InvalidRequest:
-        return None
-    found = [data for data in pages.rows(query, [keyspace, table])["cdc"].to_pylist() if data]
-    return dict(_STRINGS(found[0])) if found else {}
-
-
-_STRINGS = decoder(freeze(Collection("map", (Native("text"), Native("text")))))
-_EXTENSIONS = decoder(freeze(Collection("map", (Native("text"), Native("blob")))))
-
-
-def _options(data: bytes, table: str) -> dict[str, str]:
-    """Decode `extensions['cdc']`: the number of options, then each option's name and value, all with their lengths, as
-    little-endian 32-bit integers (`cdc/cdc_extension.hh` of ScyllaDB)."""
-    texts = []
-    try:
-        (count,) = struct.unpack_from("<I", data)
-        at = 4
-        for _ in range(2 * count):
-            (length,) = struct.unpack_from("<I", data, at)
-            (text,) = struct.unpack_from(f"{length}s", data, at + 4)
-            texts.append(text.decode())
-            at += 4 + length
-    except (struct.error, UnicodeDecodeError):
-        at = -1
-    if at != len(data):
-        raise LogError(
-            f"the CDC options of {table} in system_schema.tables.extensions are not in a known form: 0x{data.hex()}"
-        )
-    return dict(zip(texts[::2], texts[1::2], strict=True))
-
-
 def _tablet_times(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> list[int]:
     try:
         query = pages.prepare(
-            f"SELECT timestamp FROM {_quoted(settings.tablet_times)} WHERE keyspace_name = ? AND table_name = ?",
+            f"SELECT timestamp FROM {quote_table(settings.tablet_times)} WHERE keyspace_name = ? AND table_name = ?",
             ConsistencyLevel.ONE,
         )
     except InvalidRequest:
@@ -163,7 +114,8 @@ def _tablet_times(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) 
 def _generation_times(pages: Pages, settings: ScyllaCdc) -> list[int]:
     try:
         query = pages.prepare(
-            f"SELECT time FROM {_quoted(settings.generation_times)} WHERE key = 'timestamps'", ConsistencyLevel.QUORUM
+            f"SELECT time FROM {quote_table(settings.generation_times)} WHERE key = 'timestamps'",
+            ConsistencyLevel.QUORUM,
         )
     except InvalidRequest:
         return []
@@ -173,7 +125,3 @@ def _generation_times(pages: Pages, settings: ScyllaCdc) -> list[int]:
 def _micros(pages: Pages, query: object, values: Sequence[str], column: str) -> list[int]:
     found = pages.rows(query, values)[column].combine_chunks()  # type: ignore[arg-type]
     return decode(found, _TIMESTAMP).cast("int64").to_pylist()
-
-
-def _quoted(table: str) -> str:
-    return ".".join(quote_name(part) for part in table.split("."))

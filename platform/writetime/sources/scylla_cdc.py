@@ -30,7 +30,16 @@ from writetime.errors import WritetimeError
 from writetime.instants import parse_instant
 from writetime.mistakes import told
 from writetime.schema.table import TableSchema
-from writetime.scylla_cdc.offsets import Offset, check, first_offset, interval, next_offset, pieces_between, shared_out
+from writetime.scylla_cdc.offsets import (
+    Offset,
+    check,
+    first_offset,
+    interval,
+    next_offset,
+    pieces_between,
+    shared_out,
+    snapshot_of,
+)
 from writetime.scylla_cdc.reading import Piece
 from writetime.scylla_cdc.source import open_source
 from writetime.sources.schemas import Selection, option_fields
@@ -42,10 +51,12 @@ _OPTIONS = {"table", "from", "to", "snapshot_at", "fields"}
 
 @dataclass
 class Part(InputPartition):
-    """What one task reads; `start` is where the batch begins, without what is read again."""
+    """What one task reads; `start` is where the batch begins, without what is read again. `snapshot_at` is when the
+    snapshot was begun that has what cannot be read."""
 
     pieces: list[Piece]
     start: int
+    snapshot_at: int | None
 
 
 class ScyllaCdcSource(DataSource):
@@ -98,7 +109,7 @@ class _Asked:
             return
         with open_source(self.settings, self.table) as source:
             source.check_schema(table)
-            batches = source.read(part.pieces, selection.schema.names, snapshot_at=self.snapshot_at)
+            batches = source.read(part.pieces, selection.schema.names, snapshot_at=part.snapshot_at)
             yield from map(selection.cut, batches)
             source.check_schema(table)
             source.check_gap(part.start, self.snapshot_at)
@@ -145,7 +156,7 @@ class ScyllaCdcBatchReader(DataSourceReader):
             pieces = interval(source, asked.start, asked.end, asked.snapshot_at)
             start = min((piece.start for piece in pieces), default=0)
             # Spark makes a part of its own where there is none.
-            return [Part(some, start) for some in shared_out(pieces, source.settings.tasks) or [[]]]
+            return [Part(some, start, asked.snapshot_at) for some in shared_out(pieces, source.settings.tasks) or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""
@@ -195,8 +206,10 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         with self._source() as source:
             first = Offset.parse(start)
             check(source, first, self._asked.snapshot_at)
-            pieces = pieces_between(source, first, Offset.parse(end))
-            return [Part(some, first.until) for some in shared_out(pieces, source.settings.tasks)]
+            last = Offset.parse(end)
+            pieces = pieces_between(source, first, last)
+            snapshot_at = snapshot_of(last, self._asked.snapshot_at)
+            return [Part(some, first.until, snapshot_at) for some in shared_out(pieces, source.settings.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part."""
