@@ -5,7 +5,9 @@ takes only those that are near to its own. Statements avoid what ScyllaDB refuse
 
 - a write time before the streams, or more than 5 s ahead (`cdc/metadata.cc`);
 - `IF NOT EXISTS` and `IF EXISTS` in ALTER (`cql3/Cql.g`);
-- a column that is added again less than 5 s after it was dropped (`cdc/log.cc`).
+- a column that is added again less than 5 s after it was dropped (`cdc/log.cc`);
+- literals of user-defined types for clustering columns in descending order (`cql3/expr/prepare_expr.cc`);
+- empty elements of vectors (`types/vector.hh`).
 """
 
 import random
@@ -26,7 +28,7 @@ from tests.storage.generate import UDTS, Generator
 from writetime.database import DRIVER_FAULTS
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
-from writetime.schema.types import Collection, CqlType, Udt, is_complex, quote_name
+from writetime.schema.types import Collection, CqlType, Udt, Vector, is_complex, quote_name
 
 _T = TypeVar("_T")
 
@@ -64,12 +66,17 @@ class LiveGenerator(Generator):
         self._ttls_made = 0
 
     def literal(self, cql_type: CqlType, *, key: bool = False) -> str:
-        """Make a literal without NUL characters, which end ScyllaDB's statements."""
-        return super().literal(cql_type, key=key).replace("\0", "\1")
+        """Make a literal, in vectors without empty elements."""
+        if isinstance(cql_type, Vector):
+            elements = [self.literal(cql_type.element, key=True) for _ in range(cql_type.dimension)]
+            return "[" + ", ".join("'empty'" if element == "''" else element for element in elements) + "]"
+        return super().literal(cql_type, key=key)
 
     def live_schema(self, keyspace: str, name: str, **shape: int) -> TableSchema:
-        """Make a table of a keyspace."""
-        return replace(self.schema(name, **shape), keyspace=keyspace)
+        """Make a table of a keyspace, with clustering columns of user-defined types in ascending order."""
+        made = self.schema(name, **shape)
+        clustering = tuple(replace(c, reversed=c.reversed and not isinstance(c.type, Udt)) for c in made.clustering)
+        return replace(made, keyspace=keyspace, clustering=clustering)
 
     def statement(self, schema: TableSchema, key: list[str], row: list[str]) -> str:
         """Make one statement, or a batch, for a partition."""
