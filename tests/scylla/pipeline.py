@@ -89,7 +89,11 @@ class Pipeline:
         self.agent = Program(home, "agent", "agent")
         self.landing = Program(home, "landing", "land", "--follow")
         self._stop = threading.Event()
-        writers = [LiveWriter(session, keyspace, name, 1000 * seed + i, self._stop) for i, name in enumerate(names)]
+        assert session.cluster is not None
+        raw = answers.raw(session.cluster.connect())
+        writers = [
+            LiveWriter(session, raw, keyspace, name, 1000 * seed + i, self._stop) for i, name in enumerate(names)
+        ]
         self.tables = {writer.table: Followed(writer) for writer in writers}
 
     def run(self, seconds: float, *, tablets: bool) -> None:
