@@ -287,6 +287,12 @@ class Ingest(_Section):
     tls_certificate_file: Path | None = Field(default=None, description="With its key: HTTPS instead of HTTP.")
     tls_key_file: Path | None = None
     max_connections: int = Field(default=1_000, ge=1, description="More connections at once are answered 503.")
+    request_seconds: float = Field(
+        default=60.0, gt=0, description="Headers and body of a call have not arrived in this time: 408."
+    )
+    max_unfinished_bytes: int = Field(
+        default=268_435_456, ge=1, description="More bytes of unfinished bodies, over all connections: 429."
+    )
     topic: str = "user-events"
     dead_letter_topic: str = "user-events.dead"
     partitions: int = Field(default=4, ge=1)

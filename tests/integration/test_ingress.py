@@ -25,7 +25,7 @@ from pydantic import SecretStr
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event, decode
-from writetime.ingest.ingress import Ingress, create_app, serve
+from writetime.ingest.ingress import Ingress, create_app, serve, server_config
 from writetime.kafka import client_config, end_offsets, ensure_topics
 from writetime.servers.process import free_port
 from writetime.workqueue import inspect
@@ -95,7 +95,7 @@ def until(condition: Callable[[], bool]) -> None:
 @contextmanager
 def running(settings: Settings) -> Iterator[Running]:
     app = create_app(settings)
-    server = uvicorn.Server(uvicorn.Config(app, loop="uvloop", http="httptools", lifespan="on", log_level="warning"))
+    server = uvicorn.Server(server_config(app, settings))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         thread = threading.Thread(target=server.run, args=([listener],))
@@ -354,6 +354,8 @@ def test_the_openapi_document_is_true(broker: Settings) -> None:
         for body in ({"payload": 1}, [{"payload": 1, "key": "k"}], {}, {"payload": "x" * 300_000}):
             call(up, "POST", items, json=body)
         call(cut_off, "POST", items, json={"payload": 1})
+        assert calls[-1][2].json()["itemIds"] == []
+        assert " id" not in calls[-1][2].json()["reason"]
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(call, unanswered, "POST", items, json={"payload": 1})
             until(lambda: unanswered.app._items._pending == 1)
@@ -404,6 +406,13 @@ def test_items_are_enqueued_over_http(broker: Settings) -> None:
                 b'{"payload":1,"key":""}',
                 b'{"payload":1,"key":2}',
                 b'{"payload":1,"delaySeconds":"1"}',
+                b'{"payload":1,"delaySeconds":-1}',
+                b'{"payload":1,"delaySeconds":2.6e11}',
+                b'{"payload":1,"delaySeconds":9e18}',
+                b'{"payload":1,"delaySeconds":9223372036854775808}',
+                b'{"payload":1,"delaySeconds":1e308}',
+                b'[{"payload":1},{"payload":' + b"[" * 990 + b"]" * 990 + b"}]",
+                b'{"payload":' + b'{"a":' * 251 + b"1" + b"}" * 252,
                 b'{"payload":1,"itemId":"7"}',
                 b'{"payload":1,"itemId":"017F22E2-79B0-7CC3-98C4-DC0C0C07398F"}',
             )

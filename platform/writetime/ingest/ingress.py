@@ -4,7 +4,6 @@
 """
 
 import math
-import re
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterable
@@ -25,29 +24,19 @@ from starlette.types import Receive, Scope, Send
 
 from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.ingest import openapi
+from writetime.ingest import bodies, openapi
+from writetime.ingest.bodies import Disconnected, Refused
 from writetime.ingest.event import Event, InvalidEvent, accept
 from writetime.ingest.ingress_metrics import IngressMetrics
 from writetime.ingest.outbox import BrokerUnreachableError, Outbox, check
+from writetime.ingest.protocol import RETRY_AFTER_SECONDS, Gate
 from writetime.ingest.tokens import Tokens
 from writetime.workqueue.http import ItemsEndpoint
 
 MAX_KEY_CHARACTERS = 255
-RETRY_AFTER_SECONDS = 1
-_starts_a_batch = re.compile(rb"[ \t\r\n]*\[").match
-
-
-class _RefusedError(Exception):
-    """The call is answered with an error."""
-
-    def __init__(self, status: int, reason: str, **details: Any) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.body = {"status": "error", "reason": reason, **details}
-
-
-class _DisconnectedError(Exception):
-    """The client has gone before the end of its call."""
+# Longer than the idle time of common load balancers, so that it is never the server who ends a connection just when a
+# call arrives.
+KEEP_ALIVE_SECONDS = 75
 
 
 class Ingress:
@@ -73,6 +62,8 @@ class Ingress:
             exception_handlers={HTTPException: _http_error},
             lifespan=self._lifespan,
         )
+        largest = max(self._limits.max_event_bytes, self._limits.max_batch_bytes, self._items.max_body_bytes)
+        self.gate = Gate(settings, largest, self._metrics)
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,15 +89,16 @@ class Ingress:
         try:
             if scope["method"] != "POST":
                 headers.append((b"allow", b"POST"))
-                raise _RefusedError(405, "only POST is allowed here")
+                raise Refused(405, "only POST is allowed here")
             key = _idempotency_key(scope["headers"])
-            body = await self._read(receive)
+            body = await bodies.read(receive, self._limits.max_event_bytes, self._limits.max_batch_bytes)
+            self._metrics.body_bytes.inc(len(body))
             status, answer = 202, await self._queue(body, key)
-        except _RefusedError as e:
+        except Refused as e:
             status, answer = e.status, e.body
             if status in (429, 503):
                 headers.append((b"retry-after", b"%d" % RETRY_AFTER_SECONDS))
-        except _DisconnectedError:
+        except Disconnected:
             return
         self._metrics.requests.labels(status).inc()
         content = orjson.dumps(answer)
@@ -114,40 +106,19 @@ class Ingress:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
 
-    async def _read(self, receive: Receive) -> bytearray:
-        body = bytearray()
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _DisconnectedError
-            body += message["body"]
-            limit = self._limits.max_event_bytes
-            if len(body) > limit:
-                if _starts_a_batch(body):
-                    limit = max(limit, self._limits.max_batch_bytes)
-                if len(body) > limit:
-                    raise _RefusedError(413, f"the body is larger than {limit} bytes")
-            more = message["more_body"]
-        self._metrics.body_bytes.inc(len(body))
-        return body
-
     async def _queue(self, body: bytearray, key: str | None) -> dict[str, Any]:
         """Send the events of a body to the broker, wait until it has them, and return the answer."""
-        try:
-            parsed = orjson.loads(body)
-        except orjson.JSONDecodeError as e:
-            raise _RefusedError(400, f"the body is not JSON: {e}") from None
+        parsed = bodies.parse(body)
         is_batch = isinstance(parsed, list)
         now = datetime.now(UTC)
         messages = self._accept_batch(parsed, key, now) if is_batch else [self._accept(parsed, key, now)]
         if self._outbox.pending + len(messages) > self._limits.max_pending_events:
-            raise _RefusedError(429, "too many events are waiting for the broker; repeat the call later")
+            raise Refused(429, "too many events are waiting for the broker; repeat the call later")
         faults = await self._outbox.deliver(messages)
         ids = [event.event_id for event, _ in messages]
         if missing := [fault for fault in faults if fault is not None]:
             acknowledged = [event_id for event_id, fault in zip(ids, faults, strict=True) if fault is None]
-            raise _RefusedError(
+            raise Refused(
                 503,
                 f"the broker has not acknowledged {len(missing)} of {len(ids)} events ({missing[0]}); "
                 "whether they are queued is unknown: repeat the call with the same Idempotency-Key",
@@ -155,18 +126,18 @@ class Ingress:
             )
         return {"status": "queued", "eventIds": ids} if is_batch else {"status": "queued", "eventId": ids[0]}
 
-    def _accept_batch(self, bodies: list[Any], key: str | None, now: datetime) -> list[tuple[Event, bytes]]:
-        if not bodies:
-            raise _RefusedError(400, "the batch is empty")
-        if len(bodies) > self._max_batch_events:
-            raise _RefusedError(413, f"the batch has more than {self._max_batch_events} events")
+    def _accept_batch(self, parsed: list[Any], key: str | None, now: datetime) -> list[tuple[Event, bytes]]:
+        if not parsed:
+            raise Refused(400, "the batch is empty")
+        if len(parsed) > self._max_batch_events:
+            raise Refused(413, f"the batch has more than {self._max_batch_events} events")
         messages = []
-        for index, body in enumerate(bodies):
+        for index, body in enumerate(parsed):
             try:
                 # No header has a NUL, so no single call's key is that of an event in a batch.
                 messages.append(self._accept(body, None if key is None else f"{key}\0{index}", now))
-            except _RefusedError as e:
-                raise _RefusedError(e.status, f"event {index}: {e}", index=index) from None
+            except Refused as e:
+                raise Refused(e.status, f"event {index}: {e}", index=index) from None
         return messages
 
     def _accept(self, body: Any, key: str | None, now: datetime) -> tuple[Event, bytes]:
@@ -174,10 +145,10 @@ class Ingress:
         try:
             event = accept(body, key, now)
         except InvalidEvent as e:
-            raise _RefusedError(400, str(e)) from None
+            raise Refused(400, str(e)) from None
         value = event.value()
         if len(value) > self._limits.max_event_bytes:
-            raise _RefusedError(413, f"the event is larger than {self._limits.max_event_bytes} bytes as it is queued")
+            raise Refused(413, f"the event is larger than {self._limits.max_event_bytes} bytes as it is queued")
         return event, value
 
     async def _health(self, _request: Request) -> Response:
@@ -218,27 +189,7 @@ def serve(settings: Settings) -> None:
     except BrokerUnreachableError as e:
         print(f"warning: {e}", file=sys.stderr, flush=True)
     app = create_app(settings)
-    config = uvicorn.Config(
-        app,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        lifespan="on",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        ssl_certfile=settings.ingest.tls_certificate_file,
-        ssl_keyfile=settings.ingest.tls_key_file,
-        # uvicorn counts the one that is just there, and refuses from the limit on.
-        limit_concurrency=settings.ingest.max_connections + 1,
-        # Longer than the idle time of common load balancers, so that it is never the server who ends a connection
-        # just when a call arrives.
-        timeout_keep_alive=75,
-        # Every acknowledgement or its failure comes in ack_timeout_seconds; the rest is for bodies being sent.
-        timeout_graceful_shutdown=math.ceil(
-            max(settings.ingest.drain_seconds, settings.ingest.ack_timeout_seconds + 2)
-        ),
-    )
+    config = server_config(app, settings)
     try:
         config.load()
     except OSError as e:
@@ -246,6 +197,31 @@ def serve(settings: Settings) -> None:
             f"ingest.tls_certificate_file and tls_key_file cannot be used as PEM certificate and key: {e}"
         ) from None
     _Server(config, app).run([_listen(settings.ingest.host, settings.ingest.port)])
+
+
+def server_config(app: Ingress, settings: Settings) -> uvicorn.Config:
+    """Return how uvicorn has to serve the application."""
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=app.gate.protocol,  # pyright: ignore[reportArgumentType]
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        # Nothing here asks who the client is.
+        proxy_headers=False,
+        ssl_certfile=settings.ingest.tls_certificate_file,
+        ssl_keyfile=settings.ingest.tls_key_file,
+        # uvicorn counts the one that is just there, and refuses from the limit on.
+        limit_concurrency=settings.ingest.max_connections + 1,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        # Every acknowledgement or its failure comes in ack_timeout_seconds; the rest is for bodies being sent.
+        timeout_graceful_shutdown=math.ceil(
+            max(settings.ingest.drain_seconds, settings.ingest.ack_timeout_seconds + 2)
+        ),
+    )
 
 
 class _Server(uvicorn.Server):
@@ -288,7 +264,7 @@ def _idempotency_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         if name == b"idempotency-key":
             key = value.decode("latin-1").strip()
             if not 0 < len(key) <= MAX_KEY_CHARACTERS:
-                raise _RefusedError(400, f"Idempotency-Key must have 1 to {MAX_KEY_CHARACTERS} characters")
+                raise Refused(400, f"Idempotency-Key must have 1 to {MAX_KEY_CHARACTERS} characters")
             return key
     return None
 

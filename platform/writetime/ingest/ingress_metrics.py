@@ -19,6 +19,15 @@ class IngressMetrics:
         self.unauthorized = Counter(
             "writetime_ingress_unauthorized", "Calls of any path without a known token.", registry=self.registry
         )
+        self.refused = Counter(
+            "writetime_ingress_refused",
+            "Calls of any path that broke a limit or a rule of HTTP, by status.",
+            ["status"],
+            registry=self.registry,
+        )
+        self.unfinished_bytes = Gauge(
+            "writetime_ingress_unfinished_bytes", "Bytes of bodies that are still arriving.", registry=self.registry
+        )
         self.body_bytes = Counter(
             "writetime_ingress_body_bytes", "Bytes of the bodies of POST /events.", registry=self.registry
         )

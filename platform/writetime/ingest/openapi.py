@@ -4,6 +4,8 @@ from importlib.metadata import version
 from typing import Any
 
 from writetime.config import Settings
+from writetime.ingest.bodies import MAX_PARTS
+from writetime.ingest.protocol import MAX_HEADER_BYTES, MAX_HEADERS
 from writetime.workqueue.http import openapi_path
 
 # What asks these has no token: load balancers and supervisors.
@@ -20,7 +22,9 @@ def document(settings: Settings, max_batch_events: int) -> dict[str, Any]:
         "info": {
             "title": "Writetime HTTP ingress",
             "version": version("writetime"),
-            "description": "Events over HTTP into Kafka, work items into the database. `202`: they have them.",
+            "description": "Events over HTTP into Kafka, work items into the database. `202`: they have them. Any path "
+            f"also answers 408 to a call that has not arrived in {limits.request_seconds:g} s, 431 to more than "
+            f"{MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them, and 400 or 505 to what is not HTTP/1.1.",
         },
         "paths": {
             "/events": {
@@ -61,12 +65,16 @@ def document(settings: Settings, max_batch_events: int) -> dict[str, Any]:
                         "413": _response(
                             f"An event is larger than {limits.max_event_bytes} bytes (as sent, or as queued: compact "
                             f"JSON with its id and timestamp), a batch has more than {max_batch_events} events, or its "
-                            f"body is larger than {max(limits.max_batch_bytes, limits.max_event_bytes)} bytes; "
+                            f"body is larger than {max(limits.max_batch_bytes, limits.max_event_bytes)} bytes or has "
+                            f"more than {MAX_PARTS} arrays, objects and fields; "
                             "nothing of the call is queued.",
                             error,
                         ),
                         "429": _response(
-                            "Too many events are waiting for the brokers; nothing of the call is queued.", error, retry
+                            "Too many events are waiting for the brokers, or too many bytes are arriving at once; "
+                            "nothing of the call is queued.",
+                            error,
+                            retry,
                         ),
                         "503": _response(
                             f"The brokers have not acknowledged every event in about {limits.ack_timeout_seconds:g} s. "

@@ -7,13 +7,15 @@ from uuid import UUID
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
+from writetime.ingest import bodies
+from writetime.ingest.bodies import Disconnected, Refused
 from writetime.workqueue.enqueue import (
     MAX_DELAY_SECONDS,
     MAX_PAYLOAD_LEVELS,
@@ -31,19 +33,13 @@ _RETRY_AFTER = {"Retry-After": "1"}
 _OVERHEAD_BYTES = 4096
 
 
-class _RefusedError(Exception):
-    def __init__(self, status: int, reason: str, **details: Any) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.body = {"status": "error", "reason": reason, **details}
-
-
 class ItemsEndpoint:
     """Takes work items. The database is connected to when the first one comes, and again until it answers."""
 
     def __init__(self, settings: Settings, max_batch: int, registry: CollectorRegistry) -> None:
         self._settings = settings
         self._limits = settings.ingest
+        self.max_body_bytes = settings.workqueue.max_payload_bytes + _OVERHEAD_BYTES
         self._max_batch = max_batch
         self._requests = Counter(
             "writetime_ingress_queue_requests", "Calls of /queues by status.", ["status"], registry=registry
@@ -65,40 +61,26 @@ class ItemsEndpoint:
     async def _post(self, request: Request) -> Response:
         headers: dict[str, str] = {}
         try:
-            body = await self._read(request)
+            body = await bodies.read(request.receive, self.max_body_bytes, self._limits.max_batch_bytes)
             status, answer = 202, await self._enqueue(request.path_params["queue"], body)
-        except _RefusedError as e:
+        except Refused as e:
             status, answer = e.status, e.body
             headers = _RETRY_AFTER if status in (429, 503) else {}
-        except ClientDisconnect:
+        except Disconnected:
             return Response(status_code=400)
         self._requests.labels(status).inc()
         return Response(orjson.dumps(answer), status, headers, "application/json")
 
-    async def _read(self, request: Request) -> bytearray:
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            limit = self._settings.workqueue.max_payload_bytes + _OVERHEAD_BYTES
-            if body.lstrip()[:1] == b"[":
-                limit = max(limit, self._limits.max_batch_bytes)
-            if len(body) > limit:
-                raise _RefusedError(413, f"the body is larger than {limit} bytes")
-        return body
-
     async def _enqueue(self, queue: str, body: bytearray) -> dict[str, Any]:
-        try:
-            parsed = orjson.loads(body)
-        except orjson.JSONDecodeError as e:
-            raise _RefusedError(400, f"the body is not JSON: {e}") from None
+        parsed = bodies.parse(body)
         is_batch = isinstance(parsed, list)
         items = [_item(value) for value in (parsed if is_batch else [parsed])]
         if not items:
-            raise _RefusedError(400, "the batch is empty")
+            raise Refused(400, "the batch is empty")
         if len(items) > self._max_batch:
-            raise _RefusedError(413, f"the batch has more than {self._max_batch} items")
+            raise Refused(413, f"the batch has more than {self._max_batch} items")
         if self._pending + len(items) > self._limits.max_pending_events:
-            raise _RefusedError(429, "too many items are waiting for the database; repeat the call later")
+            raise Refused(429, "too many items are waiting for the database; repeat the call later")
         self._pending += len(items)
         try:
             ids = await self._insert(queue, items)
@@ -114,14 +96,14 @@ class ItemsEndpoint:
                 enqueuer = await self._enqueuer()
             return await enqueuer.enqueue(queue, items)
         except TooLarge as e:
-            raise _RefusedError(413, str(e)) from None
+            raise Refused(413, str(e)) from None
         except InvalidItem as e:
-            raise _RefusedError(400, str(e)) from None
+            raise Refused(400, str(e)) from None
         except EnqueueUnknown as e:
-            raise _RefusedError(503, str(e), itemIds=[str(item_id) for item_id in e.item_ids]) from None
+            raise Refused(503, str(e), itemIds=[str(item_id) for item_id in e.item_ids]) from None
         except (WritetimeError, TimeoutError) as e:
             reason = str(e) or "the database does not answer"
-            raise _RefusedError(503, f"nothing was enqueued, repeat the call later: {reason}", itemIds=[]) from None
+            raise Refused(503, f"nothing was enqueued, repeat the call later: {reason}", itemIds=[]) from None
 
     async def _enqueuer(self) -> AsyncEnqueuer:
         """Return what enqueues; calls that come meanwhile wait for the same connection."""
@@ -143,18 +125,18 @@ class ItemsEndpoint:
 
 def _item(value: Any) -> NewItem:
     if not isinstance(value, dict) or "payload" not in value:
-        raise _RefusedError(400, "an item must be a JSON object with a payload")
+        raise Refused(400, "an item must be a JSON object with a payload")
     if unknown := value.keys() - _FIELDS:
-        raise _RefusedError(400, f"unknown field {min(unknown)!r}; known are {', '.join(sorted(_FIELDS))}")
+        raise Refused(400, f"unknown field {min(unknown)!r}; known are {', '.join(sorted(_FIELDS))}")
     key, delay, item_id = value.get("key"), value.get("delaySeconds", 0), value.get("itemId")
     if key is not None and not isinstance(key, str):
-        raise _RefusedError(400, "key must be a string")
+        raise Refused(400, "key must be a string")
     if not isinstance(delay, int | float) or isinstance(delay, bool):
-        raise _RefusedError(400, "delaySeconds must be a number")
+        raise Refused(400, "delaySeconds must be a number")
     try:
         own_id = None if item_id is None else UUID(item_id)
     except (ValueError, AttributeError, TypeError):
-        raise _RefusedError(400, "itemId is not a UUID") from None
+        raise Refused(400, "itemId is not a UUID") from None
     return NewItem(value["payload"], key, delay, own_id)
 
 

@@ -1,0 +1,63 @@
+"""Bodies of calls: read to a limit, bounded by what they hold, then parsed."""
+
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+
+# The event loop waits while orjson makes Python objects: for seconds with the four million arrays that 8 MiB can hold,
+# for about a tenth of a second with this many arrays or named fields. Plain numbers and texts are cheap.
+MAX_PARTS = 200_000
+_starts_a_batch = re.compile(rb"[ \t\r\n]*\[").match
+
+
+class Refused(Exception):
+    """The call is answered with an error."""
+
+    def __init__(self, status: int, reason: str, **details: Any) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.body = {"status": "error", "reason": reason, **details}
+
+
+class Disconnected(Exception):
+    """The client has gone before the end of its call."""
+
+
+async def read(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], single: int, batch: int) -> bytearray:
+    """Return the body of an ASGI call; `single` and `batch` limit the bytes of one object and of an array.
+
+    Raises:
+        Refused: it is larger.
+        Disconnected: its end did not come.
+    """
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        body += message["body"]
+        limit = single
+        if len(body) > limit:
+            if _starts_a_batch(body):
+                limit = max(limit, batch)
+            if len(body) > limit:
+                raise Refused(413, f"the body is larger than {limit} bytes")
+        more = message["more_body"]
+    return body
+
+
+def parse(body: bytearray) -> Any:
+    """Return the JSON value of a body.
+
+    Raises:
+        Refused: it is not JSON, or has more parts than may be parsed at once.
+    """
+    if len(body) > MAX_PARTS and sum(map(body.count, (b"[", b"{", b":"))) > MAX_PARTS:
+        raise Refused(413, f"the body has more than {MAX_PARTS} arrays, objects and fields; send it in several calls")
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as e:
+        raise Refused(400, f"the body is not JSON: {e}") from None
