@@ -320,10 +320,24 @@ def test_a_call_that_does_not_come_in_time_is_answered_408(hasty: Running, begin
         assert caller.answer() is None
 
 
-def test_nor_may_what_is_no_call_or_was_answered_go_on_for_ever(hasty: Running) -> None:
-    for begin, piece in ((b"", b"\r\n"), (b"PUT" + POST[4:] + b"content-length: 100000\r\n\r\n", b"x")):
-        with Caller(hasty.port) as caller:
-            assert not caller.send(begin, *[piece] * 100, pause=0.05)
+def test_nor_may_a_call_that_was_answered_go_on_for_ever(hasty: Running) -> None:
+    with Caller(hasty.port) as caller:
+        caller.send(b"PUT" + POST[4:] + b"content-length: 100000\r\n\r\n")
+        assert not caller.send(*[b"x"] * 100, pause=0.05)
+        assert (answer := caller.answer()) is not None
+        assert answer.status == 405
+        assert caller.answer() is None
+
+
+def test_a_connection_without_calls_is_closed(alone: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("writetime.ingest.ingress.KEEP_ALIVE_SECONDS", 0.3)
+    with running(alone) as ingress:
+        for begin in (b"", b"\r\n", GET, GET + b"\r\n"):
+            for piece in (b"", b"\r\n"):
+                with Caller(ingress.port) as caller:
+                    caller.send(begin, *[piece] * 30, pause=0.05)
+                    assert begin[:3] != b"GET" or caller.answer()
+                    assert caller.answer() is None
 
 
 def test_waiting_for_an_answer_is_no_delay_of_the_caller(alone: Settings) -> None:

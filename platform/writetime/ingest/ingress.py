@@ -34,6 +34,9 @@ from writetime.ingest.tokens import Tokens
 from writetime.workqueue.http import ItemsEndpoint
 
 MAX_KEY_CHARACTERS = 255
+# Longer than the idle time of common load balancers, so that it is never the server who ends a connection just when a
+# call arrives.
+KEEP_ALIVE_SECONDS = 75
 
 
 class Ingress:
@@ -207,13 +210,13 @@ def server_config(app: Ingress, settings: Settings) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         server_header=False,
+        # Nothing here asks who the client is.
+        proxy_headers=False,
         ssl_certfile=settings.ingest.tls_certificate_file,
         ssl_keyfile=settings.ingest.tls_key_file,
         # uvicorn counts the one that is just there, and refuses from the limit on.
         limit_concurrency=settings.ingest.max_connections + 1,
-        # Longer than the idle time of common load balancers, so that it is never the server who ends a connection
-        # just when a call arrives.
-        timeout_keep_alive=75,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         # Every acknowledgement or its failure comes in ack_timeout_seconds; the rest is for bodies being sent.
         timeout_graceful_shutdown=math.ceil(
             max(settings.ingest.drain_seconds, settings.ingest.ack_timeout_seconds + 2)

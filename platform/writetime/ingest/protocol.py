@@ -10,7 +10,6 @@ may ignore Upgrade).
 
 import asyncio
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
 import httptools
@@ -29,6 +28,7 @@ RETRY_AFTER_SECONDS = 1
 _LINGER_SECONDS = 1.0
 # What a header has beside its name and value: a colon, a space and the end of the line.
 _HEADER_OVERHEAD = 4
+_VERSIONS = frozenset({"1.0", "1.1"})
 
 
 class Gate:
@@ -53,14 +53,12 @@ class _LimitedProtocol(HttpToolsProtocol):
     def __init__(self, gate: Gate, **options: Any) -> None:
         super().__init__(**options)
         self._gate = gate
-        # Whether the last piece of data ended with the end of a call.
-        self._complete = True
-        # From the beginning of a call, or between two, until its headers are complete.
-        self._in_head = True
-        # Bytes of whole pieces of data since a call or a part of its body began.
+        # The scope of the last call that has arrived: another one is arriving while uvicorn has another scope.
+        self._arrived: object = self.scope
+        # Bytes received since a call began or ended, or a part of its body came.
         self._silent_bytes = 0
-        # Bytes of the body of the call that is arriving.
-        self._body_bytes = 0
+        # Bytes of the body of the call that is arriving, and those that the gate has counted.
+        self._body_bytes = self._counted_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._fault: tuple[int, str] | None = None
         self._refusal: bytes | None = None
@@ -76,58 +74,72 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         if self._refusal is not None:
             return
-        self._complete = False
         self._silent_bytes += len(data)
         try:
-            self._parse(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as e:
+                self._parse_without_upgrade(data[e.args[0] :])
         except httptools.HttpParserError as e:
             self._refuse(*(self._fault or (400, f"this is not HTTP/1.1: {e}")))
             return
-        if self._complete:
-            self._silent_bytes = 0
-            return
-        if self._silent_bytes > MAX_HEADER_BYTES or len(self.headers or ()) > MAX_HEADERS:
-            self._refuse(*_TOO_LARGE)
-        elif self._in_head and self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            # uvicorn refuses it at the end of the headers only.
-            self._refuse(503, "there are more than ingest.max_connections connections")
-        elif self._timer is None:
-            self._timer = self.loop.call_later(self._gate.request_seconds, self._too_late)
+        if self.scope is not self._arrived:
+            self._wait()
 
-    def _parse(self, data: bytes) -> None:
+    def _parse_without_upgrade(self, data: bytes) -> None:
+        """Let another parser read a call: one that has seen Upgrade reads no body. `data` follows the headers."""
         while True:
+            version = self.parser.get_http_version().encode()
+            head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
+            for name, value in self.headers:
+                if name != b"upgrade":
+                    head += [name, b": ", value, b"\r\n"]
+            self.parser = httptools.HttpRequestParser(self)
+            # As uvicorn sets it.
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            data = b"".join([*head, b"\r\n", data])
             try:
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as e:
-                # A parser that has seen Upgrade reads no body, so another one reads the call without it.
-                version = self.parser.get_http_version().encode()
-                head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
-                for name, value in self.headers:
-                    if name != b"upgrade":
-                        head += [name, b": ", value, b"\r\n"]
-                self.parser = httptools.HttpRequestParser(self)
-                # As uvicorn sets it.
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-                data = b"".join([*head, b"\r\n", data[e.args[0] :]])
+                data = data[e.args[0] :]
+
+    def _wait(self) -> None:
+        """Wait for the rest of a call, unless there is too much of it."""
+        self._unset_keepalive_if_required()
+        gate = self._gate
+        if not (in_head := self._in_head) and not self.cycle.response_complete:
+            gate.unfinished_bytes += self._body_bytes - self._counted_bytes
+            self._counted_bytes = self._body_bytes
+        if self._silent_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
+            self._refuse(*_TOO_LARGE)
+        elif gate.unfinished_bytes > gate.max_unfinished_bytes and self._counted_bytes:
+            self._refuse(429, "too many bytes of bodies are arriving at once; repeat the call later")
+        elif in_head and self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            # uvicorn refuses it at the end of the headers only.
+            self._refuse(503, "there are more than ingest.max_connections connections")
+        elif self._timer is None:
+            self._timer = self.loop.call_later(gate.request_seconds, self._too_late)
+
+    @property
+    def _in_head(self) -> bool:
+        """Whether there is no call to answer yet: between two calls, or before the end of the headers."""
+        return self.scope is self._arrived or self.cycle is None or self.cycle.scope is not self.scope
 
     # -- callbacks of the parser; an exception of one ends the parser, whose caller gets HttpParserError
 
-    def on_message_begin(self) -> None:
-        self._silent_bytes = 0
-        self._complete, self._in_head = False, True
-        super().on_message_begin()
-
     def on_headers_complete(self) -> None:
-        if len(self.headers) > MAX_HEADERS or _size(self.headers) + len(self.url) > MAX_HEADER_BYTES:
+        size, hosts = len(self.url), 0
+        for name, value in self.headers:
+            size += len(name) + len(value) + _HEADER_OVERHEAD
+            hosts += name == b"host"
+        if size > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             self._stop(*_TOO_LARGE)
         version = self.parser.get_http_version()
-        if version not in ("1.1", "1.0"):
+        if version not in _VERSIONS:
             self._stop(505, f"HTTP/{version} is not supported; use HTTP/1.1")
-        hosts = [name for name, _ in self.headers].count(b"host")
         if hosts != 1 and (hosts or version == "1.1"):
             self._stop(400, f"a call has one Host header; this one has {hosts}")
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -136,18 +148,14 @@ class _LimitedProtocol(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 self._stop(405, "CONNECT is not supported")
             return
+        self._unset_keepalive_if_required()
         super().on_headers_complete()
-        self._in_head = False
         # Trailers follow; the application keeps the list of the headers.
         self.headers = []
 
     def on_body(self, body: bytes) -> None:
         self._silent_bytes = 0
-        if not self.cycle.response_complete:
-            self._body_bytes += len(body)
-            self._gate.unfinished_bytes += len(body)
-            if self._gate.unfinished_bytes > self._gate.max_unfinished_bytes:
-                self._stop(429, "too many bytes of bodies are arriving at once; repeat the call later")
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -155,8 +163,10 @@ class _LimitedProtocol(HttpToolsProtocol):
             return
         if self.headers and (len(self.headers) > MAX_HEADERS or _size(self.headers) > MAX_HEADER_BYTES):
             self._stop(*_TOO_LARGE)
-        self._end_call()
-        self._complete = self._in_head = True
+        self._silent_bytes = self._body_bytes = 0
+        if self._timer is not None:
+            self._end_call()
+        self._arrived = self.scope
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -215,8 +225,8 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def _end_call(self) -> None:
         """Forget what was counted of the call that was arriving."""
-        self._gate.unfinished_bytes -= self._body_bytes
-        self._body_bytes = 0
+        self._gate.unfinished_bytes -= self._counted_bytes
+        self._body_bytes = self._counted_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -227,8 +237,7 @@ _TOO_LARGE = 431, f"a call has at most {MAX_HEADERS} headers and trailers of {MA
 
 def _size(headers: Iterable[tuple[bytes, bytes]]) -> int:
     """Return the bytes of headers as they are sent."""
-    lengths = [*map(len, chain.from_iterable(headers))]
-    return sum(lengths) + len(lengths) // 2 * _HEADER_OVERHEAD
+    return sum(len(name) + len(value) + _HEADER_OVERHEAD for name, value in headers)
 
 
 def _answer(status: int, reason: str) -> bytes:
