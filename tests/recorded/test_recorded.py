@@ -12,7 +12,7 @@ from tests.merge import answers
 from tests.merge.test_cql import with_one_form, with_times_as_values
 from tests.recorded.conftest import RECORDED
 from tests.recorded.recording import Recording, Rows, pages_of, session_of
-from tests.storage.expected import plain
+from tests.storage.expected import as_rows, plain
 from writetime import config
 from writetime.changes import change_schema, field_name
 from writetime.config import Settings
@@ -188,6 +188,16 @@ def test_sstables_merged_are_what_the_database_answered(recorded: Recorded) -> N
         # Write times and TTLs were asked for by a query of their own, up to a few seconds later or earlier.
         near = {second + shift for second in seconds for shift in range(-5, 6)}
         assert any(_times(state, schema, second, times) == list(times.dicts()) for second in sorted(near))
+
+
+def test_splits_make_the_changes_of_whole_sstables(recorded: Recorded) -> None:
+    recording, table = recorded
+    for location in recording.sstables(table):
+        sstable = SSTable(location, recording.schemas[table])
+        wanted = as_rows(sstable.scan())
+        for target in (1, 1000):
+            found = [row for split in sstable.splits(target) for row in as_rows(sstable.scan(split=split))]
+            assert sorted(found) == wanted
 
 
 def _times(state: pa.Table, schema: TableSchema, second: int, asked: Rows) -> list[dict[str, bytes | None]]:

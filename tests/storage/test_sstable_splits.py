@@ -10,10 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.storage import tries
 from tests.storage.conftest import Written
 from tests.storage.expected import as_rows
 from tests.storage.rewriting import copy
-from tests.storage.test_sstable import one_of_each
+from tests.storage.test_sstable import as_older, one_of_each
 from writetime.schema.table import TableSchema
 from writetime.storage.errors import CorruptFile, StorageError
 from writetime.storage.files import Location
@@ -69,6 +70,28 @@ def test_pieces_of_one_partition_by_its_token(written: Written) -> None:
         assert not list(pieces(sstable, splits, tokens=(token + 1, token + 1)))
 
 
+def test_wide_partitions_of_scylladb_are_cut_at_any_block(written: Written, tmp_path: Path) -> None:
+    """What Cassandra wrote as `nb`, with the index that ScyllaDB writes for it as `mt`."""
+    schema, location = wide(written)
+    if location.version != "nb":
+        return
+    here = as_older(location, tmp_path / "wide", "mt")
+    found = tries.partitions(here)
+    whole = as_rows(SSTable(location, schema).scan())
+    for block in (1, 1024, 5000):
+        tries.index_again(here, block, found)
+        sstable = SSTable(here, schema)
+        for target in (1, 2500, 10_000):
+            assert as_rows(pieces(sstable, sstable.splits(target))) == whole
+    # Cassandra's own index of the data has the same range tombstones where its blocks start.
+    sstable = SSTable(location, schema)
+    places = {at - p.start: is_open for p in found for at, is_open in p.places if p is found[-1]}
+    blocks = read_blocks(location, sstable.header.clustering, sstable.index, len(found) - 1)
+    assert blocks is not None
+    for i, offset in enumerate(blocks.offsets.tolist()):
+        assert blocks.open_at(i) == places[offset]
+
+
 def test_a_cut_that_is_none_is_refused(written: Written) -> None:
     schema, location = wide(written)
     sstable = SSTable(location, schema)
@@ -97,6 +120,8 @@ def test_a_wrong_index_never_gives_a_wrong_answer(written: Written, tmp_path: Pa
     schema, location = wide(written)
     here = copy(location, tmp_path / "index")
     whole = as_rows(SSTable(here, schema).scan())
+    tokens = sorted({token for batch in SSTable(here, schema).scan(["token"]) for token in batch["token"].to_pylist()})
+    by_tokens = {(t, t): as_rows(SSTable(here, schema).scan(tokens=(t, t))) for t in tokens}
     flipped = random.Random(3)
     outcomes = {"refused": 0, "same": 0}
     for component in ("Index.db", "Partitions.db", "Rows.db"):
@@ -117,6 +142,13 @@ def test_a_wrong_index_never_gives_a_wrong_answer(written: Written, tmp_path: Pa
                 outcomes["same"] += 1
             except StorageError:
                 outcomes["refused"] += 1
+            for tokens, wanted in by_tokens.items():
+                try:
+                    sstable = SSTable(here, schema)
+                    found = as_rows(pieces(sstable, sstable.splits(1 << 30, tokens), tokens=tokens))
+                except StorageError:
+                    continue
+                assert found == wanted
         path.write_bytes(sound)
     print(outcomes)
     assert outcomes["refused"] > 0

@@ -1,9 +1,10 @@
 """Where the partitions of an SSTable start, from its index: what splits large files and finds tokens in them.
 
-Index.db of the `big` format (`RowIndexEntry`): for each partition its key after 2 bytes of length, its position in
-Data.db as a vint, and an index of its rows after its size as a vint. Partitions.db of `bti` (`PartitionIndex`): a trie
-of 4096-byte pages; a leaf holds the position in Data.db inverted, or a position in Rows.db, where the key (after 2
-bytes of length) is followed by the position in Data.db as a vint.
+Index.db (`RowIndexEntry`): for each partition its key after 2 bytes of length, its position in Data.db as a vint, and
+an index of its rows after its size as a vint. Partitions.db of `da`, `ms` and `mt` (`PartitionIndex`, and
+sstables/trie/bti_partition_index_writer.cc of ScyllaDB): a trie of 4096-byte pages; a leaf has a byte of a hash of the
+key, and the position in Data.db inverted, or a position in Rows.db, where the key (after 2 bytes of length) is followed
+by the position in Data.db as a vint.
 """
 
 # ruff: noqa: PLR0917 (numba has no keyword-only arguments)
@@ -15,21 +16,55 @@ import numpy as np
 from writetime.storage.errors import CorruptFile
 from writetime.storage.files import Location
 from writetime.storage.memory import compiled, load8, load16
-from writetime.storage.primitives import read_vint, skip
-from writetime.storage.trie import trie_payloads
+from writetime.storage.primitives import filter_byte, read_vint, skip, token
+from writetime.storage.trie import trie_leaf, trie_payloads
+
+# The bit of a leaf's payload that a byte of the key's hash comes before the position.
+_HASHED = 8
 
 
 @dataclass(frozen=True)
 class PartitionIndex:
     """Where each partition starts in the uncompressed data, ascending, and where the index of its rows is.
 
-    `row_indexes` are offsets in `rows`, the bytes of Index.db or Rows.db (`rows_path`); -1 where a partition has none.
+    Attributes:
+        path: the file's name.
+        file: its bytes.
+        root: where the root of the trie is in it; -1 for an Index.db.
+        positions: offsets in the data.
+        row_indexes: offsets in `rows`, the bytes of Index.db or Rows.db (`rows_path`); -1 where a partition has none.
     """
 
+    path: str
+    file: np.ndarray
+    root: int
     positions: np.ndarray
     row_indexes: np.ndarray
     rows: np.ndarray
     rows_path: str
+
+    def leads(self, partition: int, key: bytes) -> bool:
+        """Return whether the index has this key for a partition, by its number.
+
+        Of Index.db that is all of the key; of a trie the part that it has of the token, and of another hash a byte.
+
+        Raises:
+            CorruptFile: an invalid node of the trie.
+        """
+        if self.root < 0:
+            at = _entry(self.file.ctypes.data, len(self.file), partition)
+            return self.file[at : at + 2 + len(key)].tobytes() == len(key).to_bytes(2, "big") + key
+        # The byte-comparable token. Only keys that have the same token differ after it.
+        comparable = b"\x40" + (token(key) + (1 << 63)).to_bytes(8, "big")
+        leaf = trie_leaf(self.file, self.root, comparable, self.path)
+        if leaf is None or leaf[0] == 0:
+            return leaf is not None
+        bits, offset = leaf
+        entry = np.empty((2, 1), np.int64)
+        payload = np.array([[bits], [offset]], np.int64)
+        bad = _leaves(self.file.ctypes.data, len(self.file), payload, self.rows.ctypes.data, len(self.rows), entry)
+        found = bad < 0 and entry[0, 0] == self.positions[partition]
+        return found and (bits < _HASHED or self.file[offset] == filter_byte(key))
 
 
 def read_index(location: Location) -> PartitionIndex:
@@ -39,16 +74,18 @@ def read_index(location: Location) -> PartitionIndex:
         CorruptFile: the index cannot be read, or its positions do not grow.
     """
     component = location.features.index
-    if not component or not location.exists(component):
-        return PartitionIndex(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8), "")
     path = location.path(component)
+    none = np.empty(0, np.int64)
+    if not location.exists(component):
+        empty = np.empty(0, np.uint8)
+        return PartitionIndex(path, empty, -1, none, none, empty, path)
     data = np.frombuffer(location.read(component), np.uint8)
     if component == "Index.db":
         entries = np.empty((2, len(data) // 3 + 1), np.int64)
         found = _walk_index(data.ctypes.data, len(data), entries) if len(data) else 0
         if found < 0:
             raise CorruptFile(path, -found - 1, "an entry of the index was expected")
-        index = PartitionIndex(entries[0, :found].copy(), entries[1, :found].copy(), data, path)
+        index = PartitionIndex(path, data, -1, entries[0, :found].copy(), entries[1, :found].copy(), data, path)
     else:
         rows = np.frombuffer(location.read("Rows.db"), np.uint8)
         if len(data) < 24:
@@ -60,7 +97,7 @@ def read_index(location: Location) -> PartitionIndex:
         bad = _leaves(data.ctypes.data, len(data), payloads, rows.ctypes.data, len(rows), entries)
         if bad >= 0:
             raise CorruptFile(path, bad, "the position of a partition was expected")
-        index = PartitionIndex(entries[0], entries[1], rows, location.path("Rows.db"))
+        index = PartitionIndex(path, data, root, entries[0], entries[1], rows, location.path("Rows.db"))
     positions = index.positions
     if (np.diff(positions) <= 0).any() or (len(positions) and positions[0] != 0):
         raise CorruptFile(path, None, "positions of partitions that start at 0 and grow were expected")
@@ -91,6 +128,18 @@ def _walk_index(address: int, length: int, entries: np.ndarray) -> int:
 
 
 @compiled
+def _entry(address: int, length: int, number: int) -> int:
+    """Return the offset of an entry of Index.db that `_walk_index` found."""
+    p = address
+    end = address + length
+    for _ in range(number):
+        _, p = read_vint(p + 2 + load16(p), end)
+        size, p = read_vint(p, end)
+        p += size
+    return p - address
+
+
+@compiled
 def signed(p: int, size: int) -> int:
     """Read a big-endian number of up to 8 bytes (`SizedInts`)."""
     value = load8(p)
@@ -104,12 +153,13 @@ def signed(p: int, size: int) -> int:
 @compiled
 def _leaves(address: int, length: int, payloads: np.ndarray, rows: int, rows_length: int, entries: np.ndarray) -> int:
     """Read the position of each leaf: a byte of the key's hash if flagged, then the number; return -1, or the offset
-    of a leaf that cannot be."""
+    of an invalid leaf."""
+    before = -1
     for i in range(payloads.shape[1]):
         size = payloads[0, i]
         offset = payloads[1, i]
-        if size >= 8:
-            size -= 7
+        if size >= _HASHED:
+            size -= _HASHED - 1
             offset += 1
         if size > length - offset or size < 1:
             return payloads[1, i]
@@ -118,9 +168,10 @@ def _leaves(address: int, length: int, payloads: np.ndarray, rows: int, rows_len
             entries[0, i] = ~value
             entries[1, i] = -1
             continue
-        # A partition of several blocks: its entry in Rows.db starts with the key.
-        if value > rows_length - 2:
+        # A partition of several blocks: its entry in Rows.db starts with the key. Entries are in the order of the keys.
+        if value > rows_length - 2 or value <= before:
             return payloads[1, i]
+        before = value
         end = rows + rows_length
         q = skip(rows + value + 2, load16(rows + value), end)
         entries[1, i] = q - rows

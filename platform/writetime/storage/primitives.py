@@ -77,9 +77,9 @@ def _signed_tail(p: int, length: int) -> np.uint64:
     return value
 
 
-@compiled
-def token_at(p: int, length: int) -> np.int64:
-    """Return the token of a serialised partition key (`Murmur3Partitioner`, `MurmurHash.hash3_x64_128`)."""
+@inlined
+def _murmur(p: int, length: int) -> tuple[np.uint64, np.uint64]:
+    """Return both halves of `MurmurHash.hash3_x64_128`."""
     c1 = np.uint64(0x87C37B91114253D5)
     c2 = np.uint64(0x4CF5AD432745937F)
     h1 = np.uint64(0)
@@ -104,9 +104,23 @@ def token_at(p: int, length: int) -> np.int64:
     h2 += h1
     h1 = _mix(h1)
     h2 = _mix(h2)
-    token = np.int64(h1 + h2)
+    h1 += h2
+    return h1, h2 + h1
+
+
+@compiled
+def token_at(p: int, length: int) -> np.int64:
+    """Return the token of a serialised partition key (`Murmur3Partitioner`)."""
+    first, _ = _murmur(p, length)
+    token = np.int64(first)
     # The smallest token is reserved for "before all keys".
     return token if token != -0x8000000000000000 else np.int64(0x7FFFFFFFFFFFFFFF)
+
+
+@compiled
+def _filter_byte(p: int, length: int) -> int:
+    _, second = _murmur(p, length)
+    return int(second & np.uint64(0xFF))
 
 
 @compiled
@@ -129,6 +143,12 @@ def token(key: bytes) -> int:
     """Return the token of a serialised partition key."""
     buffer = np.frombuffer(key, np.uint8) if key else np.zeros(1, np.uint8)
     return int(token_at(buffer.ctypes.data, len(key)))
+
+
+def filter_byte(key: bytes) -> int:
+    """Return the byte of a serialised partition key's hash that Partitions.db has (`filterHashLowerBits`)."""
+    buffer = np.frombuffer(key, np.uint8) if key else np.zeros(1, np.uint8)
+    return int(_filter_byte(buffer.ctypes.data, len(key)))
 
 
 # How a clustering value becomes byte-comparable; `writetime.changes` states the encoding. COMPARE_OTHER is left to it.

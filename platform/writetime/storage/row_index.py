@@ -3,9 +3,10 @@
 In Index.db (`RowIndexEntry`, `IndexInfo`) the size of a partition's entry is followed by the length of the partition's
 header, its deletion, and the number of blocks; of each block the first and the last clustering, the offset in the
 partition, the width, and the deletion that is open at the end, if there is one. In Rows.db (`TrieIndexEntry`,
-`RowIndexReader`) the position is followed by the distance to the root of a trie, the number of blocks, and the
-partition's deletion; of each block, and of the end of the partition, the trie has the offset, and the deletion that is
-open there.
+`RowIndexReader`, and sstables/trie/bti_row_index_writer.cc of ScyllaDB) the position is followed by the distance to the
+root of a trie, the number of blocks, and the partition's deletion; of each block, and of the end of the partition, the
+trie has the offset, and the deletion that is open there. The trie of a partition comes before its entry, and after the
+entry of the partition before. ScyllaDB's deletion times are signed, as in its Data.db.
 """
 
 from dataclasses import dataclass
@@ -61,10 +62,12 @@ def read_blocks(
         sound = _big_blocks(address, head, lengths, features.unsigned_deletion_time, found)
     else:
         _bti_head(address, length, at, head)
-        # The trie has the end of the partition as well.
-        payloads = trie_payloads(rows, int(head[1]), int(head[0]) + 1, path)
+        # The trie has the end of the partition as well. Its nodes are between this entry and the one before, so that
+        # all tries together take no more time than the file has bytes.
+        bounds = _entry_before(index.row_indexes, partition), at
+        payloads = trie_payloads(rows, int(head[1]), int(head[0]) + 1, path, bounds)
         found = np.zeros((4, payloads.shape[1]), np.int64)
-        sound = _bti_blocks(address, length, payloads, found)
+        sound = _bti_blocks(address, length, payloads, features.unsigned_deletion_time, found)
         found = found[:, :-1]
     if not sound or not found.size or found[0, 0] <= 0 or (np.diff(found[0]) <= 0).any():
         raise CorruptFile(path, at, "an index of the rows of a partition was expected, with offsets that grow")
@@ -141,6 +144,15 @@ def _big_blocks(address: int, head: np.ndarray, lengths: np.ndarray, unsigned: b
 
 
 @compiled
+def _entry_before(row_indexes: np.ndarray, partition: int) -> int:
+    """Return where the row index of the last partition before this one is; 0 if none has one."""
+    for i in range(partition - 1, -1, -1):
+        if row_indexes[i] >= 0:
+            return row_indexes[i]
+    return 0
+
+
+@compiled
 def _bti_head(address: int, length: int, at: int, head: np.ndarray) -> None:
     end = address + length
     _, p = read_vint(address + at, end)
@@ -152,7 +164,7 @@ def _bti_head(address: int, length: int, at: int, head: np.ndarray) -> None:
 
 
 @compiled
-def _bti_blocks(address: int, length: int, payloads: np.ndarray, found: np.ndarray) -> bool:
+def _bti_blocks(address: int, length: int, payloads: np.ndarray, unsigned: bool, found: np.ndarray) -> bool:
     """Read all blocks into `found`; return whether they are what was expected."""
     for i in range(payloads.shape[1]):
         size = payloads[0, i] & 7
@@ -165,5 +177,5 @@ def _bti_blocks(address: int, length: int, payloads: np.ndarray, found: np.ndarr
         if is_open:
             found[1, i] = 1
             found[2, i] = load64(p + size)
-            found[3, i] = load32(p + size + 8)
+            found[3, i] = load32(p + size + 8) if unsigned else load_int32(p + size + 8)
     return True

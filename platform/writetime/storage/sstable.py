@@ -18,6 +18,7 @@ from writetime.storage.former import former_columns
 from writetime.storage.index import PartitionIndex, read_index
 from writetime.storage.infer import schema_of_headers
 from writetime.storage.primitives import token
+from writetime.storage.row_index import read_blocks
 from writetime.storage.split import Cut, Split, cuts
 from writetime.storage.statistics import read_header
 from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN, Walker
@@ -91,16 +92,43 @@ class SSTable:
         if not self.data.has_chunk_checksums:
             # Each piece's reader has to read the whole file first.
             target_bytes = self.data.length
-        # An index of `big` that was cut short looks like one of fewer partitions; so what the last one holds may have
-        # any later token.
-        first = min(self._search(tokens[0]), len(positions) - 1) if tokens[0] != MIN_TOKEN else 0
+        first = self._search(tokens[0]) if tokens[0] != MIN_TOKEN else 0
         last = self._search(tokens[1] + 1) if tokens[1] != MAX_TOKEN else len(positions)
+        if first > last:
+            raise CorruptFile(self.index.path, None, "partitions in the order of their tokens were expected")
+        # What is wrong there, the reader of the partition before finds and reports.
+        if first > 0 and not self._is_next(first, tokens):
+            first -= 1
         if first >= last:
             return []
         start = int(positions[first])
         end = self.data.length if last == len(positions) else int(positions[last])
         places = cuts(self.location, self.header.clustering, self.index, (start, end), target_bytes)
         return [Split(a, b) for a, b in pairwise([Cut(start), *places, Cut(end)])]
+
+    def _is_next(self, partition: int, tokens: tuple[int, int]) -> bool:
+        """Return whether the data show that no partition of these tokens is between this one and the one before it.
+
+        Indexes have no checksums: one that lacks a partition, or has a wrong position, must not hide a partition. At
+        most the last block of rows of the partition before is read for that. After the last partition there may always
+        be others, as an Index.db that was cut short looks like one of fewer partitions.
+
+        Raises:
+            CorruptFile: the partition before is not where the index has it.
+        """
+        before = int(self.index.positions[partition - 1])
+        if not self.index.leads(partition - 1, key_at(self.data, before)):
+            raise CorruptFile(self.index.path, None, f"the key that the data have at {before} was expected there")
+        if partition == len(self.index.positions):
+            return False
+        start, end = Cut(before), Cut(int(self.index.positions[partition]))
+        try:
+            blocks = read_blocks(self.location, self.header.clustering, self.index, partition - 1)
+            if blocks is not None:
+                start = Cut(before + int(blocks.offsets[-1]), before, blocks.open_at(-1))
+            return not any(self.scan(["token"], split=Split(start, end), tokens=tokens, window=1))
+        except CorruptFile:
+            return False
 
     def _search(self, wanted: int) -> int:
         """Return the number of the first partition whose token is at least `wanted`."""
