@@ -35,6 +35,24 @@ _LONGEST_FIRST = (
     "integration",
 )
 
+# Fixtures that start servers, or whose tests do. `spark` and others need one of them.
+_SERVERS = {
+    "histories",
+    "master",
+    "node",
+    "own_zookeeper",
+    "postgres",
+    "server_settings",
+    "servers",
+    "started",
+    "store",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make test-python`."""
+    parser.addoption("--without-servers", action="store_true", help="run tests/security, and tests without servers")
+
 
 def pytest_configure() -> None:
     """Let Java not optimise: servers of tests live so short that this costs more than it saves, of Cassandra's start a
@@ -58,10 +76,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderSchedu
     return FolderScheduling(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the folders of tests in order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the folders of tests in order, and leave out those that `--without-servers` leaves out."""
+    if config.getoption("without_servers"):
+        left_out = [item for item in items if _needs_servers(item)]
+        items[:] = [item for item in items if not _needs_servers(item)]
+        config.hook.pytest_deselected(items=left_out)
     places = {part: i for i, part in enumerate(_LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.nodeid.split("/")[1], len(places)))
+
+
+def _needs_servers(item: pytest.Item) -> bool:
+    security = item.nodeid.startswith("tests/security/")
+    return isinstance(item, pytest.Function) and not security and not _SERVERS.isdisjoint(item.fixturenames)
 
 
 @pytest.fixture(scope="session")
