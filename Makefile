@@ -6,15 +6,16 @@ UI_PORT ?= 3000
 export DAGSTER_HOME := $(CURDIR)/.writetime/dagster
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 STAMP := $(VENV)/.installed
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test test-scylla ui style lint bench clean
+.PHONY: setup instance port demo test test-python test-without-servers test-scylla ui style lint bench clean
 
 setup: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml
 	@echo "installing Python packages from requirements.lock (a minute or two the first time) ..."
-	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11 to 3.13 is needed; name one: make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 15) else "Python 3.11 to 3.14 is needed; name one: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
@@ -40,7 +41,14 @@ ui: port instance
 	@PYTHONWARNINGS='ignore:Function `dev_command` is superseded' $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p $(UI_PORT) --log-level warning
 
 test: style
-	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+	@$(PYTEST)
+
+# The tests that need no servers, and those of security, on each Python of this machine; each has its own environment.
+test-python: setup
+	@$(BIN)/python -m tools.pythons
+
+test-without-servers: setup
+	@$(PYTEST) --without-servers
 
 # The whole platform on a ScyllaDB that runs already, with vnodes and then with tablets. DATA is the data folder of the
 # node and NODETOOL its command, both for backfills.

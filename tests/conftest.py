@@ -36,6 +36,19 @@ _LONGEST_FIRST = (
     "integration",
 )
 
+# Fixtures that start servers, or whose tests do. `spark` and others need one of them.
+_SERVERS = {
+    "histories",
+    "master",
+    "node",
+    "own_zookeeper",
+    "postgres",
+    "server_settings",
+    "servers",
+    "started",
+    "store",
+}
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let Java not optimise: servers of tests live so short that this costs more than it saves, of Cassandra's start a
@@ -59,6 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="also compare the recordings of a ScyllaDB in this folder (see tests/recorded)",
     )
+    parser.addoption("--without-servers", action="store_true", help="run tests/security, and tests without servers")
     scylla = parser.getgroup("scylla", "a running ScyllaDB (see tests/scylla)")
     scylla.addoption("--scylla", metavar="HOST:PORT", help="use this ScyllaDB instead of an embedded Cassandra")
     scylla.addoption("--scylla-tablets", choices=["on", "off"], default="off", help="whether keyspaces use tablets")
@@ -79,13 +93,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderSchedu
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the folders of tests in order, and leave out those that need another database than there is."""
+    """Put the folders of tests in order, and leave out those that lack their servers, by the options."""
     if config.getoption("--scylla"):
-        deselected = [item for item in items if item.get_closest_marker("cassandra_only")]
-        items[:] = [item for item in items if not item.get_closest_marker("cassandra_only")]
-        config.hook.pytest_deselected(items=deselected)
+        _leave_out(config, items, lambda item: item.get_closest_marker("cassandra_only") is not None)
+    if config.getoption("--without-servers"):
+        _leave_out(config, items, _needs_servers)
     places = {part: i for i, part in enumerate(_LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.nodeid.split("/")[1], len(places)))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], which: Callable[[pytest.Item], bool]) -> None:
+    left_out = [item for item in items if which(item)]
+    items[:] = [item for item in items if not which(item)]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _needs_servers(item: pytest.Item) -> bool:
+    security = item.nodeid.startswith("tests/security/")
+    return isinstance(item, pytest.Function) and not security and not _SERVERS.isdisjoint(item.fixturenames)
 
 
 @pytest.fixture(scope="session")
