@@ -180,6 +180,13 @@ def test_tombstones_wait_for_the_slowest_node(
         def until(node: str) -> int:
             return WatermarkTopic(landed.settings).read().get(node, SourceMarks()).tables.get(name, TableMark(0)).until
 
+        def second_passed(instant: int) -> bool:
+            # Tests of other folders have dropped tables on this node, whose last writes cannot be read: a gap, which
+            # is closed by hand.
+            for reason in (tmp_path / "other" / "aside").glob("*.reason.json"):
+                reason.unlink()
+            return until(second) > instant
+
         def due() -> int:
             return next_horizon(table, time_now(), 1e-9) or 0
 
@@ -188,7 +195,7 @@ def test_tombstones_wait_for_the_slowest_node(
                 landed.write(*(f"INSERT INTO {{ks}}.t (k, v) VALUES ({k}, 'first')" for k in (1, 2)))
                 session.execute(f"INSERT INTO {name} (k, v) VALUES (3, 'second')")
                 written = time_now()
-                wait_for(lambda: min(until(node_id(landed)), until(second)) > written)
+                wait_for(lambda: second_passed(written) and until(node_id(landed)) > written)
             landed.write("DELETE FROM {ks}.t WHERE k = 1")
             deleted = time_now()
             wait_for(lambda: until(node_id(landed)) > deleted + 2 * grace)
@@ -201,7 +208,7 @@ def test_tombstones_wait_for_the_slowest_node(
             state.drop_tombstones(table, due())
             assert [row["k"] for row in held(table).to_pylist() if row["tombstone"]] == [1]
             with other.agent():
-                wait_for(lambda: until(second) > deleted + 2 * grace)
+                wait_for(lambda: second_passed(deleted + 2 * grace))
                 assert Landing(landed.settings, name).drain() == 0
                 assert due() > deleted
                 assert state.drop_tombstones(table, due()) == 1

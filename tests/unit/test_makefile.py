@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     # With the installation that runs the tests.
-    command = ["make", "-o", f"{sys.prefix}/.installed", f"VENV={sys.prefix}", *arguments]
+    command = ["make", "--no-print-directory", "-o", f"{sys.prefix}/.installed", f"VENV={sys.prefix}", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
