@@ -6,7 +6,7 @@ partition, the width, and the deletion that is open at the end, if there is one.
 `RowIndexReader`, and sstables/trie/bti_row_index_writer.cc of ScyllaDB) the position is followed by the distance to the
 root of a trie, the number of blocks, and the partition's deletion; of each block, and of the end of the partition, the
 trie has the offset, and the deletion that is open there. The trie of a partition comes before its entry, and after the
-entry of the partition before. ScyllaDB's deletion times are signed, as in its Data.db.
+entry of the partition before. ScyllaDB's deletion times in it are signed, and at most 2^31 - 2.
 """
 
 from dataclasses import dataclass
