@@ -1,14 +1,28 @@
 """Images against changes: they agree, until writes are missing from the log."""
 
 import random
+import re
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pytest
 
-from tests.scylla_cdc.databases import SECOND, CdcDatabase
-from tests.scylla_cdc.test_refusals import Odd
-from writetime.scylla_cdc.images import Disagreement, disagreements
+from tests.capture.test_segments import wait_for
+from tests.scylla_cdc.conftest import Logged
+from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet
+from tests.scylla_cdc.test_agent import agent, land, settings_for, wait_until
+from tests.scylla_cdc.test_refusals import STREAM, Odd
+from writetime.capture.cli import status_lines
+from writetime.scylla_cdc import checking
+from writetime.scylla_cdc.checking import ImageCheck
+from writetime.scylla_cdc.images import Disagreement, contradictions, disagreements
 from writetime.scylla_cdc.offsets import interval
 from writetime.scylla_cdc.source import open_source
+from writetime.servers.process import free_port
 
 
 def compared(odd: Odd) -> list[Disagreement]:
@@ -72,3 +86,86 @@ def test_images_that_cannot_be_compared(cdc: CdcDatabase) -> None:
     odd.log(4, {"operation": 0, "p": 1, "c": 2, "v": 4}, {"operation": 1, "p": 1, "c": 2, "v": 5})
     odd.log(5, {"operation": 5, "p": 1, "c": 2}, {"operation": 7, "p": 1})  # deleted since
     assert compared(odd) == []
+
+
+def checked(odd: Odd) -> tuple[int, list[str]]:
+    """What disagrees while a log is read: how much, and the descriptions."""
+    found: Counter[str] = Counter()
+    check = ImageCheck()
+    with open_source(odd.cdc.settings, odd.name) as source:
+        list(source.read(interval(source, None, None, None), found=found, check=check))
+    assert not found["image_not_compared"]
+    return found["image_disagrees"], check.texts
+
+
+def test_each_write_is_compared_with_its_own_image(cdc: CdcDatabase) -> None:
+    """The agent does not know what was written before the windows that it reads."""
+    odd = Odd(cdc, "p int, c int, s int static, v int, w int, m map<int, int>, PRIMARY KEY (p, c)")
+
+    def key(c: int, operation: int) -> dict[str, Any]:
+        return {"operation": operation, "p": 1, "c": c}
+
+    odd.log(1, {**key(1, 1), "v": 1}, {**key(1, 9), "v": 1, "w": 7})  # w is of before
+    odd.log(2, {**key(1, 0), "v": 5}, {**key(1, 1), "v": 2}, {**key(1, 9), "v": 2})
+    odd.log(3, key(2, 3), {**key(2, 9), "v": 3})  # of a row that is deleted
+    odd.log(4, {**key(3, 1), "v": 1, "ttl": 5}, key(3, 9))  # may have expired
+    odd.log(5, key(4, 0), key(4, 2), {**key(4, 9), "v": 3})  # the row was there
+    odd.log(6, {**key(5, 2), "m": {1: 1}}, {**key(5, 9), "m": {1: 1}, "v": 3})  # an insert of something
+    odd.log(7, key(6, 2), key(6, 9))
+    assert checked(odd) == (0, [])
+    odd.log(11, {**key(1, 1), "v": 8}, {**key(1, 9), "v": 9})
+    odd.log(12, {"operation": 1, "p": 1, "s": 5}, {"operation": 9, "p": 1, "s": 6})
+    odd.log(13, {**key(2, 1), "cdc$deleted_w": True}, {**key(2, 9), "w": 4})
+    # As of an insert while `delta` was `keys`.
+    odd.log(14, key(7, 2), {**key(7, 9), "v": 4})
+    found, texts = checked(odd)
+    assert found == 4
+    for text, column in zip(texts, "vswv", strict=True):
+        wanted = f"the postimage of a write of 2[-0-9T:.+]+ in stream 0x{STREAM.hex()} has another value of column "
+        assert re.match(f"{wanted}{column} than the changes of the log of {odd.name}: ", text), text
+
+
+def test_writes_of_one_time_are_not_compared(cdc: CdcDatabase) -> None:
+    """The greater value wins, but each image shows its own."""
+    odd = Odd(cdc)
+    for value, low in ((1, 5), (2, 6)):
+        row = {"p": 1, "c": 1, "v": value}
+        odd.log(1, {"operation": 1, **row}, {"operation": 9, **row}, random=low)
+    assert checked(odd) == (0, [])
+    assert odd.changes().num_rows == 2
+
+
+def test_the_agent_counts_disagreements_and_goes_on(
+    cdc: CdcDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where images cannot be compared: all changes are published."""
+    odd = Odd(cdc)
+    for second in range(1, 31):
+        key = {"p": second, "c": 1}
+        odd.log(second, {"operation": 1, **key, "v": 1}, {"operation": 9, **key, "v": 1 + (second > 10)})
+    for second in range(40, 43):
+        odd.log(second, {"operation": 1, "p": second, "c": 1, "v": 1}, {"operation": 9, "p": second, "c": 1, "v": 1})
+    table = Logged(odd.schema, [], [StreamSet(odd.start, (STREAM,))], [])
+    settings = settings_for(cdc, tmp_path, table, window_seconds=1, batch_seconds=35)
+    port = free_port()
+    capture = settings.capture.model_copy(update={"metrics_port": port})
+    settings = settings.model_copy(update={"capture": capture})
+
+    def compare(*values: Any) -> Iterator[Disagreement]:
+        if max(values[0]["write_time"].to_pylist()) >= odd.start + 40 * SECOND:
+            raise ValueError("this cannot be compared")
+        yield from contradictions(*values)
+
+    monkeypatch.setattr(checking, "contradictions", compare)
+    with agent(settings):
+        wait_until(settings, table, odd.start + 45 * SECOND)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            metrics = answer.read().decode()
+        wait_for(lambda: any("3 pre- and postimages that could not be compared" in s for s in status_lines(settings)))
+    name = f'table="{odd.name}"'
+    assert f'writetime_capture_log_findings_total{{kind="image_disagrees",{name}}} 20.0' in metrics
+    assert f'writetime_capture_log_findings_total{{kind="image_not_compared",{name}}} 3.0' in metrics
+    assert 'writetime_capture_errors_total{what="log"}' not in metrics
+    assert caplog.text.count("has another value of column v than the changes") == 10
+    assert any("20 values of pre- and postimages that differ" in line for line in status_lines(settings))
+    assert land(settings, table).total() == 33

@@ -36,11 +36,12 @@ class Odd:
         self.name = self.schema.full_name
         cdc.announce_tablets(self.schema, [StreamSet(self.start // 1000 * 1000, (STREAM,))])
 
-    def log(self, time: int, *rows: dict[str, Any], complete: bool = True) -> None:
-        """Write a group, `time` seconds after the start."""
+    def log(self, time: int, *rows: dict[str, Any], complete: bool = True, random: int = 0) -> None:
+        """Write a group, `time` seconds after the start; `random` tells it from others of the same time."""
+        uuid = UUID(int=first_uuid(self.start + time * SECOND).int + random)
         for i, row in enumerate(rows):
             end = {"cdc$end_of_batch": True} if complete and i == len(rows) - 1 else {}
-            key = {"cdc$stream_id": STREAM, "cdc$time": first_uuid(self.start + time * SECOND), "cdc$batch_seq_no": i}
+            key = {"cdc$stream_id": STREAM, "cdc$time": uuid, "cdc$batch_seq_no": i}
             named = {("cdc$" + n if n in ("operation", "ttl") else n): v for n, v in row.items()}
             values = {**key, **end, **named}
             names = ", ".join(map(quote_name, values))

@@ -32,6 +32,7 @@ from writetime.database import DRIVER_FAULTS, DatabaseUnreachable
 from writetime.errors import WritetimeError
 from writetime.kafka import topic_names
 from writetime.schema.table import TableSchema
+from writetime.scylla_cdc.checking import ImageCheck
 from writetime.scylla_cdc.findings import IN_SNAPSHOT
 from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between, snapshot_of
@@ -106,6 +107,7 @@ class _Table:
     fault: str | None = None
     next_warning: float = 0.0
     attempts: int = 0
+    next_image_warning: float = 0.0
 
 
 class LogAgent:
@@ -184,7 +186,9 @@ class LogAgent:
         found: Counter[str] = Counter()
         sent = 0
         snapshot_at = snapshot_of(end, self._snapshot_at)
-        for changes in source.read(pieces_between(source, offset, end), snapshot_at=snapshot_at, found=found):
+        check = ImageCheck()
+        pieces = pieces_between(source, offset, end)
+        for changes in source.read(pieces, snapshot_at=snapshot_at, found=found, check=check):
             sent += self._publisher.send(schema, changes).all()
             counts.update(counts_of(name, changes))
             if sent >= _PORTION:
@@ -202,9 +206,18 @@ class LogAgent:
             self._progress.save(name, end)
             self._metrics.published(counts)
             self._metrics.found(name, found)
+            self._warn_of_images(table, check.texts)
             self.published[name] += counts.total()
             self._mark(table)
             self._publisher.flush(stop)
+
+    @staticmethod
+    def _warn_of_images(table: _Table, texts: Sequence[str]) -> None:
+        """Log some of what was found by comparing images, now and then. All of it is counted."""
+        if texts and time.monotonic() >= table.next_image_warning:
+            table.next_image_warning = time.monotonic() + _WARNING_SECONDS
+            for text in texts:
+                log.warning("%s", text)
 
     def _known(self) -> list[tuple[TableSchema, bool]]:
         """Return the tables of which it is known from when on their logs are read: what a snapshot lacks is there."""

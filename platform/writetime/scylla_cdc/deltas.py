@@ -98,7 +98,7 @@ class Deltas:
             LogError: a row that ScyllaDB does not write.
             BadValue: a value that is not of its type.
         """
-        operations = decode(page[L.OPERATION], Native("tinyint")).fill_null(-1).to_numpy()
+        operations = L.operations(page)
         unknown = ~np.isin(operations, L.OPERATIONS)
         if unknown.any():
             raise LogError(

@@ -5,20 +5,23 @@ was written later. But a value in an image that no change tells of, nor any newe
 can say: that writes are missing, as when CDC was off for a while.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 
 from writetime.changes import PARTITION_POSITION, STATIC_POSITION, field_name, position_encoder
 from writetime.merge import merge
+from writetime.merge.arrow import pc
 from writetime.merge.values import plain
 from writetime.schema.columnar import decode
 from writetime.schema.mapping import arrow_type
 from writetime.schema.table import TableSchema
-from writetime.schema.types import Native, is_complex
+from writetime.schema.types import is_complex
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.deltas import Rows
 from writetime.scylla_cdc.history import History
@@ -28,9 +31,10 @@ _KINDS = {L.PREIMAGE: "preimage", L.POSTIMAGE: "postimage"}
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A cell of which an image and the changes say different things; `write_time` is the image's, in microseconds."""
+    """A cell of which an image and the changes have different values; `write_time` is the image's, in microseconds."""
 
     kind: str
+    stream: bytes
     write_time: int
     key: bytes
     position: bytes
@@ -47,7 +51,8 @@ class Images:
         self._history = history
         self._simple = [c for c in schema.static + schema.regular if not is_complex(c.type)]
         self._position = position_encoder(schema.clustering)
-        fields: list[tuple[str, pa.DataType]] = [("kind", pa.string()), ("write_time", pa.int64())]
+        fields: list[tuple[str, pa.DataType]] = [("kind", pa.string()), ("stream", pa.binary())]
+        fields += [("write_time", pa.int64())]
         fields += [("key", pa.binary()), ("position", pa.binary())]
         fields += [(field_name(c), arrow_type(c.type)) for c in self._simple]
         self.schema = pa.schema(fields)
@@ -62,12 +67,12 @@ class Images:
     def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
         """Return the images among some rows."""
         del captured_at
-        operations = decode(page[L.OPERATION], Native("tinyint")).to_numpy()
+        operations = L.operations(page)
         kept = self._history.readable_images(page, operations)
         work = Rows(self.table, page.filter(pa.array(kept)), operations[kept], page.slice(0, 0), operations[:0])
         kinds = pa.array([_KINDS[o] for o in operations[kept].tolist()], pa.string())
         values = [decode(work.page[c.name], c.type) for c in self._simple]
-        arrays = [kinds, pa.array(work.times), work.keys, work.positions(self._position), *values]
+        arrays = [kinds, work.page[L.STREAM], pa.array(work.times), work.keys, work.positions(self._position), *values]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
@@ -77,12 +82,36 @@ def disagreements(images: Iterable[pa.RecordBatch], changes: pa.Table, schema: T
     A cell is compared unless something newer was written or deleted, or it expires; of a preimage only what it shows,
     as it does not show every column.
     """
+    return _disagreements(images, changes, schema)
+
+
+def contradictions(images: pa.RecordBatch, changes: pa.Table, schema: TableSchema) -> Iterator[Disagreement]:
+    """Compare postimages with the changes of the same writes, whatever is known of other writes.
+
+    What a write sets is in its postimage (`cdc/log.cc` of ScyllaDB applies the delta to what was read before). Other
+    columns are compared only if the write is an insert without values and has no preimage, so the row was new: values
+    in its postimage were not logged, as `delta` was `keys`. A row that two writes set at the same time is not compared.
+    """
+    writes = _Writes(images, changes, schema)
+
+    def is_compared(image: _Place, cell: dict[str, Any] | None) -> bool:
+        if writes.count(image) != 1:
+            return False
+        return (cell is not None and cell["write_time"] == image[2]) or image in writes.bare_inserts
+
+    postimages = images.filter(pc.equal(images["kind"], "postimage"))
+    return _disagreements([postimages], changes, schema, is_compared)
+
+
+def _disagreements(
+    images: Iterable[pa.RecordBatch], changes: pa.Table, schema: TableSchema, is_compared: "_IsCompared | None" = None
+) -> Iterator[Disagreement]:
     state = _State(merge([changes], schema), schema)
     simple = {field_name(c): c in schema.static for c in schema.static + schema.regular if not is_complex(c.type)}
     for batch in images:
         columns = {name: plain(batch[name]).to_pylist() for name in batch.schema.names if name in simple}
-        rows = zip(*(batch[n].to_pylist() for n in ("kind", "write_time", "key", "position")), strict=True)
-        for i, (kind, time, key, position) in enumerate(rows):
+        rows = zip(*(batch[n].to_pylist() for n in ("kind", "stream", "write_time", "key", "position")), strict=True)
+        for i, (kind, stream, time, key, position) in enumerate(rows):
             if state.deleted_at(key, position) >= time:
                 continue
             for name, values in columns.items():
@@ -93,8 +122,47 @@ def disagreements(images: Iterable[pa.RecordBatch], changes: pa.Table, schema: T
                 if cell is not None and (cell["write_time"] > newest or cell["ttl"] is not None):
                     continue
                 known = None if cell is None else cell["value"]
-                if repr(known) != repr(values[i]):
-                    yield Disagreement(kind, time, key, position, name, values[i], known)
+                if repr(known) == repr(values[i]):
+                    continue
+                if is_compared is None or is_compared((key, position, time), cell):
+                    yield Disagreement(kind, stream, time, key, position, name, values[i], known)
+
+
+class _Writes:
+    """Which writes some changes are of: a write is one group of the log, which `origin.file` names."""
+
+    def __init__(self, images: pa.RecordBatch, changes: pa.Table, schema: TableSchema) -> None:
+        places = list(zip(*(changes[n].to_pylist() for n in ("key", "position")), strict=True))
+        files = changes["origin"].combine_chunks().field("file").to_pylist()
+        times = {file: _write_time(file) for file in set(files)}
+        self._files: dict[_Place, set[str]] = {}
+        for (key, position), file in zip(places, files, strict=True):
+            self._files.setdefault((key, position, times[file]), set()).add(file)
+        written = np.zeros(len(changes), bool)
+        for column in schema.static + schema.regular:
+            written |= changes[field_name(column)].is_valid().to_numpy()
+        inserted = changes["marker"].is_valid().to_numpy()
+        before = images.filter(pc.equal(images["kind"], "preimage"))
+        existed = set(zip(*(before[n].to_pylist() for n in ("key", "position", "write_time")), strict=True))
+        values = {(*places[i], times[files[i]]) for i in np.flatnonzero(written).tolist()}
+        self.bare_inserts = (
+            {(*places[i], times[files[i]]) for i in np.flatnonzero(inserted).tolist()} - values - existed
+        )
+        """Rows that an insert makes which sets no column, and of which there is no preimage."""
+
+    def count(self, place: "_Place") -> int:
+        """Return how many writes changed a row at a time."""
+        return len(self._files.get(place, ()))
+
+
+# Of a row: the key, the position, and the write time of an image.
+_Place = tuple[bytes, bytes, int]
+_IsCompared = Callable[[_Place, dict[str, Any] | None], bool]
+
+
+def _write_time(file: str) -> int:
+    """Return the write time of the group of the log that `origin.file` names."""
+    return (UUID(file.rpartition("/")[2]).time - L.UUID_EPOCH) // 10
 
 
 class _State:

@@ -7,9 +7,11 @@ from dataclasses import replace
 from uuid import UUID
 
 import numpy as np
+import pyarrow as pa
 
 from writetime.errors import Transient, WritetimeError
 from writetime.instants import instant_text
+from writetime.schema.columnar import decode
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, freeze, is_complex
 
@@ -106,6 +108,11 @@ def check_log(schema: TableSchema, log: TableSchema) -> None:
                 f"{log.full_name} has column {column.name} as {found.get(column.name, 'none')}, and should have it as "
                 f"{column.type}: {schema.full_name} is being altered, so try again, or the table is no CDC log"
             )
+
+
+def operations(page: pa.RecordBatch) -> np.ndarray:
+    """Return the operations of log rows, -1 where one is null."""
+    return decode(page[OPERATION], Native("tinyint")).fill_null(-1).to_numpy()
 
 
 def first_uuid(micros: int) -> UUID:

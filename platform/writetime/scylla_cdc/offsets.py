@@ -163,7 +163,8 @@ def pieces_between(source: CdcSource, start: Offset, end: Offset) -> list[Piece]
         back = round(source.settings.rescan_seconds * 1e6)
         first, last = (max(offset.until - back, end.since) for offset in (start, end))
         if first < last:
-            pieces += source.sets.pieces(first, last, end.newest, end.newest)
+            again = source.sets.pieces(first, last, end.newest, end.newest)
+            pieces += [replace(piece, again=True) for piece in again]
     return pieces
 
 

@@ -26,6 +26,8 @@ class Piece:
     stream: bytes
     start: int
     end: int
+    again: bool = False
+    """Whether these were read before, and are read again for late rows."""
 
 
 class Converter(Protocol):
@@ -119,7 +121,7 @@ def _check_groups(page: pa.RecordBatch, last: tuple[bytes, int, bool] | None, ta
 
 
 def _check_ranges(page: pa.RecordBatch, table: str) -> None:
-    operations = decode(page[L.OPERATION], Native("tinyint")).fill_null(-1).to_numpy()
+    operations = L.operations(page)
     starts = np.isin(operations, (L.START_INCLUSIVE, L.START_EXCLUSIVE))
     ends = np.isin(operations, (L.END_INCLUSIVE, L.END_EXCLUSIVE))
     if (ends[1:] != starts[:-1]).any() or ends[:1].any():

@@ -15,6 +15,7 @@ from writetime.errors import WritetimeError
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.values import BadValue, UnknownFields
+from writetime.scylla_cdc.checking import Checked, ImageCheck
 from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.history import History
 from writetime.scylla_cdc.images import Images
@@ -117,6 +118,7 @@ class CdcSource:
         *,
         snapshot_at: int | None = None,
         found: Counter[str] | None = None,
+        check: ImageCheck | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Read pieces of streams as batches of changes.
 
@@ -125,6 +127,7 @@ class CdcSource:
             fields: of the changes; all by default.
             snapshot_at: when the snapshot was begun that closes a gap.
             found: counts what is found beside changes.
+            check: compares the images in pieces that are read for the first time; with all fields only.
 
         Raises:
             Gap: rows lack their key, as a key column was renamed, or their values, as `delta` was `keys`.
@@ -137,9 +140,13 @@ class CdcSource:
             empty_updates=self.settings.empty_updates == "pass",
             snapshot_at=snapshot_at,
         )
+        found = Counter() if found is None else found
         deltas = Deltas(self.schema, history, fields, found=found)
+        first = deltas if check is None else Checked(deltas, Images(self.schema, history), check, found)
         try:
-            yield from read_pieces(self._pages, deltas, pieces, self.settings.streams_at_once)
+            for converter, again in ((first, False), (deltas, True)):
+                some = [piece for piece in pieces if piece.again == again]
+                yield from read_pieces(self._pages, converter, some, self.settings.streams_at_once)
         except UnknownFields as e:
             raise Altered(f"{self.name} was altered while its log was read: {e}") from None
         except BadValue as e:

@@ -1,0 +1,87 @@
+"""Pre- and postimages against the changes of the same rows of the log, while these are read.
+
+The agent does not know all changes of a row, only those of the windows that it reads. So it compares what each write
+set with the write's own postimage. It reads images in any case, as they are rows of the log like others.
+"""
+
+from collections import Counter
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.instants import instant_text
+from writetime.merge.arrow import pc
+from writetime.schema.table import TableSchema
+from writetime.scylla_cdc import log as L
+from writetime.scylla_cdc.deltas import Deltas
+from writetime.scylla_cdc.findings import IMAGE_DISAGREES, IMAGE_NOT_COMPARED
+from writetime.scylla_cdc.images import Disagreement, Images, contradictions
+
+# So many findings are described of what is read at once. All are counted.
+_DESCRIBED = 10
+
+
+class ImageCheck:
+    """What was found by comparing images; the numbers are in the findings of who reads."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        """Descriptions of the first findings."""
+
+    def disagreement(self, table: TableSchema, found: Disagreement) -> None:
+        """Describe a disagreement, without values and keys, as these may be confidential."""
+        self._describe(
+            f"the {found.kind} of a write of {instant_text(found.write_time)} in stream 0x{found.stream.hex()} has "
+            f"another value of column {found.column} than the changes of the log of {table.full_name}: compare the "
+            f"table by writetime verify {table.full_name}"
+        )
+
+    def fault(self, table: TableSchema, page: pa.RecordBatch, images: np.ndarray, reason: Exception) -> None:
+        """Describe why images could not be compared."""
+        stream = page[L.STREAM][int(np.flatnonzero(images)[0])].as_py()
+        self._describe(
+            f"{images.sum()} images, the first in stream 0x{stream.hex()}, of the log of {table.full_name} could not "
+            f"be compared with its changes, which are published: {type(reason).__name__}: {reason}"
+        )
+
+    def _describe(self, text: str) -> None:
+        if len(self.texts) < _DESCRIBED:
+            self.texts.append(text)
+
+
+class Checked:
+    """Makes changes of log rows as `Deltas` does, and compares them with the images among the rows."""
+
+    def __init__(self, deltas: Deltas, images: Images, check: ImageCheck, found: Counter[str]) -> None:
+        """Take what makes changes of all fields and what makes images; describe to `check` and count in `found`."""
+        self.table = deltas.table
+        self.columns = deltas.columns
+        self._deltas = deltas
+        self._images = images
+        self._check = check
+        self._found = found
+
+    def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
+        """Return the changes of whole groups of rows.
+
+        Raises:
+            Gap, LogError, BadValue: as `Deltas` does; comparing raises nothing.
+        """
+        changes = self._deltas.convert(page, captured_at)
+        are_images = np.isin(L.operations(page), (L.PREIMAGE, L.POSTIMAGE))
+        if are_images.any():
+            try:
+                self._compare(self._images.convert(page, captured_at), changes)
+            # Whatever it is, it must not keep the changes from being published.
+            except Exception as e:
+                self._found[IMAGE_NOT_COMPARED] += int(are_images.sum())
+                self._check.fault(self.table, page, are_images, e)
+        return changes
+
+    def _compare(self, images: pa.RecordBatch, changes: pa.RecordBatch) -> None:
+        same_rows = changes.filter(pc.is_in(changes["key"], images["key"]))
+        table = pa.Table.from_batches([same_rows])
+        for found in contradictions(images, table, self.table):
+            self._found[IMAGE_DISAGREES] += 1
+            self._check.disagreement(self.table, found)
