@@ -256,7 +256,8 @@ class ScyllaCdc(_Section):
     rescan_seconds: float = Field(
         default=0.0,
         ge=0,
-        description="Read each window again when it is this much older, for late timestamps; 0: do not.",
+        description="Read each window again when it is this much older, and closed sets of streams for this long after "
+        "their end, for late rows; 0: do not.",
     )
     batch_seconds: float = Field(default=3600.0, gt=0, description="Time that one batch of a stream covers, at most.")
     log_ttl_seconds: int | None = Field(

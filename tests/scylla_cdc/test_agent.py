@@ -5,6 +5,7 @@ import random
 import struct
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from writetime.lake.horizon import captured_until, next_horizon, registered_sour
 from writetime.lake.parquet import read_file
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import open_table, view_schema
+from writetime.servers.process import free_port
 
 
 def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: object) -> Settings:
@@ -185,6 +187,46 @@ def test_a_log_is_followed_while_its_streams_change(cdc: CdcDatabase, late: Logg
     assert horizon is not None
     assert horizon > deleted
     assert state.drop_tombstones(table, horizon) == 1
+    assert_view(settings, late)
+
+
+def test_the_agent_finds_and_counts_late_rows(cdc: CdcDatabase, late: Logged, tmp_path: Path) -> None:
+    """Also those in streams of a set that was closed; no watermark passes them."""
+    closed = now() // 1000 * 1000 - 2 * SECOND
+    times = (closed - 30 * SECOND, closed)
+    late.sets = [stream_set(random.Random(i), time, [0, (1 << 63) - 1]) for i, time in enumerate(times)]
+    cdc.announce_tablets(late.schema, late.sets)
+    settings = settings_for(cdc, tmp_path, late, window_seconds=1, rescan_seconds=20)
+    port = free_port()
+    capture = settings.capture.model_copy(update={"metrics_port": port})
+    settings = settings.model_copy(update={"capture": capture})
+
+    def log(at: int, key: int, *, old: bool) -> None:
+        name, data = late.schema.full_name, struct.pack(">i", key)
+        cdc.session.execute(f"INSERT INTO {name} (p, v) VALUES ({key}, {key}) USING TIMESTAMP {at}")
+        rows: list[dict[str, bytes | None]] = [{"operation": b"\x02", "ttl": None, "p": data, "v": data}]
+        late.origins += cdc.log(late.schema, [Group(data, at, rows)], late.sets[:1] if old else late.sets, key)
+
+    def watermark() -> int:
+        return WatermarkTopic(settings).read()[source_of(late)].tables[late.schema.full_name].until
+
+    log(closed - SECOND, 1, old=True)
+    log(closed + SECOND, 2, old=False)
+    with agent(settings):
+        wait_until(settings, late, closed + 3 * SECOND)
+        assert watermark() < closed - SECOND
+        log(closed - SECOND, 3, old=True)
+        log(closed + SECOND, 4, old=True)
+        log(closed + SECOND, 5, old=False)
+        log(now(), 6, old=True)
+        wait_until(settings, late, closed + 23 * SECOND)
+        wait_for(lambda: watermark() >= closed + 2 * SECOND)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            metrics = answer.read().decode()
+    counted = 'writetime_capture_log_findings_total{{kind="{}",table="{}"}} {}'
+    assert counted.format("closed_set", late.schema.full_name, 3.0) in metrics
+    assert counted.format("late", late.schema.full_name, 1.0) in metrics
+    assert land(settings, late).keys() == set(late.origins)
     assert_view(settings, late)
 
 

@@ -3,14 +3,25 @@
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
 from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now, stream_set
 from tests.scylla_cdc.test_base import origins
-from writetime.scylla_cdc.log import Gap, LogError
-from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between
+from writetime.scylla_cdc.late import LateRows, LateStep
+from writetime.scylla_cdc.log import UUID_EPOCH, Gap, LogError
+from writetime.scylla_cdc.offsets import (
+    Offset,
+    first_offset,
+    interval,
+    next_offset,
+    pieces_between,
+    read_again,
+    rescan_micros,
+)
 from writetime.scylla_cdc.source import CdcSource, open_source
 from writetime.scylla_cdc.streams import StreamSets
 
@@ -96,6 +107,79 @@ def test_late_writes_are_found_by_looking_again(cdc: CdcDatabase, late: Logged, 
     assert max(counted[True].values()) == 2
 
 
+def test_rows_in_streams_of_a_set_that_was_closed(cdc: CdcDatabase, late: Logged, written: Written) -> None:
+    """They are read for as long as windows are read again, and counted: those found at once, and those found then."""
+    cdc.announce_tablets(late.schema, late.sets)
+    closed = late.sets[1].time
+    old = [s for s in late.sets[0].streams if s not in late.sets[1].streams]
+    assert old
+    # Of the old set, though 20 seconds later the next one begins.
+    in_old = [g for g in late.groups if late.sets[0].of(g.key) in old]
+    at_once = [g for g in in_old if closed - 5 * SECOND <= g.time < closed + 25 * SECOND]
+    r = random.Random(6)
+    delayed = [g for g in at_once if r.random() < 0.5]
+    at_once = [g for g in at_once if g not in delayed]
+    others = [g for g in late.groups if g not in in_old and g.time < closed][::2]
+    wanted = cdc.log(late.schema, [*at_once, *others], late.sets[:1], 1)
+    settings = cdc.with_options(window_seconds=5, batch_seconds=5, rescan_seconds=29)
+    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    rows = LateRows()
+    with open_source(settings, late.schema.full_name) as source:
+        start = first_offset(source, written.base - 20 * SECOND, None)
+        delivered = False
+        for end in steps(source, start, written.base + 120 * SECOND):
+            if not delivered and start.until >= closed + 25 * SECOND:
+                delivered = True
+                wanted += cdc.log(late.schema, delayed, late.sets[:1], 2)
+            step = LateStep(start.until, 5 * SECOND)
+            pieces = pieces_between(source, start, end)
+            batches = list(source.read(pieces, ["origin"], found=counts, late=step))
+            found.update(o for batch in batches for o in origins(batch))
+            counts += rows.finish(
+                step, range(start.until, end.until, 5 * SECOND), read_again(source.settings, start, end)
+            )
+            start = end
+        assert rescan_micros(source.settings) == 30 * SECOND  # whole windows
+        # A batch reads them, too.
+        batch = source.read(interval(source, closed, closed + 30 * SECOND, None), ["origin"])
+        assert {o for b in batch for o in origins(b)} == set(cdc_origins(wanted, closed))
+    assert found.keys() == set(wanted)
+    assert max(found.values()) == 2
+    assert counts == {"closed_set": len([g for g in at_once if g.time >= closed]) + len(delayed)}
+
+
+def test_rows_beyond_the_setting_for_late_ones_are_missed(cdc: CdcDatabase, late: Logged, written: Written) -> None:
+    cdc.announce_tablets(late.schema, late.sets)
+    closed = late.sets[1].time
+    old = [s for s in late.sets[0].streams if s not in late.sets[1].streams]
+    group = next(g for g in late.groups if late.sets[0].of(g.key) in old)
+    wanted: list[str] = []
+    for second in (1, 9, 12, 19):
+        wanted += cdc.log(late.schema, [replace(group, time=closed + second * SECOND)], late.sets[:1], second)
+    for seconds, count in ((0, 1), (10, 2), (20, 4)):
+        settings = cdc.with_options(window_seconds=5, batch_seconds=5, rescan_seconds=seconds)
+        with open_source(settings, late.schema.full_name) as source:
+            start = first_offset(source, closed - 3 * SECOND, None)
+            found: Counter[str] = Counter()
+            for end in steps(source, start, closed + 60 * SECOND):
+                found += read(source, start, end)
+                start = end
+        assert found.keys() == set(wanted[:count])
+
+
+def steps(source: CdcSource, start: Offset, until: int) -> Iterator[Offset]:
+    while (end := next_offset(source, start, until, None)) != start:
+        yield end
+        start = end
+
+
+def cdc_origins(found: list[str], since: int) -> list[str]:
+    """Return the origins of rows with write times from a time on."""
+    times = {o: (UUID(o.split("/")[1]).time - UUID_EPOCH) // 10 for o in found}
+    return [o for o, time in times.items() if time >= since]
+
+
 def test_a_stream_that_was_away_for_longer_than_the_log_keeps_rows(
     cdc: CdcDatabase, late: Logged, written: Written
 ) -> None:
@@ -142,17 +226,19 @@ def test_sets_that_are_not_complete(cdc: CdcDatabase, late: Logged) -> None:
         pass
 
 
-def test_pieces_begin_where_a_set_does() -> None:
-    """Of sets, windows and what is known, made at random: each moment of each stream is read once."""
+@pytest.mark.parametrize("late", [0, 1, 7, 30])
+def test_pieces_begin_where_a_set_does(late: int) -> None:
+    """Of sets, windows and what is known, made at random: each moment of each stream is read once, and of closed sets
+    also what came late."""
     r = random.Random(4)
     for _ in range(300):
         sets = [stream_set(r, t, [r.randrange(-9, 9) for _ in range(3)]) for t in sorted(r.sample(range(100), 4))]
         kept = StreamSet(sets[2].time, (sets[1].streams[0], *sets[2].streams))
         sets[2] = kept
-        _check_pieces(r, sets)
+        _check_pieces(r, sets, late)
 
 
-def _check_pieces(r: random.Random, sets: list[StreamSet]) -> None:
+def _check_pieces(r: random.Random, sets: list[StreamSet], late: int) -> None:
     class Known:
         def __init__(self) -> None:
             self.times: list[int] = []
@@ -167,12 +253,18 @@ def _check_pieces(r: random.Random, sets: list[StreamSet]) -> None:
         source.times = [s.time for s in sets if s.time < end and (s.time < end - 5 or r.random() < 0.5 or end == 121)]
         source.times = sorted({*source.times, *(s.time for s in sets if s.time <= known)})
         newest = max(source.times)
-        for piece in StreamSets.pieces(source, at, end, known, newest):  # type: ignore[arg-type]
+        for piece in StreamSets.pieces(source, at, end, known, newest, late):  # type: ignore[arg-type]
             ticks.update((piece.stream, t) for t in range(piece.start, piece.end))
+            last = [i for i, s in enumerate(sets) if s.time <= newest and piece.stream in s.streams][-1]
+            ends = {t for t in source.times if sets[last].time < t <= newest}
+            assert piece.closed_at == min(ends, default=None)
         at, known = end, newest
     assert max(ticks.values()) == 1
     nexts = [*(s.time for s in sets[1:]), 121]
     wanted = {
-        (stream, t) for s, after in zip(sets, nexts, strict=True) for stream in s.streams for t in range(s.time, after)
+        (stream, t)
+        for s, after in zip(sets, nexts, strict=True)
+        for stream in s.streams
+        for t in range(s.time, min(after + late, 121))
     }
     assert wanted <= ticks.keys()

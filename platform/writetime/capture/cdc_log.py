@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -34,8 +34,17 @@ from writetime.kafka import topic_names
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.checking import ImageCheck
 from writetime.scylla_cdc.findings import IN_SNAPSHOT
+from writetime.scylla_cdc.late import LateRows, LateStep
 from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError
-from writetime.scylla_cdc.offsets import Offset, first_offset, next_offset, pieces_between, snapshot_of
+from writetime.scylla_cdc.offsets import (
+    Offset,
+    first_offset,
+    next_offset,
+    pieces_between,
+    read_again,
+    rescan_micros,
+    snapshot_of,
+)
 from writetime.scylla_cdc.pages import Pages
 from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
 
@@ -108,6 +117,7 @@ class _Table:
     next_warning: float = 0.0
     attempts: int = 0
     next_image_warning: float = 0.0
+    late: LateRows = field(default_factory=LateRows)
 
 
 class LogAgent:
@@ -188,7 +198,9 @@ class LogAgent:
         snapshot_at = snapshot_of(end, self._snapshot_at)
         check = ImageCheck()
         pieces = pieces_between(source, offset, end)
-        for changes in source.read(pieces, snapshot_at=snapshot_at, found=found, check=check):
+        window = round(source.settings.window_seconds * 1e6)
+        late = LateStep(offset.until, window)
+        for changes in source.read(pieces, snapshot_at=snapshot_at, found=found, check=check, late=late):
             sent += self._publisher.send(schema, changes).all()
             counts.update(counts_of(name, changes))
             if sent >= _PORTION:
@@ -205,6 +217,8 @@ class LogAgent:
         if self._publisher.flush(stop):
             self._progress.save(name, end)
             self._metrics.published(counts)
+            windows = range(offset.until, end.until, window) if rescan_micros(source.settings) else range(0)
+            found += table.late.finish(late, windows, read_again(source.settings, offset, end))
             self._metrics.found(name, found)
             self._warn_of_images(table, check.texts)
             self.published[name] += counts.total()
@@ -224,11 +238,11 @@ class LogAgent:
         return [(schema, True) for name, schema in self._schemas.items() if name in self._progress.offsets]
 
     def _mark(self, table: _Table) -> None:
-        """Say how far a table is. With late timestamps looked for, a window is over when it was read again."""
+        """Say how far a table is. A window that is to be read again is over when it was."""
         offset, mark = self._progress.offsets.get(table.name), TableMark(0)
         if offset is not None:
             table_id = UUID(offset.table_id)
-            until = offset.until - round(self._settings.scylla_cdc.rescan_seconds * 1e6)
+            until = offset.until - rescan_micros(self._settings.scylla_cdc)
             pending = self.snapshots.is_pending(table_id)
             mark = TableMark(0 if pending else until, self.snapshots.taken_at(table_id))
         self._publisher.mark(table.name + SUFFIX, SourceMarks({table.name: mark}, status=self._status([table])))

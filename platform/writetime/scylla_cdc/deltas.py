@@ -35,7 +35,7 @@ from writetime.changes import (
     position_encoder,
     udt_fields,
 )
-from writetime.schema.columnar import decode, fixed_width
+from writetime.schema.columnar import decode
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.schema.values import UnknownFields, split_fields, split_sequence
@@ -160,7 +160,7 @@ class Rows:
         self._operations = operations
         self._ends = ends
         self._end_operations = end_operations
-        self.times = L.uuid_micros(fixed_width(page[L.TIME], 16, Native("timeuuid"))[0])
+        self.times = L.times(page)
         self._seconds = self.times // 1_000_000
         ttl = decode(page[L.TTL], Native("bigint")).fill_null(0).to_numpy()
         self._ttl = np.clip(ttl, 0, (1 << 31) - 1).astype(np.int32)

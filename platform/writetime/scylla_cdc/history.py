@@ -19,9 +19,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from writetime.schema.columnar import fixed_width
 from writetime.schema.table import Column, TableSchema
-from writetime.schema.types import Native
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.findings import DOUBTFUL_INSERT, IN_SNAPSHOT, STATIC_DROPPED
 from writetime.scylla_cdc.log import Gap, LogError
@@ -97,7 +95,7 @@ class History:
         return np.isin(operations, _IMAGES) & self._judge(page, operations).readable
 
     def _judge(self, page: pa.RecordBatch, operations: np.ndarray) -> "_Judged":
-        times = L.uuid_micros(fixed_width(page[L.TIME], 16, Native("timeuuid"))[0])
+        times = L.times(page)
         without_key = _any_null(page, self._table.partition_key)
         some, every = self._missing_clustering(page, operations)
         written = _any_value(page, self._table.static)

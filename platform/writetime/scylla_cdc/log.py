@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from writetime.errors import Transient, WritetimeError
 from writetime.instants import instant_text
-from writetime.schema.columnar import decode
+from writetime.schema.columnar import decode, fixed_width
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, freeze, is_complex
 
@@ -113,6 +113,11 @@ def check_log(schema: TableSchema, log: TableSchema) -> None:
 def operations(page: pa.RecordBatch) -> np.ndarray:
     """Return the operations of log rows, -1 where one is null."""
     return decode(page[OPERATION], Native("tinyint")).fill_null(-1).to_numpy()
+
+
+def times(page: pa.RecordBatch) -> np.ndarray:
+    """Return the write times of log rows, in microseconds."""
+    return uuid_micros(fixed_width(page[TIME], 16, Native("timeuuid"))[0])
 
 
 def first_uuid(micros: int) -> UUID:

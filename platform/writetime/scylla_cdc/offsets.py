@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from writetime.config import ScyllaCdc
 from writetime.instants import instant_text
 from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.reading import Piece
@@ -99,7 +100,8 @@ def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at:
         log.warning("the CDC of %s is off: its log does not have what is written now", source.name)
     end = settled if end is None else end
     first = first_offset(source, start, snapshot_at)
-    return source.sets.pieces(first.until, end, end, end) if first.until < end else []
+    late = rescan_micros(source.settings)
+    return source.sets.pieces(first.until, end, end, end, late) if first.until < end else []
 
 
 def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int | None) -> Offset:
@@ -155,17 +157,29 @@ def snapshot_of(place: Offset, snapshot_at: int | None) -> int | None:
 
 
 def pieces_between(source: CdcSource, start: Offset, end: Offset) -> list[Piece]:
-    """Return what to read between two places; and what to read again of what is older, for late timestamps."""
+    """Return what to read between two places; and what to read again of what is older, for late rows."""
     if start.until == end.until:
         return []
-    pieces = source.sets.pieces(start.until, end.until, start.newest, end.newest)
-    if source.settings.rescan_seconds:
-        back = round(source.settings.rescan_seconds * 1e6)
-        first, last = (max(offset.until - back, end.since) for offset in (start, end))
-        if first < last:
-            again = source.sets.pieces(first, last, end.newest, end.newest)
-            pieces += [replace(piece, again=True) for piece in again]
+    late = rescan_micros(source.settings)
+    pieces = source.sets.pieces(start.until, end.until, start.newest, end.newest, late)
+    first, last = read_again(source.settings, start, end)
+    if first < last:
+        again = source.sets.pieces(first, last, end.newest, end.newest, late)
+        pieces += [replace(piece, again=True) for piece in again]
     return pieces
+
+
+def rescan_micros(settings: ScyllaCdc) -> int:
+    """Return how much older a window is when it is read again, in microseconds: whole windows; 0 if it is not."""
+    window = round(settings.window_seconds * 1e6)
+    return -(-round(settings.rescan_seconds * 1e6) // window) * window
+
+
+def read_again(settings: ScyllaCdc, start: Offset, end: Offset) -> tuple[int, int]:
+    """Return from which write time to which one windows are read again between two places."""
+    back = rescan_micros(settings)
+    first, last = (max(offset.until - back, end.since) for offset in (start, end))
+    return (first, last) if back else (last, last)
 
 
 def shared_out(pieces: Sequence[Piece], tasks: int) -> list[list[Piece]]:

@@ -1,7 +1,7 @@
 """Reads the streams of a log over an interval of write times, several at once, and checks that no row is missing."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -28,6 +28,8 @@ class Piece:
     end: int
     again: bool = False
     """Whether these were read before, and are read again for late rows."""
+    closed_at: int | None = None
+    """When the last set of streams ended that has the stream; None if that is the newest known set."""
 
 
 class Converter(Protocol):
@@ -48,10 +50,14 @@ class Converter(Protocol):
         ...
 
 
+# Takes the write times of some rows of a piece, in microseconds.
+See = Callable[[Piece, np.ndarray], None]
+
+
 def read_pieces(
-    pages: Pages, converter: Converter, pieces: Sequence[Piece], streams_at_once: int
+    pages: Pages, converter: Converter, pieces: Sequence[Piece], streams_at_once: int, see: See | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Read pieces of streams, in batches.
+    """Read pieces of streams, in batches; `see` is called for all rows.
 
     Raises:
         LogError: rows of a group are missing, or are not what ScyllaDB writes.
@@ -64,11 +70,14 @@ def read_pieces(
         f'WHERE "{L.STREAM}" = ? AND "{L.TIME}" >= ? AND "{L.TIME}" < ?'
     )
     captured_at = datetime.now(UTC)
-    waiting: deque[Reading] = deque()
+    waiting: deque[tuple[Piece, Reading]] = deque()
     held: list[pa.RecordBatch] = []
 
     def take() -> Iterator[pa.RecordBatch]:
-        for page in _whole(waiting.popleft(), table.full_name):
+        piece, reading = waiting.popleft()
+        for page in _whole(reading, table.full_name):
+            if see is not None:
+                see(piece, L.times(page))
             held.append(page)
             if sum(p.num_rows for p in held) >= BATCH_ROWS:
                 yield converter.convert(pa.concat_batches(held), captured_at)
@@ -77,7 +86,8 @@ def read_pieces(
     for piece in pieces:
         if len(waiting) == streams_at_once:
             yield from take()
-        waiting.append(pages.start(query, [piece.stream, L.first_uuid(piece.start), L.first_uuid(piece.end)]))
+        bounds = [L.first_uuid(piece.start), L.first_uuid(piece.end)]
+        waiting.append((piece, pages.start(query, [piece.stream, *bounds])))
     while waiting:
         yield from take()
     if sum(p.num_rows for p in held):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 from cassandra.cluster import Session
 
@@ -17,8 +18,10 @@ from writetime.schema.table import TableSchema
 from writetime.schema.values import BadValue, UnknownFields
 from writetime.scylla_cdc.checking import Checked, ImageCheck
 from writetime.scylla_cdc.deltas import Deltas
+from writetime.scylla_cdc.findings import CLOSED_SET
 from writetime.scylla_cdc.history import History
 from writetime.scylla_cdc.images import Images
+from writetime.scylla_cdc.late import LateStep
 from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError, check_log
 from writetime.scylla_cdc.options import cdc_options
 from writetime.scylla_cdc.pages import Pages, retried
@@ -119,6 +122,7 @@ class CdcSource:
         snapshot_at: int | None = None,
         found: Counter[str] | None = None,
         check: ImageCheck | None = None,
+        late: LateStep | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Read pieces of streams as batches of changes.
 
@@ -128,6 +132,7 @@ class CdcSource:
             snapshot_at: when the snapshot was begun that closes a gap.
             found: counts what is found beside changes.
             check: compares the images in pieces that are read for the first time; with all fields only.
+            late: is shown the rows, to count the late ones.
 
         Raises:
             Gap: rows lack their key, as a key column was renamed, or their values, as `delta` was `keys`.
@@ -140,13 +145,20 @@ class CdcSource:
             empty_updates=self.settings.empty_updates == "pass",
             snapshot_at=snapshot_at,
         )
-        found = Counter() if found is None else found
-        deltas = Deltas(self.schema, history, fields, found=found)
-        first = deltas if check is None else Checked(deltas, Images(self.schema, history), check, found)
+        counts = Counter() if found is None else found
+        deltas = Deltas(self.schema, history, fields, found=counts)
+
+        def see(piece: Piece, times: np.ndarray) -> None:
+            if piece.closed_at is not None and not piece.again:
+                counts[CLOSED_SET] += int((times >= piece.closed_at).sum())
+            if late is not None:
+                late.see(piece, times)
+
+        first = deltas if check is None else Checked(deltas, Images(self.schema, history), check, counts)
         try:
             for converter, again in ((first, False), (deltas, True)):
                 some = [piece for piece in pieces if piece.again == again]
-                yield from read_pieces(self._pages, converter, some, self.settings.streams_at_once)
+                yield from read_pieces(self._pages, converter, some, self.settings.streams_at_once, see)
         except UnknownFields as e:
             raise Altered(f"{self.name} was altered while its log was read: {e}") from None
         except BadValue as e:

@@ -58,23 +58,28 @@ class StreamSets:
             self._known[time] = self._tablet_streams(time) if self._by_tablets else self._generation_streams(time)
         return self._known[time]
 
-    def pieces(self, start: int, end: int, known: int, newest: int) -> list[Piece]:
+    def pieces(self, start: int, end: int, known: int, newest: int, late: int = 0) -> list[Piece]:
         """Return what to read of the write times from `start` to `end`, of the sets up to the one of `newest`.
 
         A set that is younger than `known`, which was the newest when all before `start` was read, is read from its
-        beginning: it may be older than `start` if it was published late.
+        beginning: it may be older than `start` if it was published late. A closed set is read on for `late`
+        microseconds of write times: a node that did not know of the next set may have written to its streams.
         """
         times = self.times[: bisect_right(self.times, newest)]
         until = dict(zip(times, [*times[1:], end], strict=True))
         before = max((t for t in times if t <= known), default=None)
-        read = set(self.streams(before)) if before is not None else set()
+        read = {s for t in times if t == before or (t <= known and until[t] + late > start) for s in self.streams(t)}
+        current = self.streams(times[-1]) if times else ()
         starts: dict[bytes, int] = {}
+        closed: dict[bytes, int | None] = {}
         for time in times:
-            if time < end and (until[time] > start or time > known):
+            if time < end and (until[time] + late > start or time > known):
                 for stream in self.streams(time):
                     first = start if time <= known or stream in read else min(start, time)
                     starts[stream] = min(first, starts.get(stream, first))
-        return [Piece(stream, first, end) for stream, first in sorted(starts.items())]
+                    closed[stream] = until[time]
+        closed |= dict.fromkeys(current)
+        return [Piece(stream, first, end, closed_at=closed[stream]) for stream, first in sorted(starts.items())]
 
     def _tablet_streams(self, time: int) -> tuple[bytes, ...]:
         query = self._pages.prepare(
