@@ -1,4 +1,4 @@
-"""Pre- and postimages against the changes of the same rows of the log, while these are read.
+"""Postimages against the changes of the same writes, while both are read from the log.
 
 The agent does not know all changes of a row, only those of the windows that it reads. So it compares what each write
 set with the write's own postimage. It reads images in any case, as they are rows of the log like others.
@@ -23,7 +23,7 @@ _DESCRIBED = 10
 
 
 class ImageCheck:
-    """What was found by comparing images; the numbers are in the findings of who reads."""
+    """Describes what was found by comparing images. The numbers are in the findings of the log."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -41,8 +41,8 @@ class ImageCheck:
         """Describe why images could not be compared."""
         stream = page[L.STREAM][int(np.flatnonzero(images)[0])].as_py()
         self._describe(
-            f"{images.sum()} images, the first in stream 0x{stream.hex()}, of the log of {table.full_name} could not "
-            f"be compared with its changes, which are published: {type(reason).__name__}: {reason}"
+            f"{images.sum()} postimages, the first in stream 0x{stream.hex()}, of the log of {table.full_name} could "
+            f"not be compared with its changes, which are published: {type(reason).__name__}: {reason}"
         )
 
     def _describe(self, text: str) -> None:
@@ -69,14 +69,14 @@ class Checked:
             Gap, LogError, BadValue: as `Deltas` does; comparing raises nothing.
         """
         changes = self._deltas.convert(page, captured_at)
-        are_images = np.isin(L.operations(page), (L.PREIMAGE, L.POSTIMAGE))
-        if are_images.any():
+        are_postimages = L.operations(page) == L.POSTIMAGE
+        if are_postimages.any():
             try:
                 self._compare(self._images.convert(page, captured_at), changes)
             # Whatever it is, it must not keep the changes from being published.
             except Exception as e:
-                self._found[IMAGE_NOT_COMPARED] += int(are_images.sum())
-                self._check.fault(self.table, page, are_images, e)
+                self._found[IMAGE_NOT_COMPARED] += int(are_postimages.sum())
+                self._check.fault(self.table, page, are_postimages, e)
         return changes
 
     def _compare(self, images: pa.RecordBatch, changes: pa.RecordBatch) -> None:

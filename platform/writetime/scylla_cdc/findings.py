@@ -13,8 +13,8 @@ _TEXTS = {
     DOUBTFUL_INSERT: "inserts without values from before the last ALTER TABLE: if delta was keys then, they had some",
     LATE: "rows that came after their window was read, and were found by reading it again",
     CLOSED_SET: "rows that came to the streams of a set after it was closed",
-    IMAGE_DISAGREES: "values of pre- and postimages that differ from the changes: compare by writetime verify",
-    IMAGE_NOT_COMPARED: "pre- and postimages that could not be compared: the agent's log has the reason",
+    IMAGE_DISAGREES: "values of postimages that differ from the changes: compare by writetime verify",
+    IMAGE_NOT_COMPARED: "postimages that could not be compared: the agent's log has the reason",
 }
 
 
