@@ -61,8 +61,11 @@ def run(settings: Settings, stop: threading.Event) -> Counter[str]:
         WritetimeError: no database at the start; another agent has the state folder, or it is of another
             node.
     """
-    with closing(Progress(settings.capture.state)) as progress, connect(settings) as session:
-        agent = Agent(settings, Node(session, settings.capture.node), progress)
+    with (
+        closing(Progress(settings.capture.state)) as progress,
+        connect(settings) as session,
+        closing(Agent(settings, Node(session, settings.capture.node), progress)) as agent,
+    ):
         agent.follow(stop)
         return agent.published + agent.snapshots.published
 
@@ -115,12 +118,16 @@ class Agent:
                 self._reached, self._counts = {}, Counter()
                 self._publisher = self._publisher.after(e)
             stop.wait(pause)
-        self.snapshots.close()
-        self._node.events.close()
         try:
             self._progress.save()
         except OSError as e:
             log.error("how far the agent is cannot be saved: %s; what was not saved is published again", e)
+
+    def close(self) -> None:
+        """Let another agent have the node."""
+        self.snapshots.close()
+        self._node.events.close()
+        self._folder.close()
 
     def round(self, stop: threading.Event) -> None:
         """Publish what there is, and let go of the segments that are done with.

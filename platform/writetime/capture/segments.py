@@ -1,6 +1,7 @@
 """The segments in a node's `cdc_raw`: how many bytes they are, and what becomes of one that is done with."""
 
 import logging
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from uuid import UUID
 
 from pyarrow import fs
 
-from writetime.capture.durable import read_json, sync_folder, write_json
+from writetime.capture.durable import lock_segments, read_json, sync_folder, write_json
 from writetime.capture.progress import OPEN, SegmentProgress
 from writetime.config import Settings
 from writetime.errors import WritetimeError
@@ -41,10 +42,10 @@ class Gap:
 
 
 class SegmentFolder:
-    """A node's `cdc_raw`, and what the settings say becomes of its segments.
+    """A node's `cdc_raw`, and what the settings say becomes of its segments. Only one agent at a time may have it.
 
     Raises:
-        WritetimeError: there is no such folder, or nowhere to archive to.
+        WritetimeError: there is no such folder, another agent has it, or there is nowhere to archive to.
     """
 
     def __init__(self, settings: Settings, told_by_node: str | None) -> None:
@@ -56,6 +57,7 @@ class SegmentFolder:
                 "with cdc_enabled: true in its cassandra.yaml, or set capture.cdc_raw"
             )
         self.path = path
+        self._lock = lock_segments(path)
         self._aside = capture.aside or capture.state / "aside"
         self._keep = capture.finished == "keep"
         self._archive: Callable[[Path], None] | None = None
@@ -65,6 +67,10 @@ class SegmentFolder:
             filesystem, folder = resolve(capture.archive)
             filesystem.create_dir(folder, recursive=True)
             self._archive = lambda file: _copy(file, filesystem, f"{folder}/{file.name}")
+
+    def close(self) -> None:
+        """Let another agent have the folder."""
+        os.close(self._lock)
 
     def backlog(self) -> int:
         """Return the bytes that the node counts against `cdc_total_space`."""
