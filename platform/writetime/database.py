@@ -6,6 +6,7 @@ import logging
 import re
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ _CONNECT_SECONDS = 10
 # All that the driver raises when the database does not answer, or answers with an error: these have no base in common,
 # and some answers ("overloaded", as of a node that is shutting down) come as the message itself.
 DRIVER_FAULTS = (DriverException, ErrorMessage, NoHostAvailable, ConnectionException)
+# Between attempts to connect to a node that is down: at first, and at most.
+_RECONNECT_SECONDS = (0.5, 2.0)
 _REMEDY = "start the embedded servers with `writetime up`, or set cassandra.contact_points, port and credentials"
 
 
@@ -74,7 +77,8 @@ def connect(settings: Settings) -> Iterator[Session]:
         # A request of more than 4,096 bytes is sent in pieces, the last of which would wait for the acknowledgement of
         # those before it, which the other side delays by 40 ms.
         sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
-        reconnection_policy=ExponentialReconnectionPolicy(base_delay=0.5, max_delay=2),
+        # For ever: by default the driver gives up a node after 64 attempts, and never connects to it again.
+        reconnection_policy=ExponentialReconnectionPolicy(*_RECONNECT_SECONDS, max_attempts=sys.maxsize),
         connect_timeout=_CONNECT_SECONDS,
         # Two seconds by default, which a busy node may take to tell its schema.
         control_connection_timeout=_CONNECT_SECONDS,
@@ -84,7 +88,7 @@ def connect(settings: Settings) -> Iterator[Session]:
             session = cluster.connect()
         except NoHostAvailable as e:
             points = ", ".join(f"{p}:{cassandra.port}" for p in cassandra.contact_points)
-            reason = reason_of(e)
+            reason = driver_reason(e)
             raise DatabaseUnreachable(
                 f"no database answers at {points} ({reason}); {tls.remedy(reason, 'cassandra') or _REMEDY}"
             ) from None
@@ -170,7 +174,7 @@ def count_rows(session: Session, table: str, partition_key: str) -> int:
     return total
 
 
-def reason_of(fault: Exception) -> str:
+def driver_reason(fault: Exception) -> str:
     """Return what one of `DRIVER_FAULTS` reports; where no node answers, the reason of each."""
     if not isinstance(fault, NoHostAvailable):
         return str(fault)

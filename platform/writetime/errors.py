@@ -7,3 +7,8 @@ class WritetimeError(Exception):
 
 class Transient(WritetimeError):
     """A fault that may pass by itself, as of a server that does not answer: what failed is worth another try."""
+
+
+def reason_of(fault: BaseException) -> str:
+    """Return why something failed: the text of an error that is made for users, else the error's kind with its text."""
+    return str(fault) if isinstance(fault, WritetimeError) else f"{type(fault).__name__}: {fault}"

@@ -36,6 +36,26 @@ class UnreadableHeaders(ValueError):
 TIMEOUT_SECONDS = 15.0
 _REASON_SECONDS = 1.0
 _NO_ANSWER = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
+# Of brokers that are away, not all there, or just moving a group or a topic. librdkafka has given up by then, and calls
+# none of these retriable.
+_MAY_PASS = _NO_ANSWER | {
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._RESOLVE,
+    KafkaError._DESTROY,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.REBALANCE_IN_PROGRESS,
+}
 # Python checks that a C function has not both returned and failed; where it has made a plain `message.headers()` fast,
 # it does not.
 _get_headers = methodcaller("headers")
@@ -78,7 +98,7 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
             created.append(name)
         except KafkaException as e:
             if e.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise _unreachable(settings, f"topic {name} cannot be created", e) from None
+                raise _fault_of(settings, f"topic {name} cannot be created", e) from None
     # A broker answers that a topic was created before it learns of it itself.
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while missing := sorted(set(topics) - set(topic_names(settings))):
@@ -293,7 +313,7 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
             if e.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise NoTopic(f"{what} does not exist; run `writetime init`") from None
             if e.args[0].code() not in _ASK_AGAIN or time.monotonic() > deadline:
-                raise _unreachable(settings, what, e) from None
+                raise _fault_of(settings, what, e) from None
         time.sleep(0.1)
 
 
@@ -311,11 +331,18 @@ def _admin_of(configuration: tuple[tuple[str, Any], ...]) -> AdminClient:
     return AdminClient(dict(configuration))
 
 
-def _unreachable(settings: Settings, what: str, error: KafkaException) -> Transient:
+def may_pass(error: KafkaError) -> bool:
+    """Return whether an error may pass by itself, as that of a broker that does not answer; errors of authorization and
+    configuration do not."""
+    return error.retriable() or error.code() in _MAY_PASS
+
+
+def _fault_of(settings: Settings, what: str, error: KafkaException) -> WritetimeError:
     fault, brokers = error.args[0], settings.kafka.bootstrap_servers
     if fault.code() in _NO_ANSWER:
         return Transient(
             f"{what}: no broker answers at {brokers} ({fault_of_connections(settings) or fault.str()}); start the "
             "embedded servers with `writetime up`, or set kafka.bootstrap_servers and kafka.client"
         )
-    return Transient(f"{what}: {fault.name()} {fault.str()} (brokers {brokers})")
+    kind = Transient if may_pass(fault) else WritetimeError
+    return kind(f"{what}: {fault.name()} {fault.str()} (brokers {brokers})")

@@ -12,32 +12,23 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from writetime.config import Settings
 from writetime.errors import Transient, WritetimeError
-from writetime.kafka import TIMEOUT_SECONDS, client_config, end_offsets, ensure_topics, messages_between
+from writetime.kafka import TIMEOUT_SECONDS, client_config, end_offsets, ensure_topics, may_pass, messages_between
 from writetime.registry import Compatibility, registry_of, wire_header
 from writetime.schema.avro import fingerprint, single_object_header
 
 SCHEMAS_TOPIC = "writetime.schemas"
 
 
-# Of brokers that are away, not all there, or just moving a group; librdkafka has given up by then, and calls none of
-# these retriable.
-_MAY_PASS = frozenset(
-    {
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._MSG_TIMED_OUT,
-        KafkaError._TIMED_OUT,
-        KafkaError.NOT_ENOUGH_REPLICAS,
-        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-    }
-)
+class Refused(WritetimeError):
+    """Kafka refuses messages of a topic, and would again."""
+
+    def __init__(self, message: str, topic: str) -> None:
+        super().__init__(message)
+        self.topic = topic
 
 
 class Sender:
@@ -51,7 +42,7 @@ class Sender:
         # Without a report for each message that arrives: a flush tells that all did.
         shared = {"compression.type": "zstd", "linger.ms": 20, "acks": "all", "delivery.report.only.error": True}
         self._producer = Producer(client_config(settings, **shared | own))
-        self._fault: KafkaError | None = None
+        self._fault: tuple[KafkaError, str] | None = None
         self._registry = registry_of(settings)
 
     def produce(self, topic: str, value: bytes, key: bytes, partition: int) -> None:
@@ -68,7 +59,7 @@ class Sender:
                 # The client's queue is full: wait until some of it is delivered.
                 self._producer.poll(1)
             except KafkaException as e:
-                raise self._refused(e.args[0]) from None
+                raise self._refused(e.args[0], topic) from None
         self.check()
 
     def produce_all(self, topic: str, values: list[bytes], keys: list[bytes], partitions: list[int]) -> int:
@@ -83,7 +74,7 @@ class Sender:
         ]
         taken = self._producer.produce_batch(topic, messages, on_delivery=self._delivered)
         if taken < len(messages):
-            raise self._refused(next(m["_error"] for m in messages if "_error" in m))
+            raise self._refused(next(m["_error"] for m in messages if "_error" in m), topic)
         self.check()
         return taken
 
@@ -118,7 +109,7 @@ class Sender:
     def check(self) -> None:
         """Raise the error of a message that was refused, if there is one."""
         if self._fault is not None:
-            raise self._refused(self._fault)
+            raise self._refused(*self._fault)
 
     def do(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call a client's method, with its errors as those of this sender."""
@@ -127,12 +118,15 @@ class Sender:
         except KafkaException as e:
             raise self._refused(e.args[0]) from None
 
-    def _delivered(self, error: KafkaError | None, _: Any) -> None:
-        self._fault = self._fault or error
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and self._fault is None:
+            self._fault = error, message.topic() or ""
 
-    def _refused(self, error: KafkaError) -> WritetimeError:
-        kind = Transient if error.retriable() or error.code() in _MAY_PASS else WritetimeError
-        return kind(f"{self._what}: {error.name()} {error.str()}")
+    def _refused(self, error: KafkaError, topic: str = "") -> WritetimeError:
+        text = f"{self._what}: {error.name()} {error.str()}"
+        if may_pass(error):
+            return Transient(text)
+        return Refused(f"{text} (topic {topic})", topic) if topic else WritetimeError(text)
 
 
 def ensure_schemas_topic(settings: Settings) -> None:

@@ -123,8 +123,12 @@ class Replica:
 
     def _run(self) -> None:
         try:
-            with closing(Progress(self._settings.capture.state)) as progress, connect(self._settings) as session:
-                Agent(self._settings, _Other(session, None), progress).follow(self._stop)
+            with (
+                closing(Progress(self._settings.capture.state)) as progress,
+                connect(self._settings) as session,
+                closing(Agent(self._settings, _Other(session, None), progress)) as agent,
+            ):
+                agent.follow(self._stop)
         except BaseException as e:
             self.fault = e
 

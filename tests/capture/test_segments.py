@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -85,6 +86,9 @@ def test_what_an_agent_says_of_itself(
         wait_for((captured.settings.capture.state / "status.json").exists)
         with pytest.raises(WritetimeError, match="another agent"):
             Progress(captured.settings.capture.state)
+        # With another state folder, it would delete the segments that the first one reads.
+        with pytest.raises(WritetimeError, match="another agent publishes the segments in"):
+            agent.run(captured.with_options(state=tmp_path / "other", metrics_port=None), threading.Event())
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             metrics = answer.read().decode()
         time.sleep(1.1)  # The status is written every second.

@@ -158,6 +158,7 @@ def test_no_watermark_passes_what_is_not_published(landed: Captured) -> None:
     reason.unlink()
     wait_for(lambda: one.round(threading.Event()) or one.held_by is None)
     assert mark(landed).until > held_from
+    one.close()
     progress.close()
 
 

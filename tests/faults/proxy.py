@@ -1,9 +1,11 @@
-"""A TCP proxy before the database that makes replies late, or loses those of conditional writes."""
+"""A TCP proxy before the database that makes replies late, loses those of conditional writes, or takes it away."""
 
 import asyncio
 import random
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -19,6 +21,7 @@ class Proxy:
 
     def __init__(self, cassandra: Cassandra, rng: random.Random) -> None:
         self.delay = 0.0
+        self._is_down = False
         self.loss = 0.0
         self.lost = 0
         self.replies = 0
@@ -41,8 +44,21 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """End all connections, and close each new one, as if the database had been killed."""
+        self._is_down = True
+        asyncio.run_coroutine_threadsafe(self._end_connections(), self._loop).result(5)
+        try:
+            yield
+        finally:
+            self._is_down = False
+
     async def _stop(self) -> None:
         self._server.close()
+        await self._end_connections()
+
+    async def _end_connections(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -51,6 +67,8 @@ class Proxy:
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         to_server = None
         try:
+            if self._is_down:
+                return
             server, to_server = await asyncio.open_connection(*self._target)
             ways = [asyncio.create_task(w) for w in (self._forward(client, to_server), self._reply(server, to_client))]
             _, rest = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)

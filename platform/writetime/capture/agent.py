@@ -5,10 +5,13 @@ what is new: changes are decoded and encoded while those before are on their way
 is saved after the broker has acknowledged it. So a crash at any point repeats some of it and loses nothing.
 
 A segment is done with when it is read to its end and its accounting closes: the mutations that were read in it are as
-many as a count of its frames finds, and every change that was decoded was acknowledged. Whatever cannot be decoded is
-set aside with its segment, and stops nothing else but the watermark: the instant up to which all that the node wrote is
-published. (A table goes on whose snapshot was begun later than what is missing was written: the snapshot has it.) With
-the watermark goes to Kafka what the agent says of itself.
+many as a count of its frames finds, and every change that was decoded was acknowledged. Whatever cannot be decoded or
+published is set aside with its segment. It holds the watermarks of the tables that it may be of, each the instant up to
+which all is published that the node wrote to a table, and it stops nothing else. (A table goes on whose snapshot was
+begun later than what is missing was written: the snapshot has it.) The watermarks carry the agent's status to Kafka.
+
+What the database, the broker or the disk does not do now is waited for. A fault of no known kind is logged with its
+traceback and counted, and the round that met it is done again.
 """
 
 import logging
@@ -33,7 +36,7 @@ from writetime.capture.taking import NodeTaker
 from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
 from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.errors import WritetimeError, reason_of
 from writetime.storage.errors import Missing
 from writetime.storage.segment import END, Segment, find_segments
 
@@ -58,8 +61,11 @@ def run(settings: Settings, stop: threading.Event) -> Counter[str]:
         WritetimeError: no database at the start; another agent has the state folder, or it is of another
             node.
     """
-    with closing(Progress(settings.capture.state)) as progress, connect(settings) as session:
-        agent = Agent(settings, Node(session, settings.capture.node), progress)
+    with (
+        closing(Progress(settings.capture.state)) as progress,
+        connect(settings) as session,
+        closing(Agent(settings, Node(session, settings.capture.node), progress)) as agent,
+    ):
         agent.follow(stop)
         return agent.published + agent.snapshots.published
 
@@ -91,8 +97,10 @@ class Agent:
         self._next_look = self._next_mark = self._next_announcement = 0.0
         self._next_save = self._next_status = self._next_warning = self._next_fault = 0.0
         self.published: Counter[str] = Counter()
-        # What keeps the watermark from moving.
+        # What keeps the watermarks of tables from moving: of any, and by table.
         self.held_by: str | None = None
+        self._held: dict[str, str] = {}
+        self._gaps_now: list[Gap] = []
 
     def follow(self, stop: threading.Event) -> None:
         """Run rounds until told to stop."""
@@ -102,17 +110,24 @@ class Agent:
                 self.round(stop)
                 if not stop.is_set() and self.snapshots.step(self._decoder.captured_and_live, self._publisher, stop):
                     pause = 0
-            except WritetimeError as e:
-                self._metrics.error("node" if isinstance(e, Unreachable) else "publishing")
-                log.error("%s; trying again", e)
+            except Exception as e:
+                self._metrics.error(_kind_of(e))
+                log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
                 pause = _PAUSE_SECONDS
                 # What is not acknowledged is read and sent again.
                 self._reached, self._counts = {}, Counter()
-                self._publisher = ChangePublisher(self._settings)
+                self._publisher = self._publisher.after(e)
             stop.wait(pause)
+        try:
+            self._progress.save()
+        except OSError as e:
+            log.error("how far the agent is cannot be saved: %s; what was not saved is published again", e)
+
+    def close(self) -> None:
+        """Let another agent have the node."""
         self.snapshots.close()
         self._node.events.close()
-        self._progress.save()
+        self._folder.close()
 
     def round(self, stop: threading.Event) -> None:
         """Publish what there is, and let go of the segments that are done with.
@@ -161,16 +176,24 @@ class Agent:
             # Its changes are set aside, those of others are not.
             self._metrics.error("schema")
             log.error("%s", refused)
+        for table, fault in self._decoder.faults.items():
+            self._metrics.error("schema")
+            log.error("%s is not captured: %s", table, fault)
 
     def _unread(self, segment: Segment, until: int) -> int:
         """Return how many bytes of a segment may be read and were not."""
+        progress = self._progress.segments[segment.id]
+        return 0 if progress.broken and until != END else self._unpublished(segment, until)
+
+    def _unpublished(self, segment: Segment, until: int) -> int:
+        """Return how many bytes of a segment are behind what is published of it."""
         progress = self._progress.segments[segment.id]
         if progress.finished:
             return 0
         if until == END:
             # At least once, even if nothing was added. Of a segment that was deleted just now there is no size.
             return max((segment.size() or 0) - progress.position, 1)
-        return 0 if progress.broken else max(until - progress.position, 0)
+        return max(until - progress.position, 0)
 
     def _publish(self, segment: Segment, until: int, stop: threading.Event) -> None:
         progress = self._progress.segments[segment.id]
@@ -220,21 +243,33 @@ class Agent:
     def _gaps(self, found: list[tuple[Segment, int]]) -> list[Gap]:
         """Return where changes are missing, in the segments that were looked at and in those before."""
         looked_at = [self._progress.segments[segment.id] for segment, _ in found]
-        return [Gap(p.reason, p.gap_until()) for p in looked_at if p.reason is not None] + self._folder.gaps()
+        here = [
+            Gap(p.reason, p.gap_until(), p.set_aside_at, None if p.lacking is None else frozenset(p.lacking))
+            for p in looked_at
+            if p.reason is not None
+        ]
+        return here + self._folder.gaps()
 
     def _mark(self, until: int, not_published: str | None, gaps: list[Gap], stop: threading.Event) -> None:
         """Say that all that was written before an instant is published, unless something is not; then say again what
-        was said before. A gap holds the tables only whose snapshots were begun before its end."""
+        was said before. A gap holds those of its tables whose snapshots were begun before its end."""
         self._next_mark = time.monotonic() + _MARK_SECONDS
-        ids = [id_of(schema) for schema in self._decoder.captured]
-        covered_from = min(map(self.snapshots.covers_until, ids), default=OPEN)
-        self.held_by = not_published or next((gap.reason for gap in gaps if gap.until > covered_from), None)
-        if not_published is None:
-            end = max((gap.until for gap in gaps), default=0)
-            if not gaps:
-                self._progress.published_until = max(until, self._progress.published_until)
-            covered = {str(i): until for i in ids if self.snapshots.covers_until(i) >= end}
-            self._progress.covered |= {i: max(at, self._progress.covered.get(i, 0)) for i, at in covered.items()}
+        self._gaps_now, self._held = gaps, {}
+        for schema in self._decoder.captured:
+            table_id = id_of(schema)
+            holding = [
+                gap for gap in gaps if gap.concerns(table_id) and gap.until > self.snapshots.covers_until(table_id)
+            ]
+            if holding:
+                self._held[schema.full_name] = holding[0].reason
+            elif not_published is None and gaps:
+                covered = self._progress.covered
+                covered[str(table_id)] = max(until, covered.get(str(table_id), 0))
+        # With no table that is captured, a gap may still be of one that will be.
+        first = gaps[0].reason if gaps and not self._decoder.captured else None
+        self.held_by = not_published or next(iter(self._held.values()), first)
+        if not_published is None and not gaps:
+            self._progress.published_until = max(until, self._progress.published_until)
         self._announce_marks(stop)
 
     def _announce_marks(self, stop: threading.Event) -> bool:
@@ -255,8 +290,9 @@ class Agent:
     def _let_go(self, segment: Segment, progress: SegmentProgress) -> None:
         """Release a segment whose accounting closes, set any other aside."""
         fault = unbalanced(segment, progress)
-        reason = progress.reason or fault
-        progress = replace(progress, reason=reason)
+        if fault is not None:
+            progress = progress.without(fault, None)
+        reason = progress.reason
         self._progress.segments[segment.id] = progress
         self._progress.save()
         if reason is not None:
@@ -284,7 +320,7 @@ class Agent:
                     "are missing; put it back, or bring a snapshot of the tables into the lake by `writetime backfill`"
                 )
                 log.error("%s %s", progress.name, reason)
-                told = replace(progress, reason=f"{progress.name} {reason}")
+                told = replace(progress, reason=f"{progress.name} {reason}", lacking=None)
                 self._folder.note_missing(told, time.time_ns() // 1000)
             self._folder.tidy(progress.name)
             self._progress.forget(segment_id)
@@ -303,21 +339,26 @@ class Agent:
 
     def _measure(self) -> None:
         there = [(segment, until) for segment, until in self._found if segment.id in self._progress.segments]
-        sizes = [(segment, self._unread(segment, until)) for segment, until in there]
+        sizes = [(segment, self._unpublished(segment, until)) for segment, until in there]
         unread = [segment for segment, size in sizes if size]
         now = time.monotonic()
+        aside = self._folder.gaps()
+        since = min((gap.since for gap in self._gaps_now if gap.since and self._holds(gap)), default=None)
         if not unread:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now
         self._lag = lag = Lag(
-            lag_bytes=sum(size for _, size in sizes),
-            lag_segments=len(unread),
-            lag_seconds=0.0 if self._behind_since is None else now - self._behind_since,
+            lag_bytes=sum(size for _, size in sizes) + self._folder.aside_bytes(),
+            lag_segments=len(unread) + len(aside),
+            lag_seconds=max(
+                0.0 if self._behind_since is None else now - self._behind_since,
+                0.0 if since is None else time.time() - since / 1e6,
+            ),
             oldest_segment_seconds=_age(unread[0]) if unread else 0.0,
             backlog_bytes=self._folder.backlog(),
             backlog_limit_bytes=self._limit,
-            aside_segments=self._folder.aside(),
+            aside_segments=len(aside),
         )
         self._metrics.lag(lag)
         if now >= self._next_status:
@@ -339,7 +380,26 @@ class Agent:
             "snapshots": self.snapshots.status(),
             "published_until": self._progress.published_until,
             "held_by": self.held_by,
+            "held": self._held,
+            "not_captured": self._decoder.faults,
         }
+
+    def _holds(self, gap: Gap) -> bool:
+        """Return whether a gap holds a table."""
+        ids = map(id_of, self._decoder.captured)
+        return any(gap.concerns(i) and gap.until > self.snapshots.covers_until(i) for i in ids)
+
+
+def _kind_of(fault: Exception) -> str:
+    """Return what a fault is counted as."""
+    match fault:
+        case Unreachable():
+            return "node"
+        case WritetimeError():
+            return "publishing"
+        case OSError():
+            return "disk"
+    return "unexpected"
 
 
 def _age(segment: Segment) -> float:

@@ -14,7 +14,7 @@ import logging
 import os
 import posixpath
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -28,8 +28,9 @@ from writetime.capture.publisher import ChangePublisher
 from writetime.capture.schemas import FixedSchemas, Node, SchemaWatch, Tables
 from writetime.config import Settings
 from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.errors import WritetimeError, reason_of
 from writetime.lake.merging import Runner
+from writetime.publishing import Refused
 from writetime.storage.errors import CorruptFile, Missing
 from writetime.storage.segment import END, Segment, find_segments
 
@@ -116,23 +117,46 @@ def publish_portion(portion: Portion) -> Outcome:
     try:
         decoder, publisher = Decoder(None, FixedSchemas(portion.tables)), ChangePublisher(portion.settings)
         decoder.refresh()
-        for look, before in portion.work:
-            progress, counts = before, Counter[str]()
+        work = deque(portion.work)
+        while work:
+            look, before = work[0]
             try:
-                for after, handed in hand_over(decoder, publisher, look.segment, look.until, before):
-                    progress = after
-                    counts.update({schema.full_name: sent.changes.num_rows for schema, _, sent in handed})
-            except Missing as e:
-                progress = replace(progress, reason=str(e))
-            publisher.flush()
-            if progress.finished and progress.reason is None:
-                progress = replace(progress, reason=unbalanced(look.segment, progress))
+                progress, counts = _publish_segment(decoder, publisher, look, before)
+            except Refused as e:
+                # After some refusals, the changes of that topic are left out.
+                publisher = publisher.after(e)
+                continue
+            except (WritetimeError, OSError, MemoryError):
+                raise
+            except Exception as e:
+                # Whatever is wrong with one segment stops no other.
+                log.exception("%s", look.key)
+                publisher = publisher.after(e)
+                progress, counts = replace(before.without(reason_of(e), None), broken=True), Counter[str]()
             reached.append((look, progress))
             changes += counts
+            work.popleft()
     except (WritetimeError, OSError) as e:
         # Of storage, or of Kafka.
         return Outcome(reached, changes, str(e))
     return Outcome(reached, changes)
+
+
+def _publish_segment(
+    decoder: Decoder, publisher: ChangePublisher, look: Look, before: SegmentProgress
+) -> tuple[SegmentProgress, Counter[str]]:
+    """Publish what is new of a segment; return its progress, and how many changes of each table that was."""
+    progress, counts = before, Counter[str]()
+    try:
+        for after, handed in hand_over(decoder, publisher, look.segment, look.until, before):
+            progress = after
+            counts.update({schema.full_name: sent.changes.num_rows for schema, _, sent in handed})
+    except Missing as e:
+        progress = replace(progress, reason=str(e), lacking=None)
+    publisher.flush()
+    if progress.finished and (fault := unbalanced(look.segment, progress)) is not None:
+        progress = progress.without(fault, None)
+    return progress, counts
 
 
 class Checkpoint:
@@ -195,8 +219,11 @@ class Archive:
             # Now that the offsets are read: of what was written below them the database knows the schema.
             self._schemas.refresh()
         if self._announced != self._schemas.tables:
-            for refused in ChangePublisher(self._settings).announce_all(self._schemas.tables.captured):
+            tables = self._schemas.tables
+            for refused in ChangePublisher(self._settings).announce_all(tables.captured):
                 log.error("%s", refused)
+            for table, fault in tables.faults.items():
+                log.error("%s is not captured: %s", table, fault)
             self._announced = self._schemas.tables
         size = self._tasks * _SEGMENTS
         for i in range(0, len(work), size):

@@ -29,7 +29,7 @@ from writetime.capture.taking import NamedTaker
 from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
 from writetime.database import DRIVER_FAULTS, DatabaseUnreachable
-from writetime.errors import WritetimeError
+from writetime.errors import WritetimeError, reason_of
 from writetime.kafka import topic_names
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.checking import ImageCheck
@@ -159,12 +159,12 @@ class LogAgent:
                     self._announce_marks(stop)
                 if not stop.is_set() and self.snapshots.step(self._known(), self._publisher, stop):
                     pause = 0
-            except WritetimeError as e:
-                self._metrics.error("publishing")
-                log.error("%s; trying again", e)
+                self._measure()
+            except Exception as e:
+                self._metrics.error("publishing" if isinstance(e, WritetimeError) else "unexpected")
+                log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
                 pause = _PAUSE_SECONDS
-                self._publisher = ChangePublisher(self._settings)
-            self._measure()
+                self._publisher = self._publisher.after(e)
             stop.wait(pause)
         self.snapshots.close()
         self._events.close()
@@ -264,11 +264,11 @@ class LogAgent:
         pause = _PAUSE_SECONDS
         try:
             yield
-        except (WritetimeError, *DRIVER_FAULTS) as e:
+        except Exception as e:
             kind = _kind_of(e)
-            if kind == "publishing":
+            if kind in ("publishing", "unexpected"):
                 # What was handed over is not acknowledged, and is read and sent again.
-                self._publisher = ChangePublisher(self._settings)
+                self._publisher = self._publisher.after(e)
             passing = kind == "database" or isinstance(e, Altered)
             if passing and table.fault is None and table.attempts < len(_QUIET_PAUSES):
                 pause = _QUIET_PAUSES[table.attempts]
@@ -276,10 +276,11 @@ class LogAgent:
                 log.info("%s: %s; trying again", table.name, e)
             else:
                 self._metrics.error(kind)
-                if str(e) != table.fault or time.monotonic() >= table.next_warning:
+                reason = reason_of(e)
+                if reason != table.fault or time.monotonic() >= table.next_warning:
                     table.next_warning = time.monotonic() + _WARNING_SECONDS
-                    log.error("%s: %s; trying again", table.name, e)
-                table.fault = str(e)
+                    log.error("%s: %s; trying again", table.name, reason, exc_info=kind == "unexpected")
+                table.fault = reason
         else:
             table.fault = None
             table.attempts = 0
@@ -339,4 +340,8 @@ def _kind_of(fault: Exception) -> str:
             return "log"
         case WritetimeError() if not isinstance(fault, DatabaseUnreachable):
             return "publishing"
-    return "database"
+        case DatabaseUnreachable():
+            return "database"
+        case OSError():
+            return "disk"
+    return "database" if isinstance(fault, DRIVER_FAULTS) else "unexpected"

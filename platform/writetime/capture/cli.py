@@ -181,6 +181,10 @@ def _node_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  all that was written is published up to {instant_text(until)}, {_ago(until / 1e6)}"
     if found["held_by"]:
         yield f"  held     {found['held_by']}"
+    for table, reason in sorted(found.get("held", {}).items()):
+        yield f"  held     {table}: {reason}"
+    for table, reason in sorted(found.get("not_captured", {}).items()):
+        yield f"  not captured: {table}: {reason}"
 
 
 def _log_lines(logs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from writetime.capture.progress import SegmentProgress
 from writetime.capture.schemas import Schemas
+from writetime.errors import Transient, reason_of
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.errors import CorruptFile, Missing, StorageError
@@ -21,8 +22,12 @@ log = logging.getLogger(__name__)
 Window = list[tuple[TableSchema, pa.RecordBatch]]
 
 
-class _Hidden(StorageError):
-    """A write to a table without a schema, behind which changes of others may be hidden."""
+# How often a segment is read before a fault of no known kind is taken for one of the segment.
+_ATTEMPTS = 3
+
+
+class _Fault(StorageError):
+    """Changes cannot be read with the schemas that are known, and maybe with those that the node has now."""
 
 
 class Decoder:
@@ -41,6 +46,11 @@ class Decoder:
         return self._schemas.tables.captured
 
     @property
+    def faults(self) -> dict[str, str]:
+        """Why tables with CDC are not captured, by their names."""
+        return self._schemas.tables.faults
+
+    @property
     def captured_and_live(self) -> list[tuple[TableSchema, bool]]:
         """Those schemas, each with whether the node has the table now."""
         tables = self._schemas.tables
@@ -53,7 +63,7 @@ class Decoder:
             known = self._schemas.tables.known
             self._captured = {schema.id for schema in self._schemas.tables.captured}
             names = {schema.full_name for schema in known if schema.id in self._captured}
-            self._reader = CommitLogReader(known, names, on_unknown_table="skip")
+            self._reader = CommitLogReader(known, names, on_unknown_table="skip", on_corrupt="skip-mutation")
         return new
 
     def read(self, segment: Segment, until: int, progress: SegmentProgress) -> Iterator[tuple[SegmentProgress, Window]]:
@@ -64,21 +74,25 @@ class Decoder:
         Raises:
             Missing: the segment is gone.
         """
-        for tolerant in (False, True):
+        for attempt in range(1, _ATTEMPTS + 1):
             if progress.broken:
                 break
             try:
-                for progress, window in self._windows(segment, until, progress, tolerant=tolerant):  # noqa: B020, PLR1704
+                for progress, window in self._windows(segment, until, progress, tolerant=attempt > 1):  # noqa: B020, PLR1704
                     yield progress, window
                 break
-            except Missing:
+            except (Missing, Transient, OSError, MemoryError):
+                # Of the disk or the node: nothing is wrong with the segment.
                 raise
-            except StorageError as e:
-                if tolerant or not isinstance(e, _Hidden | CorruptFile):
-                    log.error("not all of %s can be published: %s", segment.name, e)
-                    progress = replace(progress, reason=str(e), broken=True)
+            except Exception as e:
+                is_final = (
+                    attempt > 1 if isinstance(e, CorruptFile) else isinstance(e, StorageError) or attempt == _ATTEMPTS
+                )
+                if is_final and not isinstance(e, _Fault):
+                    log.error("not all of %s can be published: %s", segment.name, reason_of(e))
+                    progress = replace(progress.without(reason_of(e), None), broken=True)
                 else:
-                    log.warning("%s; reading on with the schemas of now", e)
+                    log.warning("%s; reading on with the schemas of now", reason_of(e))
                     self.refresh(always=True)
         yield replace(progress, finished=until == END), []
 
@@ -88,12 +102,10 @@ class Decoder:
         assert self._reader is not None
         report = SegmentReport(progress.position, Place(*progress.place) if progress.place else None)
         read_before = progress.mutations
-        unknown: Counter[UUID] = Counter()
         for found in self._reader.windows(
             segment, start=progress.position, until=until, report=report, node=self._node_id
         ):
-            progress = self._with_unknown(segment, progress, report.unknown_tables - unknown, tolerant=tolerant)
-            unknown = Counter(report.unknown_tables)
+            progress = self._with_faults(segment, progress, report, tolerant=tolerant)
             window = [(schema, changes) for schema, changes in found if schema.id in self._captured]
             progress = replace(
                 _reached(progress, report),
@@ -103,24 +115,35 @@ class Decoder:
             yield progress, window
         yield _reached(progress, report), []
 
-    def _with_unknown(
-        self, segment: Segment, progress: SegmentProgress, found: Counter[UUID], *, tolerant: bool
+    def _with_faults(
+        self, segment: Segment, progress: SegmentProgress, report: SegmentReport, *, tolerant: bool
     ) -> SegmentProgress:
-        """Count mutations that could not be read to their ends.
+        """Count the mutations of a window that could not be read to their ends, and take them out of the report.
 
         Raises:
-            _Hidden: there are some, and the node was not asked for its schemas since.
+            _Fault: there are some, and the node was not asked for its schemas since.
         """
-        for table_id, count in found.items():
-            reason = self._schemas.tables.unreadable(table_id)
-            if reason is None:
-                continue
-            if not tolerant:
-                raise _Hidden(f"{segment.path}: {reason}")
-            log.error("%s: %d mutations are set aside: %s", segment.path, count, reason)
-            before = progress.set_aside.get(str(table_id), 0)
-            set_aside = progress.set_aside | {str(table_id): before + count}
-            progress = replace(progress, set_aside=set_aside, set_aside_at=time.time_ns() // 1000, reason=reason)
+        tables = self._schemas.tables
+        missing = [
+            (fault.table.id, fault.reason, tables.captured_with(fault.table.id) if fault.hides else [fault.table.id])
+            for fault in report.faults
+            if fault.hides or fault.table.id in self._captured
+        ]
+        for table_id in report.unknown_tables.elements():
+            if (reason := tables.unreadable(table_id)) is not None:
+                missing.append((table_id, f"{segment.path}: {reason}", tables.captured_with(table_id)))
+        report.faults, report.unknown_tables = [], Counter()
+        if missing and not tolerant:
+            raise _Fault(missing[0][1])
+        for table_id, reason, lacking in missing:
+            if str(table_id) not in progress.set_aside:
+                log.error("changes are set aside, and those that follow are published: %s", reason)
+            count = progress.set_aside.get(str(table_id), 0) + 1
+            progress = replace(
+                progress.without(reason, lacking),
+                set_aside=progress.set_aside | {str(table_id): count},
+                set_aside_at=time.time_ns() // 1000,
+            )
         return progress
 
 

@@ -16,12 +16,26 @@ def lock_folder(folder: Path) -> int:
         WritetimeError: another agent has it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    return _lock(os.open(folder / "lock", os.O_RDWR | os.O_CREAT), f"another agent uses the state folder {folder}")
+
+
+def lock_segments(folder: Path) -> int:
+    """Have a node's folder of segments alone, without a file in it, which the node would count; return the handle that
+    gives it back when closed.
+
+    Raises:
+        WritetimeError: another agent has it, under whatever state folder.
+    """
+    reason = f"another agent publishes the segments in {folder}, and would delete them under this one: stop it first"
+    return _lock(os.open(folder, os.O_RDONLY), reason)
+
+
+def _lock(handle: int, reason: str) -> int:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise WritetimeError(f"another agent uses the state folder {folder}") from None
+        raise WritetimeError(reason) from None
     return handle
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -30,15 +31,18 @@ def hand_over(
         Missing: the segment is gone.
         WritetimeError: Kafka refuses a change, or one before.
     """
-    published, refused = progress.published, None
+    published = progress.published
+    refused: dict[UUID | None, str] = {}
     for reached, window in decoder.read(segment, until, progress):
         handed = [(schema, changes, publisher.send(schema, changes)) for schema, changes in window]
-        for _, _, sent in handed:
+        for schema, _, sent in handed:
             published += sent.changes.num_rows
-            if sent.refused is not None and refused is None and progress.reason is None:
-                log.error("not all of %s can be published: %s", segment.name, sent.refused)
-            refused = refused or sent.refused
-        yield replace(reached, published=published, reason=reached.reason or refused), handed
+            if sent.refused is not None and schema.id not in refused:
+                refused[schema.id] = sent.refused
+                if str(schema.id) not in (progress.lacking or ()):
+                    log.error("not all of %s can be published: %s", segment.name, sent.refused)
+        after = reached.without(next(iter(refused.values())), refused) if refused else reached
+        yield replace(after, published=published), handed
 
 
 def unbalanced(segment: Segment, progress: SegmentProgress) -> str | None:
@@ -49,6 +53,7 @@ def unbalanced(segment: Segment, progress: SegmentProgress) -> str | None:
         return str(e)
     if counted != progress.mutations:
         return f"it has {counted} mutations, but {progress.mutations} were read"
-    if progress.decoded != progress.published:
+    # With a reason, it is known of which changes that is so.
+    if progress.reason is None and progress.decoded != progress.published:
         return f"{progress.decoded} changes were decoded, but {progress.published} published"
     return None

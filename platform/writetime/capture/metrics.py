@@ -37,9 +37,9 @@ class Lag:
 
 
 _LAG = {
-    "lag_bytes": "Bytes that the node has synced and that are not published.",
-    "lag_segments": "Segments of which not all is published.",
-    "lag_seconds": "For how long the agent has been behind; 0 when it has published all there is.",
+    "lag_bytes": "Bytes that the node has synced and that are not published, and those of segments set aside.",
+    "lag_segments": "Segments of which not all is published, those set aside included.",
+    "lag_seconds": "For how long the agent has been behind, or changes that hold a table have been missing; else 0.",
     "oldest_segment_seconds": "Since when the oldest segment that is not published was not written to; 0 without one.",
     "backlog_bytes": "Bytes that the node counts against cdc_total_space.",
     "backlog_limit_bytes": "The node's cdc_total_space, at which it refuses writes.",

@@ -5,9 +5,11 @@ agent goes on where it had been, repeats at most what was not saved, and its cou
 """
 
 import os
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.errors import WritetimeError
@@ -22,10 +24,11 @@ OPEN = 2**63 - 1
 class SegmentProgress:
     """Of one segment: the offset up to which it is published, and the marker to read on from.
 
-    `mutations` were read, of which those in `set_aside` (by the table that is not known, the last one at
-    `set_aside_at`, microseconds) not to their ends; `decoded`
-    changes came out of them, and `published` are acknowledged. `reason` says why the segment is to be set aside; a
-    `broken` one cannot be read further. It is `finished` when nothing more is to be read of it, `kept` if it stays.
+    `mutations` were read, of which those in `set_aside` (by the table at fault, the last one at `set_aside_at`,
+    microseconds) not to their ends; `decoded` changes came out of them, and `published` are acknowledged. `reason` says
+    why the segment is to be set aside; a `broken` one cannot be read further. It is `finished` when nothing more is to
+    be read of it, `kept` if it stays. `lacking` are the ids of the tables of which changes are missing; None if that
+    may be any.
     """
 
     name: str
@@ -40,6 +43,14 @@ class SegmentProgress:
     broken: bool = False
     finished: bool = False
     kept: bool = False
+    lacking: list[str] | None = field(default_factory=list)
+
+    def without(self, reason: str, tables: Iterable[UUID | None] | None) -> "SegmentProgress":
+        """Return this progress when changes of some tables are missing for a reason; of any, with None."""
+        if tables is None or self.lacking is None:
+            return replace(self, reason=self.reason or reason, lacking=None)
+        ids = {str(table) for table in tables}
+        return replace(self, reason=self.reason or reason, lacking=sorted(ids | set(self.lacking)))
 
     def gap_until(self) -> int:
         """Return an instant (microseconds) before which all changes were written that are missing of this segment."""

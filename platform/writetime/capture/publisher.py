@@ -7,7 +7,8 @@ changes of one key stay in order.
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -15,11 +16,11 @@ import pyarrow as pa
 from writetime.capture import watermarks
 from writetime.capture.avro import ChangeEncoder, change_avro
 from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError, reason_of
 from writetime.kafka import ensure_topics, max_message_bytes, partitions_of, topic_names
 from writetime.lake.buckets import buckets_of, partition_of_bucket
 from writetime.merge.arrow import pc
-from writetime.publishing import Sender, ensure_schemas_topic
+from writetime.publishing import Refused, Sender, ensure_schemas_topic
 from writetime.registry import SchemaRefused
 from writetime.schema.table import TableSchema
 
@@ -28,6 +29,9 @@ MAX_MESSAGE_BYTES = 64 << 20
 # Of a message, beside its key and value: what Kafka puts around one that is alone in its batch, and some more.
 _ENVELOPE_BYTES = 1024
 _ASK_AGAIN_SECONDS = 60.0
+# How often Kafka may refuse a topic before its changes are set aside, and what Kafka allows for the name of one.
+_REFUSALS = 3
+_LONGEST_NAME = 249
 
 
 class Unpublishable(WritetimeError):
@@ -52,6 +56,20 @@ class Sent:
         return self.changes.num_rows
 
 
+@dataclass
+class Refusals:
+    """Of a topic that Kafka refuses: how often in a row, why, and when it is asked again."""
+
+    count: int = 0
+    reason: str = ""
+    ask_again: float = 0.0
+
+    def set_aside(self) -> str | None:
+        """Return why changes of the topic are not sent now, if they are not."""
+        is_refused = self.count >= _REFUSALS and time.monotonic() < self.ask_again
+        return self.reason if is_refused else None
+
+
 @dataclass(frozen=True)
 class _Topic:
     """Where the changes of one schema of a table go."""
@@ -67,11 +85,30 @@ def topic_of(table: str) -> str:
     return f"changes.{table}"
 
 
-class ChangePublisher:
-    """Sends changes; what was sent is safe once `flush` has returned True."""
+def check_publishable(schema: TableSchema) -> None:
+    """Make the Avro schema of a table's changes, and look at the name of their topic.
 
-    def __init__(self, settings: Settings) -> None:
+    Raises:
+        WritetimeError: Kafka would not take the name; or whatever else is wrong with the schema.
+    """
+    change_avro(schema)
+    name = topic_of(schema.full_name)
+    if len(name) > _LONGEST_NAME:
+        raise WritetimeError(
+            f"the topic {name} would have a name of {len(name)} characters, and Kafka takes {_LONGEST_NAME}: its "
+            "changes cannot be published under the names of its keyspace and table"
+        )
+
+
+class ChangePublisher:
+    """Sends changes; what was sent is safe once `flush` has returned True. `refusals` are those of a publisher that
+    was used before."""
+
+    def __init__(self, settings: Settings, refusals: dict[str, Refusals] | None = None) -> None:
         self._settings = settings
+        # By topic. What Kafka refuses of one is tried again with a new publisher, and then stops no other.
+        self.refusals: dict[str, Refusals] = {} if refusals is None else refusals
+        self._sent: set[str] = set()
         self._sender = Sender(
             settings,
             "changes cannot be published",
@@ -101,35 +138,42 @@ class ChangePublisher:
         """
         self._topic(schema)
 
-    def announce_all(self, schemas: Iterable[TableSchema]) -> list[SchemaRefused]:
+    def announce_all(self, schemas: Iterable[TableSchema]) -> list[str]:
         """Announce captured tables; with `capture.snapshot = "never"` those only that have a topic, as others get
-        theirs with the first change. Return why the registry refuses schemas, if it does.
+        theirs with the first change. Return why some cannot be announced, if any.
 
         Raises:
-            WritetimeError: Kafka refuses one.
+            WritetimeError: Kafka or the registry does not answer, or refuses what was handed over before.
         """
         there = set(topic_names(self._settings)) if self._settings.capture.snapshot == "never" else None
-        refused = []
+        refused: list[str] = []
         for schema in schemas:
             if there is None or topic_of(schema.full_name) in there:
                 try:
                     self.announce(schema)
-                except SchemaRefused as e:
-                    refused.append(e)
+                except (Transient, OSError, MemoryError):
+                    raise
+                except Exception as e:
+                    # What is wrong with one table stops no other.
+                    refused.append(f"{schema.full_name} cannot be announced: {reason_of(e)}")
         return refused
 
     def send(self, schema: TableSchema, changes: pa.RecordBatch) -> Sent:
-        """Hand over changes of a table, in order; return those that were, without any that are too large or of a schema
-        that is refused.
+        """Hand over changes of a table, in order; return those that were, without any that are too large, cannot be
+        encoded, or are of a schema or topic that is refused.
 
         Raises:
-            WritetimeError: Kafka refuses them, or something that was handed over before.
+            Refused: Kafka refuses this topic, or one whose changes were handed over before. Go on with `after`, which
+                after some refusals hands over no changes of that topic for a while.
+            WritetimeError: Kafka or the registry does not answer.
         """
+        if (reason := self._refusals_of(schema).set_aside()) is not None:
+            return Sent(changes.slice(0, 0), reason)
         try:
             topic = self._topic(schema)
         except SchemaRefused as e:
             return Sent(changes.slice(0, 0), str(e))
-        messages, refused = topic.encoder.encode(changes), None
+        messages, changes, refused = _encoded(topic.encoder, schema, changes)
         sizes = pc.add(pc.binary_length(messages), pc.binary_length(changes["key"]))
         largest = pc.max(sizes).as_py() or 0
         if largest > topic.max_bytes - _ENVELOPE_BYTES:
@@ -145,6 +189,7 @@ class ChangePublisher:
         buckets = self._settings.lake.buckets
         chosen = partition_of_bucket(buckets_of(changes["token"], buckets), buckets, topic.partitions).tolist()
         self._sender.produce_all(topic.name, messages.to_pylist(), changes["key"].to_pylist(), chosen)
+        self._sent.add(topic.name)
         return Sent(changes, refused)
 
     def mark(self, source: str, marks: watermarks.SourceMarks) -> None:
@@ -159,8 +204,29 @@ class ChangePublisher:
         watermarks.send(self._sender, source, marks)
 
     def flush(self, stop: threading.Event | None = None) -> bool:
-        """Wait until all is acknowledged; return whether it is, False only if it is to stop."""
-        return self._sender.flush(stop)
+        """Wait until all is acknowledged; return whether it is, False only if it is to stop.
+
+        Raises:
+            Refused: Kafka refuses a topic, see `send`.
+            WritetimeError: Kafka refuses something else.
+        """
+        done = self._sender.flush(stop)
+        if done:
+            for topic in self._sent:
+                self.refusals.pop(topic, None)
+            self._sent.clear()
+        return done
+
+    def after(self, fault: Exception) -> "ChangePublisher":
+        """Return a publisher to go on with after a fault; it knows of the topics that Kafka refused."""
+        if isinstance(fault, Refused):
+            found = self.refusals.setdefault(fault.topic, Refusals())
+            found.count += 1
+            found.reason, found.ask_again = str(fault), time.monotonic() + _ASK_AGAIN_SECONDS
+        return ChangePublisher(self._settings, self.refusals)
+
+    def _refusals_of(self, schema: TableSchema) -> Refusals:
+        return self.refusals.get(topic_of(schema.full_name), Refusals())
 
     def _topic(self, schema: TableSchema) -> _Topic:
         found = self._topics.get(schema)
@@ -171,7 +237,8 @@ class ChangePublisher:
             name = topic_of(schema.full_name)
             ensure_schemas_topic(self._settings)
             options = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
-            ensure_topics(self._settings, {name: options}, self._settings.capture.partitions)
+            with _of_topic(name):
+                ensure_topics(self._settings, {name: options}, self._settings.capture.partitions)
             try:
                 header = self._sender.register(name, change_avro(schema), "FULL_TRANSITIVE")
             except SchemaRefused as e:
@@ -187,3 +254,36 @@ class ChangePublisher:
 
     def _max_bytes(self, topic: str) -> int:
         return min(max_message_bytes(self._settings, topic), MAX_MESSAGE_BYTES)
+
+
+@contextmanager
+def _of_topic(name: str) -> Iterator[None]:
+    """Turn what Kafka refuses of a topic into a refusal of that topic."""
+    try:
+        yield
+    except Transient:
+        raise
+    except WritetimeError as e:
+        raise Refused(str(e), name) from None
+
+
+def _encoded(
+    encoder: ChangeEncoder, schema: TableSchema, changes: pa.RecordBatch
+) -> tuple[pa.Array, pa.RecordBatch, str | None]:
+    """Encode changes; return the messages, the changes that they are of, and why others cannot be encoded, if there
+    are others."""
+    try:
+        return encoder.encode(changes), changes, None
+    except MemoryError:
+        raise
+    except Exception as e:
+        if changes.num_rows == 1:
+            offset = changes["origin"][0].as_py()["offset"]
+            reason = f"{schema.full_name}: the change at offset {offset} cannot be encoded: {reason_of(e)}"
+            return pa.array([], pa.binary()), changes.slice(0, 0), reason
+    middle = changes.num_rows // 2
+    halves = [_encoded(encoder, schema, half) for half in (changes.slice(0, middle), changes.slice(middle))]
+    messages = pa.concat_arrays([found.cast(pa.binary()) for found, _, _ in halves])
+    sent = pa.Table.from_batches([half for _, half, _ in halves]).combine_chunks().to_batches()
+    reasons = [reason for _, _, reason in halves if reason is not None]
+    return messages, sent[0] if sent else changes.slice(0, 0), next(iter(reasons), None)

@@ -23,12 +23,15 @@ from cassandra.connection import Connection
 from cassandra.pool import Host
 
 from writetime.capture.durable import read_json, write_json
+from writetime.capture.publisher import check_publishable
 from writetime.database import DRIVER_FAULTS, node_of
-from writetime.errors import Transient, WritetimeError
+from writetime.errors import Transient, WritetimeError, reason_of
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.system import from_rows, settled_rows
 from writetime.schema.table import SchemaHistory, TableSchema
+from writetime.storage.batch import BatchMaker
+from writetime.storage.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +188,20 @@ class Tables:
         """The schemas of all tables that can be read."""
         return [t.schema for t in self.by_id.values() if t.schema is not None]
 
+    @property
+    def faults(self) -> dict[str, str]:
+        """Why tables that the node captures now are not published, by their names."""
+        refused = [t for t in self.by_id.values() if t.captured and t.schema is None and t.id in self.live]
+        return {f"{t.keyspace}.{t.name}": t.fault for t in refused}
+
+    def captured_with(self, table_id: UUID | None) -> list[UUID] | None:
+        """Return the captured tables to which a mutation may write that writes to this table, which are those of its
+        keyspace; None if that is not known."""
+        table = None if table_id is None else self.by_id.get(table_id)
+        if table is None:
+            return None
+        return [t.id for t in self.by_id.values() if t.captured and t.keyspace == table.keyspace]
+
     def unreadable(self, table_id: UUID) -> str | None:
         """Return why a mutation that writes to a table without schema may hide changes; None if it cannot.
 
@@ -238,7 +255,11 @@ class SchemaWatch:
         self._stored: dict[UUID, list[dict[str, str]]] = {}
         self._tables: dict[UUID, Table] = {}
         for path in sorted(self._folder.glob("*.json")):
-            self._restore(UUID(path.stem), read_json(path))
+            try:
+                self._restore(UUID(path.stem), read_json(path))
+            except Exception as e:
+                # Of a table that is there the schema is read from the node; writes to any other are set aside.
+                log.error("%s cannot be read, so the schemas that it keeps are not known: %s", path, reason_of(e))
         self.tables = Tables(dict(self._tables))
 
     def refresh(self, *, always: bool = False) -> bool:
@@ -264,16 +285,22 @@ class SchemaWatch:
         old = self._tables.get(table_id)
         schema, fault = None, ""
         try:
-            self._history.add(from_rows(row, rows["columns"], rows["types"], rows["dropped_columns"]))
+            found = from_rows(row, rows["columns"], rows["types"], rows["dropped_columns"])
+            self._history.add(found)
             schema = self._history.get(table_id)
-        except WritetimeError as e:
-            fault = str(e)
+            if schema is not None:
+                _check(schema, captured=captured)
+        except MemoryError:
+            raise
+        except Exception as e:
+            # Whatever is wrong with the schema of one table stops no other.
+            schema, fault = None, reason_of(e)
         table = Table(table_id, row["keyspace_name"], row["table_name"], captured, schema, fault)
         if table == old:
             return
         self._tables[table_id] = table
         if captured and fault:
-            log.error("a table cannot be captured: %s", fault)
+            log.error("table %s.%s cannot be captured: %s", table.keyspace, table.name, fault)
         elif captured:
             log.info("table %s.%s is captured", table.keyspace, table.name)
         elif old is not None and old.captured:
@@ -296,5 +323,17 @@ class SchemaWatch:
             self._history.add(parse_table(version["cql"]))
         schema = self._history.get(table_id)
         assert schema is not None
+        _check(schema, captured=stored["captured"])
         self._stored[table_id] = stored["versions"]
         self._tables[table_id] = Table(table_id, schema.keyspace, schema.name, stored["captured"], schema)
+
+
+def _check(schema: TableSchema, *, captured: bool) -> None:
+    """Make once what reading and publishing changes needs, so that a table for which that fails is known by its fault.
+
+    Raises:
+        Exception: of whatever kind; changes of the table cannot be read, or not be published.
+    """
+    BatchMaker(Plan(schema))
+    if captured:
+        check_publishable(schema)

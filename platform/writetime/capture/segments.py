@@ -1,16 +1,19 @@
 """The segments in a node's `cdc_raw`: how many bytes they are, and what becomes of one that is done with."""
 
 import logging
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 from pyarrow import fs
 
-from writetime.capture.durable import read_json, sync_folder, write_json
+from writetime.capture.durable import lock_segments, read_json, sync_folder, write_json
 from writetime.capture.progress import OPEN, SegmentProgress
 from writetime.config import Settings
 from writetime.errors import WritetimeError
@@ -25,17 +28,24 @@ _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
 
 @dataclass(frozen=True)
 class Gap:
-    """Changes that are missing for a reason, all written before `until` (microseconds)."""
+    """Changes that are missing for a reason: all were written before `until` and found to be missing at `since`
+    (microseconds); `tables` are the ids of those that they are of, or None if they may be of any."""
 
     reason: str
     until: int
+    since: int = 0
+    tables: frozenset[str] | None = None
+
+    def concerns(self, table_id: UUID) -> bool:
+        """Return whether changes of a table may be missing."""
+        return self.tables is None or str(table_id) in self.tables
 
 
 class SegmentFolder:
-    """A node's `cdc_raw`, and what the settings say becomes of its segments.
+    """A node's `cdc_raw`, and what the settings say becomes of its segments. Only one agent at a time may have it.
 
     Raises:
-        WritetimeError: there is no such folder, or nowhere to archive to.
+        WritetimeError: there is no such folder, another agent has it, or there is nowhere to archive to.
     """
 
     def __init__(self, settings: Settings, told_by_node: str | None) -> None:
@@ -47,6 +57,7 @@ class SegmentFolder:
                 "with cdc_enabled: true in its cassandra.yaml, or set capture.cdc_raw"
             )
         self.path = path
+        self._lock = lock_segments(path)
         self._aside = capture.aside or capture.state / "aside"
         self._keep = capture.finished == "keep"
         self._archive: Callable[[Path], None] | None = None
@@ -56,6 +67,10 @@ class SegmentFolder:
             filesystem, folder = resolve(capture.archive)
             filesystem.create_dir(folder, recursive=True)
             self._archive = lambda file: _copy(file, filesystem, f"{folder}/{file.name}")
+
+    def close(self) -> None:
+        """Let another agent have the folder."""
+        os.close(self._lock)
 
     def backlog(self) -> int:
         """Return the bytes that the node counts against `cdc_total_space`."""
@@ -73,12 +88,12 @@ class SegmentFolder:
         One is gone when its segment was put back and published, or when someone deletes the file of its reason. One
         that does not say when it was written holds all.
         """
-        stored = [(path, read_json(path)) for path in self._reasons()]
-        return [Gap(f"{path}: {reason['reason']}", reason.get("written_before", OPEN)) for path, reason in stored]
+        return [_gap(path, read_json(path)) for path in self._reasons()]
 
-    def aside(self) -> int:
-        """Return of how many segments changes are missing, see `missing`."""
-        return len(self._reasons())
+    def aside_bytes(self) -> int:
+        """Return how large the segments are that were set aside."""
+        files = (path.with_name(path.name.replace(".reason.json", ".log")) for path in self._reasons())
+        return sum(file.stat().st_size for file in files if file.exists())
 
     def _reasons(self) -> list[Path]:
         return sorted(self._aside.glob("*.reason.json"))
@@ -127,6 +142,7 @@ class SegmentFolder:
             "mutations_set_aside_by_table": progress.set_aside,
             "changes_set_aside": progress.decoded - progress.published,
             "written_before": written_before,
+            "tables": progress.lacking,
             "set_aside_at": datetime.now(UTC).isoformat(),
         }
         write_json(self._reason(progress.name), reason)
@@ -155,6 +171,16 @@ def readable(segments: Iterable[Segment]) -> tuple[list[tuple[Segment, int]], li
         if index is not None:
             found.append((segment, END if index.completed else index.offset))
     return found, faults
+
+
+def _gap(path: Path, reason: dict[str, Any]) -> Gap:
+    tables = reason.get("tables")
+    return Gap(
+        f"{path}: {reason['reason']}",
+        reason.get("written_before", OPEN),
+        round(datetime.fromisoformat(reason["set_aside_at"]).timestamp() * 1_000_000),
+        None if tables is None else frozenset(tables),
+    )
 
 
 def _files(segment: Segment) -> tuple[Path, Path]:

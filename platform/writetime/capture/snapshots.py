@@ -9,7 +9,6 @@ in. Snapshots that were taken together are deleted together. What takes long is 
 """
 
 import logging
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ from writetime.capture.metrics import AgentMetrics, counts_of
 from writetime.capture.publisher import ChangePublisher, Unpublishable
 from writetime.capture.taking import Taker
 from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.errors import WritetimeError, reason_of
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.values import BadValue
 from writetime.storage.batch import Origin
@@ -43,11 +42,10 @@ log = logging.getLogger(__name__)
 _PORTION_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 24
 _AGAIN_SECONDS = 60.0
+# How often a snapshot is read that meets a fault of no known kind.
+_ATTEMPTS = 3
 # Tables of one call, as a command has an end.
 _TOGETHER = 100
-
-# What may happen while the node is asked to do something.
-_FAULTS = (WritetimeError, OSError, subprocess.SubprocessError)
 
 _T = TypeVar("_T")
 
@@ -100,6 +98,7 @@ class Snapshots:
             if not (self._mode == "always" and value["state"] == "done")
         }
         self._faults: dict[UUID, str] = {}
+        self._unknown: Counter[UUID] = Counter()
         self._not_before: dict[UUID, float] = {}
         # Of these a call for several failed, so each gets one of its own.
         self._alone: set[UUID] = set()
@@ -201,13 +200,15 @@ class Snapshots:
         self._keep(begun)
         try:
             taken = yield from self._in_thread(partial(self._taker.take, ids, tag))
-        except _FAULTS as e:
+        except Exception as e:
             if len(ids) > 1:
                 # Whatever is wrong with one of them is to hold back no other.
                 self._alone.update(ids.values())
-                log.warning("snapshots of %d tables cannot be taken at once, so each is by itself: %s", len(ids), e)
+                log.warning(
+                    "snapshots of %d tables cannot be taken at once, so each is by itself: %s", len(ids), reason_of(e)
+                )
             else:
-                self._later(ids.values(), f"{group[0].full_name}: its snapshot cannot be taken: {e}")
+                self._later(ids.values(), f"{group[0].full_name}: its snapshot cannot be taken: {reason_of(e)}")
             return
         log.info("the snapshot %s of %s is taken", tag, ", ".join(ids))
         self._alone -= set(ids.values())
@@ -248,6 +249,17 @@ class Snapshots:
         except (StorageError, SchemaError, BadValue, Unpublishable) as e:
             self._fail(table_id, progress, str(e))
             return
+        except (WritetimeError, MemoryError):
+            raise
+        except Exception as e:
+            # Of the disk, or of no known kind: no other table waits for it.
+            self._unknown[table_id] += not isinstance(e, OSError)
+            log.debug("%s", progress.table, exc_info=True)
+            if self._unknown[table_id] >= _ATTEMPTS:
+                self._fail(table_id, progress, reason_of(e))
+            else:
+                self._later([table_id], f"{progress.table}: its snapshot cannot be read: {reason_of(e)}")
+            return
         if progress.changes != progress.published:
             self._fail(table_id, progress, f"{progress.changes} changes were read, but {progress.published} published")
             return
@@ -278,8 +290,8 @@ class Snapshots:
         """Let the node delete what has a tag; return why it cannot, if it cannot."""
         try:
             yield from self._in_thread(partial(self._taker.delete, tables, tag))
-        except _FAULTS as e:
-            return str(e)
+        except Exception as e:
+            return reason_of(e)
         return None
 
     def _in_thread(self, call: Callable[[], _T]) -> Generator[bool, None, _T]:

@@ -6,7 +6,7 @@ import os
 from cassandra.cluster import Cluster
 
 from writetime.config import Settings
-from writetime.database import DRIVER_FAULTS, reason_of
+from writetime.database import DRIVER_FAULTS, driver_reason
 from writetime.servers import jars
 from writetime.servers.java import java
 from writetime.servers.process import EmbeddedServer, free_port, port_answers
@@ -101,7 +101,7 @@ class CassandraServer(EmbeddedServer):
         try:
             cluster.connect()
         except DRIVER_FAULTS as e:
-            return reason_of(e)
+            return driver_reason(e)
         finally:
             cluster.shutdown()
         return None

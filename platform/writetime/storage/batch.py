@@ -24,6 +24,7 @@ from writetime.changes import (
     field_name,
     position_encoder,
 )
+from writetime.errors import reason_of
 from writetime.schema.types import Collection, Native
 from writetime.schema.values import BadValue, decoder, read_vint
 from writetime.storage import counters
@@ -109,8 +110,11 @@ class BatchMaker:
         work = _Work(buffers, table, self._plan, self._decoders, self._encode)
         try:
             arrays = [self._array(work, name, origin) for name in self.schema.names]
-        except (BadValue, UnicodeDecodeError, pa.ArrowInvalid, OverflowError) as e:
-            raise CorruptFile(origin.file, None, str(e)) from None
+        except MemoryError:
+            raise
+        except Exception as e:
+            # Whatever the values of one table are, only their own changes may fail.
+            raise CorruptFile(origin.file, None, f"{self._plan.schema.full_name}: {reason_of(e)}") from e
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.nulls(work.rows, pa.struct([])))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

@@ -1,4 +1,9 @@
-"""Reads commit log segments as Arrow batches of changes of the tables that are asked for."""
+"""Reads commit log segments as Arrow batches of changes of the tables that are asked for.
+
+The checksum of a frame covers its mutation, so a mutation that cannot be read hides nothing that follows it. Where the
+caller asks for it, such a mutation is left out and reported as a `Fault`, and so are the changes of one table that
+cannot be made of a mutation that was read.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -24,9 +29,23 @@ WINDOW = 1 << 20
 _MUTATIONS = 1 << 16
 
 
+@dataclass(frozen=True)
+class Fault:
+    """A mutation of which changes were left out: its `offset` in the segment, the table at fault, and the reason.
+
+    If `hides`, all changes of the mutation were left out, and those may be of any table of the same keyspace.
+    """
+
+    offset: int
+    table: TableSchema
+    reason: str
+    hides: bool
+
+
 @dataclass
 class SegmentReport:
-    """How far a segment was read, and what could not be: mutations cut short, by the unknown table that did it.
+    """How far a segment was read, and what could not be: mutations cut short, by the unknown table that did it, and
+    mutations of which changes were left out, by `faults`.
 
     `place` is the last marker up to which all was read; reading on from there passes over nothing. `skipped` has the
     fault of each segment whose rest was left out.
@@ -36,6 +55,7 @@ class SegmentReport:
     place: Place | None = None
     mutations: int = 0
     unknown_tables: Counter[UUID] = field(default_factory=Counter)
+    faults: list[Fault] = field(default_factory=list)
     torn_at: int | None = None
     skipped: list[str] = field(default_factory=list)
 
@@ -53,7 +73,8 @@ class CommitLogReader:
         count it.
         torn_tail: at a fault in the last section of a segment that is not known to be complete, `fail`; or `stop`, as
             a node that crashed leaves such a tail.
-        on_corrupt: at any fault, `fail`; or `skip-file`: leave out the rest of the segment and report it.
+        on_corrupt: at any fault, `fail`; or `skip-file`: leave out the rest of the segment and report it; or
+            `skip-mutation`: as `fail`, but leave out what cannot be read of a mutation that its frame holds whole.
 
     Raises:
         SchemaError: a table that is wanted has no schema, or a schema has no table id.
@@ -67,7 +88,7 @@ class CommitLogReader:
         fields: Sequence[str] | None = None,
         on_unknown_table: Literal["fail", "skip"] = "fail",
         torn_tail: Literal["fail", "stop"] = "fail",
-        on_corrupt: Literal["fail", "skip-file"] = "fail",
+        on_corrupt: Literal["fail", "skip-file", "skip-mutation"] = "fail",
     ) -> None:
         if without := [s.full_name for s in schemas if s.id is None]:
             raise SchemaError(f"commit logs name tables by their id, which the schema of {without[0]} does not have")
@@ -93,6 +114,8 @@ class CommitLogReader:
         self._header = np.zeros(2 * most + 1, np.int64)
         self._present = np.zeros(most + 1, np.uint8)
         self._mutations = np.empty((_MUTATIONS, 2), np.int64)
+        # The plan of the table that was read last.
+        self._at_fault = 0
         self._buffers = self._allocate(WINDOW)
 
     def _allocate(self, capacity: int) -> Buffers:
@@ -145,7 +168,7 @@ class CommitLogReader:
         try:
             yield from self._windows(segment, start, until, report, node)
         except CorruptFile as e:
-            if self._on_corrupt == "fail":
+            if self._on_corrupt != "skip-file":
                 raise
             report.skipped.append(str(e))
 
@@ -205,18 +228,55 @@ class CommitLogReader:
             if last == first:
                 self._buffers = self._allocate(int(mutations[first, 1] - mutations[first, 0]))
                 continue
-            self._run(segment, stretch, mutations[first:last], report)
-            window = [
-                (self._plans[i].schema, maker.batch(self._buffers, i, origin))
-                for i, maker in self._makers.items()
-                if self._buffers.tables[i, L.ROWS]
-            ]
-            report.position = max(report.position, stretch.offset + int(mutations[last - 1, 1]) + 4)
-            report.mutations += last - first
-            yield window
+            yield from self._window(segment, stretch, mutations[first:last], origin, report)
             first = last
 
-    def _run(self, segment: Segment, stretch: Stretch, mutations: np.ndarray, report: SegmentReport) -> None:
+    def _window(
+        self, segment: Segment, stretch: Stretch, mutations: np.ndarray, origin: Origin, report: SegmentReport
+    ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
+        """Give what some mutations hold; where one of them cannot be read, halve them until it is alone."""
+        try:
+            unknown = self._run(segment, stretch, mutations)
+            window = [(self._plans[i].schema, self._makers[i].batch(self._buffers, i, origin)) for i in self._written()]
+        except CorruptFile:
+            if self._on_corrupt != "skip-mutation":
+                raise
+            if len(mutations) > 1:
+                middle = len(mutations) // 2
+                yield from self._window(segment, stretch, mutations[:middle], origin, report)
+                yield from self._window(segment, stretch, mutations[middle:], origin, report)
+                return
+            unknown, window = self._left_out(segment, stretch, mutations, origin, report)
+        report.unknown_tables += unknown
+        report.position = max(report.position, stretch.offset + int(mutations[-1, 1]) + 4)
+        report.mutations += len(mutations)
+        yield window
+
+    def _left_out(
+        self, segment: Segment, stretch: Stretch, mutation: np.ndarray, origin: Origin, report: SegmentReport
+    ) -> tuple[Counter[UUID], list[tuple[TableSchema, pa.RecordBatch]]]:
+        """Give what one mutation holds of the tables of which it can be read, and report the others."""
+        offset = stretch.offset + int(mutation[0, 0])
+        try:
+            unknown = self._run(segment, stretch, mutation)
+        except CorruptFile as e:
+            report.faults.append(Fault(offset, self._plans[self._at_fault].schema, str(e), hides=True))
+            return Counter(), []
+        window: list[tuple[TableSchema, pa.RecordBatch]] = []
+        for i in self._written():
+            schema = self._plans[i].schema
+            try:
+                window.append((schema, self._makers[i].batch(self._buffers, i, origin)))
+            except CorruptFile as e:
+                report.faults.append(Fault(offset, schema, f"{e} (mutation at offset {offset})", hides=False))
+        return unknown, window
+
+    def _written(self) -> list[int]:
+        """Return the tables that are wanted and of which the buffers have changes."""
+        return [i for i in self._makers if self._buffers.tables[i, L.ROWS]]
+
+    def _run(self, segment: Segment, stretch: Stretch, mutations: np.ndarray) -> Counter[UUID]:
+        """Read mutations into the buffers; return how many were cut short, by the unknown table that did it."""
         address = stretch.data.ctypes.data
         state = np.zeros(L.WALK_FIELDS, np.int64)
         state[L.START] = address
@@ -228,9 +288,11 @@ class CommitLogReader:
         status = walk_mutations(
             state, self._buffers.tables, self._buffers.columns, self._header, self._present, address, mutations, unread
         )
+        self._at_fault = int(state[L.TABLE])
         if status != L.DONE:
             at = stretch.offset + int(state[L.POSITION]) - address
             raise CorruptFile(segment.path, at, f"found {L.MESSAGES[status]}")
+        unknown: Counter[UUID] = Counter()
         for i in np.flatnonzero(unread):
             at = int(unread[i]) - address
             table = UUID(bytes=stretch.data[at : at + 16].tobytes())
@@ -238,7 +300,8 @@ class CommitLogReader:
                 raise SchemaError(
                     f"{segment.path}, offset {stretch.offset + at}: the schema of table {table} is not known"
                 )
-            report.unknown_tables[table] += 1
+            unknown[table] += 1
+        return unknown
 
 
 def count_mutations(segment: Segment, until: int) -> int:

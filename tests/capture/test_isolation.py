@@ -1,0 +1,222 @@
+"""The rule of isolation: whatever is wrong with one table, value or topic stops no other, and never counts as done.
+
+Faults of no known kind are put in at each boundary of a real agent; what Kafka refuses, a real broker refuses.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.capture.harness import Captured
+from tests.capture.test_segments import put_back, wait_for
+from writetime.capture import durable, snapshots
+from writetime.capture.avro import ChangeEncoder
+from writetime.capture.metrics import read_status
+from writetime.capture.publisher import check_publishable, topic_of
+from writetime.capture.segments import SegmentFolder
+from writetime.capture.watermarks import WatermarkTopic
+from writetime.errors import WritetimeError
+from writetime.kafka import ensure_topics
+from writetime.schema import system
+from writetime.schema.cql import parse_table
+from writetime.storage.batch import BatchMaker
+
+_TABLE = "(k int PRIMARY KEY, v int) WITH cdc = true"
+# What is wrong with this value, and with this table.
+_POISON = 13
+_BAD = "bad"
+
+
+def until(captured: Captured, table: str) -> int:
+    """Return up to when a table is published, as the topic of the watermarks has it."""
+    name = f"{captured.keyspace}.{table}"
+    marks = WatermarkTopic(captured.settings).read().values()
+    return max((found.tables[name].until for found in marks if name in found.tables), default=0)
+
+
+def status_of(captured: Captured) -> dict[str, Any]:
+    return read_status(captured.settings.capture.state) or {}
+
+
+def keys_of(captured: Captured, table: str) -> list[int]:
+    return sorted(set(captured.changes(table)["k"].to_pylist()))
+
+
+def write_rows(captured: Captured, *tables: str, count: int = 20) -> None:
+    for k in range(count):
+        captured.write(*(f"INSERT INTO {{ks}}.{table} (k, v) VALUES ({k}, {k})" for table in tables))
+
+
+def failing(wrapped: Callable[..., Any], is_bad: Callable[..., bool]) -> Callable[..., Any]:
+    """Return a function that fails for what is bad with an error that nobody expects."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        found = wrapped(*arguments, **named)
+        if is_bad(found, *arguments):
+            raise RuntimeError("nobody expects this")
+        return found
+
+    return call
+
+
+def test_a_value_that_cannot_be_read_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
+    state = captured.settings.capture.state
+
+    def has_poison(array: Any, maker: BatchMaker, _: Any, name: str, *__: Any) -> bool:
+        return maker._plan.schema.name == _BAD and name == "k" and _POISON in array.to_pylist()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchMaker, "_array", failing(BatchMaker._array, has_poison))
+        with captured.agent():
+            write_rows(captured, _BAD, "good")
+            captured.settle(60)
+            written_at = time.time_ns() // 1000
+            captured.fill(2)
+            wait_for(lambda: list((state / "aside").glob("*.reason.json")))
+            wait_for(lambda: until(captured, "good") > written_at)
+            assert keys_of(captured, "good") == list(range(20))
+            assert keys_of(captured, _BAD) == [k for k in range(20) if k != _POISON]
+            assert until(captured, _BAD) < written_at
+            wait_for(lambda: status_of(captured)["lag"]["lag_seconds"] > 0)
+            found = status_of(captured)
+            assert list(found["held"]) == [f"{captured.keyspace}.{_BAD}"]
+            assert "nobody expects this" in found["held_by"]
+            assert found["lag"]["lag_bytes"] > 0
+            assert found["lag"]["lag_segments"] >= 1
+    (file,) = (state / "aside").glob("*.reason.json")
+    reason = json.loads(file.read_text())
+    assert reason["tables"] == [str(captured.schema(_BAD).id)]
+    assert sum(reason["mutations_set_aside_by_table"].values()) == 1
+    # Its bytes are kept: put back, it is published.
+    put_back(captured, state / "aside")
+    with captured.agent():
+        captured.settle(60)
+        wait_for(lambda: not file.exists())
+        wait_for(lambda: until(captured, _BAD) > written_at)
+    captured.assert_same(_BAD, "good")
+
+
+def test_a_change_that_cannot_be_encoded_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
+
+    def has_poison(_: Any, __: ChangeEncoder, changes: Any) -> bool:
+        cells = changes["v"].to_pylist() if "v" in changes.schema.names else []
+        return any(cell is not None and cell["value"] == _POISON + 100 for cell in cells)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChangeEncoder, "encode", failing(ChangeEncoder.encode, has_poison))
+        with captured.agent():
+            write_rows(captured, "good")
+            write_rows(captured, _BAD, count=_POISON)
+            captured.write(f"INSERT INTO {{ks}}.{_BAD} (k, v) VALUES ({_POISON}, {_POISON + 100})")
+            captured.write(f"INSERT INTO {{ks}}.{_BAD} (k, v) VALUES (14, 14)")
+            captured.settle(60)
+            captured.fill(2)
+            wait_for(lambda: status_of(captured)["held"])
+            assert keys_of(captured, "good") == list(range(20))
+            assert keys_of(captured, _BAD) == [*range(_POISON), 14]
+            assert list(status_of(captured)["held"]) == [f"{captured.keyspace}.{_BAD}"]
+
+
+def test_a_table_whose_schema_cannot_be_read_stops_no_other(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
+    bad = f"{captured.keyspace}.{_BAD}"
+    with monkeypatch.context() as patch:
+        is_bad = failing(system.from_rows, lambda schema, *_: schema.full_name == bad)
+        patch.setattr("writetime.capture.schemas.from_rows", is_bad)
+        with captured.agent():
+            write_rows(captured, _BAD, "good")
+            captured.settle(60)
+            wait_for(lambda: bad in status_of(captured)["not_captured"])
+    assert keys_of(captured, "good") == list(range(20))
+    assert f"table {bad} cannot be captured: RuntimeError: nobody expects this" in caplog.text
+    # A schema that was kept and cannot be read does not stop the next start.
+    (kept,) = (captured.settings.capture.state / "schemas").glob(f"{captured.schema('good').id}.json")
+    kept.write_text("{}")
+    with captured.agent():
+        write_rows(captured, "good", count=25)
+        captured.settle(60)
+    assert f"{kept} cannot be read" in caplog.text
+    captured.assert_same("good")
+
+
+def test_a_topic_that_kafka_refuses_stops_no_other(captured: Captured) -> None:
+    # Each message is older than the broker takes.
+    refused = topic_of(f"{captured.keyspace}.{_BAD}")
+    ensure_topics(captured.settings, {refused: {"message.timestamp.before.max.ms": "0"}}, 1)
+    captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
+    with captured.agent():
+        write_rows(captured, _BAD, "good")
+        captured.settle(60)
+        captured.fill(2)
+        wait_for(lambda: status_of(captured).get("held"))
+        assert list(status_of(captured)["held"]) == [f"{captured.keyspace}.{_BAD}"]
+        assert refused in status_of(captured)["held_by"]
+        written_at = time.time_ns() // 1000
+        wait_for(lambda: until(captured, "good") > written_at)
+    captured.assert_same("good", "marks")
+
+
+def test_a_snapshot_that_cannot_be_read_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
+    write_rows(captured, _BAD, "good")
+    bad = f"{captured.keyspace}.{_BAD}"
+    monkeypatch.setattr(snapshots, "_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(snapshots, "_open", failing(snapshots._open, lambda _, __, schema: schema.full_name == bad))
+    with captured.agent(snapshot="initial"):
+        wait_for(lambda: status_of(captured).get("snapshots", {}).get(bad, {}).get("state") == "failed")
+        good = f"{captured.keyspace}.good"
+        wait_for(lambda: status_of(captured)["snapshots"].get(good, {}).get("state") == "done")
+        written_at = time.time_ns() // 1000
+        wait_for(lambda: until(captured, "good") > written_at)
+        assert not until(captured, _BAD)
+
+
+def test_a_fault_of_no_known_kind_does_not_end_the_agent(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
+    left = [3]
+
+    def is_bad(*_: Any) -> bool:
+        left[0] -= 1
+        return left[0] >= 0
+
+    monkeypatch.setattr(SegmentFolder, "backlog", failing(SegmentFolder.backlog, is_bad))
+    with captured.agent():
+        write_rows(captured, "good")
+        captured.settle(60)
+    captured.assert_same("good")
+    assert status_of(captured)["errors"]["unexpected"] == 3
+    assert "nobody expects this" in caplog.text
+
+
+def test_a_full_disk_is_waited_for(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
+    left = [2]
+
+    def full(*arguments: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(28, "No space left on device", str(arguments[0]))
+        durable.write_json(*arguments)
+
+    with captured.agent():
+        captured.settle(60)
+        monkeypatch.setattr("writetime.capture.progress.write_json", full)
+        write_rows(captured, "good")
+        captured.settle(60)
+        wait_for(lambda: captured.settle(60) or status_of(captured)["errors"].get("disk"))
+    captured.assert_same("good")
+
+
+def test_a_name_that_is_too_long_for_a_topic_is_refused_by_itself() -> None:
+    schema = parse_table(f"CREATE TABLE ks.t{'x' * 240} (k int PRIMARY KEY)")
+    with pytest.raises(WritetimeError, match="characters, and Kafka takes 249"):
+        check_publishable(schema)

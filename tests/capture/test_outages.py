@@ -1,0 +1,33 @@
+"""A node that is away for a while, however long: the agent connects to it again, and publishes what it wrote."""
+
+import random
+import time
+
+import pytest
+
+from tests.capture.harness import Captured
+from tests.faults.proxy import Proxy
+from tests.storage.generate import SEED
+from writetime import database
+
+# Time runs so much faster here: between attempts to connect, and in outages.
+_FASTER = 60
+_OUTAGES = 30
+_LONGEST_SECONDS = 600
+
+
+def test_an_agent_publishes_again_after_each_outage(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    shortest, longest = database._RECONNECT_SECONDS
+    monkeypatch.setattr(database, "_RECONNECT_SECONDS", (shortest / _FASTER, longest / _FASTER))
+    rng = random.Random(SEED)
+    with Proxy(captured.settings.cassandra, rng) as proxy:
+        cassandra = captured.settings.cassandra.model_copy(update={"port": proxy.port})
+        captured.settings = captured.settings.model_copy(update={"cassandra": cassandra})
+        with captured.agent():
+            captured.settle()
+            for i in range(_OUTAGES):
+                seconds = _LONGEST_SECONDS if i == 0 else _LONGEST_SECONDS ** rng.random()
+                with proxy.down():
+                    time.sleep(seconds / _FASTER)
+                captured.settle(60)
+    captured.assert_same("marks")
