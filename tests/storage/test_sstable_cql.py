@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import pytest
+
 from tests.storage import handmade
 from tests.storage.conftest import Written
 from tests.storage.expected import assert_same, expected_changes, plain, without_origin
@@ -90,6 +92,14 @@ def test_every_handmade_change_is_what_the_database_reads(written: Written) -> N
         for location in locations:
             wanted = expected_changes(written.lines[location.path("Data.db")], schema)
             assert_same(without_origin(SSTable(location, schema).scan(), schema), wanted)
+
+
+@pytest.mark.parametrize("table", handmade.COMPACTED)
+def test_compacted_tables_of_each_compressor_are_what_cql_answers(written: Written, table: str) -> None:
+    (location,) = written.handmade(table)[1]
+    assert len(SSTable(location).splits(1)) == 40
+    found = {change["k"]: (change["v"]["value"], change["v"]["write_time"]) for change in changes(written, table)}
+    assert found == {row["k"]: (row["v"], row["v_time"]) for row in written.answers.rows[table]}
 
 
 def test_a_type_with_added_fields(written: Written) -> None:
