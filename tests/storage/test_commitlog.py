@@ -222,6 +222,20 @@ def test_the_rest_of_a_corrupt_segment_is_left_out_and_told(written: Written, tm
         source.reader(source.schema())
 
 
+def test_a_section_of_a_wrong_length(written: Written, tmp_path: Path) -> None:
+    """The length of what a compressed section becomes has no checksum."""
+    segment = segment_of(written, tmp_path)
+    path = Path(segment.path)
+    sound = path.read_bytes()
+    at = 18 + struct.unpack_from(">H", sound, 12)[0] + 8
+    if written.version == "nb":
+        return
+    for length in ((1 << 31) - 1, 1 << 30, -1):
+        path.write_bytes(sound[:at] + struct.pack(">i", length) + sound[at + 4 :])
+        with pytest.raises(CorruptFile, match=r"cannot come out of|a compressed section was expected"):
+            read(CommitLogReader(written.all_schemas), segment)
+
+
 def mutations_of(segment: Segment) -> list[bytes]:
     """Return the bodies of the mutations of a segment."""
     found = []
