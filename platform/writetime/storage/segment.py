@@ -31,6 +31,8 @@ VERSIONS = (7, 8)
 # Where all of a segment may be read that was written.
 END = 1 << 62
 _MARKER = 8
+# Of an offset, at most.
+_DIGITS = 18
 # Bytes that are read and joined at least, as the sections of a log that is synced with every write are tiny.
 _BLOCK = 1 << 20
 
@@ -121,10 +123,10 @@ class Segment:
         """
         path = self.path.removesuffix(".log") + "_cdc.idx"
         try:
-            lines = read_file(self.filesystem, path).decode().split()
+            lines = read_file(self.filesystem, path).split()
         except Missing:
             return None
-        if not lines or not lines[0].isdigit() or lines[1:] not in ([], ["COMPLETED"]):
+        if not lines or not lines[0].isdigit() or len(lines[0]) > _DIGITS or lines[1:] not in ([], [b"COMPLETED"]):
             # The node truncates the file before it writes it, so a reader may find it empty.
             if not lines:
                 return CdcIndex(0, completed=False)
