@@ -39,6 +39,7 @@ from writetime.storage.files import Location, find_sstables
 from writetime.storage.infer import infer_schema
 from writetime.storage.segment import END, Segment, find_segments
 from writetime.storage.sstable import WINDOW, OnCorrupt, SSTable
+from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 
 LIMITS = Limits()
 # What readers are documented to raise.
@@ -131,9 +132,10 @@ class SSTables:
             for split in sstable.splits(r.choice([1, 500, 10_000]))[:50]:
                 for batch in sstable.scan(split=split, window=window, on_corrupt=policy):
                     batch.validate()
-            token = r.randrange(-(1 << 63), 1 << 63)
-            for split in sstable.splits(1000, (token, token + (1 << 60)))[:20]:
-                list(sstable.scan(split=split, tokens=(token, token + (1 << 60)), window=window))
+            token = r.randint(MIN_TOKEN, MAX_TOKEN)
+            tokens = token, min(token + (1 << 60), MAX_TOKEN)
+            for split in sstable.splits(1000, tokens)[:20]:
+                list(sstable.scan(split=split, tokens=tokens, window=window))
         except _DOCUMENTED:
             return "refused"
         return "read"
