@@ -90,7 +90,7 @@ def counter(draw: st.DrawFn) -> Change:
     counts = st.sampled_from([-5, 3, (1 << 63) - 1])
     shards = [
         {"id": node, "kind": draw(kinds), "clock": draw(clocks), "count": draw(counts), "write_time": at}
-        for node in draw(st.lists(st.sampled_from(NODES), min_size=1, unique=True))
+        for node in draw(st.lists(st.sampled_from(NODES), unique=True))
     ]
     return {"write_time": at, "tombstone": False, "value": None, "shards": shards}
 

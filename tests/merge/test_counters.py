@@ -50,6 +50,15 @@ A, B = NODES
         # A deleted counter hides what is counted later, but not once its deletion is covered itself.
         ([counted(1, (A, 1, 7)), uncounted(2), counted(5, (A, 2, 9))], None),
         ([counted(1, (A, 1, 7)), uncounted(2), counted(5, (A, 2, 9)), deleted(3)], 9),
+        # A counter without a shard is 0, and so does it add nothing; it lives as others do.
+        ([counted(1)], 0),
+        ([counted(1), counted(5)], 0),
+        ([counted(1), counted(5, (A, 1, 4))], 4),
+        ([counted(5), counted(1, (A, 1, 4))], 4),
+        ([counted(5), counted(1, (A, 1, 4)), deleted(3)], 0),
+        ([counted(1), deleted(3)], None),
+        ([counted(5), uncounted(2), deleted(3)], 0),
+        ([counted(5), uncounted(2)], None),
     ],
 )
 def test_in_any_order_and_any_pieces(changes: list[Change], wanted: int | None) -> None:

@@ -93,6 +93,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         answers = handmade.write(server)
         # Half of the tables as a flush has left them, half as compaction has.
         server.nodetool("compact", KEYSPACE, *(schema.name for schema in schemas[::2]))
+        server.nodetool("compact", handmade.KEYSPACE, *handmade.COMPACTED)
         all_schemas = server.schemas()
     finally:
         server.stop()

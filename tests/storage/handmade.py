@@ -25,6 +25,11 @@ PLAIN_COLUMNS = {f"c_{name}": name for name in SCALARS} | {
 COMPLEX = ("c_list", "c_set", "c_map")  # not frozen
 PLAIN_ROWS = 30
 MANY = 150
+# A key is longer than a chunk.
+LONG_KEY = "k" * 30_000
+# One table each, compacted.
+COMPRESSORS = ("LZ4Compressor", "SnappyCompressor", "ZstdCompressor", "DeflateCompressor", "NoopCompressor")
+COMPACTED = tuple(f"compacted_{name.lower()}" for name in COMPRESSORS)
 
 # The system tables keep when a column was dropped in milliseconds.
 _AROUND_THE_DROP = [100_000, 199_999, 200_000, 200_001, 300_000]
@@ -35,6 +40,9 @@ _BEFORE = [
     f"CREATE TABLE {COMPACT}.static (k int PRIMARY KEY, v int) WITH COMPACT STORAGE",
     f"CREATE TABLE {COMPACT}.readable (k int PRIMARY KEY, v int)",
     "CREATE TYPE {ks}.grown (a int)",
+    "CREATE TYPE {ks}.key (a int, b text)",
+    "CREATE TABLE {ks}.keyed (k int, c frozen<key>, t frozen<tuple<int, frozen<key>>>, l frozen<list<frozen<key>>>,"
+    " v int, PRIMARY KEY (k, c, t, l)) WITH CLUSTERING ORDER BY (c ASC, t DESC, l ASC) AND cdc = true",
     "CREATE TABLE {ks}.counted (k int, c int, n counter, m counter, s counter STATIC, PRIMARY KEY (k, c))",
     "CREATE TABLE {ks}.dropped (k int, c int, kept int, gone int, again int, l list<int>, u frozen<grown>,"
     " s text STATIC, PRIMARY KEY (k, c))",
@@ -43,6 +51,13 @@ _BEFORE = [
     " WITH CLUSTERING ORDER BY (c DESC, d ASC) AND compression = {{'class': 'LZ4Compressor', 'chunk_length_in_kb': 4}}",
     "CREATE TABLE {ks}.many (k int PRIMARY KEY, v text)"
     " WITH compression = {{'class': 'LZ4Compressor', 'chunk_length_in_kb': 4}}",
+    "CREATE TABLE {ks}.long (k text, c int, v text, PRIMARY KEY (k, c))"
+    " WITH compression = {{'class': 'LZ4Compressor', 'chunk_length_in_kb': 4}}",
+    *(
+        f"CREATE TABLE {{ks}}.{table} (k int PRIMARY KEY, v text)"
+        f" WITH compression = {{{{'class': '{compressor}', 'chunk_length_in_kb': 4}}}}"
+        for table, compressor in zip(COMPACTED, COMPRESSORS, strict=True)
+    ),
     "CREATE TABLE {ks}.plain (k int PRIMARY KEY, " + ", ".join(f"{c} {t}" for c, t in PLAIN_COLUMNS.items()) + ")",
 ]
 _ALTERATIONS = [
@@ -54,11 +69,15 @@ _ALTERATIONS = [
     "ALTER TABLE {ks}.dropped ADD again int",
     "ALTER TABLE {ks}.dropped ADD added text",
     "ALTER TYPE {ks}.grown ADD b text",
+    "ALTER TYPE {ks}.key ADD d int",
+    "ALTER TYPE {ks}.key RENAME b TO renamed",
 ]
 QUERIES = {
     "counted": "SELECT k, c, n, m, s FROM {ks}.counted",
     "dropped": "SELECT k, c, kept, writetime(kept) AS kept_time, again, writetime(again) AS again_time, added,"
     " writetime(added) AS added_time FROM {ks}.dropped",
+    "keyed": "SELECT k, c, t, l, v, writetime(v) AS v_time FROM {ks}.keyed",
+    **{table: f"SELECT k, v, writetime(v) AS v_time FROM {{ks}}.{table}" for table in COMPACTED},
     "plain": "SELECT k, "
     + ", ".join(
         # The driver has no timestamps before the year 1, and cannot read the TTLs of a collection that is not there.
@@ -82,10 +101,11 @@ class Answers:
 
 def write(server: FormatServer) -> Answers:
     """Write the tables in two parts, each flushed into a snapshot of its own (`first`, `second`), and query them."""
-    _run(server, [*_BEFORE, *_counters(), *_dropped("before"), *_altered("before"), *_wide(), *_many(), *_plain()])
+    _run(server, [*_BEFORE, *_counters(), *_dropped("before"), *_altered("before"), *_keyed("before"), *_wide()])
+    _run(server, [*_many(), *_long(), *_compacted(), *_plain()])
     # A snapshot flushes what it is of.
     server.nodetool("snapshot", "-t", "first", KEYSPACE, GENERATED)
-    _run(server, [*_ALTERATIONS, *_counters(), *_dropped("after"), *_altered("after")])
+    _run(server, [*_ALTERATIONS, *_counters(), *_dropped("after"), *_altered("after"), *_keyed("after")])
     # Of what is in memory, the database does not hide what is older than a column's drop.
     server.nodetool("snapshot", "-t", "second", KEYSPACE)
     answers = Answers()
@@ -153,6 +173,27 @@ def _altered(when: str) -> list[str]:
     ]
 
 
+def _keyed(when: str) -> list[str]:
+    """Rows whose clustering has a user-defined type, before and after it grew; some of the latter are the former."""
+    table = f"{KEYSPACE}.keyed"
+    keys = ["{a: 1}", "{a: 1, b: 'x'}", "{a: 2, b: 'x'}"]
+    if when == "after":
+        keys = ["{a: 1, renamed: 'x'}", "{a: 1, d: 3}", "{a: 1, renamed: 'x', d: null}", "{a: 2, renamed: 'x', d: -4}"]
+    v = len(keys)
+    columns = "k, c, t, l, v"
+    inserts = [
+        f"INSERT INTO {table} ({columns}) VALUES ({k}, {c}, ({k}, {t}), [{c}, {t}], {v}{k}{i}{j})"
+        for k in range(2)
+        for i, c in enumerate(keys)
+        for j, t in enumerate(keys)
+    ]
+    return [
+        *inserts,
+        f"DELETE FROM {table} WHERE k = 0 AND c = {keys[1]} AND t < (0, {keys[2]})",
+        f"DELETE FROM {table} WHERE k = 1 AND c > {keys[0]} AND c < {keys[2]}",
+    ]
+
+
 def _wide() -> list[str]:
     """Partitions of many index blocks (of 1 KiB): with range tombstones of all kinds, of one block and of many."""
     r = random.Random(5)
@@ -185,6 +226,21 @@ def _many() -> list[str]:
     """Partitions enough for several chunks."""
     r = random.Random(6)
     return [f"INSERT INTO {KEYSPACE}.many (k, v) VALUES ({k}, '{r.getrandbits(800):x}')" for k in range(MANY)]
+
+
+def _long() -> list[str]:
+    """A partition of several blocks, with a key that is longer than these."""
+    return [f"INSERT INTO {KEYSPACE}.long (k, c, v) VALUES ('{LONG_KEY}', {c}, '{c:0300}')" for c in range(40)]
+
+
+def _compacted() -> list[str]:
+    """Rows of several chunks, with values that compress and values that do not."""
+    r = random.Random(8)
+    return [
+        f"INSERT INTO {KEYSPACE}.{table} (k, v) VALUES ({k}, '{r.getrandbits(800):x}{k:0200}')"
+        for table in COMPACTED
+        for k in range(40)
+    ]
 
 
 def _plain() -> list[str]:

@@ -5,8 +5,6 @@ import pickle
 import random
 import shutil
 import struct
-import subprocess
-import sys
 import zlib
 from collections import Counter
 from contextlib import suppress
@@ -24,6 +22,7 @@ from tests.storage.conftest import Written
 from tests.storage.databases import cql_with_ids
 from tests.storage.expected import assert_same, without_origin
 from tests.storage.generate import KEYSPACE, SEED
+from tests.storage.guarded import guard, in_a_process
 from writetime.cli import main
 from writetime.errors import WritetimeError
 from writetime.schema.cql import parse_schemas
@@ -223,12 +222,18 @@ def test_the_rest_of_a_corrupt_segment_is_left_out_and_told(written: Written, tm
         source.reader(source.schema())
 
 
-FUZZ = """
-import sys
-sys.path[:0] = {paths!r}
-from tests.storage.test_commitlog import read_broken_mutations
-read_broken_mutations({segment!r}, {cql!r}, {folder!r}, {count})
-"""
+def test_a_section_of_a_wrong_length(written: Written, tmp_path: Path) -> None:
+    """The length of what a compressed section becomes has no checksum."""
+    segment = segment_of(written, tmp_path)
+    path = Path(segment.path)
+    sound = path.read_bytes()
+    at = 18 + struct.unpack_from(">H", sound, 12)[0] + 8
+    if written.version == "nb":
+        return
+    for length in ((1 << 31) - 1, 1 << 30, -1):
+        path.write_bytes(sound[:at] + struct.pack(">i", length) + sound[at + 4 :])
+        with pytest.raises(CorruptFile, match=r"cannot come out of|a compressed section was expected"):
+            read(CommitLogReader(written.all_schemas), segment)
 
 
 def mutations_of(segment: Segment) -> list[bytes]:
@@ -259,6 +264,7 @@ def one_section(segment: Segment, mutations: list[bytes]) -> bytes:
 
 def read_broken_mutations(path: str, cql: str, folder: str, count: int) -> None:
     """Read mutations with random bytes changed, with right checksums, so that the kernel has to cope with them."""
+    guard()
     (segment,) = find_segments(path)
     schemas = parse_schemas(cql)
     ids = [s.id.bytes for s in schemas if s.id]
@@ -290,10 +296,8 @@ def read_broken_mutations(path: str, cql: str, folder: str, count: int) -> None:
 def test_broken_mutations_with_right_checksums(written: Written, tmp_path: Path) -> None:
     """In a process of its own, as what goes wrong in the kernel may end it."""
     cql = cql_with_ids(generated(written))
-    paths = [str(Path(__file__).parents[2]), *[p for p in sys.path if p]]
-    script = FUZZ.format(paths=paths, segment=segment_of(written).path, cql=cql, folder=str(tmp_path), count=1500)
-    command = [sys.executable, "-c", script]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    arguments = f"{segment_of(written).path!r}, {cql!r}, {str(tmp_path)!r}, 1500"
+    answer = in_a_process(f"tests.storage.test_commitlog.read_broken_mutations({arguments})")
     assert answer.returncode == 0, answer.stderr[-2000:]
     print(answer.stdout)
 

@@ -3,7 +3,7 @@
 import json
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID, uuid1
 
 import fastavro
@@ -18,9 +18,11 @@ from writetime.schema.system import from_rows, settled_rows
 from writetime.schema.table import Column, SchemaError, SchemaHistory, TableSchema
 from writetime.schema.types import (
     Collection,
+    CqlType,
     CqlTypeError,
     Native,
     Tuple,
+    Udt,
     Vector,
     is_complex,
     parse_cql,
@@ -178,6 +180,23 @@ def test_the_history_keeps_columns_that_are_gone() -> None:
     assert [d.name for d in now.dropped] == ["a"]
     with pytest.raises(SchemaError, match="primary key"):
         history.add(TableSchema("k", "t", (Column("k", Native("text")),), id=ID))
+
+
+def test_the_history_follows_a_type_inside_of_the_key() -> None:
+    """ALTER TYPE adds fields to a type that a clustering column uses, and renames them; it changes no other type."""
+    a, b = ("a", Native("int")), ("b", Native("text"))
+
+    def table(*fields: tuple[str, CqlType], kind: Literal["list", "set"] = "list") -> TableSchema:
+        udt = Udt("k", "u", fields, frozen=True)
+        types = [udt, Tuple((Native("int"), udt)), Collection(kind, (udt,), frozen=True), Vector(udt, 2)]
+        clustering = tuple(Column(f"c{i}", t) for i, t in enumerate(types))
+        return TableSchema("k", "t", (Column("k", Native("int")),), clustering, id=ID)
+
+    history = SchemaHistory([table(a), table(a, b), table(("renamed", Native("int")), b)])
+    assert history.get(ID) == table(("renamed", Native("int")), b)
+    for other in (table(a), table(b, a), table(a, ("b", Native("int"))), table(a, b, kind="set")):
+        with pytest.raises(SchemaError, match="primary key"):
+            history.add(other)
 
 
 def test_the_page_of_data_types_is_current() -> None:

@@ -3,11 +3,20 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import pyarrow as pa
+import pytest
+
 from tests.storage import handmade
 from tests.storage.conftest import Written
 from tests.storage.expected import assert_same, expected_changes, plain, without_origin
-from writetime.schema.types import Collection, CqlType, Native, Tuple, Vector
+from writetime.changes import change_schema
+from writetime.merge import live_rows, merge
+from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
+from writetime.storage.commitlog import CommitLogReader
+from writetime.storage.infer import schema_of_headers
+from writetime.storage.segment import find_segments
 from writetime.storage.sstable import SSTable
+from writetime.storage.statistics import read_header
 
 Cell = dict[str, Any]
 
@@ -92,6 +101,14 @@ def test_every_handmade_change_is_what_the_database_reads(written: Written) -> N
             assert_same(without_origin(SSTable(location, schema).scan(), schema), wanted)
 
 
+@pytest.mark.parametrize("table", handmade.COMPACTED)
+def test_compacted_tables_of_each_compressor_are_what_cql_answers(written: Written, table: str) -> None:
+    (location,) = written.handmade(table)[1]
+    assert len(SSTable(location).splits(1)) == 40
+    found = {change["k"]: (change["v"]["value"], change["v"]["write_time"]) for change in changes(written, table)}
+    assert found == {row["k"]: (row["v"], row["v_time"]) for row in written.answers.rows[table]}
+
+
 def test_a_type_with_added_fields(written: Written) -> None:
     schema, locations = written.handmade("altered")
     old, new = (without_origin(SSTable(location, schema).scan(), schema).to_pylist() for location in locations)
@@ -99,6 +116,28 @@ def test_a_type_with_added_fields(written: Written) -> None:
     assert new[0]["f"]["value"] == {"a": 2, "b": "new"}
     assert [old[0]["u"]["fields"]["a"]["value"], old[0]["u"]["fields"]["b"]] == [1, None]
     assert [e["value"]["b"] for e in new[0]["l"]["elements"]] == ["new", "new"]
+
+
+def test_a_type_inside_of_the_key_that_has_grown(written: Written) -> None:
+    """By SSTables and by commit logs, the rows are those that CQL answers, whether their keys have the new fields."""
+    schema, locations = written.handmade("keyed")
+    arrow = change_schema(schema)
+    types = {c.name: c.type for c in schema.columns}
+    wanted = sorted(
+        repr([_as_arrow(types[name], row[name]) for name in types]) for row in written.answers.rows["keyed"]
+    )
+    assert len(wanted) > 20
+    reader = CommitLogReader(written.all_schemas, [schema.full_name])
+    segments = find_segments(str(written.server.cdc_raw))
+    by_log = [batch for segment in segments for _, batch in reader.read(segment)]
+    by_files = [batch for location in locations for batch in SSTable(location, schema).scan()]
+    of_headers = schema_of_headers([(location, read_header(location)) for location in locations])
+    assert [c.type for c in of_headers.clustering] == [c.type for c in schema.clustering]
+    for batches in (by_log, by_files, by_log + by_files):
+        state = merge([pa.Table.from_batches(batches, schema=arrow)], schema)
+        rows = live_rows(state, schema, written.answers.asked[1])
+        found = [repr([plain(rows[name][i]) for name in types]) for i in range(len(rows))]
+        assert sorted(found) == wanted
 
 
 def _as_arrow(cql_type: CqlType, value: Any) -> Any:
@@ -112,6 +151,8 @@ def _as_arrow(cql_type: CqlType, value: Any) -> Any:
             return [_as_arrow(element, v) for v in value]
         case Tuple(arguments):
             return {f"_{i}": _as_arrow(t, v) for i, (t, v) in enumerate(zip(arguments, value, strict=True), 1)}
+        case Udt(_, _, fields):
+            return {name: _as_arrow(t, getattr(value, name)) for name, t in fields}
         case Native("decimal" | "varint" | "uuid" | "timeuuid"):
             return str(value)
         case Native("timestamp"):

@@ -2,8 +2,6 @@
 
 import random
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +10,14 @@ import pytest
 
 from tests.storage.conftest import Written
 from tests.storage.expected import as_rows, assert_same
+from tests.storage.guarded import guard, in_a_process
 from tests.storage.rewriting import copy
 from tests.storage.test_sstable import changes, make_plain, one_of_each, write_plain
 from writetime.schema.table import SchemaError
 from writetime.storage.errors import CorruptFile, StorageError
 from writetime.storage.files import Location, find_sstables
 from writetime.storage.infer import infer_schema
-from writetime.storage.sstable import OnCorrupt, Report, SSTable
+from writetime.storage.sstable import WINDOW, OnCorrupt, Report, SSTable
 
 FLIPS_A_FILE = 40
 
@@ -164,17 +163,15 @@ def test_a_digest_that_is_not_the_files(written: Written, tmp_path: Path) -> Non
         assert as_rows(SSTable(here, schema).scan()) == whole
 
 
-FUZZ = """
-import sys
-sys.path[:0] = {paths!r}
-from tests.storage.test_sstable_faults import scan_broken_streams
-for folder in {folders!r}:
-    scan_broken_streams(folder, {seed}, {count})
-"""
-
-
-def scan_broken_streams(folder: str, seed: int, count: int) -> None:
+def scan_broken_streams(folders: list[str], seed: int, count: int) -> None:
     """Scan streams with random bytes changed, with right checksums, so that the kernel has to cope with them."""
+    guard()
+    for folder in folders:
+        scan_broken_stream(folder, seed, count)
+
+
+def scan_broken_stream(folder: str, seed: int, count: int) -> None:
+    """Scan the stream of one SSTable so."""
     (location,) = find_sstables(folder)
     schema = infer_schema([location])
     sound = Path(location.path("Data.db")).read_bytes()
@@ -190,7 +187,7 @@ def scan_broken_streams(folder: str, seed: int, count: int) -> None:
         write_plain(location, bytes(broken))
         batches: list[pa.RecordBatch] = []
         try:
-            batches.extend(SSTable(location, schema).scan())
+            batches.extend(SSTable(location, schema).scan(window=chooser.choice([1, WINDOW])))
             outcomes["read"] += 1
         except StorageError:
             outcomes["refused"] += 1
@@ -207,8 +204,6 @@ def scan_broken_streams(folder: str, seed: int, count: int) -> None:
 
 def test_random_streams_never_kill_the_process(written: Written, tmp_path: Path) -> None:
     folders = [make_plain(location, tmp_path / schema.name).folder for schema, location in one_of_each(written)[:8]]
-    root = str(Path(__file__).parents[2])
-    script = FUZZ.format(paths=[root, *[p for p in sys.path if p]], folders=folders, seed=1, count=150)
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
+    answer = in_a_process(f"tests.storage.test_sstable_faults.scan_broken_streams({folders!r}, 1, 150)", seconds=600)
     assert answer.returncode == 0, answer.stderr[-2000:]
     assert len(answer.stdout.splitlines()) == len(folders)

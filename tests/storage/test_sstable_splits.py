@@ -13,11 +13,12 @@ import pytest
 from tests.storage import tries
 from tests.storage.conftest import Written
 from tests.storage.expected import as_rows
+from tests.storage.guarded import guard, in_a_process
 from tests.storage.rewriting import copy
 from tests.storage.test_sstable import as_older, one_of_each
 from writetime.schema.table import TableSchema
 from writetime.storage.errors import CorruptFile, StorageError
-from writetime.storage.files import Location
+from writetime.storage.files import Location, find_sstables
 from writetime.storage.row_index import read_blocks
 from writetime.storage.split import Cut, Split
 from writetime.storage.sstable import SSTable
@@ -57,6 +58,23 @@ def test_wide_partitions_are_cut_at_any_block(written: Written, target: int) -> 
             blocks += len(found.offsets)
         assert len(splits) == len(sstable.index.positions) + blocks
         assert sum(split.start.open is not None for split in splits) > 20
+
+
+def split_with_guards(folder: str) -> None:
+    """Read all pieces of an SSTable with the smallest window."""
+    guard()
+    (location,) = find_sstables(folder)
+    sstable = SSTable(location)
+    splits = sstable.splits(1)
+    assert len(splits) > 5
+    assert as_rows(pieces(sstable, splits, window=1)) == as_rows(sstable.scan())
+
+
+def test_a_key_longer_than_a_window(written: Written) -> None:
+    """Where a piece starts inside of a partition, its key is not of the window."""
+    _, (location,) = written.handmade("long")
+    answer = in_a_process(f"tests.storage.test_sstable_splits.split_with_guards({location.folder!r})")
+    assert answer.returncode == 0, answer.stderr[-2000:]
 
 
 def test_pieces_of_one_partition_by_its_token(written: Written) -> None:

@@ -18,23 +18,52 @@ from writetime.merge.cells import NEVER, Times, cell_times
 from writetime.merge.tombstones import Deletion
 from writetime.schema.table import SchemaError
 
+# The node of the shard of a counter that has none: that of no node.
+_NOBODY = "00000000-0000-0000-0000-000000000000"
 
-def check_counters(cells: pa.StructArray, what: str) -> None:
-    """Refuse counters that cannot be merged.
+
+def mergeable_counters(cells: pa.StructArray, what: str) -> pa.StructArray:
+    """Return counters as they can be merged: one of an empty list of shards has one of no node, which counts 0.
+
+    The database answers 0 for it (`CounterContext.total`). With a shard it is merged, and covered, as any other.
 
     Raises:
-        SchemaError: a cell has no shards, as changes had none once; or one of them is local, as Cassandra 2.0 and older
-            wrote them: two of these add up, so that a second one cannot be told from a repeat.
+        SchemaError: a cell has no list of shards, as changes had none once; or a shard is local, as Cassandra 2.0 and
+            older wrote them: two of these add up, so that a second one cannot be told from a repeat.
     """
     shards = cells.flatten()[-1]
     live = pc.and_not(cells.is_valid(), cells.field("tombstone").fill_null(False))
-    if pc.any(pc.and_(live, pc.equal(pc.list_value_length(shards).fill_null(0), 0))).as_py():
+    if pc.any(pc.and_(live, shards.is_null())).as_py():
         raise SchemaError(f"the counter {what} has no shards, as in changes of before: bring the table in anew")
     if pc.any(pc.equal(shards.flatten().field("kind"), LOCAL)).as_py():
         raise SchemaError(
             f"the counter {what} has local shards, of Cassandra 2.0 or older: two of them add up, and a second one "
             "cannot be told from a repeat; leave the table out"
         )
+    empty = np.flatnonzero(mask_of(pc.and_(live, pc.equal(pc.list_value_length(shards).fill_null(1), 0))))
+    return _with_nobody(cells, empty) if len(empty) else cells
+
+
+def _with_nobody(cells: pa.StructArray, empty: np.ndarray) -> pa.StructArray:
+    lists = cells.flatten()[-1]
+    parts = [
+        pa.array([_NOBODY] * len(empty)),
+        pa.array([GLOBAL] * len(empty)),
+        pa.array(np.zeros(len(empty), np.int64)),
+        pa.array(np.zeros(len(empty), np.int64)),
+        take(cells.field("write_time"), empty),
+    ]
+    shards = lists.flatten()
+    added = pa.StructArray.from_arrays(parts, fields=list(shards.type))
+    counts = numbers(pc.list_value_length(lists))
+    owners = np.concatenate([np.repeat(np.arange(len(cells)), counts), empty])
+    in_order = np.argsort(owners, kind="stable")
+    found = _lists(
+        pa.concat_arrays([shards, added]).take(pa.array(in_order)),
+        np.bincount(owners, minlength=len(cells)),
+        lists.type,
+    )
+    return pa.StructArray.from_arrays([*cells.flatten()[:-1], found], fields=list(cells.type), mask=cells.is_null())
 
 
 def newest_shards(cells: pa.StructArray, dropped_at: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from writetime.merge.arrow import decoded, one_chunk, take
 from writetime.merge.cells import NEVER, marker_times
 from writetime.merge.columns import dropped_times, merge_column
 from writetime.merge.conform import conform
-from writetime.merge.counters import check_counters
+from writetime.merge.counters import mergeable_counters
 from writetime.merge.forms import with_newest_forms
 from writetime.merge.order import Order, order_changes
 from writetime.merge.tombstones import Tombstones, find_tombstones
@@ -27,7 +27,7 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
 
     Raises:
         SchemaError: a table is not of changes of this schema, nor of what it was before, see `conform`; or it has
-            counters that cannot be merged, see `check_counters`.
+            counters that cannot be merged, see `mergeable_counters`.
     """
     full = change_schema(schema)
     parts = [conform(t if isinstance(t, pa.Table) else pa.Table.from_batches([t]), schema) for t in tables]
@@ -40,7 +40,9 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
     changes = pa.concat_tables(parts).combine_chunks()
     for column in schema.static + schema.regular:
         if column.type == Native("counter"):
-            check_counters(one_chunk(changes[field_name(column)]), f"{schema.full_name}.{column.name}")
+            name = field_name(column)
+            cells = mergeable_counters(one_chunk(changes[name]), f"{schema.full_name}.{column.name}")
+            changes = changes.set_column(changes.column_names.index(name), changes.schema.field(name), cells)
     order = with_newest_forms(order_changes(changes), changes, schema)
     tombstones = find_tombstones(order, one_chunk(changes["tombstone"]))
     group = order.group[: len(changes)]

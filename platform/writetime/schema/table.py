@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from writetime.errors import WritetimeError
+from writetime.schema.compatible import is_readable
 from writetime.schema.types import CqlType, Udt, is_complex, quote_name
 
 # What a table has by default (`org.apache.cassandra.schema.TableParams`), as in ScyllaDB.
@@ -136,16 +137,16 @@ class SchemaHistory:
         """Take a newer schema of a table.
 
         Raises:
-            SchemaError: it has no table id, or its primary key differs from the one seen before.
+            SchemaError: it has no table id, or its primary key differs from the one seen before by more than fields of
+                user-defined types that were added or renamed.
         """
         if schema.id is None:
             raise SchemaError(f"the schema of {schema.full_name} has no table id")
         table_id = schema.id
         old = self._schemas.get(table_id)
         if old is not None:
-            if [c.type for c in old.partition_key + old.clustering] != [
-                c.type for c in schema.partition_key + schema.clustering
-            ]:
+            before, now = ([c.type for c in (*s.partition_key, *s.clustering)] for s in (old, schema))
+            if len(before) != len(now) or not all(map(is_readable, before, now)):
                 raise SchemaError(
                     f"table {schema.id}: the primary key of {schema.full_name} differs from the one known"
                 )

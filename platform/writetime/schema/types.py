@@ -5,6 +5,7 @@ Marshal class names are what SSTable headers carry: Cassandra's `org.apache.cass
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
@@ -174,13 +175,23 @@ def parse_cql(text: str, udts: Mapping[str, Udt] | None = None) -> CqlType:
     return cql_type
 
 
+# Types inside of each other; who reads them goes as deep.
+_DEEPEST = 100
+
+
 def _tokens(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
-    p = 0
-    while text[p:].strip():
+    p = depth = 0
+    end = len(text.rstrip())
+    while p < end:
         match = pattern.match(text, p)
         if match is None or match.lastgroup is None:
             raise CqlTypeError(f"type {text!r}: cannot read {text[p:]!r}")
-        yield match.lastgroup, match[match.lastgroup]
+        found = match[match.lastgroup]
+        if match.lastgroup == "sign":
+            depth += (found in "(<") - (found in ")>")
+        if depth > _DEEPEST:
+            raise CqlTypeError(f"type {text[:100]!r}...: more than {_DEEPEST} types inside of each other")
+        yield match.lastgroup, found
         p = match.end()
 
 
@@ -279,7 +290,7 @@ _T = TypeVar("_T")
 class _MarshalParser:
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = list(_tokens(text, _MARSHAL_TOKEN))
+        self._tokens = deque(_tokens(text, _MARSHAL_TOKEN))
 
     def name(self) -> str:
         return self._take("name").removeprefix(MARSHAL)
@@ -347,4 +358,4 @@ class _MarshalParser:
         if not self._tokens or self._tokens[0][0] != kind or value not in (None, self._tokens[0][1]):
             found = self._tokens[0][1] if self._tokens else "the end"
             raise CqlTypeError(f"marshal type {self._text!r}: {value or kind} expected, found {found!r}")
-        return self._tokens.pop(0)[1]
+        return self._tokens.popleft()[1]

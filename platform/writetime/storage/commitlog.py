@@ -21,6 +21,7 @@ from writetime.storage import layout as L
 from writetime.storage.batch import BatchMaker, Origin
 from writetime.storage.errors import CorruptFile, TornTail
 from writetime.storage.plan import Buffers, Plan
+from writetime.storage.room import room
 from writetime.storage.segment import END, Place, Segment, Stretch, stretches
 from writetime.storage.walk_mutations import walk_mutations
 
@@ -111,9 +112,9 @@ class CommitLogReader:
             if tables is None or plan.schema.full_name in tables
         }
         most = max((len(plan.stored()) for plan in self._plans), default=0)
-        self._header = np.zeros(2 * most + 1, np.int64)
-        self._present = np.zeros(most + 1, np.uint8)
-        self._mutations = np.empty((_MUTATIONS, 2), np.int64)
+        self._header = room(most, np.int64)
+        self._present = room(most, np.uint8)
+        self._mutations = room(2 * _MUTATIONS, np.int64).reshape(_MUTATIONS, 2)
         # The plan of the table that was read last.
         self._at_fault = 0
         self._buffers = self._allocate(WINDOW)
@@ -126,7 +127,7 @@ class CommitLogReader:
         for index, name in self._names:
             buffers.set_name(index, name)
         clusterings = max((len(plan.clustering) for plan in self._plans), default=0)
-        self._open_start = np.empty(4 * capacity + 4 * clusterings + 64, np.uint8)
+        self._open_start = room(4 * capacity + 4 * clusterings + 64, np.uint8)
         return buffers
 
     def read(
@@ -278,12 +279,12 @@ class CommitLogReader:
     def _run(self, segment: Segment, stretch: Stretch, mutations: np.ndarray) -> Counter[UUID]:
         """Read mutations into the buffers; return how many were cut short, by the unknown table that did it."""
         address = stretch.data.ctypes.data
-        state = np.zeros(L.WALK_FIELDS, np.int64)
+        state = room(L.WALK_FIELDS, np.int64)
         state[L.START] = address
         state[L.FILE_OFFSET] = stretch.offset
         state[L.UNSIGNED_DELETION_TIME] = segment.version >= 8
         state[L.OPEN_BYTES] = self._open_start.ctypes.data
-        unread = np.zeros(len(mutations), np.int64)
+        unread = room(len(mutations), np.int64)
         self._buffers.reset()
         status = walk_mutations(
             state, self._buffers.tables, self._buffers.columns, self._header, self._present, address, mutations, unread
@@ -310,7 +311,7 @@ def count_mutations(segment: Segment, until: int) -> int:
     Raises:
         Missing, CorruptFile, Unsupported: as `CommitLogReader.read`, but a tail that was not finished only ends it.
     """
-    mutations = np.empty((_MUTATIONS, 2), np.int64)
+    mutations = room(2 * _MUTATIONS, np.int64).reshape(_MUTATIONS, 2)
     total = 0
     try:
         for section in segment.sections(0, until):

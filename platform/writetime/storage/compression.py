@@ -77,26 +77,35 @@ class CompressedFile:
         info_path = location.path("CompressionInfo.db")
         info = _Cursor(location.read("CompressionInfo.db"), info_path)
         name = info.text()
-        self._decompress = decompressor(
-            name, info_path, [(info.string(), info.string()) for _ in range(info.take("i"))]
-        )
-        self.chunk_length = info.take("i")
+        compressor = decompressor(name, info_path, [(info.string(), info.string()) for _ in range(info.take("i"))])
+        self._decompress = compressor.decompress
+        chunk_length = info.take("i")
         self._stored_from = info.take("i") if location.features.max_compressed_length else 0x7FFFFFFF
         self.length = info.take("q")
         count = info.take("i")
-        needed = -(-self.length // self.chunk_length) if self.chunk_length > 0 else -1
+        needed = -(-self.length // chunk_length) if chunk_length > 0 else -1
         # What compaction wrote ends with one more chunk, of nothing: `SSTableWriter.openFinalEarly` flushes the last
         # one, and `SequentialWriter` flushes again when it ends. It is read with the last, so a wrong length is seen.
+        # Deflate and Noop make no bytes of nothing, so that it is only its CRC32 then.
         if needed <= 0 or count not in (needed, needed + 1):
-            raise CorruptFile(info_path, info.offset, f"{count} chunks of {self.chunk_length} bytes hold {self.length}")
+            raise CorruptFile(info_path, info.offset, f"{count} chunks of {chunk_length} bytes hold {self.length}")
         if len(info.data) - info.offset != 8 * count:
             raise CorruptFile(info_path, info.offset, f"{count} chunk offsets expected until the end of the file")
         self._file = open_file(location.filesystem, self.path)
         offsets = np.frombuffer(info.data, ">i8", count, info.offset).astype(np.int64)
         self._offsets = np.append(offsets, self._file.size())
         self._needed = needed
-        if offsets[0] != 0 or (np.diff(self._offsets) <= 4).any():
+        within = (offsets >= 0) & (offsets <= self._file.size())
+        bodies = np.diff(self._offsets) - 4
+        if offsets[0] != 0 or not within.all() or (bodies[:needed] <= 0).any() or (bodies < 0).any():
             raise CorruptFile(info_path, info.offset, "chunk offsets that start at 0 and grow up to the file's size")
+        # A wrong length must not become room for what is not there.
+        self.chunk_length = min(chunk_length, self.length)
+        sizes = np.minimum(self.chunk_length, self.length - self.chunk_length * np.arange(needed))
+        if (sizes > compressor.most * bodies[:needed]).any():
+            chunk = int(np.argmax(sizes > compressor.most * bodies[:needed]))
+            expected = f"{sizes[chunk]} bytes of chunk {chunk} cannot come out of the {bodies[chunk]} that it has"
+            raise CorruptFile(info_path, info.offset, expected)
         self.digest = Digest(location, count)
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:
@@ -119,7 +128,9 @@ class CompressedFile:
             size = max(0, min(self.chunk_length, self.length - chunk * self.chunk_length))
             target = room[filled : filled + size]
             try:
-                if len(body) >= self._stored_from:
+                if not body:
+                    done = 0
+                elif len(body) >= self._stored_from:
                     # A chunk that compression does not make small enough is stored as it is, the last one filled up.
                     done = len(body) if any(body[size:]) else fill(target, body[:size])
                 else:
@@ -160,12 +171,14 @@ class PlainFile:
 
     def _read_checksums(self) -> np.ndarray:
         crc = _Cursor(self._location.read("CRC.db"), self._location.path("CRC.db"))
-        self.chunk_length = crc.take("i")
-        count = self._chunks if self.chunk_length > 0 else -1
+        chunk_length = crc.take("i")
+        count = -(-self.length // chunk_length) if chunk_length > 0 else -1
         # Compaction may add one more, of nothing, as in a compressed file: CRC32 of nothing is 0.
         extra = crc.data[4 + 4 * count :]
         if count < 0 or len(crc.data) < 4 + 4 * count or extra not in (b"", bytes(4)):
-            raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {self.chunk_length} bytes expected")
+            raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {chunk_length} bytes expected")
+        # Room is for what is there, however long a chunk may be.
+        self.chunk_length = min(chunk_length, max(1, self.length))
         return np.frombuffer(crc.data, ">u4", count, 4)
 
     def _take_checksums(self) -> np.ndarray:

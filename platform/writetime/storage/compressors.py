@@ -3,6 +3,7 @@
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import cramjam
 import lz4.block
@@ -12,6 +13,16 @@ from writetime.storage.errors import CorruptFile, Unsupported
 
 # Decompresses a block into room of the size that it has; returns the number of bytes.
 Decompress = Callable[[memoryview, memoryview], int]
+
+
+@dataclass(frozen=True)
+class Decompressor:
+    """Decompresses the blocks of one compressor: of each byte of a block come `most` bytes at most."""
+
+    decompress: Decompress
+    most: int
+
+
 # What they raise on a block that is not what the compressor wrote.
 FAULTS = (ValueError, zlib.error, cramjam.DecompressionError, zstandard.ZstdError, lz4.block.LZ4BlockError)
 
@@ -58,20 +69,37 @@ def _zstd(dictionary: bytes) -> Decompress:
     return decompress
 
 
+def _inflate(data: memoryview, out: memoryview) -> int:
+    inflater = zlib.decompressobj()
+    # With room for a byte too many, so that it goes on to the end of the stream, and not for all that there may be.
+    plain = inflater.decompress(data, len(out) + 1)
+    if len(plain) <= len(out) and (not inflater.eof or inflater.unused_data):
+        raise ValueError("the Deflate stream does not end with the block")
+    return fill(out, plain)
+
+
+# A byte that goes on with the length of an LZ4 match stands for 255.
+_LZ4_MOST = 255
+# A Snappy copy of 3 bytes is one of 64 at most.
+_SNAPPY_MOST = 22
+# A Zstandard block of 4 bytes is one of 128 KiB at most.
+_ZSTD_MOST = 1 << 15
+# Two bits of Deflate are a match of 258 bytes at most.
+_DEFLATE_MOST = 4 * 258
 # By the name of the class; called with the dictionary, which may be empty.
-_COMPRESSORS: dict[str, Callable[[bytes], Decompress]] = {
-    "LZ4Compressor": lambda _: _lz4(b""),
-    "LZ4WithDictsCompressor": _lz4,
-    "SnappyCompressor": lambda _: cramjam.snappy.decompress_raw_into,  # type: ignore[return-value]
-    "ZstdCompressor": lambda _: _zstd(b""),
-    "ZstdWithDictsCompressor": _zstd,
-    "DeflateCompressor": lambda _: lambda data, out: fill(out, zlib.decompress(data)),
-    "NoopCompressor": lambda _: lambda data, out: fill(out, data),
+_COMPRESSORS: dict[str, tuple[Callable[[bytes], Decompress], int]] = {
+    "LZ4Compressor": (lambda _: _lz4(b""), _LZ4_MOST),
+    "LZ4WithDictsCompressor": (_lz4, _LZ4_MOST),
+    "SnappyCompressor": (lambda _: cramjam.snappy.decompress_raw_into, _SNAPPY_MOST),  # type: ignore[dict-item]
+    "ZstdCompressor": (lambda _: _zstd(b""), _ZSTD_MOST),
+    "ZstdWithDictsCompressor": (_zstd, _ZSTD_MOST),
+    "DeflateCompressor": (lambda _: _inflate, _DEFLATE_MOST),
+    "NoopCompressor": (lambda _: lambda data, out: fill(out, data), 1),
 }
 
 
-def decompressor(class_name: str, file: str, options: Sequence[tuple[bytes, bytes]] = ()) -> Decompress:
-    """Return the function that decompresses blocks of a compressor.
+def decompressor(class_name: str, file: str, options: Sequence[tuple[bytes, bytes]] = ()) -> Decompressor:
+    """Return what decompresses blocks of a compressor.
 
     Args:
         class_name: the name of the compressor's class, with or without its package.
@@ -86,7 +114,8 @@ def decompressor(class_name: str, file: str, options: Sequence[tuple[bytes, byte
     if name not in _COMPRESSORS:
         raise Unsupported(f"{file}: compressor {name} is not supported; {', '.join(_COMPRESSORS)} are")
     try:
-        return _COMPRESSORS[name](_dictionary(options, file))
+        make, most = _COMPRESSORS[name]
+        return Decompressor(make(_dictionary(options, file)), most)
     except zstandard.ZstdError as e:
         raise CorruptFile(file, None, f"the dictionary cannot be read: {e}") from None
 

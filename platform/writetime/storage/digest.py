@@ -7,6 +7,8 @@ from writetime.storage.files import Location
 from writetime.storage.memory import compiled
 
 _POLYNOMIAL = 0xEDB88320
+# Of a CRC32, at most.
+_DIGITS = 10
 
 
 class Digest:
@@ -35,7 +37,7 @@ class Digest:
         if self._read < self._chunks or not (self._required or self._location.exists("Digest.crc32")):
             return
         digest = self._location.read("Digest.crc32").strip()
-        if not digest.isdigit() or int(digest) != self._crc:
+        if not digest.isdigit() or len(digest) > _DIGITS or int(digest) != self._crc:
             path = self._location.path("Digest.crc32")
             raise CorruptFile(path, None, f"the CRC32 of Data.db was expected, {self._crc}, found {digest[:20]!r}")
 

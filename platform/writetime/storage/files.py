@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pyarrow import NativeFile, fs
 
-from writetime.storage.errors import Missing, StorageError, Unsupported
+from writetime.storage.errors import CorruptFile, Missing, StorageError, Unsupported
 
 _NAME = re.compile(r"(?P<version>[a-z]{2})-(?P<id>[0-9A-Za-z_]+)-(?P<format>big|bti)-(?P<component>[A-Za-z0-9_.+]+)$")
 
@@ -163,6 +163,7 @@ def find_sstables(path: str) -> Iterator[Location]:
     Raises:
         Missing: there is nothing at the path.
         Unsupported: a version of the format that is not supported.
+        CorruptFile: a TOC is no text.
     """
     filesystem, path = resolve(path)
     info = filesystem.get_file_info(path)
@@ -182,7 +183,10 @@ def find_sstables(path: str) -> Iterator[Location]:
     for location, present in sorted(components.items(), key=lambda item: (len(item[0].id), item[0].id)):
         if "TOC.txt" not in present:
             continue
-        listed = {line.strip() for line in location.read("TOC.txt").decode().splitlines() if line.strip()}
+        try:
+            listed = {line.strip() for line in location.read("TOC.txt").decode().splitlines() if line.strip()}
+        except UnicodeDecodeError:
+            raise CorruptFile(location.path("TOC.txt"), None, "the names of components were expected") from None
         if missing := sorted(listed - present - {"TOC.txt"}):
             raise Missing(f"{location.path('TOC.txt')} lists {', '.join(missing)}, which is not there")
         yield location

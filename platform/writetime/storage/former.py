@@ -1,8 +1,9 @@
 """Columns of an SSTable that the table no longer has as the file does: dropped ones, and those added again as another
 type or kind. Their cells are read past."""
 
+from writetime.schema.compatible import is_readable
 from writetime.schema.table import DroppedColumn, SchemaError, TableSchema
-from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, is_complex
+from writetime.schema.types import Native, is_complex
 from writetime.storage.statistics import Header
 
 # Every cell is older.
@@ -35,7 +36,11 @@ def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[Drop
     for columns, static in ((header.static, True), (header.regular, False)):
         for name, stored in columns:
             known = live[static].get(name)
-            if known is not None and is_complex(stored) == is_complex(known) and _is_readable(stored, known):
+            if (
+                known is not None
+                and is_complex(stored) == is_complex(known)
+                and is_readable(stored, known, _are_compatible)
+            ):
                 continue
             if name in dropped_at:
                 again = name in live[True] or name in live[False]
@@ -52,29 +57,7 @@ def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[Drop
     return tuple(former)
 
 
-def _is_readable(stored: CqlType, known: CqlType) -> bool:
-    """Return whether stored values can be read as those of the schema's type.
-
-    Names of user-defined types and of their fields may have changed, and fields may have been added. What is inside of
-    another type is frozen, whether its text has the word or not.
-    """
-    match stored, known:
-        case Native(), Native("blob"):
-            return stored.fixed_length is None and stored.name != "counter"
-        case Native(), Native():
-            return stored == known or (known.name, stored.name) in _COMPATIBLE
-        case Collection(), Collection():
-            return stored.kind == known.kind and _are_readable(stored.arguments, known.arguments)
-        case (Tuple() | Udt(), Tuple() | Udt()):
-            return _are_readable(_parts(stored), _parts(known))
-        case Vector(), Vector():
-            return stored.dimension == known.dimension and _is_readable(stored.element, known.element)
-    return False
-
-
-def _are_readable(stored: tuple[CqlType, ...], known: tuple[CqlType, ...]) -> bool:
-    return len(stored) <= len(known) and all(map(_is_readable, stored, known))
-
-
-def _parts(cql_type: Tuple | Udt) -> tuple[CqlType, ...]:
-    return cql_type.arguments if isinstance(cql_type, Tuple) else tuple(t for _, t in cql_type.fields)
+def _are_compatible(stored: Native, known: Native) -> bool:
+    if known.name == "blob" and stored.fixed_length is None and stored.name != "counter":
+        return True
+    return stored == known or (known.name, stored.name) in _COMPATIBLE

@@ -17,6 +17,7 @@ from writetime.storage.errors import CorruptFile
 from writetime.storage.files import Location
 from writetime.storage.memory import compiled, load8, load16
 from writetime.storage.primitives import filter_byte, read_vint, skip, token
+from writetime.storage.room import room
 from writetime.storage.trie import trie_leaf, trie_payloads
 
 # The bit of a leaf's payload that a byte of the key's hash comes before the position.
@@ -60,7 +61,7 @@ class PartitionIndex:
         if leaf is None or leaf[0] == 0:
             return leaf is not None
         bits, offset = leaf
-        entry = np.empty((2, 1), np.int64)
+        entry = room(2, np.int64).reshape(2, 1)
         payload = np.array([[bits], [offset]], np.int64)
         bad = _leaves(self.file.ctypes.data, len(self.file), payload, self.rows.ctypes.data, len(self.rows), entry)
         found = bad < 0 and entry[0, 0] == self.positions[partition]
@@ -81,7 +82,8 @@ def read_index(location: Location) -> PartitionIndex:
         return PartitionIndex(path, empty, -1, none, none, empty, path)
     data = np.frombuffer(location.read(component), np.uint8)
     if component == "Index.db":
-        entries = np.empty((2, len(data) // 3 + 1), np.int64)
+        most = len(data) // 4
+        entries = room(2 * most, np.int64).reshape(2, most)
         found = _walk_index(data.ctypes.data, len(data), entries) if len(data) else 0
         if found < 0:
             raise CorruptFile(path, -found - 1, "an entry of the index was expected")
@@ -93,7 +95,7 @@ def read_index(location: Location) -> PartitionIndex:
         # The footer: position of the first and last key, number of keys, position of the root.
         count, root = (int(n) for n in np.frombuffer(data[-16:].tobytes(), ">i8"))
         payloads = trie_payloads(data, root, count, path)
-        entries = np.empty((2, count), np.int64)
+        entries = room(2 * count, np.int64).reshape(2, count)
         bad = _leaves(data.ctypes.data, len(data), payloads, rows.ctypes.data, len(rows), entries)
         if bad >= 0:
             raise CorruptFile(path, bad, "the position of a partition was expected")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
+from writetime.schema.compatible import is_readable
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
 from writetime.schema.types import CqlType, CqlTypeError
@@ -74,9 +75,13 @@ def schema_of_headers(headers: Sequence[tuple[Location, Header]]) -> TableSchema
     location, first = headers[0]
     static: dict[str, CqlType] = {}
     regular: dict[str, CqlType] = {}
+    reverse = [k.reversed for k in first.clustering]
+    key = _key(first)
     for other, header in headers:
-        if (header.partition_key, header.clustering) != (first.partition_key, first.clustering):
+        grown = _grown(key, _key(header))
+        if grown is None or reverse != [k.reversed for k in header.clustering]:
             raise SchemaError(f"{other.path('Data.db')} and {location.path('Data.db')} have different primary keys")
+        key = grown
         # A later file knows a type that has grown.
         static |= dict(header.static)
         regular |= dict(header.regular)
@@ -84,16 +89,29 @@ def schema_of_headers(headers: Sequence[tuple[Location, Header]]) -> TableSchema
         raise SchemaError(
             f"{location.folder}: column {both[0]} is static in some SSTables and not in others: name a schema"
         )
+    partition_key, clustering = key[: len(first.partition_key)], key[len(first.partition_key) :]
     keyspace, name, table_id = _table_of(location.folder)
     return TableSchema(
         keyspace,
         name,
-        tuple(Column(f"key{i}", t) for i, t in enumerate(first.partition_key, 1)),
-        tuple(Column(f"clustering{i}", k.components[0], k.reversed) for i, k in enumerate(first.clustering, 1)),
+        tuple(Column(f"key{i}", t) for i, t in enumerate(partition_key, 1)),
+        tuple(Column(f"clustering{i}", t, r) for i, (t, r) in enumerate(zip(clustering, reverse, strict=True), 1)),
         tuple(Column(n, t) for n, t in static.items()),
         tuple(Column(n, t) for n, t in regular.items()),
         id=table_id,
     )
+
+
+def _key(header: Header) -> list[CqlType]:
+    return [*header.partition_key, *(k.components[0] for k in header.clustering)]
+
+
+def _grown(known: list[CqlType], other: list[CqlType]) -> list[CqlType] | None:
+    """Return of each pair of types the one that reads both, the other one if both do; None if none does."""
+    if len(known) != len(other):
+        return None
+    found = [b if is_readable(a, b) else a if is_readable(b, a) else None for a, b in zip(known, other, strict=True)]
+    return None if None in found else [t for t in found if t is not None]
 
 
 def _table_of(folder: str) -> tuple[str, str, UUID | None]:

@@ -33,7 +33,8 @@ NAME_ADDRESS = 22  # the name's bytes, to find a column by name
 NAME_LENGTH = 23
 IS_STATIC = 24
 FORMER = 25  # 1: a column that was dropped; a cell that was written later is an error
-COLUMN_FIELDS = 26
+NAMED = 26  # the last update of a commit log that named the column, by its number
+COLUMN_FIELDS = 27
 
 SIMPLE, COLLECTION, UDT = range(3)
 
@@ -125,13 +126,18 @@ STOP_OPEN_WRITE_TIME = 30
 STOP_OPEN_DELETION_TIME = 31
 READ_ON = 32  # 1: beyond the split's end, for the end of the range tombstone that was opened in it
 TABLES = 33  # how many lines TABLES has
-WALK_FIELDS = 34
+UPDATE = 34  # updates of a commit log that were begun
+HEADER_ROOM = 35  # how many columns a header can have
+WALK_FIELDS = 36
 
 # Flags of a row or bound on disk (UnfilteredSerializer).
 END_OF_PARTITION, IS_MARKER, HAS_TIMESTAMP, ROW_HAS_TTL, HAS_DELETION = 0x01, 0x02, 0x04, 0x08, 0x10
 HAS_ALL_COLUMNS, HAS_COMPLEX_DELETION, EXTENDED, EXTENDED_STATIC = 0x20, 0x40, 0x80, 0x01
 
 NO_TIME = -0x8000000000000000
+
+# Bytes that a partition key has at most: its length has two.
+KEY_ROOM = 65535
 
 # What the walk returns: it needs the next window, is done, or met an error.
 MORE, DONE = 0, 1
@@ -153,6 +159,7 @@ UNKNOWN_COLUMN = 24
 BAD_PATH = 25
 BAD_CUT = 26
 FORMER_CELL = 27
+REPEATED_COLUMN = 28
 
 MESSAGES = {
     TRUNCATED: "the data ends inside of a partition",
@@ -173,4 +180,5 @@ MESSAGES = {
     BAD_PATH: "a cell path that its column cannot have",
     BAD_CUT: "an end of the split that is not what the index says of it",
     FORMER_CELL: "a cell of a column's older type, written after the column was dropped: the schema has another type",
+    REPEATED_COLUMN: "an update that names a column twice",
 }

@@ -1,6 +1,5 @@
 """Which lines of numbers a table's columns need in the kernel, and the buffers that they write to."""
 
-import mmap
 from collections.abc import Collection as Names
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.storage import layout as L
 from writetime.storage import primitives as P
 from writetime.storage.constant import Constant
+from writetime.storage.room import room
 
 _FORMS = {
     "bigint": L.FIXED8,
@@ -63,6 +63,7 @@ class Line:
     shape: int = L.SIMPLE
     cells: bool = True
     wanted: bool = True
+    key: bool = False
     part: bool = False
     static: bool = False
     dropped_at: int = NO_TIME
@@ -132,7 +133,8 @@ class Plan:
         self.start = self._next = first
         self._fields = fields
         self.key = [
-            self._add(Line(c.name, c.type, 0, cells=False, wanted=self._wants(c))) for c in schema.partition_key
+            self._add(Line(c.name, c.type, 0, cells=False, wanted=self._wants(c), key=True))
+            for c in schema.partition_key
         ]
         self.first = self._next
         self.clustering = [self._clustering(c) for c in schema.clustering]
@@ -229,15 +231,6 @@ class Plan:
         line.children = [self._child(line, "value", value), self._child(line, "path", path, cells=False)]
 
 
-def _room(count: int, dtype: type[np.generic]) -> np.ndarray:
-    """Return an array of memory that takes a page only once it is written to, and goes back when the array goes.
-
-    Room is for the worst case, of which little is used. The heap would hand out again what other buffers had,
-    and keep all pages that any of them ever wrote to.
-    """
-    return np.frombuffer(mmap.mmap(-1, count * np.dtype(dtype).itemsize), dtype)
-
-
 class Buffers:
     """Room for what the kernel writes from up to `capacity` bytes of input, for some tables, and the tables of
     numbers."""
@@ -247,8 +240,9 @@ class Buffers:
         self.entries = capacity // 2 + 2
         self._plans = plans
         lines = [line for plan in plans for line in plan.lines()]
-        self.columns = np.array([line.numbers() for line in lines], np.int64).reshape(len(lines), L.COLUMN_FIELDS)
-        self.tables = np.zeros((len(plans), L.TABLE_FIELDS), np.int64)
+        self.columns = room(len(lines) * L.COLUMN_FIELDS, np.int64).reshape(len(lines), L.COLUMN_FIELDS)
+        self.columns[:] = [line.numbers() for line in lines]
+        self.tables = room(len(plans) * L.TABLE_FIELDS, np.int64).reshape(len(plans), L.TABLE_FIELDS)
         self.arrays: dict[int, dict[int, np.ndarray]] = {}
         self.table_arrays: list[dict[int, np.ndarray]] = []
         for line in lines:
@@ -292,21 +286,21 @@ class Buffers:
         if not line.wanted:
             return {}
         n = self.entries
-        arrays: dict[int, np.ndarray] = {L.STATE: _room(n, np.uint8)}
+        arrays: dict[int, np.ndarray] = {L.STATE: room(n, np.uint8)}
         if line.shape == L.SIMPLE:
             if line.form in L.WIDTH:
-                arrays[L.VALUES] = _room(n * L.WIDTH[line.form], np.uint8)
+                arrays[L.VALUES] = room(n * L.WIDTH[line.form], np.uint8)
             else:
-                # 16 bytes of a UUID become 36 characters.
-                arrays[L.VALUES] = _room(self.capacity * 9 // 4 + 64, np.uint8)
-                arrays[L.OFFSETS] = _room(n + 1, np.int32)
+                # 16 bytes of a UUID become 36 characters. The key may stem from an earlier window.
+                arrays[L.VALUES] = room(self.capacity * 9 // 4 + 64 + (L.KEY_ROOM if line.key else 0), np.uint8)
+                arrays[L.OFFSETS] = room(n + 1, np.int32)
         if line.shape == L.COLLECTION:
-            arrays[L.OFFSETS] = _room(n + 1, np.int32)
+            arrays[L.OFFSETS] = room(n + 1, np.int32)
         if line.cells or line.shape != L.SIMPLE:
-            arrays[L.WRITE_TIME] = _room(n, np.int64)
-            arrays[L.DELETION_TIME] = _room(n, np.int64)
+            arrays[L.WRITE_TIME] = room(n, np.int64)
+            arrays[L.DELETION_TIME] = room(n, np.int64)
         if line.cells:
-            arrays[L.TTL] = _room(n, np.int32)
+            arrays[L.TTL] = room(n, np.int32)
         if L.OFFSETS in arrays:
             arrays[L.OFFSETS][0] = 0
         for number, array in arrays.items():
@@ -318,25 +312,25 @@ class Buffers:
         clusterings = len(plan.clustering)
         # A byte of a clustering may be escaped; each value has a byte before it even if it takes none on disk; the
         # start of a range tombstone may stem from an earlier window.
-        room = 4 * self.capacity + n * (clusterings + 4) + 64
+        position_bytes = 4 * self.capacity + n * (clusterings + 4) + 64
         arrays: dict[int, np.ndarray] = {
-            L.ROW_KIND: _room(n, np.int8),
-            L.FIRST_ROW: _room(n + 1, np.int32),
-            L.ROW_OFFSET: _room(n, np.int64),
-            L.POSITION_OFFSETS: _room(n + 1, np.int32),
-            L.POSITION_BYTES: _room(room, np.uint8),
-            L.END_OFFSETS: _room(n + 1, np.int32),
-            L.END_BYTES: _room(room, np.uint8),
-            L.MARKER_STATE: _room(n, np.uint8),
-            L.MARKER_WRITE_TIME: _room(n, np.int64),
-            L.MARKER_TTL: _room(n, np.int32),
-            L.MARKER_EXPIRY: _room(n, np.int64),
-            L.TOMBSTONE_STATE: _room(n, np.uint8),
-            L.TOMBSTONE_WRITE_TIME: _room(n, np.int64),
-            L.TOMBSTONE_DELETION_TIME: _room(n, np.int64),
-            L.KEY_OFFSETS: _room(n + 1, np.int32),
-            L.KEY_BYTES: _room(self.capacity + 65536, np.uint8),
-            L.TOKENS: _room(n, np.int64),
+            L.ROW_KIND: room(n, np.int8),
+            L.FIRST_ROW: room(n + 1, np.int32),
+            L.ROW_OFFSET: room(n, np.int64),
+            L.POSITION_OFFSETS: room(n + 1, np.int32),
+            L.POSITION_BYTES: room(position_bytes, np.uint8),
+            L.END_OFFSETS: room(n + 1, np.int32),
+            L.END_BYTES: room(position_bytes, np.uint8),
+            L.MARKER_STATE: room(n, np.uint8),
+            L.MARKER_WRITE_TIME: room(n, np.int64),
+            L.MARKER_TTL: room(n, np.int32),
+            L.MARKER_EXPIRY: room(n, np.int64),
+            L.TOMBSTONE_STATE: room(n, np.uint8),
+            L.TOMBSTONE_WRITE_TIME: room(n, np.int64),
+            L.TOMBSTONE_DELETION_TIME: room(n, np.int64),
+            L.KEY_OFFSETS: room(n + 1, np.int32),
+            L.KEY_BYTES: room(self.capacity + L.KEY_ROOM, np.uint8),
+            L.TOKENS: room(n, np.int64),
         }
         for number in (L.POSITION_OFFSETS, L.END_OFFSETS, L.KEY_OFFSETS):
             arrays[number][0] = 0

@@ -19,6 +19,7 @@ from writetime.storage.files import Location
 from writetime.storage.index import PartitionIndex, signed
 from writetime.storage.memory import compiled, load8, load16, load32, load64, load_int32
 from writetime.storage.primitives import read_vint, skip
+from writetime.storage.room import room
 from writetime.storage.trie import trie_payloads
 
 _CLUSTERING = 4
@@ -54,10 +55,12 @@ def read_blocks(
     rows, path = index.rows, index.rows_path
     address, length = rows.ctypes.data, len(rows)
     # The number of blocks, and where the blocks start and end, or the root of their trie.
-    head = np.zeros(3, np.int64)
+    head = room(3, np.int64)
     if features.index == "Index.db":
         _big_head(address, length, at, features.compact_partition_deletion, head)
-        found = np.zeros((4, min(max(int(head[0]), 0), length)), np.int64)
+        # A block has at least twice the kind and the values of a clustering, an offset, a width, and a flag.
+        blocks = min(max(int(head[0]), 0), length // 5)
+        found = room(4 * blocks, np.int64).reshape(4, blocks)
         lengths = np.array([-1 if (n := k.components[0].fixed_length) is None else n for k in clustering], np.int64)
         sound = _big_blocks(address, head, lengths, features.unsigned_deletion_time, found)
     else:
@@ -66,7 +69,7 @@ def read_blocks(
         # all tries together take no more time than the file has bytes.
         bounds = _entry_before(index.row_indexes, partition), at
         payloads = trie_payloads(rows, int(head[1]), int(head[0]) + 1, path, bounds)
-        found = np.zeros((4, payloads.shape[1]), np.int64)
+        found = room(4 * payloads.shape[1], np.int64).reshape(4, payloads.shape[1])
         sound = _bti_blocks(address, length, payloads, features.unsigned_deletion_time, found)
         found = found[:, :-1]
     if not sound or not found.size or found[0, 0] <= 0 or (np.diff(found[0]) <= 0).any():

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from pyarrow import NativeFile, fs
 
-from writetime.storage.compressors import FAULTS, Decompress, decompressor
+from writetime.storage.compressors import FAULTS, Decompressor, decompressor
 from writetime.storage.errors import CorruptFile, Missing, TornTail, Unsupported
 from writetime.storage.files import open_file, read_file, resolve
 
@@ -31,6 +31,8 @@ VERSIONS = (7, 8)
 # Where all of a segment may be read that was written.
 END = 1 << 62
 _MARKER = 8
+# Of an offset, at most.
+_DIGITS = 18
 # Bytes that are read and joined at least, as the sections of a log that is synced with every write are tiny.
 _BLOCK = 1 << 20
 
@@ -121,10 +123,10 @@ class Segment:
         """
         path = self.path.removesuffix(".log") + "_cdc.idx"
         try:
-            lines = read_file(self.filesystem, path).decode().split()
+            lines = read_file(self.filesystem, path).split()
         except Missing:
             return None
-        if not lines or not lines[0].isdigit() or lines[1:] not in ([], ["COMPLETED"]):
+        if not lines or not lines[0].isdigit() or len(lines[0]) > _DIGITS or lines[1:] not in ([], [b"COMPLETED"]):
             # The node truncates the file before it writes it, so a reader may find it empty.
             if not lines:
                 return CdcIndex(0, completed=False)
@@ -154,7 +156,7 @@ class Segment:
         with opened:
             file = _Blocks(opened)
             position, compression = self._header(file)
-            decompress = decompressor(compression, self.path) if compression else None
+            compressor = decompressor(compression, self.path) if compression else None
             logical = position
             if place is not None:
                 position, logical = place.position, place.offset
@@ -162,7 +164,7 @@ class Segment:
                 logical += _MARKER
                 begin = position + _MARKER
                 length = end - begin
-                if decompress is not None:
+                if compressor is not None:
                     begin += 4
                     length = int.from_bytes(file.read(begin - 4, 4), "big", signed=True)
                     if begin > end or length < 0:
@@ -172,8 +174,8 @@ class Segment:
                     data, marker = after[: end - begin], after[end - begin :]
                     is_last = not any(marker) or len(marker) < _MARKER
                     body = np.frombuffer(data, np.uint8)
-                    if decompress is not None:
-                        body = self._decompressed(decompress, data, length, logical, is_last=is_last)
+                    if compressor is not None:
+                        body = self._decompressed(compressor, data, length, logical, is_last=is_last)
                     yield Section(body, logical, is_last, Place(end, logical + length))
                 logical += length
                 position = end
@@ -197,12 +199,15 @@ class Segment:
         return end
 
     def _decompressed(
-        self, decompress: Decompress, data: memoryview, length: int, logical: int, *, is_last: bool
+        self, compressor: Decompressor, data: memoryview, length: int, logical: int, *, is_last: bool
     ) -> np.ndarray:
-        body = np.empty(length, np.uint8)
         fault = TornTail if is_last else CorruptFile
+        # A wrong length must not become room for what is not there.
+        if length > compressor.most * len(data):
+            raise fault(self.path, logical, f"{length} bytes cannot come out of the {len(data)} of a section")
+        body = np.empty(length, np.uint8)
         try:
-            done = decompress(data, body.data)
+            done = compressor.decompress(data, body.data)
         except FAULTS as e:
             raise fault(self.path, logical, f"a compressed section: {e}") from None
         if done != length:
@@ -226,10 +231,16 @@ class Segment:
             raise (CorruptFile if crc else TornTail)(self.path, 0, "the segment's header does not have its CRC32")
         if (version, segment_id) != (self.version, self.id):
             raise CorruptFile(self.path, 0, f"the header is that of version {version}, segment {segment_id}")
-        parameters = json.loads(data[14:end]) if length else {}
+        try:
+            parameters = json.loads(data[14:end]) if length else {}
+            compression = parameters.get("compressionClass")
+            if not isinstance(compression, str | None):
+                raise TypeError
+        except (ValueError, AttributeError, TypeError, RecursionError):
+            raise CorruptFile(self.path, 14, "the parameters of a segment were expected") from None
         if "encKeyAlias" in parameters or "encCipher" in parameters:
             raise Unsupported(f"{self.path}: encrypted segments are not supported")
-        return end + 4, parameters.get("compressionClass")
+        return end + 4, compression
 
 
 def find_segments(path: str) -> list[Segment]:

@@ -9,7 +9,9 @@ from typing import Literal
 
 import pyarrow as pa
 
+from writetime.schema.compatible import is_readable
 from writetime.schema.table import SchemaError, TableSchema
+from writetime.schema.types import CqlType
 from writetime.storage.batch import Origin
 from writetime.storage.compression import DataFile, key_at, open_data
 from writetime.storage.errors import CorruptFile
@@ -36,6 +38,10 @@ class Report:
     skipped_bytes: int = 0
 
 
+def _are_readable(stored: Sequence[CqlType], known: Sequence[CqlType]) -> bool:
+    return len(stored) == len(known) and all(map(is_readable, stored, known))
+
+
 class SSTable:
     """One SSTable. Opening it reads and checks its header; the data are read by `scan`.
 
@@ -49,10 +55,13 @@ class SSTable:
         self.header = read_header(location)
         self.schema = schema or schema_of_headers([(location, self.header)])
         where = location.path("Statistics.db")
-        if tuple(c.type for c in self.schema.partition_key) != self.header.partition_key:
+        ours = [c.type for c in self.schema.partition_key]
+        if not _are_readable(self.header.partition_key, ours):
             raise SchemaError(f"{where}: the partition key is not that of {self.schema.full_name}")
-        ours = [(c.type, c.reversed) for c in self.schema.clustering]
-        if ours != [(key.components[0], key.reversed) for key in self.header.clustering]:
+        ours = [c.type for c in self.schema.clustering]
+        reverse = [c.reversed for c in self.schema.clustering]
+        theirs = [key.components[0] for key in self.header.clustering]
+        if not _are_readable(theirs, ours) or reverse != [key.reversed for key in self.header.clustering]:
             raise SchemaError(f"{where}: the clustering columns are not those of {self.schema.full_name}")
         self._former = former_columns(where, self.header, self.schema)
 

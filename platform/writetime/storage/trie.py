@@ -9,6 +9,7 @@ import numpy as np
 
 from writetime.storage.errors import CorruptFile
 from writetime.storage.memory import compiled, inlined, load8, load16
+from writetime.storage.room import room
 
 # No key is that long: the longest are clusterings of many columns of 64 KiB each.
 _LONGEST_PATH = 1 << 20
@@ -34,8 +35,9 @@ def trie_payloads(
     start, end = bounds or (0, len(data))
     if not start <= root < end or not 0 < count <= end - start:
         raise CorruptFile(path, None, f"{count} keys and their root at {root} were expected between {start} and {end}")
-    payloads = np.empty((2, count), np.int64)
-    nodes = np.empty((2, min(_LONGEST_PATH, (end - start) // 2 + 2)), np.int64)
+    longest = min(_LONGEST_PATH, (end - start) // 2 + 2)
+    payloads = room(2 * count, np.int64).reshape(2, count)
+    nodes = room(2 * longest, np.int64).reshape(2, longest)
     found = _walk(data.ctypes.data, start, end, root, payloads, nodes)
     if found < 0:
         raise CorruptFile(path, -found - 1, "a node of the index was expected")

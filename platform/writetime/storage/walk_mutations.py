@@ -28,11 +28,14 @@ def _same_bytes(p: int, q: int, length: int) -> bool:
 
 @compiled
 def _names(
-    T: np.ndarray, C: np.ndarray, t: int, static: bool, header: np.ndarray, base: int, p: int, end: int
+    W: np.ndarray, T: np.ndarray, C: np.ndarray, t: int, static: bool, header: np.ndarray, base: int, p: int, end: int
 ) -> tuple:
-    """Read an update's column names; return the address after them, their number, and 0 or an error."""
+    """Read an update's column names; return the address after them, their number, and 0 or an error.
+
+    Those of static columns and those of regular ones share the header, the latter from `base` on.
+    """
     count, p = read_vint(p, end)
-    if count < 0 or count > T[t, LAST] - T[t, FIRST]:
+    if count < 0 or count > W[HEADER_ROOM] - base:
         return p, 0, BAD_COLUMNS
     first = T[t, FIRST] + T[t, CLUSTERINGS]
     lines = T[t, LAST] - first
@@ -46,8 +49,12 @@ def _names(
             return p, 0, TRUNCATED
         found = False
         for _ in range(lines):
-            same = C[c, NAME_LENGTH] == length and (C[c, IS_STATIC] != 0) == static
+            # Fields of user-defined types have lines, and no names.
+            same = C[c, NAME_ADDRESS] != 0 and C[c, NAME_LENGTH] == length and (C[c, IS_STATIC] != 0) == static
             if same and _same_bytes(C[c, NAME_ADDRESS], name, length):
+                if C[c, NAMED] == W[UPDATE]:
+                    return name, 0, REPEATED_COLUMN
+                C[c, NAMED] = W[UPDATE]
                 header[base + i] = c
                 found = True
             c = c + 1 if c + 1 < T[t, LAST] else first
@@ -99,12 +106,13 @@ def _update(
     delta, p = read_vint(p, end)
     W[MIN_DELETION_TIME] = delta + _DELETION_TIME_EPOCH
     W[MIN_TTL], p = read_vint(p, end)
+    W[UPDATE] += 1
     W[STATICS] = 0
     if flags & _HAS_STATIC_ROW != 0:
-        p, W[STATICS], error = _names(T, C, t, True, header, 0, p, end)
+        p, W[STATICS], error = _names(W, T, C, t, True, header, 0, p, end)
         if error != 0:
             return p, error
-    p, W[REGULARS], error = _names(T, C, t, False, header, W[STATICS], p, end)
+    p, W[REGULARS], error = _names(W, T, C, t, False, header, W[STATICS], p, end)
     if error != 0:
         return p, error
     W[CURRENT_KEY] = key
@@ -165,6 +173,7 @@ def walk_mutations(
     C = columns(column_lines)
     header = numbers(columns_there)
     W[TABLES] = len(table_lines)
+    W[HEADER_ROOM] = min(len(columns_there), len(present))
     for i in range(len(mutations)):
         p = address + mutations[i, 0]
         end = address + mutations[i, 1]

@@ -13,6 +13,7 @@ from writetime.storage.errors import CorruptFile
 from writetime.storage.files import Features
 from writetime.storage.plan import Buffers, Plan
 from writetime.storage.primitives import token
+from writetime.storage.room import room
 from writetime.storage.split import Cut, Split
 from writetime.storage.statistics import Header
 from writetime.storage.walk_sstable import walk_sstable
@@ -43,21 +44,20 @@ class Walker:
         self._maker = BatchMaker(self._plan, fields)
         self._tokens = tokens
         self._origin = origin
-        self._lines = np.array(
-            self._plan.header([n for n, _ in self._header.static], [n for n, _ in self._header.regular]) or [0],
-            np.int64,
-        )
-        self._present = np.empty(len(self._lines) + 1, np.uint8)
-        self._key = np.empty(65536, np.uint8)
-        self._state = np.zeros(L.WALK_FIELDS, np.int64)
+        lines = self._plan.header([n for n, _ in self._header.static], [n for n, _ in self._header.regular])
+        self._lines = room(len(lines), np.int64)
+        self._lines[:] = lines
+        self._present = room(len(lines), np.uint8)
+        self._key = room(L.KEY_ROOM, np.uint8)
+        self._state = room(L.WALK_FIELDS, np.int64)
         # No chunk that starts before this offset can be read.
         self.sound_until = 0
         self._allocate(max(window, self._data.chunk_length))
 
     def _allocate(self, capacity: int) -> None:
-        self._window = np.empty(capacity, np.uint8)
+        self._window = room(capacity, np.uint8)
         self._buffers = Buffers([self._plan], capacity)
-        open_start = np.empty(4 * capacity + 4 * len(self._plan.clustering) + 64, np.uint8)
+        open_start = room(4 * capacity + 4 * len(self._plan.clustering) + 64, np.uint8)
         if self._state[L.OPEN]:
             length = int(self._state[L.OPEN_LENGTH])
             open_start[:length] = self._open_start[:length]

@@ -1,0 +1,41 @@
+"""Types whose values are read as those of another: what ALTER TYPE leaves of the values that were written before."""
+
+import operator
+from collections.abc import Callable
+
+from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
+
+Natives = Callable[[Native, Native], bool]
+
+
+def is_readable(stored: CqlType, known: CqlType, natives: Natives = operator.eq) -> bool:
+    """Return whether stored values can be read as those of a known type.
+
+    Names of user-defined types and of their fields may have changed, and fields may have been added. What is inside of
+    another type is frozen, whether its text has the word or not.
+
+    Args:
+        stored: the type as of when the values were written.
+        known: the type as of now.
+        natives: whether values of the first native type can be read as those of the second.
+    """
+
+    def are_readable(stored: tuple[CqlType, ...], known: tuple[CqlType, ...]) -> bool:
+        return len(stored) <= len(known) and all(
+            is_readable(a, b, natives) for a, b in zip(stored, known, strict=False)
+        )
+
+    match stored, known:
+        case Native(), Native():
+            return natives(stored, known)
+        case Collection(), Collection():
+            return stored.kind == known.kind and are_readable(stored.arguments, known.arguments)
+        case (Tuple() | Udt(), Tuple() | Udt()):
+            return are_readable(_parts(stored), _parts(known))
+        case Vector(), Vector():
+            return stored.dimension == known.dimension and is_readable(stored.element, known.element, natives)
+    return False
+
+
+def _parts(cql_type: Tuple | Udt) -> tuple[CqlType, ...]:
+    return cql_type.arguments if isinstance(cql_type, Tuple) else tuple(t for _, t in cql_type.fields)

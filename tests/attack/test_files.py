@@ -1,0 +1,58 @@
+"""The attack on files, briefly: nothing is found, and what is to be found would be."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.attack.files import attack
+from tests.attack.report import Report
+from tests.attack.watched import Limits, Watch, work
+from writetime.storage.errors import CorruptFile
+
+
+def test_no_file_harms_its_reader() -> None:
+    report = attack(seed=1, rounds=400)
+    print(report.text())
+    assert report.tried == 400
+    assert not report.findings, report.text()
+    assert {target.partition(" ")[0] for target in report.counts} >= {"nb", "oa", "da", "me", "mt", "commit"}
+
+
+def misbehave(first: int) -> None:
+    """A worker whose inputs crash, hang, take memory, raise what is not documented, and are read."""
+
+    def crash() -> str:
+        ctypes.string_at(8)
+        return "read"
+
+    def hang() -> str:
+        while True:
+            pass
+
+    def take() -> str:
+        return "read" if len(bytes(range(256)) * (1 << 18)) else ""
+
+    def reserve() -> str:
+        return "read" if bytearray(1 << 34) else ""
+
+    def raise_another() -> str:
+        raise CorruptFile("a file", 0, "of another kind")
+
+    attempts: list[Callable[[], str]] = [lambda: "read", crash, hang, take, reserve, raise_another, lambda: "read"]
+
+    def trials() -> Iterator[tuple[int, str, Callable[[], str]]]:
+        for number in range(first, len(attempts)):
+            yield number, "target", attempts[number]
+
+    work(trials(), Limits(touched_mib=32))
+
+
+def test_what_is_to_be_found_is_found() -> None:
+    report = Report()
+    root = str(Path(__file__).parents[2])
+    script = f"import sys; sys.path.insert(0, {root!r}); from tests.attack.test_files import misbehave; misbehave(%d)"
+    Watch(lambda first: ["-c", script % first], report, Limits(seconds=5)).run(0, None)
+    assert report.counts == {"target": {"read": 2, "crash": 1, "hang": 1, "memory": 1, "wrong error": 2}}
+    found = [finding.partition(", ")[0] for finding in report.findings]
+    assert found == [f"input {n}" for n in (1, 2, 3, 4, 5)]
+    assert [kind for kind in ("SIGSEGV", "no answer", "MemoryError", "CorruptFile") if kind not in report.text()] == []

@@ -1,0 +1,80 @@
+"""Memory that ends where no program may read or write: whatever compiled code does beyond a buffer ends the process.
+
+For a process of its own: `guard` replaces how the readers take memory, and where files that are mapped as they are lie.
+"""
+
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from writetime.storage import commitlog, index, plan, row_index, trie, walker
+from writetime.storage.files import Location
+from writetime.storage.primitives import token_at
+from writetime.storage.segment import Section, Stretch
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_ROOMS: tuple[ModuleType, ...] = (commitlog, index, plan, row_index, trie, walker)
+_INDEXES = ("Index.db", "Partitions.db", "Rows.db")
+
+
+def guarded_room(count: int, dtype: type[np.generic]) -> np.ndarray:
+    """Return an array as `room` does, of which the last byte is the last of a page that another follows, which is
+    closed."""
+    size = count * np.dtype(dtype).itemsize
+    pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + pages
+    if _LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return np.frombuffer(memory, dtype, count, pages - size)
+
+
+def guarded_copy(data: bytes | np.ndarray) -> np.ndarray:
+    """Copy bytes to the end of a page that a closed one follows."""
+    found = guarded_room(len(data), np.uint8)
+    found[:] = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+    return found
+
+
+def guard() -> None:
+    """Let all memory that compiled code of `writetime.storage` reads and writes be guarded, in this process."""
+    for module in _ROOMS:
+        assert module.room  # type: ignore[attr-defined]
+        module.room = guarded_room  # type: ignore[attr-defined]
+    read, stretches = Location.read, commitlog.stretches
+
+    def read_guarded(self: Location, component: str) -> bytes:
+        data = read(self, component)
+        return memoryview(guarded_copy(data)) if component in _INDEXES else data  # type: ignore[return-value]
+
+    def guarded_stretches(sections: Iterable[Section]) -> Iterator[Stretch]:
+        for stretch in stretches(sections):
+            yield replace(stretch, data=guarded_copy(stretch.data))
+
+    Location.read = read_guarded  # type: ignore[method-assign]
+    commitlog.stretches = guarded_stretches
+
+
+def in_a_process(call: str, *, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run a function of these tests in a process of its own."""
+    module, _, _ = call.partition("(")[0].rpartition(".")
+    paths = [str(Path(__file__).parents[2]), *[p for p in sys.path if p]]
+    script = f"import sys\nsys.path[:0] = {paths!r}\nimport {module}\n{call}\n"
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+
+
+def read_beyond() -> None:
+    """Read the byte after a guarded buffer: it ends the process, or the guard is none."""
+    guard()
+    buffer = walker.room(100, np.uint8)
+    token_at(buffer.ctypes.data, 100)
+    token_at(buffer.ctypes.data, 101)

@@ -1,0 +1,127 @@
+"""Mutations that no node writes: of a file that someone made to harm its reader."""
+
+import random
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from tests.storage.guarded import guard, in_a_process
+from tests.storage.test_commitlog import one_section
+from writetime.schema.cql import parse_schemas
+from writetime.schema.table import TableSchema
+from writetime.storage.commitlog import CommitLogReader
+from writetime.storage.errors import CorruptFile
+from writetime.storage.segment import Segment, find_segments
+
+ID = UUID("6d7a0c00-0000-11f0-8000-000000000001")
+# Fields of user-defined types have lines among those of the columns, which no update names.
+CQL = f"""
+CREATE TYPE ks.wide ({", ".join(f"f{i} int" for i in range(40))});
+CREATE TABLE ks.t (k text, c int, s1 int STATIC, s2 int STATIC, a int, b int, u wide, PRIMARY KEY (k, c))
+WITH ID = {ID};
+"""
+STATICS, REGULARS = ["s1", "s2"], ["a", "b", "u"]
+
+
+def vint(value: int) -> bytes:
+    """Encode an unsigned vint of less than 2^14."""
+    return bytes([value]) if value < 0x80 else struct.pack(">H", 0x8000 | value)
+
+
+def named(names: Sequence[str]) -> bytes:
+    return vint(len(names)) + b"".join(vint(len(n)) + n.encode() for n in names)
+
+
+def none_of(names: Sequence[str]) -> bytes:
+    """Encode that a row has none of the columns."""
+    return vint((1 << min(len(names), 14)) - 1)
+
+
+def mutation(statics: Sequence[str], regulars: Sequence[str]) -> bytes:
+    """An update that names columns, and deletes the static row and then one row: in all versions in the same bytes."""
+    flags = 0x08 if statics else 0
+    update = vint(1) + ID.bytes + vint(1) + b"k" + bytes([flags]) + vint(0) * 3
+    if statics:
+        update += named(statics)
+    update += named(regulars)
+    if statics:
+        update += b"\x90\x01" + vint(1) + vint(1) + none_of(statics)
+    return update + b"\x10" + vint(0) + struct.pack(">i", 7) + vint(1) + vint(1) + none_of(regulars) + b"\x01"
+
+
+def write(folder: Path, content: bytes, number: int = 1700000000000) -> Segment:
+    path = folder / f"CommitLog-7-{number}.log"
+    path.touch()
+    (segment,) = find_segments(str(path))
+    path.write_bytes(one_section(segment, [content]))
+    return segment
+
+
+def schema() -> TableSchema:
+    (found,) = parse_schemas(CQL)
+    return found
+
+
+def read(segment: Segment) -> pa.Table:
+    return pa.Table.from_batches([batch for _, batch in CommitLogReader([schema()]).read(segment)])
+
+
+def test_columns_in_their_order(tmp_path: Path) -> None:
+    found = read(write(tmp_path, mutation(STATICS, REGULARS)))
+    assert found["kind"].to_pylist() == ["static", "row"]
+    assert found["c"].to_pylist() == [None, 7]
+
+
+@pytest.mark.parametrize(
+    ("statics", "regulars", "fault"),
+    [
+        ([], ["a", "a"], "an update that names a column twice"),
+        ([], ["a", "b", "a"], "an update that names a column twice"),
+        (["s1", "s1"], REGULARS, "an update that names a column twice"),
+        ([], ["a"] * 40, "a set of columns that the header does not have"),
+        (["s1"] * 40, ["a"] * 40, "a set of columns that the header does not have"),
+        (STATICS, [*REGULARS, "a"], "a set of columns that the header does not have"),
+        ([], ["s1"], "a column that the table's schema does not have"),
+        ([], ["a", ""], "a column that the table's schema does not have"),
+    ],
+)
+def test_columns_that_an_update_cannot_have(
+    tmp_path: Path, statics: list[str], regulars: list[str], fault: str
+) -> None:
+    with pytest.raises(CorruptFile, match=fault):
+        read(write(tmp_path, mutation(statics, regulars)))
+
+
+def read_random_names(folder: str, seed: int, count: int) -> None:
+    """Read updates of random lists of columns: those that repeat none are read, the others refused."""
+    guard()
+    chooser = random.Random(seed)
+    reader = CommitLogReader([schema()])
+    outcomes = {True: 0, False: 0}
+    for _ in range(count):
+        statics = chooser.choices(STATICS, k=chooser.choice([0, 1, 2, 3, 60]))
+        regulars = chooser.choices(REGULARS, k=chooser.choice([0, 1, 2, 3, 4, 5, 60]))
+        segment = write(Path(folder), mutation(statics, regulars))
+        legal = len(set(statics)) == len(statics) and len(set(regulars)) == len(regulars)
+        try:
+            list(reader.read(segment))
+            assert legal, (statics, regulars)
+        except CorruptFile:
+            assert not legal, (statics, regulars)
+        outcomes[legal] += 1
+    print(outcomes)
+    assert min(outcomes.values()) > count // 10
+
+
+def test_random_lists_of_columns_with_guards(tmp_path: Path) -> None:
+    answer = in_a_process(f"tests.storage.test_commitlog_crafted.read_random_names({str(tmp_path)!r}, 1, 2000)")
+    assert answer.returncode == 0, answer.stderr[-2000:]
+
+
+def test_the_guard_ends_a_process_that_reads_beyond() -> None:
+    answer = in_a_process("tests.storage.guarded.read_beyond()")
+    assert answer.returncode < 0

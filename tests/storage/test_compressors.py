@@ -1,0 +1,122 @@
+"""Blocks that would become more than they can: bounded by what is there, whatever a file says of its lengths."""
+
+import os
+import resource
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import cramjam
+import lz4.block
+import numpy as np
+import pytest
+import zstandard
+
+from tests.storage.guarded import in_a_process
+from tests.storage.rewriting import copy, recompress, set_compression
+from tests.storage.test_sstable import changes, make_plain
+from tests.storage.test_sstable_tries import WIDE, recorded
+from writetime.storage.compressors import FAULTS, decompressor
+from writetime.storage.errors import CorruptFile
+from writetime.storage.files import Location
+from writetime.storage.sstable import SSTable
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "LZ4Compressor": lz4.block.compress,
+    "SnappyCompressor": lambda data: bytes(cramjam.snappy.compress_raw(data)),
+    "ZstdCompressor": lambda data: zstandard.compress(data, 22),
+    "DeflateCompressor": lambda data: zlib.compress(data, 9),
+    "NoopCompressor": bytes,
+}
+by_name = pytest.mark.parametrize("name", COMPRESS)
+MIB = 1 << 20
+
+
+@by_name
+def test_nothing_compresses_more_than_the_bound(name: str) -> None:
+    known = decompressor(name, "")
+    for data in (bytes(16 * MIB), bytes(4096), b"ab" * MIB, os.urandom(4096), b"x", b"a" * 20):
+        block = COMPRESS[name](data)
+        out = bytearray(len(data))
+        assert known.decompress(memoryview(block), memoryview(out)) == len(data)
+        assert out == data
+        assert len(data) <= known.most * len(block)
+
+
+@by_name
+def test_a_block_of_another_size_is_refused(name: str) -> None:
+    known = decompressor(name, "")
+    data = bytes(1000)
+    block = COMPRESS[name](data)
+    for size in (0, 1, 999, 1001, 4096):
+        out = bytearray(size)
+        try:
+            done = known.decompress(memoryview(block), memoryview(out))
+        except FAULTS:
+            continue
+        assert done != size
+
+
+def limit_memory() -> None:
+    """Let this process take no more than 256 MiB beyond what it has."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmSize"))
+    most = 1024 * int(line.split()[1]) + 256 * MIB
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def inflate_a_gigabyte() -> None:
+    """A block that would become a gibibyte takes no memory for it."""
+    compressor = zlib.compressobj(9)
+    block = b"".join(compressor.compress(bytes(MIB)) for _ in range(1024)) + compressor.flush()
+    known = decompressor("DeflateCompressor", "")
+    limit_memory()
+    with pytest.raises(FAULTS):
+        known.decompress(memoryview(block), memoryview(bytearray(65536)))
+
+
+def small() -> Location:
+    """An SSTable of one chunk."""
+    return min((x for x in recorded("me")), key=lambda x: len(x.read("Data.db")))
+
+
+def read_with_wrong_lengths(folder: str) -> None:
+    """A small SSTable, compressed and not, whose components promise chunks of gibibytes."""
+    here = Path(folder)
+    compressed, plain = copy(small(), here / "compressed"), make_plain(small(), here / "plain")
+    wanted = changes(compressed, SSTable(compressed).schema)
+    assert changes(plain, SSTable(plain).schema).num_rows == wanted.num_rows
+    crc = Path(plain.path("CRC.db"))
+    crc.write_bytes(struct.pack(">i", (1 << 31) - 1) + crc.read_bytes()[4:])
+    limit_memory()
+    assert changes(plain, SSTable(plain).schema).num_rows == wanted.num_rows
+    length = SSTable(compressed).data.length
+    for name, compress in COMPRESS.items():
+        there = recompress(small(), here / name, name, [], compress)
+        for chunk, total in (((1 << 31) - 1, length), ((1 << 31) - 1, (1 << 31) - 1), (1 << 30, 1 << 30)):
+            set_compression(there, name, [], struct.pack(">iqiq", chunk, total, 1, 0))
+            if total == length:
+                assert changes(there, SSTable(there).schema).num_rows == wanted.num_rows
+            else:
+                with pytest.raises(CorruptFile, match="cannot come out of"):
+                    list(SSTable(there).scan(window=1))
+
+
+@pytest.mark.parametrize("call", ["inflate_a_gigabyte()", "read_with_wrong_lengths({folder!r})"])
+def test_memory_follows_the_file(call: str, tmp_path: Path) -> None:
+    answer = in_a_process(f"tests.storage.test_compressors.{call.format(folder=str(tmp_path))}")
+    assert answer.returncode == 0, answer.stderr[-2000:]
+
+
+def test_chunk_offsets_that_wrap_around(tmp_path: Path) -> None:
+    here = copy(WIDE, tmp_path / "here")
+    data = SSTable(here).data
+    chunks = -(-data.length // data.chunk_length)
+    assert chunks >= 3
+    sound = Path(here.path("CompressionInfo.db")).read_bytes()
+    for first, second in ((-(1 << 63), 0), (-(1 << 63), 3), ((1 << 63) - 1, -1), (-5, 9)):
+        offsets = np.frombuffer(sound[-8 * chunks :], ">i8").copy()
+        offsets[1:3] = first, second
+        Path(here.path("CompressionInfo.db")).write_bytes(sound[: -8 * chunks] + offsets.tobytes())
+        with pytest.raises(CorruptFile, match="chunk offsets"):
+            SSTable(here).data.read(0, chunks, np.empty(data.length, np.uint8))
