@@ -114,8 +114,6 @@ def _as_arrow(cql_type: CqlType, value: Any) -> Any:
             return {f"_{i}": _as_arrow(t, v) for i, (t, v) in enumerate(zip(arguments, value, strict=True), 1)}
         case Native("decimal" | "varint" | "uuid" | "timeuuid"):
             return str(value)
-        case Native("timestamp"):
-            return value * 1000
         case Native("date"):
             return value.days_from_epoch
         case Native("time"):

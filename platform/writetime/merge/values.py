@@ -76,8 +76,6 @@ def has_forms(cql_type: CqlType) -> bool:
 
 def _numbers(array: pa.Array, name: str, *, flip: bool) -> pa.Array:
     values = plain(array).fill_null(0).to_numpy()
-    if name == "timestamp":
-        values = values // 1000
     code = np.dtype(">" + _NUMBERS[name])
     data = values.astype(code).view(np.uint8).reshape(-1, code.itemsize)
     if flip:
@@ -111,13 +109,11 @@ def _fixed(data: np.ndarray, array: pa.Array) -> pa.Array:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """Turn dates and times into numbers, however deep: Python's own have less range."""
+    """Turn dates into numbers, however deep: Python's own have less range."""
     return array.cast(_plain_type(array.type))
 
 
 def _plain_type(arrow: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(arrow):
-        return pa.int64()
     if pa.types.is_date32(arrow):
         return pa.int32()
     if pa.types.is_struct(arrow):

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.errors import WritetimeError
+from writetime.schema.avro import pc
 from writetime.schema.mapping import avro_name
 
 # Instructions. NEXT ends an element of the ARRAY that it belongs to.
@@ -114,6 +115,10 @@ class AvroReader:
             raise WritetimeError(f"field {path} was written as Avro's {kind}, which cannot become {arrow}")
         number, text = self._number(arrow, domain), self._text(arrow) if op == _BYTES else -1
         self._add(op, domain, number=number, text=text)
+        # Changes held timestamps as microseconds once, always of whole milliseconds.
+        micros = isinstance(avro, dict) and avro.get("logicalType") == "timestamp-micros"
+        if micros and arrow == pa.int64():
+            return lambda output, validity: pc.divide(output.leaf(arrow, domain, number, text, validity), 1000), least
         return lambda output, validity: output.leaf(arrow, domain, number, text, validity), least
 
     def _nullable(self, union: list[Any], arrow: pa.DataType | None, domain: int, path: str) -> tuple[_Build, int]:

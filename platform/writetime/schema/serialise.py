@@ -17,7 +17,7 @@ Serialiser = Callable[[Any], bytes]
 
 
 def serialiser(cql_type: CqlType) -> Serialiser:
-    """Return a function from a value (of `Array.to_pylist`, with dates and times as numbers) to its bytes.
+    """Return a function from a value (of `Array.to_pylist`, with dates as numbers) to its bytes.
 
     None gives the empty value: what `values.decoder` makes None of.
     """
@@ -115,7 +115,7 @@ _NATIVES: dict[str, Serialiser] = {
     "smallint": _pack("h"),
     "text": str.encode,
     "time": _pack("q"),
-    "timestamp": lambda value: struct.pack(">q", value // 1000),
+    "timestamp": _pack("q"),
     "timeuuid": lambda value: UUID(value).bytes,
     "tinyint": _pack("b"),
     "uuid": lambda value: UUID(value).bytes,

@@ -16,7 +16,7 @@ from writetime.changes import PARTITION_POSITION, STATIC_POSITION, field_name, p
 from writetime.merge import merge
 from writetime.merge.values import plain
 from writetime.schema.columnar import decode
-from writetime.schema.mapping import arrow_type
+from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Native, is_complex
 from writetime.scylla_cdc import log as L
@@ -49,7 +49,7 @@ class Images:
         self._position = position_encoder(schema.clustering)
         fields: list[tuple[str, pa.DataType]] = [("kind", pa.string()), ("write_time", pa.int64())]
         fields += [("key", pa.binary()), ("position", pa.binary())]
-        fields += [(field_name(c), arrow_type(c.type)) for c in self._simple]
+        fields += [(field_name(c), stored_type(c.type)) for c in self._simple]
         self.schema = pa.schema(fields)
 
     @property

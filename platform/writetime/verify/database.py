@@ -17,7 +17,7 @@ from writetime.changes import AT, STATIC_POSITION, position_encoder
 from writetime.database import DRIVER_FAULTS
 from writetime.errors import Transient, WritetimeError
 from writetime.rows.compare import Rows
-from writetime.schema.mapping import arrow_type
+from writetime.schema.mapping import stored_type
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import is_complex, quote_name
 from writetime.schema.values import decoder
@@ -103,7 +103,7 @@ class DatabaseTable:
 
 def _decoded(values: Sequence[bytes | None], column: Column) -> pa.Array:
     decode = decoder(column.type)
-    return pa.array([None if value is None else decode(value) for value in values], arrow_type(column.type))
+    return pa.array([None if value is None else decode(value) for value in values], stored_type(column.type))
 
 
 def _key(parts: Sequence[bytes | None]) -> bytes:
