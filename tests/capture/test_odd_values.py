@@ -3,12 +3,14 @@
 The oracle is the database's answer in raw bytes, as the driver raises on such values.
 """
 
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from cassandra import InvalidRequest
 
 from tests.capture.harness import Captured
 from tests.capture.test_avro import numbers
@@ -19,6 +21,7 @@ from tests.merge import answers
 from tests.rows.replay import Consumer, in_order
 from tests.rows.test_publish import decoded
 from tests.storage.expected import assert_same
+from tests.unit.test_text import PIECES
 from writetime.capture.landing import Landing
 from writetime.config import Settings
 from writetime.lake import state, views
@@ -29,6 +32,7 @@ from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.merge import live_rows
 from writetime.rows import publish, stream
 from writetime.schema.table import TableSchema
+from writetime.schema.text import bytes_of_text
 from writetime.verify.verify import verify
 
 LAST = (1 << 63) - 1
@@ -138,3 +142,73 @@ def test_timestamps_beyond_microseconds(landed: Captured, tmp_path: Path) -> Non
     unfit = assert_whole_way(landed, "t", tmp_path)
     assert unfit["p"] == unfit["c"] == unfit["st"] == unfit["v"] == len(MILLIS) * 4
     assert set(unfit) == {c.name for c in landed.schema("t").columns}
+
+
+def accepted(captured: Captured, cql_type: str, candidates: list[bytes]) -> list[bytes]:
+    """Those of some bytes that the database takes for a type, and what it refuses strict UTF-8 for."""
+    table = f"checked_{cql_type}"
+    captured.write(f"CREATE TABLE {{ks}}.{table} (v {cql_type} PRIMARY KEY)")
+    taken = []
+    for data in candidates:
+        try:
+            captured.write(f"INSERT INTO {{ks}}.{table} (v) VALUES (blob_as_{cql_type}(0x{data.hex()}))")
+        except InvalidRequest:
+            continue
+        taken.append(data)
+    with answers.raw_session(captured.node.port) as session:
+        answer = session.execute(f"SELECT v, {cql_type}_as_blob(v) FROM {captured.keyspace}.{table}")
+        assert {(bytes(v), bytes(blob)) for v, blob in answer} == {(v, v) for v in taken}
+    return taken
+
+
+def is_strict(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
+    r = random.Random(5)
+    candidates = [piece for piece in PIECES if piece]
+    candidates += [b"".join(r.choices(PIECES, k=3)) for _ in range(60)]
+    candidates += [r.randbytes(3) for _ in range(20)]
+    candidates = sorted({c for c in candidates if c})
+    # Bytes of text are what Cassandra's validator takes: surrogates, C0 80, and more than U+10FFFF.
+    texts = accepted(landed, "text", candidates)
+    for data in (b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xf7\xbf\xbf\xbf", "\ufdd0".encode()):
+        assert data in texts
+    for data in (b"\xff", b"\x80", b"\xc1\x81", b"\xe0\x80\x80", b"\xf0\x80\x80\x80", b"\xef\xb7"):
+        assert data not in texts
+    assert all(data in texts for data in candidates if is_strict(data))
+    assert all(data.isascii() for data in accepted(landed, "ascii", candidates))
+    landed.write(
+        "CREATE TYPE {ks}.w (a text, b int)",
+        "CREATE TABLE {ks}.t (p text, q frozen<list<text>>, c text, d frozen<tuple<text, int>>, st text static, "
+        "v text, tie text, l list<text>, s set<text>, m map<text, text>, u w, fu frozen<w>, t tuple<text, int>, "
+        "e vector<text, 2>, mm frozen<map<frozen<map<text, int>>, text>>, PRIMARY KEY ((p, q), c, d)) WITH cdc = true "
+        "AND CLUSTERING ORDER BY (c DESC, d ASC)",
+    )
+    odd = [data for data in texts if not is_strict(data) or "\ufdd0" in data.decode()]
+    assert len(odd) > 20
+    with landed.agent():
+        for number, data in enumerate(texts):
+            x, y = (f"blob_as_text(0x{d.hex()})" for d in (data, odd[number % len(odd)]))
+            key = f"p = {x} AND q = [{y}]"
+            row = f"{key} AND c = {y} AND d = ({x}, 1)"
+            landed.write(
+                f"UPDATE {{ks}}.t SET st = {x} WHERE {key}",
+                "INSERT INTO {ks}.t (p, q, c, d, v, l, s, m, u, fu, t, e, mm) VALUES "
+                f"({x}, [{y}], {y}, ({x}, 1), {x}, [{y}, {x}], {{{x}, {y}}}, {{{x}: {y}}}, {{a: {y}, b: 1}}, "
+                f"{{a: {x}, b: 2}}, ({y}, 3), [{x}, {y}], {{{{{y}: 1}}: {x}}})",
+                # Of two values with one write time the greater bytes win.
+                *(f"UPDATE {{ks}}.t USING TIMESTAMP 1000 SET tie = {tie} WHERE {row}" for tie in (x, y)),
+                f"DELETE s[{y}] FROM {{ks}}.t WHERE {row}",
+            )
+        landed.settle()
+    assert not assert_whole_way(landed, "t", tmp_path)
+    # The original bytes are in the lake.
+    table = open_table(landed.settings, f"{landed.keyspace}.t")
+    found = pa.concat_tables(views.virtual(table))
+    assert {bytes_of_text(text) for text in found["p"].to_pylist()} == set(texts)

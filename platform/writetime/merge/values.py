@@ -13,9 +13,10 @@ from writetime.changes import AT, position_encoder
 from writetime.merge.arrow import pc
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import Column
+from writetime.schema.text import bytes_of_texts
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
-_TEXTS = ("ascii", "blob", "empty", "text")
+_BYTES, _TEXTS = ("blob", "empty"), ("ascii", "text")
 # Big-endian numbers of the same size as the serialised value: from Arrow's, plus what makes them unsigned.
 _NUMBERS = {"bigint": "i8", "date": "i4", "double": "f8", "float": "f4", "int": "i4", "smallint": "i2", "time": "i8"}
 _NUMBERS |= {"timestamp": "i8", "tinyint": "i1"}
@@ -26,8 +27,10 @@ def serialised(array: pa.Array, cql_type: CqlType) -> pa.Array:
     """Return bytes or text that compare as the serialised values do; null where a value is empty."""
     if isinstance(cql_type, Native):
         # 36 hexadecimal characters sort as the 16 bytes do.
-        if cql_type.name in (*_TEXTS, "uuid", "timeuuid"):
+        if cql_type.name in (*_BYTES, "uuid", "timeuuid"):
             return array
+        if cql_type.name in _TEXTS:
+            return bytes_of_texts(array)
         if cql_type.name in _NUMBERS:
             return _numbers(array, cql_type.name, flip=cql_type.name == "date")
     inner = serialiser(cql_type)
@@ -37,8 +40,10 @@ def serialised(array: pa.Array, cql_type: CqlType) -> pa.Array:
 def comparable(array: pa.Array, cql_type: CqlType) -> pa.Array:
     """Return bytes or text that compare as values of the type do in the database; null where a value is empty."""
     if isinstance(cql_type, Native):
-        if cql_type.name in _TEXTS:
+        if cql_type.name in _BYTES:
             return array
+        if cql_type.name in _TEXTS:
+            return bytes_of_texts(array)
         if cql_type.name in (*_SIGNED, "date", "time"):
             return _numbers(array, cql_type.name, flip=cql_type.name in (*_SIGNED, "date"))
         if cql_type.name == "timeuuid":

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.schema.mapping import stored_type
+from writetime.schema.text import texts_of
 from writetime.schema.types import CqlType, Native
 from writetime.schema.values import BadValue, decoder
 
@@ -34,10 +35,7 @@ def decode(values: pa.Array, cql_type: CqlType) -> pa.Array:
         case Native("blob" | "empty"):
             return values
         case Native("text" | "ascii"):
-            try:
-                return values.cast(pa.string())
-            except pa.ArrowInvalid as e:
-                raise BadValue(f"bytes that are no {cql_type}: {e}") from None
+            return texts_of(values)
         case Native("uuid" | "timeuuid"):
             data, present = fixed_width(values, 16, cql_type)
             return _texts(data, present)

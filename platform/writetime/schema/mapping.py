@@ -50,7 +50,7 @@ _NATIVES: dict[str, tuple[pa.DataType, Any, str]] = {
     "inet": (pa.string(), "string", "The text form of an IPv4 or IPv6 address."),
     "int": (pa.int32(), "int", ""),
     "smallint": (pa.int16(), "int", ""),
-    "text": (pa.string(), "string", "`varchar` is the same type."),
+    "text": (pa.string(), "string", "`varchar` is the same type. Bytes that are not UTF-8 are escaped: see below."),
     "time": (pa.int64(), "long", "Nanoseconds since midnight."),
     "timestamp": (
         pa.timestamp("us", "UTC"),
@@ -222,6 +222,17 @@ def _page() -> Iterator[str]:
     yield "a whole if a key of it does not fit, as maps have no null keys. `writetime view`, `writetime maintain`"
     yield "and the Dagster check `timestamps_fit` of the view name the columns and how many rows each has."
     yield "`writetime verify` compares milliseconds."
+    yield ""
+    yield "**Text.** Cassandra accepts more for `text` than UTF-8: surrogates (`ED A0 80` to `ED BF BF`), `C0 80`"
+    yield "for U+0000, and code points beyond U+10FFFF (`F4 90 80 80` to `F7 BF BF BF`). Arrow, Spark, Avro and"
+    yield "most drivers, such as Python's, refuse these. So each byte that is not part of UTF-8 becomes U+FDD0,"
+    yield "which is no character, and the byte's two hexadecimal digits: `61 ED A0 80` is `a`, U+FDD0, `ed`,"
+    yield "U+FDD0, `a0`, U+FDD0, `80`. If a text itself has U+FDD0, each of its bytes `EF B7 90` is written in the"
+    yield "same way, so different texts stay different and no byte is lost: `writetime.schema.text.bytes_of_text`"
+    yield "returns the original bytes. All other text is unchanged. This holds everywhere: changes, states, views,"
+    yield "row events, the Spark data sources, `writetime sstable` and `writetime verify`, in keys and nested"
+    yield "values, too. Rows keep the order of the original bytes, and of two values with one write time the one"
+    yield "with the greater original bytes wins. ScyllaDB accepts UTF-8 only."
     yield ""
     yield "**Cells.** In a change every regular and static column is a struct of `value`, `write_time`"
     yield "(microseconds), `ttl` (seconds), `deletion_time` (seconds; of a cell with a TTL its expiry) and"

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from writetime.schema.text import bytes_of_text
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
 Serialiser = Callable[[Any], bytes]
@@ -99,7 +100,7 @@ def _pack(code: str) -> Serialiser:
 
 
 _NATIVES: dict[str, Serialiser] = {
-    "ascii": str.encode,
+    "ascii": bytes_of_text,
     "bigint": _pack("q"),
     "blob": bytes,
     "boolean": _pack("?"),
@@ -113,7 +114,7 @@ _NATIVES: dict[str, Serialiser] = {
     "inet": lambda value: ipaddress.ip_address(value).packed,
     "int": _pack("i"),
     "smallint": _pack("h"),
-    "text": str.encode,
+    "text": bytes_of_text,
     "time": _pack("q"),
     "timestamp": _pack("q"),
     "timeuuid": lambda value: UUID(value).bytes,

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from writetime.errors import WritetimeError
 from writetime.schema.mapping import stored_type
+from writetime.schema.text import text_of
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
 
@@ -33,7 +34,7 @@ def decoder(cql_type: CqlType) -> Decoder:
     """Return a function from a value's bytes to a Python value; empty bytes give None, but for text and blob."""
     match cql_type:
         case Native("text" | "ascii"):
-            return lambda data: data.decode()
+            return text_of
         case Native("blob" | "empty"):
             return lambda data: data
         case Native(name):

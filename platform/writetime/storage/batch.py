@@ -24,6 +24,7 @@ from writetime.changes import (
     field_name,
     position_encoder,
 )
+from writetime.schema.text import texts_of
 from writetime.schema.types import Collection, Native
 from writetime.schema.values import BadValue, decoder, read_vint
 from writetime.storage import counters
@@ -35,6 +36,7 @@ from writetime.storage.repeat import repeat_values
 
 # Offsets of texts and bytes have 32 bits.
 _MAX_BYTES = (1 << 31) - 1
+_TEXTS = (Native("text"), Native("ascii"))
 _KIND_ROW = Constant(KINDS[0], pa.string())
 _NO_END = Constant(None, pa.binary())
 _NO_MARKER = Constant(None, MARKER)
@@ -109,7 +111,7 @@ class BatchMaker:
         work = _Work(buffers, table, self._plan, self._decoders, self._encode)
         try:
             arrays = [self._array(work, name, origin) for name in self.schema.names]
-        except (BadValue, UnicodeDecodeError, pa.ArrowInvalid, OverflowError) as e:
+        except (BadValue, pa.ArrowInvalid, OverflowError) as e:
             raise CorruptFile(origin.file, None, str(e)) from None
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.nulls(work.rows, pa.struct([])))
@@ -379,7 +381,10 @@ class _Work:
         if L.OFFSETS in arrays:
             offsets = arrays[L.OFFSETS][: count + 1]
             content = arrays[L.VALUES][: offsets[count]]
-            return pa.Array.from_buffers(arrow, count, [validity, _buffer(offsets), _buffer(content)])
+            buffers = [validity, _buffer(offsets), _buffer(content)]
+            if line.type in _TEXTS:
+                return texts_of(pa.Array.from_buffers(pa.binary(), count, buffers))
+            return pa.Array.from_buffers(arrow, count, buffers)
         if line.form == L.BOOLEAN:
             return pa.Array.from_buffers(arrow, count, [validity, _bits(arrays[L.VALUES][:count])])
         content = arrays[L.VALUES][: count * L.WIDTH[line.form]]
