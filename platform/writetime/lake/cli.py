@@ -19,8 +19,9 @@ from writetime.lake.backfill import complete_schema, find_snapshots
 from writetime.lake.row_form import warning
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import create_table, open_table, view_schema
-from writetime.lake.text import json_line, json_value, print_table
+from writetime.lake.text import print_table
 from writetime.maintain import maintain as maintain_table
+from writetime.printing import json_line, json_value
 from writetime.schema.cql import parse_table
 
 
