@@ -27,7 +27,7 @@ from writetime.schema.avro import (
 )
 from writetime.schema.avro_decode import AvroReader
 from writetime.schema.describe import to_cql
-from writetime.schema.mapping import arrow_type, avro_name, stored_avro_type, stored_type
+from writetime.schema.mapping import avro_name, stored_avro_type
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 
@@ -46,10 +46,9 @@ Part: TypeAlias = pa.Array | pa.Scalar
 
 def change_avro(schema: TableSchema) -> dict[str, Any]:
     """Return the Avro schema of a table's changes."""
-    namespace = f"changes.{avro_name(schema.keyspace)}.{avro_name(schema.name)}"
-    if any(stored_type(c.type) != arrow_type(c.type) for c in schema.columns):
-        # Timestamps were microseconds once. A fingerprint does not cover logical types, so it needs another name.
-        namespace += ".milliseconds"
+    # When timestamps were microseconds, this began with `changes`. A fingerprint does not cover logical types, so the
+    # name has to tell those messages apart.
+    namespace = f"writetime.changes.{avro_name(schema.keyspace)}.{avro_name(schema.name)}"
     marker = [_long("write_time"), _optional("ttl", "int"), _optional("expiry", "long")]
     fields: list[dict[str, Any]] = [
         {"name": "kind", "type": {"type": "enum", "name": "kind", "symbols": list(KINDS)}},
