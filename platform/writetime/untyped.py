@@ -43,7 +43,8 @@ class UntypedProtocol(_ProtocolHandler):
     message_types_by_opcode = _ProtocolHandler.message_types_by_opcode | {UntypedResult.opcode: UntypedResult}
 
 
-def _read_past(f: Any, _: Any = None) -> type[_Bytes]:
+def _read_past(f: Any, user_type_map: Any = None) -> type[_Bytes]:
+    del user_type_map
     code = read_short(f)
     if code == _CUSTOM:
         read_string(f)
