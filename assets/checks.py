@@ -26,6 +26,16 @@ def from_findings(
     )
 
 
+def from_unfit(check_name: str, unfit: Mapping[str, int]) -> AssetCheckResult:
+    """Return one check that passes when all timestamps fit into a view, with the rows where one does not by column."""
+    return AssetCheckResult(
+        check_name=check_name,
+        passed=not unfit,
+        severity=AssetCheckSeverity.WARN,
+        metadata={"rows_by_column": MetadataValue.json(dict(unfit)), "columns": len(unfit)},
+    )
+
+
 def from_waiting(messages: Mapping[int, int]) -> AssetCheckResult:
     """Return one check that passes when no messages wait for too long, by partition."""
     return AssetCheckResult(

@@ -1,6 +1,6 @@
 """What is expected of the lake's tables. What belongs here: frames to look at, expectations. Not here: assets."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,14 +44,15 @@ def of_write_times() -> "list[gxe.Expectation]":
     return [gxe.ExpectColumnValuesToBeBetween(column="last_write_time", max_value=tomorrow)]
 
 
-def of_view(schema: TableSchema, rows: int) -> "list[gxe.Expectation]":
-    """What holds for the rows of a view, which are a number."""
-    keys = [c.name for c in schema.partition_key]
-    return [
-        gxe.ExpectTableRowCountToEqual(value=rows),
-        *(gxe.ExpectColumnValuesToNotBeNull(column=name) for name in keys),
-        gxe.ExpectCompoundColumnsToBeUnique(column_list=[PARTITION, *keys, *(c.name for c in schema.clustering)]),
-    ]
+def of_view(schema: TableSchema, rows: int, unfit: Container[str] = ()) -> "list[gxe.Expectation]":
+    """What holds for the rows of a view, which are a number. `unfit` are columns with timestamps that do not fit."""
+    partition = [c.name for c in schema.partition_key]
+    keys = [*partition, *(c.name for c in schema.clustering)]
+    found: list[gxe.Expectation] = [gxe.ExpectTableRowCountToEqual(value=rows)]
+    found += [gxe.ExpectColumnValuesToNotBeNull(column=name) for name in partition if name not in unfit]
+    if not any(name in unfit for name in keys):
+        found.append(gxe.ExpectCompoundColumnsToBeUnique(column_list=[PARTITION, *keys]))
+    return found
 
 
 def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":

@@ -6,6 +6,7 @@ What belongs here: the assets of one table, their checks, their metadata. Not he
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import orjson
@@ -25,7 +26,7 @@ from dagster import (
 from pydantic import Field
 
 from assets import expectations
-from assets.checks import from_findings
+from assets.checks import from_findings, from_unfit
 from assets.failures import by_kind
 from assets.naming import arrow_columns, documents, key_of, pool_of
 from resources import LakeResource, SparkResource
@@ -71,6 +72,12 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                 description="What the table's entry expects, before the new rows are published. If it is not met, the "
                 "view stays as it was.",
             ),
+            AssetCheckSpec(
+                "timestamps_fit",
+                asset=key,
+                description="Timestamps outside of the years -290308 to 294247 are null in the view: in how many rows, "
+                "by column. Changes and state hold them.",
+            ),
         ],
         description=f"The rows of {table.name} as SELECT * answers, as a Delta table that any engine reads."
         + (f" {table.entry.description}" if table.entry.description else ""),
@@ -79,6 +86,7 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
         session = spark.spark_session
         of_state: list[Finding] = []
         of_entry: list[Finding] = []
+        unfit: Counter[str] = Counter()
         with by_kind():
             in_lake = open_table(lake.settings, table.name)
 
@@ -87,7 +95,7 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                     return
                 frame = expectations.view(session, in_lake, files).persist()
                 count = sum(file.rows for file in files)
-                of_state.extend(quality.validate(frame, "view", expectations.of_view(in_lake.schema(), count)))
+                of_state.extend(quality.validate(frame, "view", expectations.of_view(in_lake.schema(), count, unfit)))
                 if own := expectations.of_entry(table):
                     of_entry.extend(quality.validate(frame, "entry", own))
                 frame.unpersist()
@@ -96,7 +104,7 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
 
             began = time.monotonic()
             try:
-                rows = views.refresh(in_lake, in_spark(session), staged)
+                rows = views.refresh(in_lake, in_spark(session), staged, unfit)
             except BaseException:
                 if of_state:
                     yield from_findings("rows_are_those_of_the_state", of_state)
@@ -104,6 +112,7 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                 raise
             yield from_findings("rows_are_those_of_the_state", of_state)
             yield from_findings("rows_are_as_expected", of_entry)
+            yield from_unfit("timestamps_fit", unfit)
             files = in_lake.view.load().files
             yield MaterializeResult(
                 metadata={

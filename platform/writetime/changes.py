@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from writetime.schema.mapping import arrow_type
+from writetime.schema.mapping import stored_type
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, is_complex
 from writetime.schema.values import BadValue, split_fields, split_sequence, split_vector
@@ -77,18 +77,18 @@ def column_type(cql_type: CqlType) -> pa.DataType:
     """Return the Arrow type of a static or regular column: a cell, or the column tombstone and the cells of its
     parts."""
     if cql_type == Native("counter"):
-        return pa.struct([*cell_type(arrow_type(cql_type)), ("shards", pa.list_(pa.field("element", SHARD)))])
+        return pa.struct([*cell_type(stored_type(cql_type)), ("shards", pa.list_(pa.field("element", SHARD)))])
     if not is_complex(cql_type):
-        return cell_type(arrow_type(cql_type))
+        return cell_type(stored_type(cql_type))
     match cql_type:
         case Collection("list", (element,)):
-            parts = [("path", pa.string()), ("value", arrow_type(element))]
+            parts = [("path", pa.string()), ("value", stored_type(element))]
         case Collection("set", (element,)):
-            parts = [("path", arrow_type(element))]
+            parts = [("path", stored_type(element))]
         case Collection(_, (key, value)):
-            parts = [("path", arrow_type(key)), ("value", arrow_type(value))]
+            parts = [("path", stored_type(key)), ("value", stored_type(value))]
         case _:
-            fields = [(name, cell_type(arrow_type(t))) for name, t in udt_fields(cql_type)]
+            fields = [(name, cell_type(stored_type(t))) for name, t in udt_fields(cql_type)]
             return pa.struct([("tombstone", TOMBSTONE), ("fields", pa.struct(fields))])
     element_type = pa.struct([*parts, *_CELL_TIMES])
     return pa.struct([("tombstone", TOMBSTONE), ("elements", pa.list_(pa.field("element", element_type)))])
@@ -111,9 +111,9 @@ def field_name(column: Column) -> str:
 def change_schema(schema: TableSchema) -> pa.Schema:
     """Return the Arrow schema of a table's changes."""
     fields: list[tuple[str, pa.DataType]] = [("kind", pa.string())]
-    fields += [(field_name(c), arrow_type(c.type)) for c in schema.partition_key]
+    fields += [(field_name(c), stored_type(c.type)) for c in schema.partition_key]
     fields += [("key", pa.binary()), ("token", pa.int64())]
-    fields += [(field_name(c), arrow_type(c.type)) for c in schema.clustering]
+    fields += [(field_name(c), stored_type(c.type)) for c in schema.clustering]
     fields += [("position", pa.binary()), ("end", pa.binary()), ("marker", MARKER), ("tombstone", TOMBSTONE)]
     fields += [(field_name(c), column_type(c.type)) for c in schema.static + schema.regular]
     fields.append(("origin", ORIGIN))

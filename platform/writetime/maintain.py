@@ -1,5 +1,7 @@
 """Keeps a table of the lake small and quick to read, by the settings: what is to be done on a schedule."""
 
+from collections import Counter
+
 from writetime.config import Settings
 from writetime.lake import horizon, retention, state, views
 from writetime.lake.merging import Runner
@@ -9,20 +11,23 @@ from writetime.rows.retention import merge_events
 _DAY = 86_400_000_000
 
 
-def maintain(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:
+def maintain(
+    settings: Settings, table: LakeTable, run: Runner = map, unfit: Counter[str] | None = None
+) -> dict[str, int]:
     """Fold new changes into the state, renew the compacted view, and do the upkeep; return how much of each was done.
 
     Args:
         settings: how long what is kept.
         table: the table.
         run: runs the tasks.
+        unfit: as `lake.row_form.fit` has it.
     """
     folded, compacted = state.fold(table, run), state.compact(table, run)
     kept = upkeep(settings, table, run)
     return {
         "files_folded": folded,
         "buckets_compacted": compacted,
-        "rows": views.refresh(table, run),
+        "rows": views.refresh(table, run, unfit=unfit),
         **kept,
     }
 

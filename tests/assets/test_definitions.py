@@ -147,6 +147,7 @@ def test_a_table_is_one_entry(config: Path) -> None:
         "write_times_are_past",
         "rows_are_those_of_the_state",
         "rows_are_as_expected",
+        "timestamps_fit",
         "rows_are_those_of_the_database",
         "events_are_of_their_kinds",
         "all_events_are_published",

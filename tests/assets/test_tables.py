@@ -1,5 +1,6 @@
 """The assets of a followed table on a real snapshot: by token range, merged, checked against the database's answer."""
 
+from collections import Counter
 from typing import Any, cast
 
 import great_expectations.expectations as gxe
@@ -31,7 +32,9 @@ from writetime.lake.parquet import write_file
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import create_table, open_table
 from writetime.lake.views import virtual
+from writetime.schema.cql import parse_table
 from writetime.servers.process import free_port
+from writetime.storage.primitives import token
 from writetime.tables import FollowedTable
 
 RESOURCES: dict[str, Any] = {"spark": SparkResource(), "lake": LakeResource(), "database": DatabaseResource()}
@@ -88,6 +91,7 @@ def test_snapshot_to_view(settings: Settings, spark: SparkSession, monkeypatch: 
         "write_times_are_past",
         "rows_are_those_of_the_state",
         "rows_are_as_expected",
+        "timestamps_fit",
         "rows_are_those_of_the_database",
     }
     assert checks["levels_are_a_state"].metadata["expectations_met"].value == len(expectations.of_levels())
@@ -195,12 +199,34 @@ def test_a_view_that_is_not_as_the_entry_expects_is_not_published(settings: Sett
         add(table, [write(1, 1, at, v=value)], at)
         result = materialize([shown], instance=DagsterInstance.ephemeral(), resources=RESOURCES, raise_on_error=False)
         checks = {check.check_name: check.passed for check in result.get_asset_check_evaluations()}
-        assert checks == {"rows_are_those_of_the_state": True, "rows_are_as_expected": result.success}
+        wanted = {"rows_are_those_of_the_state": True, "rows_are_as_expected": result.success}
+        assert checks == wanted | ({"timestamps_fit": True} if result.success else {})
         return result.success, [row["v"] for row in view_rows(compacted(table))]
 
     assert refreshed("a", 1) == (True, ["a"])
     assert refreshed("c", 2) == (False, ["a"])
     assert refreshed("b", 3) == (True, ["b"])
+
+
+def test_timestamps_that_do_not_fit_are_named_and_stop_nothing(settings: Settings, spark: SparkSession) -> None:
+    schema = parse_table("CREATE TABLE shop.items (at timestamp, n int, v set<timestamp>, PRIMARY KEY (at, n))")
+    table = create_table(settings, schema)
+    cell = {"tombstone": False, "write_time": 1}
+    rows = []
+    for number, at in enumerate(((1 << 63) - 1, (1 << 63) - 2, 0)):
+        key = at.to_bytes(8, "big")
+        row = {"kind": "row", "at": at, "key": key, "token": token(key), "n": 1, "position": b"\x40\x80\0\0\1\x38"}
+        row |= {"marker": {"write_time": 1}, "v": {"elements": [{"path": number, **cell}, {"path": at, **cell}]}}
+        rows.append(row)
+    add(table, rows, 1, schema)
+    shown = views.compacted(FollowedTable(SCHEMA.full_name, Table(), schema))
+    result = materialize([shown], instance=DagsterInstance.ephemeral(), resources=RESOURCES)
+    checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
+    assert checks["rows_are_those_of_the_state"].passed
+    found = checks["timestamps_fit"]
+    assert (found.passed, found.severity) == (False, AssetCheckSeverity.WARN)
+    assert found.metadata["rows_by_column"].value == {"at": 2, "v": 2}
+    assert Counter(row["at"] for row in view_rows(compacted(table))) == {None: 2, 0: 1}
 
 
 def test_a_fault_that_a_person_has_to_mend_is_one_sentence_and_not_tried_again(settings: Settings) -> None:

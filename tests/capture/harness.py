@@ -23,6 +23,7 @@ from writetime.changes import change_schema
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.kafka import end_offsets, messages_between
+from writetime.lake.row_form import fit
 from writetime.merge import live_rows, merge
 from writetime.publishing import SchemaTopic
 from writetime.registry import registry_of
@@ -109,7 +110,7 @@ class Captured:
         for table in tables:
             schema = self.schema(table)
             rows = live_rows(merge([self.changes(table)], schema), schema, as_of=int(time.time()))
-            found, wanted = view_rows([rows]), cql_rows(self.node.session(), schema)
+            found, wanted = view_rows([fit(rows, schema)]), cql_rows(self.node.session(), schema)
             for row in wanted:
                 assert row in found, f"{table}: {str(row)[:300]} is missing"
             assert found == wanted, f"{table}: {len(found)} rows, not {len(wanted)}, or in another order"

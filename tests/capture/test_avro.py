@@ -237,3 +237,60 @@ def test_what_every_change_has() -> None:
         without = batch.set_column(at, name, pa.nulls(2, batch.schema.field(name).type))
         with pytest.raises(WritetimeError, match="lacks a field"):
             ChangeEncoder(schema).encode(without)
+
+
+def before_milliseconds(avro: Any) -> Any:
+    """A schema of changes as it was when timestamps were microseconds."""
+    text = json.dumps(avro).replace("timestamp-millis", "timestamp-micros")
+    return json.loads(text.replace('"writetime.changes.', '"changes.'))
+
+
+def test_messages_of_microseconds_are_read_as_milliseconds() -> None:
+    """Timestamps were microseconds once, at any depth; the topic still has such messages."""
+    schema = parse_table(
+        "CREATE TYPE ks.u (a timestamp); CREATE TABLE ks.t (p timestamp, c timestamp, v timestamp, l list<timestamp>, "
+        "m map<timestamp, timestamp>, u u, f frozen<map<timestamp, tuple<timestamp, bigint>>>, b bigint, "
+        "PRIMARY KEY (p, c))"
+    )
+    avro = change_avro(schema)
+    earlier = before_milliseconds(avro)
+    assert fingerprint(earlier) != fingerprint(avro)
+    millis = -1_234_567
+    cell = {"write_time": 1, "tombstone": False}
+    stored = {
+        "p": millis,
+        "c": millis,
+        "v": {"value": millis, **cell},
+        "l": {"elements": [{"path": "x", "value": millis, **cell}]},
+        "m": {"elements": [{"path": millis, "value": None, **cell}]},
+        "u": {"fields": {"a": {"value": millis, **cell}}},
+        "f": {"value": [(millis, {"_1": millis, "_2": millis})], **cell},
+        "b": {"value": millis, **cell},
+    }
+    places = {
+        "kind": "row",
+        "key": b"k",
+        "token": 1,
+        "position": b"p",
+        "origin": {"source": "x", "captured_at": millis},
+    }
+    full = change_schema(schema)
+    columns = [pa.array([(stored | places).get(f.name)], numbers(f.type)).cast(f.type) for f in full]
+    wanted = pa.RecordBatch.from_arrays(columns, schema=full)
+    row = as_avro(
+        wanted.cast(pa.schema([(f.name, numbers(f.type)) for f in full])).to_pylist()[0], pa.struct(list(full))
+    )
+
+    def in_micros(value: Any, of: str = "") -> Any:
+        if isinstance(value, dict):
+            return {
+                n: in_micros(v, n if n in ("b", "_2", "write_time", "captured_at") else of) for n, v in value.items()
+            }
+        if isinstance(value, list):
+            return [in_micros(v, of) for v in value]
+        return value * 1000 if value == millis and not of else value
+
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, fastavro.parse_schema(plain(earlier)), in_micros(row))
+    known = {fingerprint(avro): avro, fingerprint(earlier): earlier}
+    same(ChangeDecoder(schema, known).decode([single_object_header(earlier) + written.getvalue()]), wanted)

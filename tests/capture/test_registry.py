@@ -11,9 +11,12 @@ import pytest
 
 from tests.capture.harness import Captured
 from tests.capture.registry import RegistryServer, with_login
+from tests.capture.test_avro import before_milliseconds
 from tests.capture.test_landing import assert_view, landed
 from tests.capture.test_segments import complete, progress_of, put_back, wait_for
 from tests.rows.test_publish import messages, plain
+from writetime import config
+from writetime.capture.avro import change_avro
 from writetime.capture.landing import Landing
 from writetime.capture.publisher import topic_of
 from writetime.config import SchemaRegistry, Settings
@@ -21,6 +24,8 @@ from writetime.errors import WritetimeError
 from writetime.lake.table import open_table
 from writetime.registry import Registry
 from writetime.rows import publish, stream
+from writetime.rows.avro import event_avro
+from writetime.schema.cql import parse_schemas
 
 __all__ = ["landed"]
 
@@ -105,6 +110,26 @@ def test_messages_of_both_forms(registered: Captured, registry: RegistryServer) 
         (r.k, r.c) for r in registered.node.session().execute(f"SELECT k, c FROM {name}").all()
     )
     assert registry.ask("GET", f"/config/rows.{name}-value")["compatibilityLevel"] == "BACKWARD_TRANSITIVE"
+
+
+def test_schemas_from_before_milliseconds_are_followed(registry: RegistryServer) -> None:
+    """The namespace changed, timestamps became milliseconds, and key columns with timestamps nullable."""
+    own = Registry(config.load(schema_registry={"url": registry.url}))
+    table = "CREATE TYPE ks.u (a timestamp); CREATE TABLE ks.t (p timestamp, c int, v timestamp, u u, l list<text>"
+    schema, grown = (parse_schemas(f"{table}{more}, PRIMARY KEY (p, c))")[0] for more in ("", ", w timestamp"))
+    avro = change_avro(schema)
+    versions = [own.register("changes.ks.t", a, "FULL_TRANSITIVE") for a in (before_milliseconds(avro), avro)]
+    versions.append(own.register("changes.ks.t", change_avro(grown), "FULL_TRANSITIVE"))
+    assert len(set(versions)) == 3
+    events = event_avro(schema)
+    earlier = json.loads(json.dumps(events))
+    key = next(f for f in earlier["fields"] if f["name"] == "before")["type"][1]["fields"][0]
+    assert key["name"] == "p"
+    key["type"] = key["type"][1]
+    del key["default"]
+    assert own.register("rows.ks.t", earlier, "BACKWARD_TRANSITIVE") != own.register(
+        "rows.ks.t", events, "BACKWARD_TRANSITIVE"
+    )
 
 
 def test_a_refused_schema_stops_no_other_table(registered: Captured, registry: RegistryServer) -> None:

@@ -44,6 +44,7 @@ from writetime.kafka import beginning_offsets, end_offsets
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.parquet import PARTITION, read_file
+from writetime.lake.row_form import fit
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import LakeTable, create_table, open_table, view_schema
 from writetime.rows import publish, stream
@@ -343,7 +344,8 @@ class ClusterRun:
     def _answer(self, name: str) -> pa.Table:
         schema = self._schema(name)
         with session_at(self._settings, ConsistencyLevel.ALL) as session:
-            return with_one_form(answers.decoded(answers.rows(answers.raw(session), schema), schema), schema)
+            found = answers.decoded(answers.rows(answers.raw(session), schema), schema)
+            return with_one_form(fit(found, schema), schema)
 
     def _schema(self, name: str) -> TableSchema:
         return read_schema(self._session, name)

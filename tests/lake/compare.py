@@ -8,6 +8,7 @@ from tests.merge.test_cql import with_one_form
 from tests.storage.expected import assert_same
 from writetime.lake import state, views
 from writetime.lake.parquet import PARTITION
+from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, view_schema
 from writetime.schema.table import TableSchema
 
@@ -20,7 +21,7 @@ def assert_views(session: Session, schema: TableSchema, table: LakeTable) -> int
         schema: what the table is in the database.
         table: the table in the lake; its changes are folded.
     """
-    wanted = with_one_form(answers.decoded(answers.rows(session, schema), schema), schema)
+    wanted = with_one_form(fit(answers.decoded(answers.rows(session, schema), schema), schema), schema)
     assert table.schema().columns == schema.columns, f"{schema.full_name} has other columns in the lake"
     virtual = pa.concat_tables([view_schema(schema).empty_table(), *views.virtual(table)])
     assert_same(with_one_form(virtual, schema), wanted)

@@ -9,11 +9,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.conftest import write_settings
-from tests.lake.made import add, new_table, settings_at, write
+from tests.lake.made import add, batch, new_table, settings_at, write
 from writetime.cli import main
 from writetime.lake.cli import filtered
 from writetime.lake.table import LakeTable
-from writetime.lake.text import json_line, print_table
+from writetime.lake.text import print_table
+from writetime.printing import json_line
+from writetime.schema.cql import parse_table
+from writetime.storage.cli import write_changes
 
 
 @pytest.fixture
@@ -88,6 +91,48 @@ def test_values_as_json() -> None:
         "udt": {"a": None, "b": 1.5},
         "nothing": None,
     }
+
+
+def test_numbers_that_are_not_finite_are_texts() -> None:
+    """Nested, and as keys, in any width; what is finite is a number still."""
+    odd = [float("nan"), float("inf"), float("-inf"), -0.0, 5e-324, None]
+    doubles = pa.array(odd, pa.float64())
+    floats = doubles.cast(pa.float32())
+    rows = {
+        "d": doubles,
+        "f": floats,
+        "l": pa.ListArray.from_arrays([0, *[6] * 6], doubles),
+        "m": pa.MapArray.from_arrays([0, 1, 2, 3, 4, 5, 5], doubles.slice(0, 5), floats.slice(0, 5)),
+        "t": pa.StructArray.from_arrays([floats, pa.nulls(6, pa.int32())], ["_1", "_2"]),
+    }
+    found = [orjson.loads(json_line({n: a[i] for n, a in rows.items()})) for i in range(6)]
+    texts = ["NaN", "Infinity", "-Infinity"]
+    assert [row["d"] for row in found] == [*texts, 0, 5e-324, None]
+    assert [row["f"] for row in found] == [row["t"]["_1"] for row in found] == [*texts, 0, 0, None]
+    assert str(found[3]["d"]) == "-0.0"
+    assert found[0]["l"] == [*texts, 0, 5e-324, None]
+    assert [row["m"] for row in found][:3] == [[[text, text]] for text in texts]
+    assert found[0]["t"] == {"_1": "NaN", "_2": None}
+    assert orjson.loads(json_line({"t": rows["t"][0], "n": pa.scalar(None)}, nulls=False)) == {"t": {"_1": "NaN"}}
+
+
+def test_changes_as_json(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Dates beyond Python's, and numbers that are not finite."""
+    schema = parse_table("CREATE TABLE shop.items (id int, n int, v date, w set<double>, PRIMARY KEY (id, n))")
+    row = write(1, 1, 5)
+    row["w"] = {"elements": [{"path": float("nan"), "write_time": 5, "tombstone": False}]}
+    changes = batch([row], schema)
+    day = pa.array([(1 << 31) - 1], pa.int32()).cast(pa.date32())
+    cell = changes.schema.field("v").type
+    parts = [day if f.name == "value" else pa.nulls(1, f.type) for f in cell]
+    index = changes.schema.get_field_index("v")
+    changes = changes.set_column(index, changes.schema.field("v"), pa.StructArray.from_arrays(parts, fields=list(cell)))
+    write_changes(iter([(schema, changes)]), [schema], None, None, stats=False)
+    found = orjson.loads(capsysbinary.readouterr().out)
+    assert found["v"] == {"value": "5881580-07-11"}
+    assert found["w"] == {"elements": [{"path": "NaN", "write_time": 5, "tombstone": False}]}
+    assert "marker" in found
+    assert "tombstone" not in found
 
 
 def test_a_condition_leaves_values_as_they_are() -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from cassandra.cluster import Cluster, Session
 from cassandra.protocol import ResultMessage, _ProtocolHandler  # type: ignore[attr-defined]
 
-from writetime.schema.mapping import arrow_type
+from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex, quote_name
 from writetime.schema.values import decoder
@@ -57,12 +57,12 @@ def rows(session: Session, schema: TableSchema) -> list[list[bytes | None]]:
 
 
 def decoded(answer: list[list[bytes | None]], schema: TableSchema) -> pa.Table:
-    """Return rows as a table."""
+    """Return rows as a table, with values in the stored form."""
     columns: dict[str, pa.Array] = {}
     for i, column in enumerate(schema.columns):
         decode = decoder(column.type)
         values = [None if (data := row[i]) is None else decode(data) for row in answer]
-        columns[column.name] = pa.array(values, arrow_type(column.type))
+        columns[column.name] = pa.array(values, stored_type(column.type))
     return pa.table(columns)
 
 

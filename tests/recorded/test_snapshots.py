@@ -21,6 +21,7 @@ from writetime.errors import WritetimeError
 from writetime.lake import backfill as module
 from writetime.lake import views
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
+from writetime.lake.row_form import fit
 from writetime.lake.table import create_table
 
 RECORDING = Recording(RECORDED / "rec105")
@@ -106,4 +107,4 @@ def test_a_backfill_is_what_the_database_answered(
     monkeypatch.setattr(views, "time_now", lambda: RECORDING.snapshot_at(TABLE) * 1_000_000)
     schema = RECORDING.schemas[TABLE]
     rows = with_one_form(pa.concat_tables(views.virtual(table)), schema)
-    assert texts(rows) == texts(answered(RECORDING.of(TABLE, "select"), schema))
+    assert texts(rows) == texts(fit(answered(RECORDING.of(TABLE, "select"), schema), schema))

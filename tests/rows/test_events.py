@@ -10,7 +10,7 @@ from tests.merge.generated import SCHEMA, Change, change, table
 from tests.rows.replay import apply, in_order
 from writetime.merge import live_rows, merge
 from writetime.rows.compare import different
-from writetime.rows.events import Batch, placed_rows, row_events
+from writetime.rows.events import Batch, fitted_rows, row_events
 from writetime.rows.ids import siphash
 
 EXAMPLES = settings(max_examples=100, deadline=None)
@@ -21,12 +21,12 @@ BATCHES = st.lists(st.tuples(st.lists(change(), max_size=5), st.integers(0, 2)),
 @EXAMPLES
 def test_replayed_events_are_the_rows(batches: list[tuple[list[Change], int]]) -> None:
     state = merge([], SCHEMA)
-    before = placed_rows(state, SCHEMA, 99_000_000)
+    before = fitted_rows(state, SCHEMA, 99_000_000)
     rows, seen, second = {}, set(), 99
     for sequence, (changes, seconds) in enumerate(batches, 1):
         second += seconds
         state = merge([state, table(changes)], SCHEMA)
-        after = placed_rows(state, SCHEMA, second * 1_000_000)
+        after = fitted_rows(state, SCHEMA, second * 1_000_000)
         events = row_events(before, after, SCHEMA, Batch(0, sequence, second * 1_000_000))
         events.validate(full=True)
         apply([events], rows)

@@ -35,6 +35,7 @@ from writetime.config import Capture, Settings
 from writetime.lake import state, views
 from writetime.lake.horizon import captured_until, next_horizon, registered_sources
 from writetime.lake.parquet import read_file
+from writetime.lake.row_form import fit
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import open_table, view_schema
 from writetime.servers.process import free_port
@@ -94,7 +95,7 @@ def assert_view(settings: Settings, table: Logged) -> None:
     schema = table.schema
     parts = [view_schema(schema).empty_table(), *views.virtual(open_table(settings, schema.full_name))]
     with answers.raw_session(settings.cassandra.port) as session:
-        wanted = answers.decoded(answers.rows(session, schema), schema)
+        wanted = fit(answers.decoded(answers.rows(session, schema), schema), schema)
     assert_same(with_one_form(pa.concat_tables(parts), schema), with_one_form(wanted, schema))
 
 

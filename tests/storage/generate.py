@@ -246,6 +246,9 @@ def _timeuuid(r: random.Random) -> str:
     )
 
 
+# Milliseconds that fit into a timestamp of CQL, and not into one of microseconds.
+_BEYOND = ((1 << 63) - 1, -(1 << 63), 9_223_372_036_854_776, -9_223_372_036_854_776)
+
 _LITERALS: dict[str, Callable[[random.Random], str]] = {
     "ascii": lambda r: "'" + "".join(r.choice("abcXYZ 09") for _ in range(r.randint(0, 6))) + "'",
     "bigint": _integer(64),
@@ -273,7 +276,9 @@ _LITERALS: dict[str, Callable[[random.Random], str]] = {
     "smallint": _integer(16),
     "text": _text,
     "time": lambda r: f"'{r.randint(0, 23):02d}:10:11.{r.randint(0, 999999999):09d}'",
-    "timestamp": lambda r: str(r.choice([0, -1, 1_700_000_000_123, -62_135_596_800_000, r.randint(-(10**14), 10**14)])),
+    "timestamp": lambda r: str(
+        r.choice([0, -1, 1_700_000_000_123, -62_135_596_800_000, *_BEYOND, r.randint(-(10**14), 10**14)])
+    ),
     "timeuuid": _timeuuid,
     "tinyint": _integer(8),
     "uuid": lambda r: r.choice(

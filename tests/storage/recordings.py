@@ -10,7 +10,7 @@ import pyarrow as pa
 from tests.storage.expected import plain
 from writetime.changes import change_schema, field_name
 from writetime.merge import live_rows, merge
-from writetime.schema.mapping import arrow_type
+from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 from writetime.schema.values import decoder
@@ -58,7 +58,7 @@ class RecordedTable:
         for i, name in enumerate(names):
             decode = decoder(types[name])
             values = [None if row[i] is None else decode(bytes.fromhex(row[i])) for row in rows]
-            columns.append(pa.array(values, arrow_type(types[name])))
+            columns.append(pa.array(values, stored_type(types[name])))
         return sorted(
             repr([(n, plain(c[i])) for n, c in sorted(zip(names, columns, strict=True))]) for i in range(len(rows))
         )

@@ -155,8 +155,6 @@ def _as_arrow(cql_type: CqlType, value: Any) -> Any:
             return {name: _as_arrow(t, getattr(value, name)) for name, t in fields}
         case Native("decimal" | "varint" | "uuid" | "timeuuid"):
             return str(value)
-        case Native("timestamp"):
-            return value * 1000
         case Native("date"):
             return value.days_from_epoch
         case Native("time"):

@@ -143,6 +143,28 @@ def test_values_of_every_kind(settings: Settings, session: Session) -> None:
     assert ((difference.lake or {})["m"], (difference.database or {})["m"]) == ({"a": 1}, None)
 
 
+def test_types_that_the_driver_cannot_read(settings: Settings, session: Session) -> None:
+    """Its parser takes the hexadecimal name of a type for a number if all its digits are decimal."""
+    table = f"{settings.cassandra.keyspace}.vectors"
+    for name in ("u", "t1"):
+        session.execute(f"CREATE TYPE {settings.cassandra.keyspace}.{name} (a int, b frozen<list<text>>)")
+    session.execute(
+        f"CREATE TABLE {table} (p int PRIMARY KEY, v vector<frozen<u>, 2>, w list<frozen<vector<frozen<t1>, 1>>>, "
+        "m map<text, frozen<vector<frozen<u>, 1>>>, t tuple<int, frozen<vector<frozen<u>, 1>>>, u u, after text)"
+    )
+    u = "{a: 1, b: ['x']}"
+    session.execute(
+        f"INSERT INTO {table} (p, v, w, m, t, u, after) VALUES (1, [{u}, {u}], [[{u}]], {{'k': [{u}]}}, (1, [{u}]), "
+        f"{u}, 'z')"
+    )
+    snapshot(table)
+    lake = open_table(settings, table)
+    assert verify(settings, lake, 10).differences == []
+    session.execute(f"UPDATE {table} USING TIMESTAMP 1 SET v = [{u}, {u}] WHERE p = 2")
+    (difference,) = verify(settings, lake, 0).differences
+    assert (difference.database or {})["v"] == [{"a": 1, "b": ["x"]}] * 2
+
+
 def test_columns_that_the_database_lacks(settings: Settings, session: Session, tmp_path: Path) -> None:
     table = make_items(settings, session)
     session.execute(f"ALTER TABLE {table} DROP w")

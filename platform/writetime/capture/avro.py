@@ -27,7 +27,7 @@ from writetime.schema.avro import (
 )
 from writetime.schema.avro_decode import AvroReader
 from writetime.schema.describe import to_cql
-from writetime.schema.mapping import avro_name, avro_type
+from writetime.schema.mapping import avro_name, stored_avro_type
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 
@@ -46,7 +46,9 @@ Part: TypeAlias = pa.Array | pa.Scalar
 
 def change_avro(schema: TableSchema) -> dict[str, Any]:
     """Return the Avro schema of a table's changes."""
-    namespace = f"changes.{avro_name(schema.keyspace)}.{avro_name(schema.name)}"
+    # When timestamps were microseconds, this began with `changes`. A fingerprint does not cover logical types, so the
+    # name has to tell those messages apart.
+    namespace = f"writetime.changes.{avro_name(schema.keyspace)}.{avro_name(schema.name)}"
     marker = [_long("write_time"), _optional("ttl", "int"), _optional("expiry", "long")]
     fields: list[dict[str, Any]] = [
         {"name": "kind", "type": {"type": "enum", "name": "kind", "symbols": list(KINDS)}},
@@ -88,7 +90,7 @@ def _tombstone(namespace: str) -> dict[str, Any]:
 
 def _key_field(column: Column, namespace: str) -> dict[str, Any]:
     name = avro_name(field_name(column))
-    return _optional(name, avro_type(column.type, "value", f"{namespace}.{name}"))
+    return _optional(name, stored_avro_type(column.type, "value", f"{namespace}.{name}"))
 
 
 def _column_field(column: Column, namespace: str) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def _column_field(column: Column, namespace: str) -> dict[str, Any]:
 
 def _cell(name: str, content: CqlType | None, path: CqlType | None, namespace: str) -> dict[str, Any]:
     parts = [("path", path), ("value", content)]
-    fields = [_optional(n, avro_type(t, n, namespace)) for n, t in parts if t is not None]
+    fields = [_optional(n, stored_avro_type(t, n, namespace)) for n, t in parts if t is not None]
     fields += [_long("write_time"), _optional("ttl", "int"), _optional("deletion_time", "long")]
     return _record(name, [*fields, {"name": "tombstone", "type": "boolean"}], namespace)
 

@@ -1,6 +1,7 @@
 """`writetime snapshot | backfill | view | maintain KS.TABLE`."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +16,12 @@ from writetime.instants import parse_instant
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import complete_schema, find_snapshots
+from writetime.lake.row_form import warning
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import create_table, open_table, view_schema
-from writetime.lake.text import json_line, json_value, print_table
+from writetime.lake.text import print_table
 from writetime.maintain import maintain as maintain_table
+from writetime.printing import json_line, json_value
 from writetime.schema.cql import parse_table
 
 
@@ -61,13 +64,16 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str) -> None
     """Print the rows of a table as the database would answer SELECT *, now or as of an instant."""
     lake_table = open_table(config.load(), table)
     instant = None if as_of is None else parse_instant(as_of)
-    parts = views.virtual(lake_table, instant)
+    unfit: Counter[str] = Counter()
+    parts = views.virtual(lake_table, instant, unfit)
     wanted = (filtered(part, where) for part in parts) if where else parts
     schema = view_schema(lake_table.schema())
     if form == "jsonl":
         _print_lines(wanted)
     else:
         {"table": _print_table, "parquet": _write_parquet}[form](wanted, schema)
+    if unfit:
+        click.echo(warning(table, unfit), err=True)
 
 
 @click.command()
@@ -76,7 +82,8 @@ def maintain(*, table: str) -> None:
     """Fold new changes into the state, drop old tombstones, renew the compacted view, merge old history and row events,
     delete files not needed."""
     settings = config.load()
-    done = maintain_table(settings, open_table(settings, table))
+    unfit: Counter[str] = Counter()
+    done = maintain_table(settings, open_table(settings, table), unfit=unfit)
     click.echo(f"changes    {done['files_folded']} files folded into the state")
     click.echo(f"state      levels folded in {done['buckets_compacted']} buckets")
     click.echo(f"tombstones dropped in {done['buckets_without_old_tombstones']} buckets")
@@ -84,6 +91,8 @@ def maintain(*, table: str) -> None:
     click.echo(f"history    {done['history_files_merged']} files merged")
     click.echo(f"events     {done['row_events_merged']} merged into the rows that they led to")
     click.echo(f"vacuum     {done['files_deleted']} files deleted")
+    if unfit:
+        click.echo(warning(table, unfit), err=True)
 
 
 def filtered(rows: pa.Table, where: str) -> pa.Table:

@@ -194,13 +194,18 @@ def _conform(array: pa.Array, wanted: pa.DataType, nulls: Callable[[int, pa.Data
         flat = entries.flatten()
         keys = _conform(flat.field("key"), wanted.key_type, nulls)
         items = _conform(flat.field("value"), wanted.item_type, nulls)
-        return pa.MapArray.from_arrays(_offsets(entries), keys, items, wanted)
+        return pa.MapArray.from_arrays(list_offsets(entries), keys, items, wanted)
     if pa.types.is_list(wanted) and pa.types.is_list(array.type):
-        return pa.ListArray.from_arrays(_offsets(array), _conform(array.flatten(), wanted.value_type, nulls), wanted)
+        return pa.ListArray.from_arrays(
+            list_offsets(array), _conform(array.flatten(), wanted.value_type, nulls), wanted
+        )
+    if pa.types.is_timestamp(array.type) != pa.types.is_timestamp(wanted):
+        # A cast would take the one's microseconds for the other's milliseconds.
+        raise pa.ArrowInvalid(f"{array.type} cannot become {wanted}")
     return array.cast(wanted)
 
 
-def _offsets(lists: pa.Array) -> pa.Array:
+def list_offsets(lists: pa.Array) -> pa.Array:
     """Return offsets into the flattened lists; a null offset makes a null list."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

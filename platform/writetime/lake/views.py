@@ -5,6 +5,7 @@ at an instant. So they differ in when they are computed and in nothing else.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from writetime.lake.delta import DataFile, Snapshot
 from writetime.lake.history import require_history, until
 from writetime.lake.merging import Runner, Source, merge_files
 from writetime.lake.parquet import WrittenFile, write_file
+from writetime.lake.row_form import fit
 from writetime.lake.state import Staged, pending
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
@@ -39,13 +41,13 @@ class BucketView:
     only_until: bool
     target: Storage
 
-    def rows(self) -> pa.Table:
-        """Compute the rows."""
+    def rows(self, unfit: Counter[str] | None = None) -> pa.Table:
+        """Compute the rows; `unfit` as `row_form.fit` has it."""
         select: Callable[[pa.Table], pa.Table] | None = None
         if self.only_until:
             select = partial(until, schema=self.schema, instant=self.as_of)
         state = merge_files(self.sources, self.schema, select)
-        return live_rows(state, self.schema, self.as_of // 1_000_000)
+        return fit(live_rows(state, self.schema, self.as_of // 1_000_000), self.schema, unfit)
 
 
 def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]:
@@ -74,20 +76,30 @@ def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]
     ]
 
 
-def virtual(table: LakeTable, as_of: int | None = None) -> Iterator[pa.Table]:
-    """Compute the rows of a table, one bucket at a time; see `bucket_views`."""
+def virtual(table: LakeTable, as_of: int | None = None, unfit: Counter[str] | None = None) -> Iterator[pa.Table]:
+    """Compute the rows of a table, one bucket at a time; see `bucket_views`, and `row_form.fit` for `unfit`."""
     for bucket in bucket_views(table, as_of):
-        yield bucket.rows()
+        yield bucket.rows(unfit)
 
 
-def refresh(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
+def refresh(
+    table: LakeTable, run: Runner = map, staged: Staged | None = None, unfit: Counter[str] | None = None
+) -> int:
     """Replace the compacted view by the rows of now, in one commit; return how many they are.
 
-    `staged` is called with the new files before they are committed; if it raises, the view stays as it was.
+    Args:
+        table: the table.
+        run: runs the tasks, one a bucket.
+        staged: is called with the new files before they are committed; if it raises, the view stays as it was.
+        unfit: as `row_form.fit` has it; it is complete when `staged` is called.
     """
     view = table.view.load()
     tasks = bucket_views(table)
-    written = [file for file in run(_write, tasks) if file is not None]
+    found = list(run(_write, tasks))
+    written = [file for file, _ in found if file is not None]
+    if unfit is not None:
+        for _, counts in found:
+            unfit.update(counts)
     if staged:
         staged(written)
     instant = max((task.as_of for task in tasks), default=time_now())
@@ -100,9 +112,10 @@ def time_now() -> int:
     return time.time_ns() // 1000
 
 
-def _write(task: BucketView) -> WrittenFile | None:
-    rows = task.rows()
-    return write_file(task.target, rows, task.bucket, None) if rows.num_rows else None
+def _write(task: BucketView) -> tuple[WrittenFile | None, Counter[str]]:
+    unfit: Counter[str] = Counter()
+    rows = task.rows(unfit)
+    return (write_file(task.target, rows, task.bucket, None) if rows.num_rows else None), unfit
 
 
 def _sources(table: LakeTable, state: Snapshot, new: dict[int, list[DataFile]], bucket: int) -> tuple[Source, ...]:

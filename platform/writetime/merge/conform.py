@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from writetime.changes import change_schema, field_name
 from writetime.schema.table import SchemaError, TableSchema
+from writetime.schema.text import bytes_of_texts
 
 # These may come as dictionaries, as they repeat.
 REPEATING = ("kind", "key", "position")
@@ -50,7 +51,7 @@ def _convert(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     if found.equals(wanted):
         return array
     if pa.types.is_string(found) and pa.types.is_binary(wanted):
-        return array.cast(wanted)
+        return bytes_of_texts(array)
     if pa.types.is_struct(found) and pa.types.is_struct(wanted) and found.num_fields <= wanted.num_fields:
         parts = [
             _convert(array.field(i), field.type) if i < found.num_fields else pa.nulls(len(array), field.type)

@@ -6,13 +6,15 @@ import pyarrow as pa
 from writetime.changes import field_name, udt_fields
 from writetime.merge.arrow import mask_of, numbers, one_chunk, pc, take
 from writetime.merge.cells import EXPIRED_TTL
-from writetime.schema.mapping import arrow_type
+from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex
 
 
 def live_rows(state: pa.Table, schema: TableSchema, as_of: int) -> pa.Table:
     """Return the rows that live at an instant, in the order of the database, with the table's columns by name.
+
+    Values have the stored form (`mapping.stored_type`); `lake.row_form.fit` gives that of views.
 
     A row lives while its marker or one of its regular cells does; what has a TTL lives until its expiry second, not in
     it. Live static cells are joined to every row of their partition; where there is no row, they make one, with nulls
@@ -46,7 +48,7 @@ def live(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[pa.Table, np
     arrays = [take(one_chunk(state[field_name(c)]), taken) for c in schema.partition_key + schema.clustering]
     arrays += [take(values[c.name], statics) for c in schema.static]
     arrays += [take(values[c.name], taken) for c in schema.regular]
-    fields = [pa.field(c.name, arrow_type(c.type)) for c in schema.columns]
+    fields = [pa.field(c.name, stored_type(c.type)) for c in schema.columns]
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields)), taken
 
 
@@ -54,7 +56,7 @@ def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[
     """Return the value of a column in each row of a state, and whether any of its cells lives."""
     if not is_complex(cql_type):
         lives = _cells_live(column, as_of)
-        return pc.if_else(lives, column.field("value"), pa.scalar(None, arrow_type(cql_type))), mask_of(lives)
+        return pc.if_else(lives, column.field("value"), pa.scalar(None, stored_type(cql_type))), mask_of(lives)
     parts = column.flatten()[1]
     if not isinstance(cql_type, Collection):
         fields = [
@@ -64,7 +66,7 @@ def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[
         some = np.logical_or.reduce([s for _, s in fields])
         return (
             pa.StructArray.from_arrays(
-                [array for array, _ in fields], fields=list(arrow_type(cql_type)), mask=pa.array(~some)
+                [array for array, _ in fields], fields=list(stored_type(cql_type)), mask=pa.array(~some)
             ),
             some,
         )
@@ -75,7 +77,7 @@ def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[
     some = counts > 0
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
     elements = elements.filter(lives)
-    arrow, absent = arrow_type(cql_type), pa.array(~some)
+    arrow, absent = stored_type(cql_type), pa.array(~some)
     if cql_type.kind != "map":
         values = elements.field("path" if cql_type.kind == "set" else "value")
         return pa.ListArray.from_arrays(offsets, values, type=arrow, mask=absent), some

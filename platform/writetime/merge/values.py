@@ -13,9 +13,10 @@ from writetime.changes import AT, position_encoder
 from writetime.merge.arrow import pc
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import Column
+from writetime.schema.text import bytes_of_texts
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
-_TEXTS = ("ascii", "blob", "empty", "text")
+_BYTES, _TEXTS = ("blob", "empty"), ("ascii", "text")
 # Big-endian numbers of the same size as the serialised value: from Arrow's, plus what makes them unsigned.
 _NUMBERS = {"bigint": "i8", "date": "i4", "double": "f8", "float": "f4", "int": "i4", "smallint": "i2", "time": "i8"}
 _NUMBERS |= {"timestamp": "i8", "tinyint": "i1"}
@@ -26,8 +27,10 @@ def serialised(array: pa.Array, cql_type: CqlType) -> pa.Array:
     """Return bytes or text that compare as the serialised values do; null where a value is empty."""
     if isinstance(cql_type, Native):
         # 36 hexadecimal characters sort as the 16 bytes do.
-        if cql_type.name in (*_TEXTS, "uuid", "timeuuid"):
+        if cql_type.name in (*_BYTES, "uuid", "timeuuid"):
             return array
+        if cql_type.name in _TEXTS:
+            return bytes_of_texts(array)
         if cql_type.name in _NUMBERS:
             return _numbers(array, cql_type.name, flip=cql_type.name == "date")
     inner = serialiser(cql_type)
@@ -37,8 +40,10 @@ def serialised(array: pa.Array, cql_type: CqlType) -> pa.Array:
 def comparable(array: pa.Array, cql_type: CqlType) -> pa.Array:
     """Return bytes or text that compare as values of the type do in the database; null where a value is empty."""
     if isinstance(cql_type, Native):
-        if cql_type.name in _TEXTS:
+        if cql_type.name in _BYTES:
             return array
+        if cql_type.name in _TEXTS:
+            return bytes_of_texts(array)
         if cql_type.name in (*_SIGNED, "date", "time"):
             return _numbers(array, cql_type.name, flip=cql_type.name in (*_SIGNED, "date"))
         if cql_type.name == "timeuuid":
@@ -76,8 +81,6 @@ def has_forms(cql_type: CqlType) -> bool:
 
 def _numbers(array: pa.Array, name: str, *, flip: bool) -> pa.Array:
     values = plain(array).fill_null(0).to_numpy()
-    if name == "timestamp":
-        values = values // 1000
     code = np.dtype(">" + _NUMBERS[name])
     data = values.astype(code).view(np.uint8).reshape(-1, code.itemsize)
     if flip:
@@ -111,13 +114,11 @@ def _fixed(data: np.ndarray, array: pa.Array) -> pa.Array:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """Turn dates and times into numbers, however deep: Python's own have less range."""
+    """Turn dates into numbers, however deep: Python's own have less range."""
     return array.cast(_plain_type(array.type))
 
 
 def _plain_type(arrow: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(arrow):
-        return pa.int64()
     if pa.types.is_date32(arrow):
         return pa.int32()
     if pa.types.is_struct(arrow):

@@ -1,8 +1,9 @@
 """Row events as Avro: the schema that follows from a table's, and the messages.
 
 Key columns are required and all other columns nullable with the default null, so a new schema of the table always reads
-what was written under an older one. The clustering columns of a table that has static columns are nullable too: where a
-partition has static cells and no row, its one row has no clustering.
+what was written under an older one. Two kinds of key columns are nullable too. The clustering columns of a table that
+has static columns are: where a partition has static cells and no row, its one row has no clustering. Those with
+timestamps are: a timestamp that microseconds cannot hold is null, and `key` and `position` tell such rows apart.
 
 A message's key is the partition key as serialised. Its value is in Avro's single-object encoding (the topic
 `writetime.schemas` has the schemas by their fingerprints), or in Confluent's wire format.
@@ -16,7 +17,7 @@ from writetime.errors import WritetimeError
 from writetime.merge.arrow import pc
 from writetime.rows.events import KINDS
 from writetime.schema.avro import encode, encode_bytes, encode_long, joined, nullable, single_object_header
-from writetime.schema.mapping import avro_name, avro_type
+from writetime.schema.mapping import arrow_type, avro_name, avro_type, stored_type
 from writetime.schema.table import Column, TableSchema
 
 
@@ -94,4 +95,6 @@ def _field(column: Column, schema: TableSchema, namespace: str) -> dict[str, Any
 
 
 def _required(column: Column, schema: TableSchema) -> bool:
+    if stored_type(column.type) != arrow_type(column.type):
+        return False
     return column in schema.partition_key or (column in schema.clustering and not schema.static)

@@ -11,7 +11,8 @@ from writetime.errors import WritetimeError
 from writetime.lake import state, views
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, open_table
-from writetime.lake.text import json_line, json_value, print_table
+from writetime.lake.text import print_table
+from writetime.printing import json_line, json_value
 from writetime.rows.avro import event_avro
 from writetime.rows.events import event_schema
 from writetime.rows.publish import publish as publish_events

@@ -7,15 +7,16 @@
   no rows
 - `as_of`: the instant that expiry was judged at
 - `token`, `key` (the partition key as serialised) and `position`: where the row is
-- `before`, `after`: the row, as `SELECT *` gives it; null if it was not, or is no more
+- `before`, `after`: the row, as `SELECT *` gives it and the view holds it; null if it was not, or is no more
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from writetime.lake.parquet import conform
+from writetime.lake.row_form import fit
 from writetime.lake.table import view_schema
 from writetime.merge.arrow import one_chunk, take
 from writetime.merge.live import live
@@ -56,17 +57,24 @@ def event_schema(schema: TableSchema) -> pa.Schema:
 
 
 def placed_rows(state: pa.Table, schema: TableSchema, as_of: int) -> Rows:
-    """Return the rows that live in a state at an instant (microseconds), with their places."""
+    """Return the rows that live in a state at an instant (microseconds), with their places. Values have the stored
+    form."""
     values, index = live(state, schema, as_of // 1_000_000)
     return Rows(values, *(take(one_chunk(state[name]), index) for name in ("token", "key", "position")))
+
+
+def fitted_rows(state: pa.Table, schema: TableSchema, as_of: int) -> Rows:
+    """Return what `placed_rows` does in the row form, which row events have."""
+    rows = placed_rows(state, schema, as_of)
+    return replace(rows, values=fit(rows.values, schema))
 
 
 def row_events(before: Rows, after: Rows, schema: TableSchema, batch: Batch) -> pa.Table:
     """Return the events that lead from the rows before a batch to the rows after it, in the order of the database.
 
     Args:
-        before: the rows before, maybe of an older schema of the table.
-        after: the rows after.
+        before: the rows before, as `fitted_rows` returns them, maybe of an older schema of the table.
+        after: the rows after, as `fitted_rows` returns them.
         schema: the table.
         batch: which batch it is.
     """

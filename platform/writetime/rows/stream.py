@@ -24,7 +24,7 @@ from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
 from writetime.merge import merge
-from writetime.rows.events import Batch, event_schema, placed_rows, row_events
+from writetime.rows.events import Batch, event_schema, fitted_rows, row_events
 from writetime.rows.touched import expiring_tokens, merge_touched
 from writetime.schema.table import TableSchema
 
@@ -76,8 +76,8 @@ class RowTask:
         tokens = None if self.all_partitions else self._tokens(added)
         old = merge_touched(self.old, self.schema, tokens)
         was = old if self.schema == self.schema_before else merge_touched(self.old, self.schema_before, tokens)
-        before = placed_rows(was, self.schema_before, self.as_of_before)
-        after = placed_rows(merge([old, added], self.schema), self.schema, self.batch.as_of)
+        before = fitted_rows(was, self.schema_before, self.as_of_before)
+        after = fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of)
         return row_events(before, after, self.schema, self.batch)
 
     def run(self) -> WrittenFile | None:

@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.errors import WritetimeError
+from writetime.schema.avro import pc
 from writetime.schema.mapping import avro_name
+from writetime.schema.text import bytes_of_texts
 
 # Instructions. NEXT ends an element of the ARRAY that it belongs to.
 _LONG, _BOOLEAN, _FLOAT, _DOUBLE, _BYTES, _NULLABLE, _ARRAY, _NEXT = range(8)
@@ -114,6 +116,14 @@ class AvroReader:
             raise WritetimeError(f"field {path} was written as Avro's {kind}, which cannot become {arrow}")
         number, text = self._number(arrow, domain), self._text(arrow) if op == _BYTES else -1
         self._add(op, domain, number=number, text=text)
+        # Changes held timestamps as microseconds once, always of whole milliseconds.
+        micros = isinstance(avro, dict) and avro.get("logicalType") == "timestamp-micros"
+        if micros and arrow == pa.int64():
+            return lambda output, validity: pc.divide(output.leaf(arrow, domain, number, text, validity), 1000), least
+        if kind == "string" and arrow is not None and pa.types.is_binary(arrow):
+            return (
+                lambda output, validity: bytes_of_texts(output.leaf(pa.string(), domain, number, text, validity))
+            ), least
         return lambda output, validity: output.leaf(arrow, domain, number, text, validity), least
 
     def _nullable(self, union: list[Any], arrow: pa.DataType | None, domain: int, path: str) -> tuple[_Build, int]:

@@ -3,9 +3,10 @@
 import numpy as np
 import pyarrow as pa
 
-from writetime.schema.mapping import arrow_type
+from writetime.schema.mapping import stored_type
+from writetime.schema.text import texts_of
 from writetime.schema.types import CqlType, Native
-from writetime.schema.values import MILLIS_MAX, BadValue, decoder
+from writetime.schema.values import BadValue, decoder
 
 # Big-endian numbers on the wire.
 _NUMBERS = {
@@ -34,19 +35,16 @@ def decode(values: pa.Array, cql_type: CqlType) -> pa.Array:
         case Native("blob" | "empty"):
             return values
         case Native("text" | "ascii"):
-            try:
-                return values.cast(pa.string())
-            except pa.ArrowInvalid as e:
-                raise BadValue(f"bytes that are no {cql_type}: {e}") from None
+            return texts_of(values)
         case Native("uuid" | "timeuuid"):
             data, present = fixed_width(values, 16, cql_type)
             return _texts(data, present)
         case Native(name) if name in _NUMBERS:
             code = np.dtype(_NUMBERS[name])
             data, present = fixed_width(values, code.itemsize, cql_type)
-            return _numbers(data.view(code).reshape(-1), present, name, cql_type)
+            return _numbers(data.view(code).reshape(-1), present, name)
     inner = decoder(cql_type)
-    return pa.array([None if v is None else inner(v) for v in values.to_pylist()], arrow_type(cql_type))
+    return pa.array([None if v is None else inner(v) for v in values.to_pylist()], stored_type(cql_type))
 
 
 def fixed_width(values: pa.Array, width: int, cql_type: CqlType) -> tuple[np.ndarray, np.ndarray]:
@@ -70,22 +68,18 @@ def fixed_width(values: pa.Array, width: int, cql_type: CqlType) -> tuple[np.nda
     return content[rows[:, None] + np.arange(width)], present
 
 
-def _numbers(data: np.ndarray, present: np.ndarray, name: str, cql_type: CqlType) -> pa.Array:
+def _numbers(data: np.ndarray, present: np.ndarray, name: str) -> pa.Array:
     match name:
         case "boolean":
             found = data != 0
         case "date":
             found = (data.astype(np.int64) - (1 << 31)).astype(np.int32)
-        case "timestamp":
-            if (np.abs(data) > MILLIS_MAX).any():
-                raise BadValue("a timestamp is outside of what Spark can hold (years -290308 to 294247)")
-            found = data.astype(np.int64) * 1000
         case _:
             found = data.astype(data.dtype.newbyteorder("="))
     spread = np.zeros(len(present), found.dtype)
     spread[present] = found
     array = pa.array(spread, mask=None if present.all() else ~present)
-    return array.cast(arrow_type(cql_type)) if name in ("date", "timestamp") else array
+    return array.cast(pa.date32()) if name == "date" else array
 
 
 def _texts(data: np.ndarray, present: np.ndarray) -> pa.Array:

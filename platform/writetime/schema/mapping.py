@@ -1,10 +1,13 @@
-"""How every CQL type maps to Arrow, Spark and Avro without loss, and the page `docs/data-types.md` that states it.
+"""How every CQL type maps to Arrow, Spark and Avro, and the page `docs/data-types.md` that states it.
 
-Spark's types are those that pyspark itself derives from the Arrow types, so there is one mapping, not two.
+There are two forms of a value. Changes and states hold the stored form, which loses nothing. Views and row events hold
+the row form, which query engines handle best. The two differ for `timestamp` only: `schema.row_form` converts.
+
+Spark's types are those that pyspark itself derives from the Arrow types.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -47,36 +50,52 @@ _NATIVES: dict[str, tuple[pa.DataType, Any, str]] = {
     "inet": (pa.string(), "string", "The text form of an IPv4 or IPv6 address."),
     "int": (pa.int32(), "int", ""),
     "smallint": (pa.int16(), "int", ""),
-    "text": (pa.string(), "string", "`varchar` is the same type."),
+    "text": (pa.string(), "string", "`varchar` is the same type. Bytes that are not UTF-8 are escaped: see below."),
     "time": (pa.int64(), "long", "Nanoseconds since midnight."),
     "timestamp": (
         pa.timestamp("us", "UTC"),
         {"type": "long", "logicalType": "timestamp-micros"},
-        "CQL counts milliseconds; years before -290308 or after 294247 are refused, as Spark cannot hold them.",
+        "In views and row events. Changes and states hold milliseconds: see below.",
     ),
     "timeuuid": (pa.string(), {"type": "string", "logicalType": "uuid"}, "36 characters, lower case."),
     "tinyint": (pa.int8(), "int", ""),
     "uuid": (pa.string(), {"type": "string", "logicalType": "uuid"}, "36 characters, lower case."),
     "varint": (pa.string(), "string", "The digits, of any number; `CAST(x AS DECIMAL(38, 0))` where it fits."),
 }
+# The stored form where it differs: the int64 milliseconds of CQL, which microseconds cannot hold all of.
+_STORED: dict[str, tuple[pa.DataType, Any]] = {
+    "timestamp": (pa.int64(), {"type": "long", "logicalType": "timestamp-millis"}),
+}
 
 
 def arrow_type(cql_type: CqlType) -> pa.DataType:
-    """Return the Arrow type of a value (of a non-frozen collection or UDT: of its frozen form)."""
+    """Return the Arrow type of a value in a row (of a non-frozen collection or UDT: of its frozen form)."""
+    return _arrow(cql_type, lambda name: _NATIVES[name][0])
+
+
+def stored_type(cql_type: CqlType) -> pa.DataType:
+    """Return the Arrow type of a value in a change or state, as `arrow_type` does for rows."""
+    return _arrow(cql_type, lambda name: _STORED.get(name, _NATIVES[name])[0])
+
+
+def _arrow(cql_type: CqlType, native: Callable[[str], pa.DataType]) -> pa.DataType:
+    def arrow(inner: CqlType) -> pa.DataType:
+        return _arrow(inner, native)
+
     match cql_type:
         case Native(name):
-            return _NATIVES[name][0]
+            return native(name)
         case Collection("map", (key, value)) if not _has_map(key):
-            return pa.map_(arrow_type(key), arrow_type(value))
+            return pa.map_(arrow(key), arrow(value))
         case Collection("map", (key, value)):
-            entry = pa.struct([("key", arrow_type(key)), ("value", arrow_type(value))])
+            entry = pa.struct([("key", arrow(key)), ("value", arrow(value))])
             return pa.list_(pa.field("element", entry))
         case Collection(_, (element,)) | Vector(element, _):
-            return pa.list_(pa.field("element", arrow_type(element)))
+            return pa.list_(pa.field("element", arrow(element)))
         case Tuple(arguments):
-            return pa.struct([(f"_{i}", arrow_type(t)) for i, t in enumerate(arguments, 1)])
+            return pa.struct([(f"_{i}", arrow(t)) for i, t in enumerate(arguments, 1)])
         case Udt(_, _, fields):
-            return pa.struct([(name, arrow_type(t)) for name, t in fields])
+            return pa.struct([(name, arrow(t)) for name, t in fields])
     raise AssertionError(cql_type)
 
 
@@ -88,20 +107,29 @@ def spark_type(cql_type: CqlType) -> str:
 
 
 def avro_type(cql_type: CqlType, name: str = "value", namespace: str = "") -> Any:
-    """Return the Avro type, ready for JSON.
+    """Return the Avro type of a value in a row event, ready for JSON.
 
     Records get their name from where they are (`name`, `name_key`, `name_1`, ...), so that one type may be used twice.
     """
+    return _avro(cql_type, name, namespace, lambda native: _NATIVES[native][1])
+
+
+def stored_avro_type(cql_type: CqlType, name: str = "value", namespace: str = "") -> Any:
+    """Return the Avro type of a value in a change, as `avro_type` does for row events."""
+    return _avro(cql_type, name, namespace, lambda native: _STORED.get(native, _NATIVES[native])[1])
+
+
+def _avro(cql_type: CqlType, name: str, namespace: str, native_type: Callable[[str], Any]) -> Any:
     full = f"{namespace}.{name}" if namespace else name
 
     def nullable(cql: CqlType, suffix: str) -> list[Any]:
-        return ["null", avro_type(cql, f"{name}_{suffix}", namespace)]
+        return ["null", _avro(cql, f"{name}_{suffix}", namespace, native_type)]
 
     match cql_type:
         case Native("duration"):
             return {**_AVRO_DURATION, "name": f"{name}_duration", "namespace": namespace or "writetime"}
         case Native(native):
-            return _NATIVES[native][1]
+            return native_type(native)
         case Collection("map", (key, value)):
             fields = [{"name": n, "type": nullable(t, n)} for n, t in (("key", key), ("value", value))]
             return {"type": "array", "items": {"type": "record", "name": f"{full}_entry", "fields": fields}}
@@ -148,9 +176,9 @@ def data_types_page() -> str:
 def _page() -> Iterator[str]:
     yield "# Data types"
     yield ""
-    yield "How each CQL type appears in Arrow and Parquet, Spark and Avro. Nothing is rounded, truncated or"
-    yield "reinterpreted. This page is written by `writetime.schema.mapping.data_types_page()`; a test keeps it"
-    yield "current."
+    yield "How each CQL type appears in Arrow and Parquet, Spark and Avro. Changes and states lose nothing: no"
+    yield "value is rounded, truncated or reinterpreted. This page is written by"
+    yield "`writetime.schema.mapping.data_types_page()`; a test keeps it current."
     yield ""
     yield "| CQL | Arrow | Spark | Avro | |"
     yield "| --- | --- | --- | --- | --- |"
@@ -185,6 +213,27 @@ def _page() -> Iterator[str]:
     yield "**Empty values.** CQL knows a value of no bytes that is not null, for any type. In a change such a cell"
     yield "has a write time, no tombstone, and the value null; text, ascii and blob have the empty string."
     yield ""
+    yield "**Timestamps.** CQL counts int64 milliseconds, which reach the years -292275055 to 292278994. Changes"
+    yield "and states hold exactly these: `int64` in Arrow, `bigint` in Spark, `long (timestamp-millis)` in Avro,"
+    yield "also within keys, collections, tuples, vectors and user-defined types. So do the Spark data sources"
+    yield "`sstable`, `commitlog` and `scylla_cdc`: `timestamp_millis(x)` makes a Spark timestamp. Views and row"
+    yield "events hold microseconds, which reach the years -290308 to 294247 only. A timestamp outside of these is"
+    yield "null there. In a collection, tuple, vector or user-defined type only that part is null. A map is null as"
+    yield "a whole if a key of it does not fit, as maps have no null keys. `writetime view`, `writetime maintain`"
+    yield "and the Dagster check `timestamps_fit` of the view name the columns and how many rows each has."
+    yield "`writetime verify` compares milliseconds."
+    yield ""
+    yield "**Text.** Cassandra accepts more for `text` than UTF-8: surrogates (`ED A0 80` to `ED BF BF`), `C0 80`"
+    yield "for U+0000, and code points beyond U+10FFFF (`F4 90 80 80` to `F7 BF BF BF`). Arrow, Spark, Avro and"
+    yield "most drivers, such as Python's, refuse these. So each byte that is not part of UTF-8 becomes U+FDD0,"
+    yield "which is no character, and the byte's two hexadecimal digits: `61 ED A0 80` is `a`, U+FDD0, `ed`,"
+    yield "U+FDD0, `a0`, U+FDD0, `80`. If a text itself has U+FDD0, each of its bytes `EF B7 90` is written in the"
+    yield "same way, so different texts stay different and no byte is lost: `writetime.schema.text.bytes_of_text`"
+    yield "returns the original bytes. All other text is unchanged. This holds everywhere: changes, states, views,"
+    yield "row events, the Spark data sources, `writetime sstable` and `writetime verify`, in keys and nested"
+    yield "values, too. Rows keep the order of the original bytes, and of two values with one write time the one"
+    yield "with the greater original bytes wins. ScyllaDB accepts UTF-8 only."
+    yield ""
     yield "**Cells.** In a change every regular and static column is a struct of `value`, `write_time`"
     yield "(microseconds), `ttl` (seconds), `deletion_time` (seconds; of a cell with a TTL its expiry) and"
     yield "`tombstone`. A non-frozen collection is a struct of its column `tombstone` and `elements`, each a cell"
@@ -196,3 +245,9 @@ def _page() -> Iterator[str]:
     yield "(microseconds). They are what the source says and not all that there is: each node that counts has a shard,"
     yield "and `value` is the sum of those in this change. Only merged changes tell the count; views and row events"
     yield "have it as a plain `int64`."
+    yield ""
+    yield "**JSON**, as `view`, `rows`, `verify`, `sstable`, `commitlog` and `scylla-cdc` print it, has dates and"
+    yield "times in ISO 8601, bytes as `0x...`, and maps as lists of pairs unless their keys are text. Floating"
+    yield "point numbers that are not finite are the strings `NaN`, `Infinity` and `-Infinity`, also within other"
+    yield "values; `INSERT ... JSON` of Cassandra reads these. Timestamps of changes, and those that `verify`"
+    yield "prints, are milliseconds."

@@ -11,13 +11,14 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from writetime.schema.text import bytes_of_text
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
 Serialiser = Callable[[Any], bytes]
 
 
 def serialiser(cql_type: CqlType) -> Serialiser:
-    """Return a function from a value (of `Array.to_pylist`, with dates and times as numbers) to its bytes.
+    """Return a function from a value (of `Array.to_pylist`, with dates as numbers) to its bytes.
 
     None gives the empty value: what `values.decoder` makes None of.
     """
@@ -99,7 +100,7 @@ def _pack(code: str) -> Serialiser:
 
 
 _NATIVES: dict[str, Serialiser] = {
-    "ascii": str.encode,
+    "ascii": bytes_of_text,
     "bigint": _pack("q"),
     "blob": bytes,
     "boolean": _pack("?"),
@@ -113,9 +114,9 @@ _NATIVES: dict[str, Serialiser] = {
     "inet": lambda value: ipaddress.ip_address(value).packed,
     "int": _pack("i"),
     "smallint": _pack("h"),
-    "text": str.encode,
+    "text": bytes_of_text,
     "time": _pack("q"),
-    "timestamp": lambda value: struct.pack(">q", value // 1000),
+    "timestamp": _pack("q"),
     "timeuuid": lambda value: UUID(value).bytes,
     "tinyint": _pack("b"),
     "uuid": lambda value: UUID(value).bytes,

@@ -1,7 +1,7 @@
 """Decodes the serialised values that are not plain numbers or bytes: decimals, collections, tuples, vectors, ...
 
 The encodings are those of `org.apache.cassandra.serializers` and `db.marshal` (native protocol version 3 and later).
-A decoded value is what pyarrow takes for `mapping.arrow_type` of the same CQL type.
+A decoded value is what pyarrow takes for `mapping.stored_type` of the same CQL type.
 """
 
 import ipaddress
@@ -14,7 +14,8 @@ from uuid import UUID
 import pyarrow as pa
 
 from writetime.errors import WritetimeError
-from writetime.schema.mapping import arrow_type
+from writetime.schema.mapping import stored_type
+from writetime.schema.text import text_of
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
 
@@ -28,14 +29,12 @@ class UnknownFields(BadValue):
 
 Decoder = Callable[[bytes], Any]
 
-MILLIS_MAX = ((1 << 63) - 1) // 1000
-
 
 def decoder(cql_type: CqlType) -> Decoder:
     """Return a function from a value's bytes to a Python value; empty bytes give None, but for text and blob."""
     match cql_type:
         case Native("text" | "ascii"):
-            return lambda data: data.decode()
+            return text_of
         case Native("blob" | "empty"):
             return lambda data: data
         case Native(name):
@@ -67,13 +66,6 @@ def decoder(cql_type: CqlType) -> Decoder:
 def _unpack(code: str) -> Decoder:
     unpack = struct.Struct(">" + code).unpack
     return lambda data: unpack(data)[0]
-
-
-def _timestamp(data: bytes) -> int:
-    millis = struct.unpack(">q", data)[0]
-    if abs(millis) > MILLIS_MAX:
-        raise BadValue(f"timestamp {millis} ms is outside of what Spark can hold (years -290308 to 294247)")
-    return millis * 1000
 
 
 def _decimal(data: bytes) -> str:
@@ -117,7 +109,7 @@ _NATIVES: dict[str, Decoder] = {
     "int": _unpack("i"),
     "smallint": _unpack("h"),
     "time": _unpack("q"),
-    "timestamp": _timestamp,
+    "timestamp": _unpack("q"),
     "timeuuid": lambda data: str(UUID(bytes=data)),
     "tinyint": _unpack("b"),
     "uuid": lambda data: str(UUID(bytes=data)),
@@ -179,7 +171,7 @@ def _list(element: Decoder) -> Decoder:
 
 def _map(key_type: CqlType, value_type: CqlType) -> Decoder:
     key, value = decoder(key_type), decoder(value_type)
-    as_map = pa.types.is_map(arrow_type(Collection("map", (key_type, value_type))))
+    as_map = pa.types.is_map(stored_type(Collection("map", (key_type, value_type))))
 
     def decode(data: bytes) -> list[Any]:
         parts = list(split_sequence(data, 4))

@@ -19,7 +19,7 @@ from writetime.merge import merge
 from writetime.merge.arrow import pc
 from writetime.merge.values import plain
 from writetime.schema.columnar import decode
-from writetime.schema.mapping import arrow_type
+from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 from writetime.scylla_cdc import log as L
@@ -54,7 +54,7 @@ class Images:
         fields: list[tuple[str, pa.DataType]] = [("kind", pa.string()), ("stream", pa.binary())]
         fields += [("write_time", pa.int64())]
         fields += [("key", pa.binary()), ("position", pa.binary())]
-        fields += [(field_name(c), arrow_type(c.type)) for c in self._simple]
+        fields += [(field_name(c), stored_type(c.type)) for c in self._simple]
         self.schema = pa.schema(fields)
 
     @property

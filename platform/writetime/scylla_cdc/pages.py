@@ -19,10 +19,11 @@ from cassandra import ConsistencyLevel, InvalidRequest, OperationTimedOut, Reque
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, NoHostAvailable, ResultSet, Session
 from cassandra.connection import ConnectionException
 from cassandra.policies import RetryPolicy
-from cassandra.protocol import ResultMessage, _ProtocolHandler, read_int  # type: ignore[attr-defined]
+from cassandra.protocol import _ProtocolHandler, read_int  # type: ignore[attr-defined]
 from cassandra.query import PreparedStatement
 
 from writetime.database import DRIVER_FAULTS, DatabaseUnreachable
+from writetime.untyped import UntypedResult
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def retried(ask: Callable[[], _T], query: str) -> _T:
             time.sleep(random.uniform(pause / 2, pause))
 
 
-class _PageResult(ResultMessage):
+class _PageResult(UntypedResult):
     def recv_results_rows(
         self, f: Any, protocol_version: int, user_type_map: Any, result_metadata: Any, column_encryption_policy: Any
     ) -> None:

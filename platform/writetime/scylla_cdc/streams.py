@@ -129,4 +129,4 @@ def _generation_times(pages: Pages, settings: ScyllaCdc) -> list[int]:
 
 def _micros(pages: Pages, query: object, values: Sequence[str], column: str) -> list[int]:
     found = pages.rows(query, values)[column].combine_chunks()  # type: ignore[arg-type]
-    return decode(found, _TIMESTAMP).cast("int64").to_pylist()
+    return [millis * 1000 for millis in decode(found, _TIMESTAMP).to_pylist()]

@@ -25,6 +25,7 @@ from writetime.changes import (
     position_encoder,
 )
 from writetime.errors import reason_of
+from writetime.schema.text import texts_of
 from writetime.schema.types import Collection, Native
 from writetime.schema.values import BadValue, decoder, read_vint
 from writetime.storage import counters
@@ -36,6 +37,7 @@ from writetime.storage.repeat import repeat_values
 
 # Offsets of texts and bytes have 32 bits.
 _MAX_BYTES = (1 << 31) - 1
+_TEXTS = (Native("text"), Native("ascii"))
 _KIND_ROW = Constant(KINDS[0], pa.string())
 _NO_END = Constant(None, pa.binary())
 _NO_MARKER = Constant(None, MARKER)
@@ -383,7 +385,10 @@ class _Work:
         if L.OFFSETS in arrays:
             offsets = arrays[L.OFFSETS][: count + 1]
             content = arrays[L.VALUES][: offsets[count]]
-            return pa.Array.from_buffers(arrow, count, [validity, _buffer(offsets), _buffer(content)])
+            buffers = [validity, _buffer(offsets), _buffer(content)]
+            if line.type in _TEXTS:
+                return texts_of(pa.Array.from_buffers(pa.binary(), count, buffers))
+            return pa.Array.from_buffers(arrow, count, buffers)
         if line.form == L.BOOLEAN:
             return pa.Array.from_buffers(arrow, count, [validity, _bits(arrays[L.VALUES][:count])])
         content = arrays[L.VALUES][: count * L.WIDTH[line.form]]

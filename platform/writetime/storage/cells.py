@@ -30,8 +30,6 @@ from writetime.storage.primitives import read_vint, skip, write_uuid
 # Flags of a cell on disk (Cell.Serializer).
 _CELL_DELETED, _CELL_EXPIRING, _CELL_EMPTY, _CELL_ROW_TIMESTAMP, _CELL_ROW_TTL = 0x01, 0x02, 0x04, 0x08, 0x10
 
-_MAX_MILLIS = 0x7FFFFFFFFFFFFFFF // 1000
-
 
 @inlined
 def deletion_time_of(W: np.ndarray, delta: int) -> int:
@@ -65,13 +63,6 @@ def store_value(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
             return BAD_LENGTH
         write_uuid(p, values + C[c, USED])
         C[c, USED] += 36
-    elif form == TIMESTAMP:
-        if length != 8:
-            return BAD_LENGTH
-        millis = load64(p)
-        if millis > _MAX_MILLIS or millis < -_MAX_MILLIS:
-            return BAD_TIMESTAMP
-        store64(values + 8 * i, millis * 1000)
     elif form == BOOLEAN:
         if length != 1:
             return BAD_LENGTH

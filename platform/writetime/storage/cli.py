@@ -3,7 +3,7 @@ statistics."""
 
 import sys
 from collections.abc import Iterable, Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from writetime.changes import KINDS, change_schema, field_name
 from writetime.errors import WritetimeError
+from writetime.printing import json_line
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
@@ -146,9 +147,10 @@ def write_changes(
         return
     if output is None:
         for schema, batch in batches:
-            several = {"table": schema.full_name} if len(schemas) > 1 else {}
-            for change in batch.to_pylist():
-                sys.stdout.buffer.write(orjson.dumps(several | _json(change)) + b"\n")
+            several = {"table": pa.scalar(schema.full_name)} if len(schemas) > 1 else {}
+            for i in range(batch.num_rows):
+                change = {name: batch[name][i] for name in batch.schema.names}
+                sys.stdout.buffer.write(json_line(several | change, nulls=False) + b"\n")
         return
     if len(schemas) != 1:
         raise WritetimeError("a file holds the changes of one table: name it by --table")
@@ -164,20 +166,6 @@ def write_changes(
                 writer.write_batch(batch)
     else:
         raise WritetimeError(f"{output} is neither a .parquet nor an .arrow file")
-
-
-def _json(value: Any) -> Any:
-    """Make a value fit for JSON: bytes as hexadecimal text, times as text, and no fields that are null."""
-    match value:
-        case dict():
-            return {k: _json(v) for k, v in value.items() if v is not None}
-        case list() | tuple():
-            return [_json(v) for v in value]
-        case bytes():
-            return "0x" + value.hex()
-        case datetime() | date():
-            return value.isoformat()
-    return value
 
 
 def statistics(batches: Iterable[tuple[TableSchema, pa.RecordBatch]]) -> dict[str, Any]:

@@ -52,8 +52,8 @@ COUNTS = (
 
 # Values of FORM: as they are in variable length, or integers and floats of 1 to 8 bytes, ...; COUNTER: as it is, for
 # `counters` to decode
-BYTES, FIXED1, FIXED2, FIXED4, FIXED8, BOOLEAN, DATE, TIMESTAMP, UUID_TEXT, COUNTER = range(10)
-WIDTH = {FIXED1: 1, FIXED2: 2, FIXED4: 4, FIXED8: 8, BOOLEAN: 1, DATE: 4, TIMESTAMP: 8}
+BYTES, FIXED1, FIXED2, FIXED4, FIXED8, BOOLEAN, DATE, UUID_TEXT, COUNTER = range(9)
+WIDTH = {FIXED1: 1, FIXED2: 2, FIXED4: 4, FIXED8: 8, BOOLEAN: 1, DATE: 4}
 
 # --- TABLES: one line a table
 # -------------------------------------------------------------------------------------------
@@ -148,7 +148,6 @@ BAD_ROW_SIZE = 13
 BAD_COLUMNS = 14
 BAD_BOUND = 15
 BAD_TOKEN_ORDER = 16
-BAD_TIMESTAMP = 17
 BAD_COUNTER = 18
 BAD_KEY = 19
 SHADOWABLE = 20
@@ -169,7 +168,6 @@ MESSAGES = {
     BAD_COLUMNS: "a set of columns that the header does not have",
     BAD_BOUND: "range tombstone bounds that do not open and close in turn",
     BAD_TOKEN_ORDER: "a partition whose token is smaller than that of the one before",
-    BAD_TIMESTAMP: "a timestamp outside of the years -290308 to 294247, which Arrow and Spark cannot hold",
     BAD_COUNTER: "a counter that is not made of whole shards",
     BAD_KEY: "a partition key that is not of its type",
     SHADOWABLE: "a shadowable deletion: materialised views are not supported",

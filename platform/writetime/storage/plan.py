@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from writetime.changes import cell_type, column_type, field_name, udt_fields
-from writetime.schema.mapping import arrow_type
+from writetime.schema.mapping import stored_type
 from writetime.schema.table import Column, DroppedColumn, TableSchema, storage_order
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.storage import layout as L
@@ -26,7 +26,7 @@ _FORMS = {
     "int": L.FIXED4,
     "smallint": L.FIXED2,
     "time": L.FIXED8,
-    "timestamp": L.TIMESTAMP,
+    "timestamp": L.FIXED8,
     "timeuuid": L.UUID_TEXT,
     "tinyint": L.FIXED1,
     "uuid": L.UUID_TEXT,
@@ -80,13 +80,13 @@ class Line:
     @cached_property
     def no_value(self) -> Constant:
         """Nulls of the Arrow type of a value."""
-        return Constant(None, arrow_type(self.type))
+        return Constant(None, stored_type(self.type))
 
     @cached_property
     def no_cell(self) -> Constant:
         """Nulls of the Arrow type of a cell."""
         is_counter = self.form == L.COUNTER
-        return Constant(None, column_type(self.type) if is_counter else cell_type(arrow_type(self.type)))
+        return Constant(None, column_type(self.type) if is_counter else cell_type(stored_type(self.type)))
 
     @cached_property
     def no_column(self) -> Constant:

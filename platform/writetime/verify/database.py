@@ -5,52 +5,31 @@ and are decoded as those of files are.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
-from cassandra.protocol import ResultMessage, _ProtocolHandler  # type: ignore[attr-defined]
 
 from writetime.changes import AT, STATIC_POSITION, position_encoder
 from writetime.database import DRIVER_FAULTS
 from writetime.errors import Transient, WritetimeError
 from writetime.rows.compare import Rows
-from writetime.schema.mapping import arrow_type
+from writetime.schema.mapping import stored_type
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import is_complex, quote_name
 from writetime.schema.values import decoder
 from writetime.storage.primitives import token
+from writetime.untyped import UntypedProtocol
 
 _PAGE_ROWS = 2000
-
-
-class _Bytes:
-    """Stands for every type and leaves values as they come."""
-
-    @staticmethod
-    def from_binary(data: bytes | None, _: int) -> bytes | None:
-        return data
-
-
-class _BytesResult(ResultMessage):
-    def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
-        super().recv_results_metadata(f, user_type_map)
-        self.column_metadata = [(*described[:3], _Bytes) for described in self.column_metadata or ()]
-
-
-class RawProtocol(_ProtocolHandler):
-    """A protocol handler for a session whose rows hold bytes."""
-
-    message_types_by_opcode = _ProtocolHandler.message_types_by_opcode | {_BytesResult.opcode: _BytesResult}
 
 
 class DatabaseTable:
     """A table of the database, read through a session that belongs to this alone."""
 
     def __init__(self, session: Session, schema: TableSchema) -> None:
-        session.client_protocol_handler = RawProtocol
+        session.client_protocol_handler = UntypedProtocol
         session.default_fetch_size = _PAGE_ROWS
         self._session = session
         self._schema = schema
@@ -103,7 +82,7 @@ class DatabaseTable:
 
 def _decoded(values: Sequence[bytes | None], column: Column) -> pa.Array:
     decode = decoder(column.type)
-    return pa.array([None if value is None else decode(value) for value in values], arrow_type(column.type))
+    return pa.array([None if value is None else decode(value) for value in values], stored_type(column.type))
 
 
 def _key(parts: Sequence[bytes | None]) -> bytes:

@@ -20,9 +20,9 @@ from writetime.database import connect
 from writetime.lake.buckets import token_range
 from writetime.lake.delta import BucketedTable
 from writetime.lake.table import LakeTable
-from writetime.lake.text import json_value
 from writetime.lake.views import BucketView, bucket_views, time_now
 from writetime.merge.arrow import bytes_of, one_chunk, take
+from writetime.printing import json_value
 from writetime.rows.compare import Matched, Rows, changed
 from writetime.rows.events import placed_rows
 from writetime.rows.ids import siphash

@@ -20,7 +20,7 @@ from writetime.schema.types import quote_name
 from writetime.servers.nodetool import nodetool
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.segment import find_segments, trusted
-from writetime.verify.database import RawProtocol
+from writetime.untyped import UntypedProtocol
 
 _IN_FLIGHT = 64
 _NOW_IN_SECONDS = 0x100
@@ -41,7 +41,7 @@ class _QueryAt(QueryMessage):
         f.write(bytes(body) + self.second.to_bytes(4, "big"))
 
 
-class _ProtocolAt(RawProtocol):
+class _ProtocolAt(UntypedProtocol):
     """Takes the second, and the default write time, of a statement from its custom payload."""
 
     @classmethod

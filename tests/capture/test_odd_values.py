@@ -1,0 +1,214 @@
+"""Values that are legal in the database and have no plain form in Arrow, Spark or Python, on their whole way.
+
+The oracle is the database's answer in raw bytes, as the driver raises on such values.
+"""
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from cassandra import InvalidRequest
+
+from tests.capture.harness import Captured
+from tests.capture.test_avro import numbers
+from tests.conftest import write_settings
+from tests.lake.answers import view_rows
+from tests.lake.test_row_form import row_form
+from tests.merge import answers
+from tests.rows.replay import Consumer, in_order
+from tests.rows.test_publish import decoded
+from tests.storage.expected import assert_same
+from tests.unit.test_text import PIECES
+from writetime.capture.landing import Landing
+from writetime.config import Settings
+from writetime.lake import state, views
+from writetime.lake.backfill import backfill, complete_schema, find_snapshots
+from writetime.lake.merging import merge_files
+from writetime.lake.snapshot import take_snapshot
+from writetime.lake.table import LakeTable, create_table, open_table
+from writetime.merge import live_rows
+from writetime.rows import publish, stream
+from writetime.schema.table import TableSchema
+from writetime.schema.text import bytes_of_text
+from writetime.verify.verify import verify
+
+LAST = (1 << 63) - 1
+# Milliseconds: the ends of CQL's range, and of what microseconds hold.
+MILLIS = (0, -1, LAST, -LAST - 1, LAST // 1000, -(LAST // 1000), LAST // 1000 + 1, -(LAST // 1000) - 1)
+
+
+@pytest.fixture
+def landed(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Captured:
+    """A keyspace that is captured, and a lake of its own."""
+    captured.settings = with_lake(captured.settings, tmp_path / "lake")
+    write_settings(captured.settings, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    return captured
+
+
+def with_lake(settings: Settings, path: Path) -> Settings:
+    """The settings with a lake in another folder."""
+    return settings.model_copy(update={"lake": settings.lake.model_copy(update={"path": str(path), "buckets": 2})})
+
+
+def answered(captured: Captured, schema: TableSchema) -> pa.Table:
+    """What the database answers, in the stored form."""
+    with answers.raw_session(captured.node.port) as session:
+        return answers.decoded(answers.rows(session, schema), schema)
+
+
+def assert_lake(table: LakeTable, wanted: pa.Table, schema: TableSchema) -> Counter[str]:
+    """Compare state and views with the answer; return the rows whose values do not fit, by column."""
+    buckets = views.bucket_views(table)
+    assert_same(
+        pa.concat_tables([live_rows(merge_files(b.sources, schema), schema, b.as_of // 1_000_000) for b in buckets]),
+        wanted,
+    )
+    plain = wanted.cast(pa.schema([(f.name, numbers(f.type)) for f in wanted.schema])).to_pylist()
+    rows = [{c.name: row_form(row[c.name], c.type) for c in schema.columns} for row in plain]
+    values = [{name: value for name, (value, _) in row.items()} for row in rows]
+    unfit: Counter[str] = Counter()
+    assert view_rows(views.virtual(table, unfit=unfit)) == values
+    assert unfit == +Counter(name for row in rows for name, (_, lost) in row.items() if lost)
+    state.fold(table)
+    assert views.refresh(table) == len(rows)
+    assert view_rows([table.view.load().table.to_pyarrow_table()]) or not rows
+    return unfit
+
+
+def assert_row_events(captured: Captured, table: LakeTable) -> None:
+    """Compare the row events, replayed, with the view, and count them in Kafka."""
+    stream.extend(table)
+    consumer = Consumer()
+    consumer.follow(table)
+    rows = view_rows(views.virtual(table))
+    assert in_order(consumer.rows) == rows
+    assert publish.publish(captured.settings, table) == len(rows)
+    events: list[dict[str, Any]] = decoded(captured.settings, publish.topic_of(table.name))
+    assert sorted(event["event_id"] for event in events) == sorted(consumer.event_ids)
+
+
+def assert_whole_way(captured: Captured, name: str, tmp_path: Path) -> Counter[str]:
+    """Compare what is captured, and what a snapshot has, with what the database answers."""
+    schema = captured.schema(name)
+    wanted = answered(captured, schema)
+    assert wanted.num_rows
+    assert Landing(captured.settings, schema.full_name).drain()
+    table = open_table(captured.settings, schema.full_name)
+    unfit = assert_lake(table, wanted, schema)
+    assert_row_events(captured, table)
+    report = verify(captured.settings, table, 0)
+    assert report.differences == []
+    assert sum(r.database_rows for r in report.ranges) == wanted.num_rows
+    folders = take_snapshot(captured.settings, schema.full_name, "odd")
+    settings = with_lake(captured.settings, tmp_path / "backfilled")
+    found = complete_schema(settings, find_snapshots([str(folder) for folder in folders]))
+    backfilled = create_table(settings, found.schema)
+    assert sum(changes for _, changes in backfill(backfilled, found))
+    assert assert_lake(backfilled, wanted, schema) == unfit
+    assert verify(settings, backfilled, 0).differences == []
+    return unfit
+
+
+def test_timestamps_beyond_microseconds(landed: Captured, tmp_path: Path) -> None:
+    landed.write(
+        "CREATE TYPE {ks}.u (a timestamp, b int)",
+        "CREATE TABLE {ks}.t (p timestamp, q frozen<map<timestamp, int>>, c timestamp, "
+        "d frozen<tuple<timestamp, int>>, st timestamp static, v timestamp, tie timestamp, "
+        "l list<timestamp>, s set<timestamp>, m map<timestamp, int>, "
+        "n map<int, timestamp>, u u, fu frozen<u>, t tuple<timestamp, int>, e vector<timestamp, 2>, "
+        "mm frozen<map<frozen<map<timestamp, int>>, timestamp>>, PRIMARY KEY ((p, q), c, d)) WITH cdc = true "
+        "AND CLUSTERING ORDER BY (c DESC, d ASC)",
+    )
+    with landed.agent():
+        for p in MILLIS:
+            landed.write(f"UPDATE {{ks}}.t SET st = {p} WHERE p = {p} AND q = {{{p}: 1, 5: 2}}")
+            for c in MILLIS:
+                landed.write(
+                    "INSERT INTO {ks}.t (p, q, c, d, v, l, s, m, n, u, fu, t, e, mm) VALUES "
+                    f"({p}, {{{p}: 1, 5: 2}}, {c}, ({c}, 1), {c}, [{c}, 7, {p}], {{{c}, {p}}}, {{{c}: 1, 0: 2}}, "
+                    f"{{1: {c}, 2: 3}}, {{a: {c}, b: 1}}, {{a: {c}, b: 2}}, ({c}, 3), [{c}, 9], "
+                    f"{{{{{c}: 1}}: {p}, {{8: 2}}: 8}})",
+                )
+                for tie in (c, p):  # Of two values with one write time the greater bytes win.
+                    landed.write(
+                        f"UPDATE {{ks}}.t USING TIMESTAMP 1000 SET tie = {tie} "
+                        f"WHERE p = {p} AND q = {{{p}: 1, 5: 2}} AND c = {c} AND d = ({c}, 1)"
+                    )
+        landed.settle()
+    unfit = assert_whole_way(landed, "t", tmp_path)
+    assert unfit["p"] == unfit["c"] == unfit["st"] == unfit["v"] == len(MILLIS) * 4
+    assert set(unfit) == {c.name for c in landed.schema("t").columns}
+
+
+def accepted(captured: Captured, cql_type: str, candidates: list[bytes]) -> list[bytes]:
+    """Those of some bytes that the database takes for a type, and what it refuses strict UTF-8 for."""
+    table = f"checked_{cql_type}"
+    captured.write(f"CREATE TABLE {{ks}}.{table} (v {cql_type} PRIMARY KEY)")
+    taken = []
+    for data in candidates:
+        try:
+            captured.write(f"INSERT INTO {{ks}}.{table} (v) VALUES (blob_as_{cql_type}(0x{data.hex()}))")
+        except InvalidRequest:
+            continue
+        taken.append(data)
+    with answers.raw_session(captured.node.port) as session:
+        answer = session.execute(f"SELECT v, {cql_type}_as_blob(v) FROM {captured.keyspace}.{table}")
+        assert {(bytes(v), bytes(blob)) for v, blob in answer} == {(v, v) for v in taken}
+    return taken
+
+
+def is_strict(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
+    r = random.Random(5)
+    candidates = [piece for piece in PIECES if piece]
+    candidates += [b"".join(r.choices(PIECES, k=3)) for _ in range(60)]
+    candidates += [r.randbytes(3) for _ in range(20)]
+    candidates = sorted({c for c in candidates if c})
+    # Bytes of text are what Cassandra's validator takes: surrogates, C0 80, and more than U+10FFFF.
+    texts = accepted(landed, "text", candidates)
+    for data in (b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xf7\xbf\xbf\xbf", "\ufdd0".encode()):
+        assert data in texts
+    for data in (b"\xff", b"\x80", b"\xc1\x81", b"\xe0\x80\x80", b"\xf0\x80\x80\x80", b"\xef\xb7"):
+        assert data not in texts
+    assert all(data in texts for data in candidates if is_strict(data))
+    assert all(data.isascii() for data in accepted(landed, "ascii", candidates))
+    landed.write(
+        "CREATE TYPE {ks}.w (a text, b int)",
+        "CREATE TABLE {ks}.t (p text, q frozen<list<text>>, c text, d frozen<tuple<text, int>>, st text static, "
+        "v text, tie text, l list<text>, s set<text>, m map<text, text>, u w, fu frozen<w>, t tuple<text, int>, "
+        "e vector<text, 2>, mm frozen<map<frozen<map<text, int>>, text>>, PRIMARY KEY ((p, q), c, d)) WITH cdc = true "
+        "AND CLUSTERING ORDER BY (c DESC, d ASC)",
+    )
+    odd = [data for data in texts if not is_strict(data) or "\ufdd0" in data.decode()]
+    assert len(odd) > 20
+    with landed.agent():
+        for number, data in enumerate(texts):
+            x, y = (f"blob_as_text(0x{d.hex()})" for d in (data, odd[number % len(odd)]))
+            key = f"p = {x} AND q = [{y}]"
+            row = f"{key} AND c = {y} AND d = ({x}, 1)"
+            landed.write(
+                f"UPDATE {{ks}}.t SET st = {x} WHERE {key}",
+                "INSERT INTO {ks}.t (p, q, c, d, v, l, s, m, u, fu, t, e, mm) VALUES "
+                f"({x}, [{y}], {y}, ({x}, 1), {x}, [{y}, {x}], {{{x}, {y}}}, {{{x}: {y}}}, {{a: {y}, b: 1}}, "
+                f"{{a: {x}, b: 2}}, ({y}, 3), [{x}, {y}], {{{{{y}: 1}}: {x}}})",
+                # Of two values with one write time the greater bytes win.
+                *(f"UPDATE {{ks}}.t USING TIMESTAMP 1000 SET tie = {tie} WHERE {row}" for tie in (x, y)),
+                f"DELETE s[{y}] FROM {{ks}}.t WHERE {row}",
+            )
+        landed.settle()
+    assert not assert_whole_way(landed, "t", tmp_path)
+    # The original bytes are in the lake.
+    table = open_table(landed.settings, f"{landed.keyspace}.t")
+    found = pa.concat_tables(views.virtual(table))
+    assert {bytes_of_text(text) for text in found["p"].to_pylist()} == set(texts)
