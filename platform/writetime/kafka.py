@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -137,6 +138,45 @@ def end_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None
     return _offsets(settings, topic, OffsetSpec.latest(), partitions)
 
 
+@dataclass(frozen=True)
+class TopicEnds:
+    """The end offsets of topics by partition, and why those of others are not known just now, by the topics' names."""
+
+    ends: Mapping[str, Mapping[int, int]]
+    faults: Mapping[str, Transient]
+
+
+def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEnds:
+    """Return the end offsets, as `end_offsets` does, of all topics whose names are wanted, by two requests for all.
+
+    Raises:
+        WritetimeError: no broker answers.
+    """
+    found = _ask(settings, "topics", lambda admin: admin.list_topics(timeout=TIMEOUT_SECONDS).topics)
+    latest: Any = OffsetSpec.latest()
+    request = {TopicPartition(name, p): latest for name, t in found.items() if wanted(name) for p in t.partitions}
+    if not request:
+        return TopicEnds({}, {})
+    futures = _ask(
+        settings,
+        "offsets of topics",
+        lambda admin: admin.list_offsets(
+            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
+        ),
+    )
+    ends: dict[str, dict[int, int]] = {}
+    refused: dict[str, KafkaException] = {}
+    for tp, future in futures.items():
+        try:
+            ends.setdefault(tp.topic, {})[tp.partition] = future.result().offset
+        except KafkaException as e:
+            refused.setdefault(tp.topic, e)
+    if len(refused) == len(ends.keys() | refused.keys()):
+        raise _unreachable(settings, "offsets of topics", next(iter(refused.values())))
+    faults = {name: Transient(f"offsets of topic {name}: {e.args[0].str()}") for name, e in refused.items()}
+    return TopicEnds({name: known for name, known in ends.items() if name not in faults}, faults)
+
+
 def offsets_at(settings: Settings, topic: str, at: float) -> dict[int, int]:
     """Return the offset of the first message of each partition that is not older than `at`, in seconds since 1970.
 
@@ -255,6 +295,14 @@ def headers_of(message: Message) -> list[tuple[str, bytes]]:
         raise UnreadableHeaders("the name of a header is not UTF-8") from None
     pairs = headers.items() if isinstance(headers, dict) else headers
     return [(name, value.encode() if isinstance(value, str) else value or b"") for name, value in pairs]
+
+
+def answers(settings: Settings) -> bool:
+    """Return whether a broker answers within a second."""
+    try:
+        return bool(_admin(settings).list_topics(timeout=_REASON_SECONDS).brokers)
+    except KafkaException:
+        return False
 
 
 def fault_of_connections(settings: Settings) -> str | None:

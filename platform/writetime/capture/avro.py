@@ -46,7 +46,7 @@ Part: TypeAlias = pa.Array | pa.Scalar
 
 def change_avro(schema: TableSchema) -> dict[str, Any]:
     """Return the Avro schema of a table's changes."""
-    namespace = f"changes.{avro_name(schema.keyspace)}.{avro_name(schema.name)}"
+    namespace = namespace_of(schema.full_name)
     marker = [_long("write_time"), _optional("ttl", "int"), _optional("expiry", "long")]
     fields: list[dict[str, Any]] = [
         {"name": "kind", "type": {"type": "enum", "name": "kind", "symbols": list(KINDS)}},
@@ -68,6 +68,11 @@ def change_avro(schema: TableSchema) -> dict[str, Any]:
         ])),
     ]  # fmt: skip
     return {"type": "record", "name": "change", "namespace": namespace, "fields": fields, "cql": to_cql(schema)}
+
+
+def namespace_of(table: str) -> str:
+    """Return the Avro namespace of the changes of `keyspace.table`."""
+    return ".".join(("changes", *map(avro_name, table.split("."))))
 
 
 def _record(name: str, fields: list[dict[str, Any]], namespace: str | None = None) -> dict[str, Any]:
