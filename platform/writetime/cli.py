@@ -18,6 +18,7 @@ _COMMANDS = {
     "backfill": "lake.cli:backfill",
     "commitlog": "storage.cli:commitlog",
     "dead-letters": "ingest.cli:dead_letters",
+    "forget": "capture.cli:forget",
     "land": "capture.cli:land",
     "maintain": "lake.cli:maintain",
     "publish": "rows.cli:publish",

@@ -89,6 +89,25 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
     return created
 
 
+def delete_topics(settings: Settings, topics: Sequence[str]) -> None:
+    """Delete topics, and wait until brokers name them no longer.
+
+    Raises:
+        WritetimeError: Kafka refuses it, or does not answer.
+    """
+    for name, future in _admin(settings).delete_topics(list(topics), request_timeout=TIMEOUT_SECONDS).items():
+        try:
+            future.result()
+        except KafkaException as e:
+            if e.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise _unreachable(settings, f"topic {name} cannot be deleted", e) from None
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while left := sorted(set(topics) & set(topic_names(settings))):
+        if time.monotonic() > deadline:
+            raise Transient(f"topic {left[0]} was deleted, and brokers still name it after {TIMEOUT_SECONDS:.0f} s")
+        time.sleep(0.05)
+
+
 def topic_names(settings: Settings) -> list[str]:
     """Return the names of all topics.
 

@@ -339,6 +339,35 @@ def test_a_message_is_skipped(settings: Settings, released_by: str, monkeypatch:
     assert captured_until(table.changes.load()) >= now
 
 
+def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Path(settings.lake.path).parent / "agent"
+    monkeypatch.setenv("WRITETIME_CAPTURE__STATE", str(state))
+    name, other = published(settings, "a", "b")
+    assert command("land", name, other).exit_code == 0
+    (state / "schemas").mkdir(parents=True)
+    for table in (name, other):
+        stored = {"captured": True, "versions": [{"seen_at": "", "cql": f"CREATE TABLE {table} (id int PRIMARY KEY)"}]}
+        (state / "schemas" / f"{table}.json").write_text(json.dumps(stored))
+    (state / "snapshots.json").write_text(json.dumps({name: {}, other: {}}))
+    answer = command("forget", name)
+    assert answer.exit_code == 1  # Nobody says yes.
+    assert is_in_lake(settings, name)
+    for part in (f"topics {topic_of(name)}", "1 schemas in writetime.schemas", f"{name} of the lake", str(state)):
+        assert part in answer.output
+    assert command("forget", name, "--yes").exit_code == 0
+    assert not Path(table_storage(settings, name).address).exists()
+    assert name not in captured_tables(settings)
+    assert name not in reports(settings)
+    assert [path.stem for path in (state / "schemas").glob("*.json")] == [other]
+    assert list(json.loads((state / "snapshots.json").read_text())) == [other]
+    assert f"nothing is kept of {name}" in command("forget", name, "--yes").output
+    # The other one is as it was, and the name may be used again.
+    publish(settings, schema_of(settings, "b"), 4)
+    publish(settings, dataclasses.replace(schema_of(settings, "a"), id=None), 1)
+    answer = command("land", name, other)
+    assert answer.stdout == f"1 changes of {name}\n1 changes of {other}\n"
+
+
 def test_what_has_stopped_a_table(settings: Settings) -> None:
     (name,) = published(settings, "a")
     source = settings.cassandra.keyspace

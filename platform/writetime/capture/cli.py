@@ -1,4 +1,4 @@
-"""`writetime agent | land | publish-segments | retire`."""
+"""`writetime agent | land | publish-segments | retire | forget`."""
 
 import signal
 import sys
@@ -11,6 +11,7 @@ from writetime import config
 from writetime.capture import archives, cdc_log
 from writetime.capture.agent import run
 from writetime.capture.following import Tables
+from writetime.capture.forgetting import find_traces
 from writetime.capture.landing_metrics import LandingMetrics
 from writetime.capture.skipping import MessagePlace, dead_topic_of, skip
 from writetime.capture.watermarks import retire as retire_source
@@ -123,6 +124,26 @@ def retire(*, source: str) -> None:
     longer waits for its changes. Stop its agent first."""
     retire_source(config.load(), source)
     click.echo(f"{source} is retired: each table of the lake takes that up when its changes are landed next")
+
+
+@click.command()
+@click.argument("table", metavar="KS.TABLE")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def forget(*, table: str, yes: bool) -> None:
+    """Delete all that the platform keeps of a table, such as one that was dropped: its topics, its schemas, its folder
+    in the lake, and what the agent of this machine knows of it. The database is not touched."""
+    traces = find_traces(config.load(), table)
+    if not traces:
+        click.echo(f"nothing is kept of {table}")
+        return
+    click.echo(f"Of {table} there is:")
+    for trace in traces:
+        click.echo(f"  {trace.text}")
+    if not yes:
+        click.confirm("Delete all of it? It cannot be undone", abort=True)
+    for trace in traces:
+        trace.delete()
+        click.echo(f"deleted: {trace.text}")
 
 
 def _stopped_by_signal() -> threading.Event:
