@@ -27,13 +27,15 @@ from assets.failures import by_kind
 from assets.naming import arrow_columns, documents, key_of, pool_of
 from resources import KafkaResource, LakeResource, SparkResource
 from writetime import quality
+from writetime.capture.following import reported
 from writetime.capture.landing import Landing, is_published, not_landed
+from writetime.capture.reports import stopped
 from writetime.changes import change_schema
 from writetime.lake import state
 from writetime.lake.horizon import captured_until, horizon_of
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
-from writetime.lake.table import is_in_lake, open_table
+from writetime.lake.table import LakeTable, is_in_lake, open_table, table_storage
 from writetime.quality import Finding
 from writetime.tables import FollowedTable
 
@@ -72,7 +74,8 @@ def landed(table: FollowedTable) -> AssetsDefinition:
             return MaterializeResult(metadata={"changes_landed": 0}, check_results=[nothing])
         began = time.monotonic()
         landing = Landing(settings, table.name)
-        added = landing.drain(in_spark(spark.spark_session))
+        with reported(settings, landing):
+            added = landing.drain(in_spark(spark.spark_session))
         seconds = time.monotonic() - began
         changes = open_table(lake.settings, table.name).changes.load()
         return MaterializeResult(
@@ -117,12 +120,19 @@ def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
                 "the lake. If not, nothing is landed, an agent is behind or down, has a segment set aside or a gap, or "
                 "its node is gone and was not retired.",
             ),
+            AssetCheckSpec(
+                "landing_goes_on",
+                asset=key,
+                description="Nothing has stopped the way of the table's changes into the lake: landing has not set it "
+                "aside, no message waits, and no source is published no further, for `capture.stale_seconds`.",
+            ),
         ],
     )
     def look(lake: LakeResource, kafka: KafkaResource) -> Iterator[AssetCheckResult]:
         with by_kind():
             settings, warn = kafka.settings, AssetCheckSeverity.WARN
             waiting, freshness, fresh = 0, {}, False
+            reasons = stopped(settings, LakeTable(table_storage(settings, table.name), 0))
             fix = {} if is_published(settings, table.name) else {"fix": _NO_TOPIC}
             if not fix:
                 waiting = not_landed(settings, table.name)
@@ -136,6 +146,11 @@ def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
             )
             yield AssetCheckResult(
                 check_name="lake_is_fresh", passed=fresh, severity=warn, metadata={**freshness, **fix}
+            )
+            yield AssetCheckResult(
+                check_name="landing_goes_on",
+                passed=not reasons,
+                metadata={"stopped": MetadataValue.json(reasons)} if reasons else {},
             )
 
     return look

@@ -45,13 +45,14 @@ from writetime.lake.spark import in_spark
 from writetime.lake.state import count_tombstones
 from writetime.lake.table import open_table
 from writetime.maintain import upkeep
+from writetime.outages import is_outage
 from writetime.schema.describe import to_cql
 from writetime.tables import FollowedTable, followed_tables
 
 # Checks that are not part of an asset's run.
 PROOF = "rows_are_those_of_the_database"
 LOGGED = "changes_are_logged"
-BEHIND = ("lag_is_bounded", "lake_is_fresh")
+BEHIND = ("lag_is_bounded", "lake_is_fresh", "landing_goes_on")
 
 
 def definitions(tables: Sequence[FollowedTable]) -> Definitions:
@@ -163,7 +164,7 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
     ) -> None:
         run = in_spark(spark.spark_session)
         done: dict[str, dict[str, int]] = {}
-        faults: dict[str, WritetimeError] = {}
+        faults: dict[str, Exception] = {}
         for name in config.tables:
             try:
                 table = open_table(lake.settings, name)
@@ -171,13 +172,14 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
                 now = table.state.load()
                 counts = {"tombstones": count_tombstones(table, now), "levels": len(now.files)}
                 context.log_event(AssetObservation(key_of(name, "state"), metadata=counts))
-            except WritetimeError as e:
+            except Exception as e:
+                context.log.error(f"{name} is not maintained", exc_info=e)
                 faults[name] = e
         totals = {what: sum(of[what] for of in done.values()) for what in next(iter(done.values()), {})}
         context.add_output_metadata({**totals, "tables": len(done), "by_table": MetadataValue.json(done)})
         if faults:
-            kind = Transient if all(isinstance(e, Transient) for e in faults.values()) else WritetimeError
-            raise kind("; ".join(f"{name}: {e}" for name, e in faults.items()))
+            kind = Transient if all(map(is_outage, faults.values())) else WritetimeError
+            raise kind("; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in faults.items()))
 
     @job(name="maintain", executor_def=in_process_executor, description="Keep tables of the lake small: every night.")
     def maintenance() -> None:
@@ -214,7 +216,7 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
                 waiting = not_landed(settings, name)
                 if waiting or watermarks_not_landed(settings, name, sources) > settings.capture.stale_seconds / 2:
                     lag[name] = waiting
-            except WritetimeError:
+            except Exception:
                 # Its run will say what is wrong with it, and land the others.
                 lag[name] = 0
         if not lag:

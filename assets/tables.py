@@ -15,7 +15,6 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     AssetSpec,
-    DagsterInvalidDefinitionError,
     Definitions,
     MetadataValue,
     ObserveResult,
@@ -74,7 +73,7 @@ def definitions(writers: Mapping[str, Writer]) -> Definitions:
             assets += of_table[0]
             checks += of_table[1]
             tables.append(table)
-        except (WritetimeError, DagsterInvalidDefinitionError) as e:
+        except Exception as e:
             refused.append(Refused(table.name, str(e)))
     for entry in refused:
         log.warning("the table %s is refused: %s", entry.name, entry.reason)

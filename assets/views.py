@@ -140,7 +140,8 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
         asset=key_of(table.name, "view"),
         name="rows_are_those_of_the_database",
         description="Compares what the lake has now with what the database answers now, by token ranges. What is only "
-        "not captured yet is lag and passes. If the database cannot be reached, nothing is proven: a warning.",
+        "not captured yet is lag and passes, unless capture or landing has stopped. If the database cannot "
+        "be reached, nothing is proven: a warning.",
     )
     @by_kind()
     def rows_are_those_of_the_database(config: VerifyConfig, lake: LakeResource) -> AssetCheckResult:
@@ -160,6 +161,7 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
                 "partitions_not_settled": report.unsettled,
                 "rows_lagging": len(lagging),
                 "lag_seconds": max((d.written_at - report.newest for d in lagging), default=0) / 1_000_000,
+                **({"stopped": MetadataValue.json(list(report.stopped))} if report.stopped else {}),
                 "verify_seconds": round(time.monotonic() - began, 2),
                 "differences": MetadataValue.json(json.loads(orjson.dumps(report.real[:_SHOWN]))),
             },

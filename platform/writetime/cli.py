@@ -18,6 +18,7 @@ _COMMANDS = {
     "backfill": "lake.cli:backfill",
     "commitlog": "storage.cli:commitlog",
     "dead-letters": "ingest.cli:dead_letters",
+    "forget": "capture.cli:forget",
     "land": "capture.cli:land",
     "maintain": "lake.cli:maintain",
     "publish": "rows.cli:publish",
@@ -87,12 +88,14 @@ def down() -> None:
 @click.option(
     "--agents", is_flag=True, help="Show how far the agents of all nodes are instead, by what they say in Kafka."
 )
-def status(*, agents: bool) -> None:
-    """Show which embedded servers run and answer, and how far the agent is; the exit status is 1 unless all run."""
-    from writetime.capture.cli import agents_lines, status_lines
+@click.option("--all", "everything", is_flag=True, help="Show all tables, and not those only that matter most.")
+def status(*, agents: bool, everything: bool) -> None:
+    """Show which embedded servers run and answer, how far the agent is, and which tables do not land; the exit status
+    is 1 unless all servers run."""
+    from writetime.capture.status import agents_lines, status_lines
 
     if agents:
-        for line in agents_lines(config.load()):
+        for line in agents_lines(config.load(), everything=everything):
             click.echo(line)
         return
     all_ready = True
@@ -104,7 +107,7 @@ def status(*, agents: bool) -> None:
         state = "not running" if pid is None else "not ready" if fault else "ready"
         line = f"{server.name:<10} {state:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}"
         click.echo(f"{line}  ({fault})" if fault else line)
-    for line in status_lines(settings):
+    for line in status_lines(settings, everything=everything):
         click.echo(line)
     sys.exit(0 if all_ready else 1)
 

@@ -226,6 +226,9 @@ class Capture(_Section):
         default=0.5, gt=0, le=1, description="Share of the node's cdc_total_space at which to warn: at 1 writes fail."
     )
     metrics_port: int | None = Field(default=None, description="Where the agent serves Prometheus metrics.")
+    land_metrics_port: int | None = Field(
+        default=None, description="Where `land --follow` serves Prometheus metrics, at metrics_host."
+    )
     metrics_host: str = "127.0.0.1"
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -108,6 +109,25 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
     return created
 
 
+def delete_topics(settings: Settings, topics: Sequence[str]) -> None:
+    """Delete topics, and wait until brokers name them no longer.
+
+    Raises:
+        WritetimeError: Kafka refuses it, or does not answer.
+    """
+    for name, future in _admin(settings).delete_topics(list(topics), request_timeout=TIMEOUT_SECONDS).items():
+        try:
+            future.result()
+        except KafkaException as e:
+            if e.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise _fault_of(settings, f"topic {name} cannot be deleted", e) from None
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while left := sorted(set(topics) & set(topic_names(settings))):
+        if time.monotonic() > deadline:
+            raise Transient(f"topic {left[0]} was deleted, and brokers still name it after {TIMEOUT_SECONDS:.0f} s")
+        time.sleep(0.05)
+
+
 def topic_names(settings: Settings) -> list[str]:
     """Return the names of all topics.
 
@@ -155,6 +175,45 @@ def end_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None
     """Return the offset after the last message that may be read (of no open transaction) of each partition, or of some
     that are known to be there."""
     return _offsets(settings, topic, OffsetSpec.latest(), partitions)
+
+
+@dataclass(frozen=True)
+class TopicEnds:
+    """The end offsets of topics by partition, and why those of others are not known just now, by the topics' names."""
+
+    ends: Mapping[str, Mapping[int, int]]
+    faults: Mapping[str, Transient]
+
+
+def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEnds:
+    """Return the end offsets, as `end_offsets` does, of all topics whose names are wanted, by two requests for all.
+
+    Raises:
+        WritetimeError: no broker answers.
+    """
+    found = _ask(settings, "topics", lambda admin: admin.list_topics(timeout=TIMEOUT_SECONDS).topics)
+    latest: Any = OffsetSpec.latest()
+    request = {TopicPartition(name, p): latest for name, t in found.items() if wanted(name) for p in t.partitions}
+    if not request:
+        return TopicEnds({}, {})
+    futures = _ask(
+        settings,
+        "offsets of topics",
+        lambda admin: admin.list_offsets(
+            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
+        ),
+    )
+    ends: dict[str, dict[int, int]] = {}
+    refused: dict[str, KafkaException] = {}
+    for tp, future in futures.items():
+        try:
+            ends.setdefault(tp.topic, {})[tp.partition] = future.result().offset
+        except KafkaException as e:
+            refused.setdefault(tp.topic, e)
+    if len(refused) == len(ends.keys() | refused.keys()):
+        raise _fault_of(settings, "offsets of topics", next(iter(refused.values())))
+    faults = {name: _fault_of(settings, f"offsets of topic {name}", e) for name, e in refused.items()}
+    return TopicEnds({name: known for name, known in ends.items() if name not in faults}, faults)
 
 
 def offsets_at(settings: Settings, topic: str, at: float) -> dict[int, int]:
@@ -275,6 +334,14 @@ def headers_of(message: Message) -> list[tuple[str, bytes]]:
         raise UnreadableHeaders("the name of a header is not UTF-8") from None
     pairs = headers.items() if isinstance(headers, dict) else headers
     return [(name, value.encode() if isinstance(value, str) else value or b"") for name, value in pairs]
+
+
+def answers(settings: Settings) -> bool:
+    """Return whether a broker answers within a second."""
+    try:
+        return bool(_admin(settings).list_topics(timeout=_REASON_SECONDS).brokers)
+    except KafkaException:
+        return False
 
 
 def fault_of_connections(settings: Settings) -> str | None:

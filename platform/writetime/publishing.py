@@ -7,20 +7,39 @@ learns from it of tables and columns.
 """
 
 import json
+import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from writetime.config import Settings
 from writetime.errors import Transient, WritetimeError
-from writetime.kafka import TIMEOUT_SECONDS, client_config, end_offsets, ensure_topics, may_pass, messages_between
+from writetime.kafka import (
+    TIMEOUT_SECONDS,
+    NoTopic,
+    client_config,
+    end_offsets,
+    ensure_topics,
+    may_pass,
+    messages_between,
+    place_of,
+)
 from writetime.registry import Compatibility, registry_of, wire_header
 from writetime.schema.avro import fingerprint, single_object_header
 
+log = logging.getLogger(__name__)
+
 SCHEMAS_TOPIC = "writetime.schemas"
+_FINGERPRINT = re.compile(rb"[0-9a-f]{16}")
+# Characters of an error that are logged; it may quote what it is about.
+_SHOWN = 300
+
+T = TypeVar("T")
 
 
 class Refused(WritetimeError):
@@ -45,8 +64,8 @@ class Sender:
         self._fault: tuple[KafkaError, str] | None = None
         self._registry = registry_of(settings)
 
-    def produce(self, topic: str, value: bytes, key: bytes, partition: int) -> None:
-        """Hand over a message.
+    def produce(self, topic: str, value: bytes | None, key: bytes, partition: int) -> None:
+        """Hand over a message; one without a value deletes what a compacted topic has of its key.
 
         Raises:
             WritetimeError: it is refused, or one before it was.
@@ -134,42 +153,115 @@ def ensure_schemas_topic(settings: Settings) -> None:
     ensure_topics(settings, {SCHEMAS_TOPIC: {"cleanup.policy": "compact"}}, 1)
 
 
-class CompactedTopic:
-    """A topic of one partition whose values are JSON, of which the last of each key counts; read on from call to
-    call."""
+class CompactedTopic(Generic[T]):
+    """A topic of one partition, of which the last message of each key counts; read on from call to call.
 
-    def __init__(self, settings: Settings, name: str) -> None:
+    `read` makes of a message's key and value what `read_on` returns; a value of None deletes what the key had. A
+    message for which it raises is skipped, logged with its offset, and counted in `skipped`: whatever else is written
+    to the topic stops no reader.
+    """
+
+    def __init__(self, settings: Settings, name: str, read: Callable[[bytes, bytes | None], T]) -> None:
         self._settings = settings
         self._name = name
+        self._read = read
         self._next = 0
+        self.skipped = 0
 
-    def read_on(self) -> Iterator[tuple[bytes, Any]]:
-        """Yield keys and values of what was written since the last call, in order."""
-        end = end_offsets(self._settings, self._name, [0])[0]
+    def read_on(self) -> list[tuple[int, T]]:
+        """Return what was written since the last call, in order, with the offsets; nothing if there is no such topic.
+
+        Raises:
+            WritetimeError: the topic cannot be read.
+        """
+        try:
+            end = end_offsets(self._settings, self._name, [0])[0]
+        except NoTopic:
+            return []
+        found: list[tuple[int, T]] = []
         if end > self._next:
+            skipped = 0
             for message in messages_between(self._settings, self._name, {0: self._next}, {0: end}):
-                yield message.key() or b"", json.loads(message.value() or b"")
+                _, offset = place_of(message)
+                try:
+                    found.append((offset, self._read(message.key() or b"", message.value())))
+                except Exception as e:
+                    skipped += 1
+                    log.warning(
+                        "topic %s, partition 0, offset %d is skipped, as it cannot be read: %s: %s",
+                        *(self._name, offset, type(e).__name__, " ".join(str(e).split())[:_SHOWN]),
+                    )
             self._next = end
+            self.skipped += skipped
+        return found
+
+
+@dataclass(frozen=True)
+class RegisteredSchema:
+    """An Avro schema in the topic of the schemas, with its offset there and its fingerprint."""
+
+    offset: int
+    fingerprint: int
+    avro: Mapping[str, Any]
 
 
 class SchemaTopic:
-    """The schemas of `writetime.schemas`, by fingerprint; read on when one is asked for that is not known yet."""
+    """The schemas of `writetime.schemas`, by fingerprint and by namespace; read on when one is asked for that is not
+    known yet."""
 
     def __init__(self, settings: Settings) -> None:
-        self._topic = CompactedTopic(settings, SCHEMAS_TOPIC)
-        self._known: dict[int, Any] = {}
+        self._topic = CompactedTopic(settings, SCHEMAS_TOPIC, _read_schema)
+        self._known: dict[int, RegisteredSchema] = {}
+        self._by_namespace: dict[str, tuple[RegisteredSchema, ...]] = {}
+
+    @property
+    def skipped(self) -> int:
+        """The number of messages that could not be read."""
+        return self._topic.skipped
 
     def get(self, fingerprint: int) -> Any | None:
         """Return the Avro schema with a fingerprint; None if the topic has none."""
         if fingerprint not in self._known:
-            for key, avro in self.read_on():
-                self._known[key] = avro
-        return self._known.get(fingerprint)
+            self.read_on()
+        found = self._known.get(fingerprint)
+        return None if found is None else found.avro
 
-    def read_on(self) -> Iterator[tuple[int, Any]]:
-        """Yield the schemas that were registered since the last call, with their fingerprints, in order.
+    def read_on(self) -> None:
+        """Take up what was written since the last call. A message without a value deletes the schema of its key.
+
+        Raises:
+            WritetimeError: the topic cannot be read.
+        """
+        for offset, (key, avro) in self._topic.read_on():
+            before = self._known.pop(key, None)
+            if before is not None:
+                namespace = _namespace_of(before.avro)
+                self._by_namespace[namespace] = tuple(s for s in self._by_namespace[namespace] if s is not before)
+            if avro is not None:
+                schema = self._known[key] = RegisteredSchema(offset, key, avro)
+                namespace = _namespace_of(avro)
+                self._by_namespace[namespace] = (*self._by_namespace.get(namespace, ()), schema)
+
+    def of_namespace(self, namespace: str) -> tuple[RegisteredSchema, ...]:
+        """Return the schemas of a namespace that are known, in the order in which they were registered last. It is the
+        same object until one of them changes.
 
         A schema comes again with the same fingerprint if something else of its table changed, such as what was dropped.
         """
-        for key, avro in self._topic.read_on():
-            yield int(key, 16), avro
+        return self._by_namespace.get(namespace, ())
+
+
+def _namespace_of(avro: Mapping[str, Any]) -> str:
+    """Return the namespace of a schema without the `writetime.` that older schemas of changes did not have."""
+    return avro["namespace"].removeprefix("writetime.")
+
+
+def _read_schema(key: bytes, value: bytes | None) -> tuple[int, dict[str, Any] | None]:
+    if not _FINGERPRINT.fullmatch(key):
+        raise ValueError(f"its key {key[:32]!r} is no fingerprint of 16 hexadecimal digits")
+    if value is None:
+        return int(key, 16), None
+    avro = json.loads(value)
+    if not isinstance(avro, dict) or not isinstance(avro.get("namespace"), str):
+        raise ValueError("its value is no Avro schema of a record with a namespace")
+    return int(key, 16), avro

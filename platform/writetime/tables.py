@@ -55,7 +55,7 @@ def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[Refus
     for table in read:
         try:
             tables.append(replace(table, schema=_schema_of(settings, table.name, known)))
-        except WritetimeError as e:
+        except Exception as e:
             refused.append(Refused(table.name, str(e)))
     return tables, refused
 
@@ -67,7 +67,7 @@ def read_entries(settings: Settings) -> tuple[list[FollowedTable], list[Refused]
     for name, entry in _entries(settings.tables):
         try:
             tables.append(FollowedTable(name, _entry_of(name, entry)))
-        except WritetimeError as e:
+        except Exception as e:
             refused.append(Refused(name, str(e)))
     return tables, refused
 

@@ -141,6 +141,7 @@ def test_a_table_is_one_entry(config: Path) -> None:
         "all_messages_landed",
         "lag_is_bounded",
         "lake_is_fresh",
+        "landing_goes_on",
         "lag_is_far_from_retention",
         "changes_are_in_place",
         "levels_are_a_state",

@@ -1,5 +1,6 @@
 """The assets of a followed table on a real snapshot: by token range, merged, checked against the database's answer."""
 
+import dataclasses
 from collections import Counter
 from typing import Any, cast
 
@@ -12,11 +13,12 @@ from dagster import (
     AssetKey,
     DagsterInstance,
     ExecuteInProcessResult,
+    asset,
     materialize,
 )
 from pyspark.sql import SparkSession
 
-from assets import backfill, changes, expectations, views
+from assets import backfill, changes, expectations, failures, table_jobs, views
 from assets.naming import key_of
 from resources import DatabaseResource, LakeResource, SparkResource
 from tests.lake.answers import cql_rows, view_rows
@@ -30,7 +32,7 @@ from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import find_snapshots
 from writetime.lake.parquet import write_file
 from writetime.lake.snapshot import take_snapshot
-from writetime.lake.table import create_table, open_table
+from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.lake.views import virtual
 from writetime.schema.cql import parse_table
 from writetime.servers.process import free_port
@@ -241,3 +243,43 @@ def test_a_fault_that_a_person_has_to_mend_is_one_sentence_and_not_tried_again(s
     assert error is not None
     assert "bring the table shop.none in by `writetime backfill`" in error.message
     assert not [event for event in result.all_events if event.is_step_up_for_retry]
+
+
+def test_a_table_that_fails_keeps_no_other_from_its_maintenance(
+    settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [dataclasses.replace(SCHEMA, keyspace=settings.cassandra.keyspace, name=name) for name in "abc"]
+    first, second, third = (create_table(settings, schema).name for schema in tables)
+    kept = []
+
+    def upkeep(_: Settings, table: LakeTable, run: Any) -> dict[str, int]:
+        if table.name == second:
+            raise RuntimeError("a bug")
+        kept.append(table.name)
+        return {}
+
+    monkeypatch.setattr(table_jobs, "upkeep", upkeep)
+    run = table_jobs.maintain_job([first, second, third]).execute_in_process(resources=RESOURCES, raise_on_error=False)
+    assert not run.success
+    assert kept == [first, third]
+    [failure] = [event for event in run.all_events if event.is_step_failure]
+    assert f"{second}: RuntimeError: a bug" in str(failure.event_specific_data)
+
+
+def test_an_unknown_error_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "_SOON_SECONDS", 0)
+    tried = []
+
+    @asset
+    @failures.by_kind()
+    def broken() -> None:
+        tried.append(1)
+        raise RuntimeError("a bug")
+
+    @asset
+    def sound() -> None:
+        """An asset of another table."""
+
+    result = materialize([broken, sound], raise_on_error=False)
+    assert len(tried) == 4
+    assert [event.asset_key for event in result.get_asset_materialization_events()] == [sound.key]

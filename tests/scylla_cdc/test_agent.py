@@ -27,8 +27,8 @@ from tests.scylla_cdc.writer import Group
 from tests.storage.expected import assert_same
 from tests.storage.generate import SEED
 from writetime.capture import cdc_log
-from writetime.capture.cli import agents_lines, status_lines
 from writetime.capture.landing import Landing
+from writetime.capture.status import agents_lines, status_lines
 from writetime.capture.watermarks import WatermarkTopic, statuses
 from writetime.changes import change_schema
 from writetime.config import Capture, Settings

@@ -11,12 +11,14 @@ from click.testing import CliRunner
 
 from tests.lake.made import add, write
 from tests.lake.test_run import run, schema_of
+from writetime.capture.watermarks import LandingReport, ensure_watermarks_topic, send_report
 from writetime.cli import main
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import LakeTable, open_table
+from writetime.publishing import Sender
 from writetime.verify import verify as verifying
 from writetime.verify.verify import verify
 
@@ -86,6 +88,20 @@ def test_what_differs_and_what_lags(settings: Settings, session: Session, monkey
     assert len(answer.stdout.splitlines()) == 2
     monkeypatch.setattr(verifying, "SUSPECTS", 1)
     assert verify(settings, lake, 0).unsettled == 1
+
+
+def test_lag_that_does_not_pass(settings: Settings, session: Session) -> None:
+    table = make_items(settings, session)
+    session.execute(f"UPDATE {table} SET v = 'later' WHERE id = 1 AND n = 1")
+    ensure_watermarks_topic(settings)
+    sender = Sender(settings, "test")
+    for fault, status in (("a message is garbage", 1), (None, 0)):
+        send_report(sender, table, LandingReport(1.0, "set aside" if fault else "landing", fault=fault, since=1.0))
+        assert sender.flush()
+        answer = CliRunner().invoke(main, ["verify", table, "--wait", "0"])
+        assert answer.exit_code == status
+        assert "0 differ, 1 more lag behind" in answer.stderr
+        assert ("does not reach the lake: landing has failed since 1970" in answer.stderr) == bool(fault)
 
 
 def test_a_table_that_is_written_to(settings: Settings, session: Session) -> None:

@@ -48,7 +48,7 @@ def change_avro(schema: TableSchema) -> dict[str, Any]:
     """Return the Avro schema of a table's changes."""
     # When timestamps were microseconds, this began with `changes`. A fingerprint does not cover logical types, so the
     # name has to tell those messages apart.
-    namespace = f"writetime.changes.{avro_name(schema.keyspace)}.{avro_name(schema.name)}"
+    namespace = f"writetime.{namespace_of(schema.full_name)}"
     marker = [_long("write_time"), _optional("ttl", "int"), _optional("expiry", "long")]
     fields: list[dict[str, Any]] = [
         {"name": "kind", "type": {"type": "enum", "name": "kind", "symbols": list(KINDS)}},
@@ -70,6 +70,11 @@ def change_avro(schema: TableSchema) -> dict[str, Any]:
         ])),
     ]  # fmt: skip
     return {"type": "record", "name": "change", "namespace": namespace, "fields": fields, "cql": to_cql(schema)}
+
+
+def namespace_of(table: str) -> str:
+    """Return the namespace of the changes of `keyspace.table`, as `SchemaTopic` knows it."""
+    return ".".join(("changes", *map(avro_name, table.split("."))))
 
 
 def _record(name: str, fields: list[dict[str, Any]], namespace: str | None = None) -> dict[str, Any]:

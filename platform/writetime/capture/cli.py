@@ -1,30 +1,23 @@
-"""`writetime agent | land | publish-segments | retire`, and what `writetime status` shows of agents."""
+"""`writetime agent | land | publish-segments | retire | forget`."""
 
-import logging
 import signal
 import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
 from writetime import config
 from writetime.capture import archives, cdc_log
 from writetime.capture.agent import run
-from writetime.capture.landing import Landing, captured_tables
-from writetime.capture.metrics import read_status
-from writetime.capture.watermarks import WatermarkTopic, statuses
+from writetime.capture.following import Tables
+from writetime.capture.forgetting import find_traces
+from writetime.capture.landing_metrics import LandingMetrics
+from writetime.capture.skipping import MessagePlace, dead_topic_of, skip
 from writetime.capture.watermarks import retire as retire_source
-from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.instants import instant_text, parse_instant
+from writetime.instants import parse_instant
 from writetime.logs import log_as_json
-from writetime.scylla_cdc.findings import finding_lines
-
-log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -51,34 +44,41 @@ def agent(*, snapshot_at: str | None) -> None:
 @click.argument("tables", nargs=-1, metavar="[KS.TABLE]...")
 @click.option("--follow", is_flag=True, help="Go on until SIGTERM or Ctrl-C; also with tables that are yet to come.")
 @click.option("--accept-gap", is_flag=True, help="Go on where a topic begins, after a snapshot was brought in.")
-def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool) -> None:
-    """Bring captured changes from Kafka into the lake: those of all captured tables, or of these."""
+@click.option(
+    "--skip",
+    "places",
+    multiple=True,
+    metavar="TOPIC/PARTITION@OFFSET",
+    help="First copy a message that cannot be landed to TOPIC.dead, and go on behind it; may be given several times. "
+    "The table's watermark stays until there is a newer snapshot.",
+)
+def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tuple[str, ...]) -> None:
+    """Bring captured changes from Kafka into the lake: those of all captured tables, or of these.
+
+    A table that fails stops no other one. The exit status is 1 if one failed.
+    """
     settings = config.load()
-    if not follow:
-        for table in tables or captured_tables(settings):
-            click.echo(f"{Landing(settings, table).drain(accept_gap=accept_gap)} changes of {table}")
+    for place in map(MessagePlace.parse, places):
+        size = skip(settings, place)
+        click.echo(
+            f"{place}: {size} bytes copied to {dead_topic_of(place.table)}; landing goes on behind it. The watermark "
+            f"of {place.table} stays until a snapshot that is taken from now on is in the lake"
+        )
+    if follow:
+        log_as_json()
+        metrics = LandingMetrics(settings)
+        Tables(settings, tables, accept_gap=accept_gap, metrics=metrics).follow(_stopped_by_signal())
         return
-    log_as_json()
-    stop = _stopped_by_signal()
-    landings: dict[str, Landing] = {}
-    sources: WatermarkTopic | None = None
-    while not stop.is_set():
-        next_look = time.monotonic() + settings.capture.land_seconds
-        try:
-            sources = sources or WatermarkTopic(settings)
-            for table in tables or captured_tables(settings):
-                if table not in landings:
-                    landings[table] = Landing(settings, table, sources)
-        except WritetimeError as e:
-            log.error("%s; trying again", e)
-        for table, landing in landings.items():
-            try:
-                if count := landing.drain(accept_gap=accept_gap):
-                    log.info("%d changes of %s landed", count, table)
-            except WritetimeError as e:
-                # What is wrong with one table stops no other.
-                log.error("%s; trying again", e)
-        stop.wait(max(next_look - time.monotonic(), 0))
+    failed = []
+    for table, outcome in Tables(settings, tables, accept_gap=accept_gap).land_once():
+        if isinstance(outcome, Exception):
+            failed.append(table)
+            click.echo(f"Error: {table}: {outcome}", err=True)
+        else:
+            click.echo(f"{outcome} changes of {table}")
+    if failed:
+        click.echo(f"{len(failed)} tables were not landed: {', '.join(failed)}", err=True)
+        sys.exit(1)
 
 
 @click.command()
@@ -126,78 +126,28 @@ def retire(*, source: str) -> None:
     click.echo(f"{source} is retired: each table of the lake takes that up when its changes are landed next")
 
 
+@click.command()
+@click.argument("table", metavar="KS.TABLE")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def forget(*, table: str, yes: bool) -> None:
+    """Delete all that the platform keeps of a table, such as one that was dropped: its topics, its schemas, its folder
+    in the lake, and what the agent of this machine knows of it. The database is not touched."""
+    traces = find_traces(config.load(), table)
+    if not traces:
+        click.echo(f"nothing is kept of {table}")
+        return
+    click.echo(f"Of {table} there is:")
+    for trace in traces:
+        click.echo(f"  {trace.text}")
+    if not yes:
+        click.confirm("Delete all of it? It cannot be undone", abort=True)
+    for trace in traces:
+        trace.delete()
+        click.echo(f"deleted: {trace.text}")
+
+
 def _stopped_by_signal() -> threading.Event:
     stop = threading.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: stop.set())
     return stop
-
-
-def status_lines(settings: Settings) -> Iterator[str]:
-    """Yield what the agent of this state folder said last; nothing if there never was one."""
-    found: dict[str, Any] | None = read_status(settings.capture.state)
-    if found is not None:
-        yield f"agent      {_ago(found['at'])}      state {settings.capture.state}"
-        yield from _lines(found)
-
-
-def agents_lines(settings: Settings) -> Iterator[str]:
-    """Yield what the agents of all nodes and logs said last, which is in Kafka."""
-    for source, found in statuses(settings).items():
-        yield f"agent of {source}      {_ago(found['at'])}      {found.get('address', '')}".rstrip()
-        yield from _lines(found)
-
-
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    yield from _log_lines(found["logs"]) if "logs" in found else _node_lines(found)
-    for table, snapshot in sorted(found["snapshots"].items()):
-        if snapshot["state"] != "done":
-            yield (
-                f"  snapshot {table}: {snapshot['state']}, {snapshot['sstables_read']} of {snapshot['sstables']} "
-                f"SSTables, {snapshot['changes']:,} changes"
-            )
-    for table, kinds in sorted(found["changes"].items()):
-        yield f"  {table}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
-    for what, count in sorted(found["errors"].items()):
-        yield f"  errors   {count} of {what}"
-
-
-def _node_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    lag, totals = found["lag"], found["totals"]
-    limit = lag["backlog_limit_bytes"]
-    share = f" ({100 * lag['backlog_bytes'] / limit:.0f} % of cdc_total_space)" if limit else ""
-    yield (
-        f"  lag      {lag['lag_bytes']:,} bytes, {lag['lag_segments']} segments, {lag['lag_seconds']:.1f} s, "
-        f"the oldest segment of {lag['oldest_segment_seconds']:.1f} s ago"
-    )
-    yield f"  backlog  {lag['backlog_bytes']:,} bytes{share}"
-    yield (
-        f"  segments {totals['segments']:,} done with, {totals['segments_set_aside']} set aside, "
-        f"{totals['segments_vanished']} vanished; {lag['aside_segments']} of them are missing now"
-    )
-    if totals["mutations_set_aside"] or totals["changes_set_aside"]:
-        yield f"  aside    {totals['mutations_set_aside']:,} mutations, {totals['changes_set_aside']:,} changes"
-    if until := found["published_until"]:
-        yield f"  all that was written is published up to {instant_text(until)}, {_ago(until / 1e6)}"
-    if found["held_by"]:
-        yield f"  held     {found['held_by']}"
-    for table, reason in sorted(found.get("held", {}).items()):
-        yield f"  held     {table}: {reason}"
-    for table, reason in sorted(found.get("not_captured", {}).items()):
-        yield f"  not captured: {table}: {reason}"
-
-
-def _log_lines(logs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    for table, found in sorted(logs.items()):
-        until = found["until"]
-        yield (
-            f"  {table}: published up to {instant_text(until)}, {_ago(until / 1e6)}" if until else f"  {table}: not yet"
-        )
-        if found["fault"]:
-            yield f"    {found['fault']}"
-        for line in finding_lines(found.get("found", {})):
-            yield f"    {line}"
-
-
-def _ago(instant: float) -> str:
-    return f"{time.time() - instant:.0f} s ago"

@@ -12,22 +12,22 @@ The table and its schema come from the topic of the schemas, in which each schem
 column needs no word from anyone.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+import hashlib
+import json
+import time
+from collections.abc import Collection, Mapping
 
-import pyarrow as pa
-from confluent_kafka import Message
-
-from writetime.capture.avro import ChangeDecoder
+from writetime.capture.avro import namespace_of
+from writetime.capture.landing_schemas import LakeSchemas
+from writetime.capture.landing_tasks import DECODED_TOGETHER, Part, write_part
 from writetime.capture.publisher import topic_of
-from writetime.capture.watermarks import SourceMarks, WatermarkTopic
+from writetime.capture.skipping import held_since, release, skips_of
+from writetime.capture.watermarks import Place, SourceMarks, WatermarkTopic
 from writetime.config import Settings
 from writetime.errors import WritetimeError
-from writetime.kafka import NoTopic, beginning_offsets, end_offsets, messages_between, place_of, topic_names
+from writetime.kafka import NoTopic, beginning_offsets, end_offsets, topic_names
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import Snapshot
+from writetime.lake.delta import BUCKETS, Snapshot
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import (
     raise_snapshot,
@@ -38,41 +38,40 @@ from writetime.lake.horizon import (
     watermark_of,
 )
 from writetime.lake.merging import Runner
-from writetime.lake.parquet import WrittenFile
-from writetime.lake.table import LakeTable, create_table, table_storage
+from writetime.lake.table import LakeTable, names_table, open_table, table_storage
 from writetime.lake.views import time_now
-from writetime.publishing import SchemaTopic
-from writetime.registry import Registry, registry_of
-from writetime.schema.cql import parse_table
-from writetime.schema.table import TableSchema
+from writetime.publishing import RegisteredSchema, SchemaTopic
+from writetime.registry import registry_of
 
 # Messages of a partition in one batch: a lake of few large files, and no batch that takes for ever.
 BATCH_MESSAGES = 1_000_000
-_DECODED_TOGETHER = 20_000
-# How far watermarks move before there is a commit for them alone: of a table without changes, one a minute at most.
-_WATERMARK_MICROS = 60_000_000
-
-
-@dataclass(frozen=True)
-class Part:
-    """The messages of some partitions from `starts` up to, not including, `ends`.
-
-    `schemas` are the table's by their fingerprints, as far as messages before the ends may name them, and `registry` is
-    where those are that are named by its ids.
-    """
-
-    settings: Settings
-    starts: Mapping[int, int]
-    ends: Mapping[int, int]
-    writer: ChangeWriter
-    schemas: Mapping[int, Any]
-    registry: Registry | None
+# How far watermarks move before there is a commit for them alone: of a table without changes, one in five minutes at
+# most, as each costs some 50 ms of CPU; or in a third of `capture.stale_seconds`, if that is less.
+_WATERMARK_MICROS = 300_000_000
+# How often it is looked whether a snapshot has come that releases watermarks.
+_RELEASE_SECONDS = 60.0
+# How many commits are read to find one that says where landing is; others come from backfills and properties.
+_COMMITS_LOOKED_AT = 5
 
 
 def captured_tables(settings: Settings) -> list[str]:
-    """Return the tables that have a topic of changes, as keyspace.table."""
+    """Return the tables that have a topic of changes, as keyspace.table. Topics that name no table do not count."""
+    return sorted(table for topic in topic_names(settings) if (table := table_of(topic)) is not None)
+
+
+def table_of(topic: str) -> str | None:
+    """Return the table of which a topic has the changes; None if it is another topic."""
     prefix = topic_of("")
-    return sorted(topic.removeprefix(prefix) for topic in topic_names(settings) if topic.startswith(prefix))
+    table = topic.removeprefix(prefix)
+    return table if topic.startswith(prefix) and names_table(table) else None
+
+
+def no_topic(table: str) -> WritetimeError:
+    """Return the error of a table that has no topic."""
+    return WritetimeError(
+        f"{topic_of(table)} is not there: no agent has published {table} yet. Start `writetime agent`, and see that "
+        "the table has cdc = true"
+    )
 
 
 def is_published(settings: Settings, table: str) -> bool:
@@ -80,20 +79,46 @@ def is_published(settings: Settings, table: str) -> bool:
     return topic_of(table) in topic_names(settings)
 
 
+class Topics:
+    """What landings of several tables share: the topics of the schemas and the watermarks, each read once for all."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.schemas = SchemaTopic(settings)
+        self.watermarks = WatermarkTopic(settings)
+
+
 class Landing:
     """Lands the changes of one table, as often as it is asked to."""
 
-    def __init__(self, settings: Settings, table: str, sources: WatermarkTopic | None = None) -> None:
-        """Land a table's changes; `sources` is what landings of several tables share."""
+    def __init__(
+        self, settings: Settings, table: str, topics: Topics | None = None, place: Place | None = None
+    ) -> None:
+        """Land a table's changes.
+
+        Args:
+            settings: where Kafka and the lake are.
+            table: the table, as keyspace.table.
+            topics: what landings of several tables share.
+            place: where landing of the table was when it last reported.
+        """
         self._settings = settings
-        self._name = table
+        self.name = table
         self._topic = topic_of(table)
-        self._schemas = SchemaTopic(settings)
-        self._sources = sources or WatermarkTopic(settings)
+        self.namespace = namespace_of(table)
+        self.topics = topics or Topics(settings)
         self._registry = registry_of(settings)
-        self._known: dict[int, Any] = {}
-        self._table: LakeTable | None = None
+        self._watermark_micros = min(_WATERMARK_MICROS, settings.capture.stale_seconds * 1e6 / 3)
+        self._lake = LakeTable(table_storage(settings, table), 0)
+        self._schemas = LakeSchemas(settings, self._lake)
+        self._opened: LakeTable | None = None
+        # The schemas that the lake's table follows, as they were in the topic then.
+        self._followed: tuple[RegisteredSchema, ...] | None = None
+        # The offsets up to which the lake has the topic, as they are known without asking it.
+        self._landed: Mapping[int, int] | None = None
         self._snapshot_at = 0
+        self._next_release = 0.0
+        # Where the table is after the last call, so that a process that starts later need not ask the lake.
+        self.place = place
         # Offsets between where its commits began and where they ended: as many as the changes, if none is missing.
         self.offsets_landed = 0
 
@@ -108,99 +133,165 @@ class Landing:
             WritetimeError: the topic is missing, is another one than before, or has lost messages that were not landed;
                 or a message is no change of this table, in which case nothing of its batch is landed.
         """
-        sources = self._sources.read()
+        sources = self.topics.watermarks.read()
         try:
             ends = end_offsets(self._settings, self._topic)
         except NoTopic:
-            raise WritetimeError(
-                f"{self._topic} is not there: no agent has published {self._name} yet. Start `writetime agent`, and "
-                "see that the table has cdc = true"
-            ) from None
-        firsts = beginning_offsets(self._settings, self._topic)
+            raise no_topic(self.name) from None
         # Now that the ends are known: all schemas of the messages before are in their topic.
-        table = self._follow_schemas()
-        now = table.changes.load()
+        self.topics.schemas.read_on()
+        return self.land(ends, sources, run, accept_gap=accept_gap)
+
+    def land(
+        self,
+        ends: Mapping[int, int],
+        sources: Mapping[str, SourceMarks],
+        run: Runner = map,
+        *,
+        accept_gap: bool = False,
+    ) -> int:
+        """Land the messages below the ends of the partitions; return how many changes that was.
+
+        Args:
+            ends: the offsets where the partitions of the topic end.
+            sources: what the topic of the watermarks had before the ends were asked for.
+            run: as for `drain`.
+            accept_gap: as for `drain`.
+
+        Raises:
+            WritetimeError: as `drain` raises it.
+        """
+        if self._is_current(ends, sources):
+            return 0
+        schemas = self.topics.schemas.of_namespace(self.namespace)
+        now = self._schemas.follow(schemas)
+        self._followed = schemas
+        if now is None:
+            self._opened = None
+            if not any(ends.values()):
+                return 0
+            raise WritetimeError(f"{self._topic} has no schema in the topic of the schemas: no agent has written to it")
+        if self._opened is None or self._opened.buckets != int(now.properties[BUCKETS]):
+            self._opened = open_table(self._settings, self.name)
+        table = self._opened
         if _follow_sources(table, now, sources):
             now = table.changes.load()
-        writer = ChangeWriter.of(table, table.schema(now))
         count = 0
+        firsts: Mapping[int, int] | None = None
         while True:
             landed = {p: now.transaction(_place(self._topic, p)) or 0 for p in ends}
-            starts = {p: self._start(p, landed[p], firsts[p], end, accept_gap=accept_gap) for p, end in ends.items()}
+            if landed != ends and firsts is None:
+                firsts = beginning_offsets(self._settings, self._topic)
+            first = landed if firsts is None else firsts
+            starts = {p: self._start(p, landed[p], first[p], end, accept_gap=accept_gap) for p, end in ends.items()}
             if starts != landed:
                 raise_history(table, time_now())
             reached = {p: min(ends[p], start + BATCH_MESSAGES) for p, start in starts.items()}
-            moved = self._moved(now, sources) if reached == ends else {}
-            if reached == landed and not any(until - before >= _WATERMARK_MICROS for before, until in moved.values()):
+            known = {source: watermark_of(now, source) for source in registered_sources(now)}
+            held = held_since(now)
+            if held and release(table, now, sources):
+                held = 0
+            self._next_release = time.monotonic() + _RELEASE_SECONDS
+            moved = {} if held or reached != ends else self._moved(known, sources)
+            if reached == landed and not self._is_far(known, moved):
+                self._keep_place(now, reached, known, held)
                 return count
             self._note_snapshots(table)
-            parts = self._parts(starts, reached, writer)
-            files = [file for written in run(_write, parts) for file in written]
+            skipped = skips_of(now).keys()
+            parts = self._parts(starts, reached, ChangeWriter.of(table, table.schema(now)), skipped)
+            files = [file for written in run(write_part, parts) for file in written]
             number = (now.transaction(self._topic) or 0) + 1
             places = {_place(self._topic, p): offset for p, offset in reached.items()}
-            for source, (_, until) in moved.items():
+            for source, until in moved.items():
                 places |= watermark(source, until)
-            if table.changes.append(files, self._topic, number, places):
+            is_new = table.changes.append(files, self._topic, number, places)
+            if is_new:
                 count += sum(file.rows for file in files)
-                self.offsets_landed += sum(offset - starts[p] for p, offset in reached.items())
-                if reached == ends:
-                    return count
+                passed = sum(starts[p] <= offset < reached[p] for p, offset in skipped if p in reached)
+                self.offsets_landed += sum(offset - starts[p] for p, offset in reached.items()) - passed
             now = table.changes.load()
+            if is_new and reached == ends:
+                self._keep_place(now, reached, known | moved, held)
+                return count
 
-    def _parts(self, starts: Mapping[int, int], ends: Mapping[int, int], writer: ChangeWriter) -> list[Part]:
+    def _parts(
+        self,
+        starts: Mapping[int, int],
+        ends: Mapping[int, int],
+        writer: ChangeWriter,
+        skipped: Collection[tuple[int, int]],
+    ) -> list[Part]:
         """Share the partitions out: each by itself, or few messages together, as each part costs a connection."""
         new = [p for p, start in starts.items() if start < ends[p]]
-        few = sum(ends[p] - starts[p] for p in new) <= _DECODED_TOGETHER
+        few = sum(ends[p] - starts[p] for p in new) <= DECODED_TOGETHER
+        schemas = {schema.fingerprint: schema.avro for schema in self.topics.schemas.of_namespace(self.namespace)}
         return [
             Part(
                 self._settings,
                 {p: starts[p] for p in some},
                 {p: ends[p] for p in some},
                 writer,
-                dict(self._known),
+                schemas,
                 self._registry,
+                frozenset(skipped),
             )
             for some in ([new] if few and new else [[p] for p in new])
         ]
 
-    def _follow_schemas(self) -> LakeTable:
-        """Let the lake's table follow the schemas that were registered since the last call."""
-        found: dict[str, TableSchema] = {}
-        for fingerprint, avro in self._schemas.read_on():
-            if "cql" in avro and (schema := parse_table(avro["cql"])).full_name == self._name:
-                self._known[fingerprint] = avro
-                found[avro["cql"]] = schema
-        for schema in found.values():
-            lake = self._table or LakeTable(table_storage(self._settings, self._name), 0)
-            is_new = not lake.changes.exists()
-            if not is_new and lake.schema().id not in (None, schema.id):
-                raise WritetimeError(
-                    f"the table {self._name} was dropped and made again (id {schema.id}), and the lake has the one "
-                    f"before (id {lake.schema().id}): {self._topic} may have changes of both, so give the new table "
-                    "another name"
-                )
-            self._table = create_table(self._settings, schema)
-            if is_new:
-                # What the table had before its capture began is not among the changes.
-                raise_history(self._table, time_now())
-        if self._table is None:
-            raise WritetimeError(f"{self._topic} has no schema in the topic of the schemas: no agent has written to it")
-        return self._table
+    def _is_current(self, ends: Mapping[int, int], sources: Mapping[str, SourceMarks]) -> bool:
+        """Return whether there is nothing to do, without opening the table of the lake: by what is remembered of the
+        last call, or by where another process reported that it was and the one commit of the lake that proves it."""
+        if self.place is None:
+            return False
+        schemas = self.topics.schemas.of_namespace(self.namespace)
+        if self._landed is None:
+            if self.place.schemas != _digest(schemas):
+                return False
+            numbers = self._lake.changes.transactions_of(self.place.version)
+            self._landed = {p: numbers.get(_place(self._topic, p), -1) for p in ends}
+            self._followed = schemas
+        known = self.place.until
+        return (
+            self._landed == ends
+            and self._followed is schemas
+            and not _other_sources(self.name, known.keys(), sources)
+            and (
+                # A backfill may release them, which only the lake knows.
+                time.monotonic() < self._next_release
+                if self.place.held_since
+                else not self._is_far(known, self._moved(known, sources))
+            )
+        )
 
-    def _moved(self, now: Snapshot, sources: Mapping[str, SourceMarks]) -> dict[str, tuple[int, int]]:
-        """Return the watermarks that are beyond those of the lake: both, by source."""
-        registered = registered_sources(now)
+    def _keep_place(self, now: Snapshot, landed: Mapping[int, int], known: Mapping[str, int], held: int) -> None:
+        """Remember where the table is, and which commit proves it: the newest one, or one shortly before."""
+        self._landed = dict(landed)
+        places = {_place(self._topic, p): offset for p, offset in landed.items()}
+        if self.place is not None and self.place.version == now.version:
+            proof: int | None = now.version
+        else:
+            newest = range(now.version, max(now.version - _COMMITS_LOOKED_AT, -1), -1)
+            proof = next((v for v in newest if places.items() <= self._lake.changes.transactions_of(v).items()), None)
+        self.place = Place(now.version if proof is None else proof, dict(known), held, _digest(self._followed or ()))
+
+    def _moved(self, known: Mapping[str, int], sources: Mapping[str, SourceMarks]) -> dict[str, int]:
+        """Return the watermarks of registered sources that are beyond those that are known."""
         found = {
-            source: (watermark_of(now, source), marks.tables[self._name].until)
+            source: marks.tables[self.name].until
             for source, marks in sources.items()
-            if source in registered and self._name in marks.tables
+            if source in known and self.name in marks.tables
         }
-        return {source: (before, until) for source, (before, until) in found.items() if until > before}
+        return {source: until for source, until in found.items() if until > known[source]}
+
+    def _is_far(self, known: Mapping[str, int], moved: Mapping[str, int]) -> bool:
+        """Return whether watermarks have moved so far that they are worth a commit of their own."""
+        return any(until - known[source] >= self._watermark_micros for source, until in moved.items())
 
     def _note_snapshots(self, table: LakeTable) -> None:
         """Record the snapshots that messages may be of. An agent says when one was taken before it publishes it, so
         all of those are known of which there are messages below the ends."""
-        marks = [marks.tables[self._name] for marks in self._sources.read().values() if self._name in marks.tables]
+        sources = self.topics.watermarks.read().values()
+        marks = [marks.tables[self.name] for marks in sources if self.name in marks.tables]
         snapshot_at = max((mark.snapshot_at for mark in marks), default=0)
         if snapshot_at > self._snapshot_at:
             raise_history(table, snapshot_at)
@@ -212,13 +303,13 @@ class Landing:
         if landed > end:
             raise WritetimeError(
                 f"{where} ends at offset {end}, but up to {landed} was landed before: it is not the same topic; bring "
-                f"the table {self._name} in under another lake.path"
+                f"the table {self.name} in under another lake.path"
             )
         if landed < first and not accept_gap:
             raise WritetimeError(
                 f"{where} begins at offset {first}, and the messages from {landed} on were not landed: they are gone. "
-                f"Bring a snapshot in that is taken now, by `writetime backfill {self._name}`, then go on by "
-                f"`writetime land {self._name} --accept-gap`"
+                f"Bring a snapshot in that is taken now, by `writetime backfill {self.name}`, then go on by "
+                f"`writetime land {self.name} --accept-gap`"
             )
         return max(landed, first)
 
@@ -246,10 +337,14 @@ def not_landed(settings: Settings, table: str) -> int:
     return sum(max(end - landed[p], 0) for p, end in end_offsets(settings, topic_of(table)).items())
 
 
+def _other_sources(table: str, known: Collection[str], sources: Mapping[str, SourceMarks]) -> list[str]:
+    """Return the sources of a table that are registered and retired since, or not registered yet."""
+    return [s for s, marks in sources.items() if table in marks.tables and marks.retired == (s in known)]
+
+
 def _follow_sources(table: LakeTable, now: Snapshot, sources: Mapping[str, SourceMarks]) -> bool:
     """Let the lake's table know which sources send changes of it; return whether it did not."""
-    known = registered_sources(now)
-    other = [s for s, marks in sources.items() if table.name in marks.tables and marks.retired == (s in known)]
+    other = _other_sources(table.name, registered_sources(now), sources)
     for source in other:
         (retire_source if sources[source].retired else register_source)(table, source)
     return bool(other)
@@ -271,26 +366,7 @@ def _place(topic: str, partition: int) -> str:
     return f"{topic}/{partition}"
 
 
-def _write(part: Part) -> list[WrittenFile]:
-    return part.writer.write(_changes(part))
-
-
-def _changes(part: Part) -> Iterator[pa.RecordBatch]:
-    topic = topic_of(part.writer.schema.full_name)
-    decoder = ChangeDecoder(part.writer.schema, part.schemas, part.registry and part.registry.get)
-    messages = messages_between(part.settings, topic, part.starts, part.ends)
-    while some := list(islice(messages, _DECODED_TOGETHER)):
-        yield from _decoded(decoder, some).to_batches()
-
-
-def _decoded(decoder: ChangeDecoder, messages: list[Message]) -> pa.Table:
-    try:
-        return decoder.decode([message.value() for message in messages])
-    except WritetimeError:
-        for message in messages:
-            try:
-                decoder.decode([message.value()])
-            except WritetimeError as e:
-                partition, offset = place_of(message)
-                raise WritetimeError(f"topic {message.topic()}, partition {partition}, offset {offset}: {e}") from None
-        raise
+def _digest(schemas: tuple[RegisteredSchema, ...]) -> str:
+    """Return a digest of the schemas of a table: another one if any of them comes, goes or changes."""
+    content = json.dumps([(s.fingerprint, s.avro.get("cql")) for s in schemas])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

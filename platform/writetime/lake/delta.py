@@ -118,6 +118,14 @@ class BucketedTable:
         except DeltaError as e:
             raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
 
+    def find(self) -> Snapshot | None:
+        """Return the newest version, None if the table has not been created.
+
+        Raises:
+            WritetimeError: there is a folder of it that cannot be opened.
+        """
+        return self.load() if self.exists() else None
+
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Return columns of all rows of the newest version.
 
@@ -225,6 +233,19 @@ class BucketedTable:
             return True
 
         self._retry(attempt)
+
+    def transactions_of(self, version: int) -> Mapping[str, int]:
+        """Return the numbers that the commit of one version names, by application id: from its own file in the log
+        (`txn` actions of the Delta protocol), without the rest of the log. Nothing if there is no such file.
+
+        Numbers of an application never fall, so those of any version are lower bounds of the newest ones.
+        """
+        try:
+            with self.storage.filesystem().open_input_stream(f"_delta_log/{version:020d}.json") as stream:
+                actions = [json.loads(line) for line in stream.read().splitlines() if line]
+        except FileNotFoundError:
+            return {}
+        return {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
 
     def add_fields(self, schema: pa.Schema) -> None:
         """Add the fields, also nested ones, that the table does not have; files written before read as null there.

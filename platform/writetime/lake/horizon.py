@@ -55,7 +55,7 @@ def watermark(source: str, instant: int) -> dict[str, int]:
 
 def raise_snapshot(table: LakeTable, taken_at: int) -> None:
     """Record when a snapshot was taken (microseconds), if it is the newest."""
-    if taken_at > _newest_snapshot(table.changes.load()):
+    if taken_at > newest_snapshot(table.changes.load()):
         table.changes.set_property(NEWEST_SNAPSHOT, str(taken_at))
 
 
@@ -63,6 +63,11 @@ def registered_sources(changes: Snapshot) -> set[str]:
     """Return the sources that send changes."""
     properties = changes.properties.items()
     return {n.removeprefix(_SOURCE) for n, value in properties if n.startswith(_SOURCE) and value == "registered"}
+
+
+def newest_snapshot(changes: Snapshot) -> int:
+    """Return when the newest snapshot was taken that is recorded (microseconds); 0 if there is none."""
+    return int(changes.properties.get(NEWEST_SNAPSHOT, 0))
 
 
 def watermark_of(changes: Snapshot, source: str) -> int:
@@ -73,7 +78,7 @@ def watermark_of(changes: Snapshot, source: str) -> int:
 def captured_until(changes: Snapshot) -> int:
     """Return the instant (microseconds) up to which all has been captured; 0 if that is not known."""
     sources = registered_sources(changes)
-    return min((watermark_of(changes, source) for source in sources), default=_newest_snapshot(changes))
+    return min((watermark_of(changes, source) for source in sources), default=newest_snapshot(changes))
 
 
 def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
@@ -99,7 +104,7 @@ def require_newer(table: LakeTable, changes: Snapshot, taken_at: int) -> None:
         WritetimeError: see above.
     """
     grace = table.schema(changes).gc_grace_seconds * 1_000_000
-    first = max(horizon_of(table.state.load()), _newest_snapshot(changes) - grace)
+    first = max(horizon_of(table.state.load()), newest_snapshot(changes) - grace)
     if taken_at < first:
         raise WritetimeError(
             f"{table.name}: a snapshot taken at {instant_text(taken_at)} is refused, as deletions up to "
@@ -141,7 +146,3 @@ def _stays(cells: pa.StructArray, horizon: int) -> pa.Array:
 
 def _watermark(source: str) -> str:
     return f"watermark/{source}"
-
-
-def _newest_snapshot(changes: Snapshot) -> int:
-    return int(changes.properties.get(NEWEST_SNAPSHOT, 0))

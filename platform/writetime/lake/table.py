@@ -79,13 +79,18 @@ class LakeTable:
         return joined
 
 
+def names_table(name: str) -> bool:
+    """Return whether a text is the name of a table, `keyspace.table`."""
+    return _NAME.fullmatch(name) is not None
+
+
 def table_storage(settings: Settings, name: str) -> Storage:
     """Return the folder of the table `keyspace.table`.
 
     Raises:
         WritetimeError: no table is named so. It would be a folder elsewhere.
     """
-    if not _NAME.fullmatch(name):
+    if not names_table(name):
         raise WritetimeError(f"{name!r} names no table: KEYSPACE.TABLE, each of letters, digits and '_'")
     return lake_storage(settings).folder(name)
 

@@ -17,7 +17,8 @@ from writetime.verify.verify import verify as compare
 def verify(*, table: str, wait: float) -> None:
     """Compare a table's view with the database, by token ranges; print the rows that differ as JSON lines.
 
-    The exit status is 1 if rows differ for another reason than replication lag.
+    The exit status is 1 if rows differ for another reason than replication lag, or if rows lag and the capture or
+    landing of the table has stopped.
     """
     settings = config.load()
     report = compare(settings, open_table(settings, table), wait)
@@ -31,4 +32,6 @@ def verify(*, table: str, wait: float) -> None:
         + (f"; {report.unsettled} more partitions differ and were not asked again" if report.unsettled else ""),
         err=True,
     )
+    for reason in report.stopped:
+        click.echo(f"{table}: what lags does not reach the lake: {reason}", err=True)
     sys.exit(0 if report.proven else 1)

@@ -2,7 +2,8 @@
 
 The two are never read at one instant, so what differs is asked again, in both places, until it is the same or the time
 to wait is over. What then is left is lag if the database tells that it was written later than anything that the lake
-knew of when the verification began (what lands meanwhile lands bucket by bucket); else it is a difference. (Of a
+knew of when the verification began (what lands meanwhile lands bucket by bucket); else it is a difference. Lag is no
+proof where the table is captured and its capture or landing has stopped: it does not pass then. (Of a
 deletion CQL tells no time: one that the lake has not seen within the time to wait counts as a difference.)
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from writetime.capture.reports import stopped
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.lake.buckets import token_range
@@ -66,18 +68,20 @@ class Difference:
 class Report:
     """What was compared, what is left that differs, and the newest write (microseconds) that the lake knew of at first.
 
-    `unsettled` is the number of partitions that differ beyond the first `SUSPECTS`, which were not asked again.
+    `unsettled` is the number of partitions that differ beyond the first `SUSPECTS`, which were not asked again. Where
+    rows lag, `stopped` is why they do not reach the lake by themselves, if capture or landing of the table has stopped.
     """
 
     ranges: list[Range]
     differences: list[Difference]
     newest: int
     unsettled: int = 0
+    stopped: Sequence[str] = ()
 
     @property
     def proven(self) -> bool:
-        """Whether the two sides are the same, but for lag."""
-        return not self.real and not self.unsettled
+        """Whether the two sides are the same, but for lag that passes by itself."""
+        return not self.real and not self.unsettled and not self.stopped
 
     @property
     def real(self) -> list[Difference]:
@@ -110,7 +114,8 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
             replace(d, lagging=d.written_at > newest)
             for d in _settle(table, schema, database, chosen, time.monotonic() + wait_seconds)
         ]
-    return Report(ranges, left, newest, len(suspects) - len(chosen))
+    reasons = stopped(settings, table) if any(d.lagging for d in left) else []
+    return Report(ranges, left, newest, len(suspects) - len(chosen), reasons)
 
 
 def digest(rows: Rows, schema: TableSchema) -> str:

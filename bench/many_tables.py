@@ -1,0 +1,107 @@
+"""What it costs to land many tables that have nothing new, on a broker of its own.
+
+    python -m bench.many_tables --tables 300
+
+Prints the CPU seconds of `writetime land` as a whole program, and the cores that `writetime land --follow` takes.
+"""
+
+import argparse
+import dataclasses
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.conftest import write_settings
+from tests.lake.made import SCHEMA, batch, write
+from writetime import config
+from writetime.capture import watermarks
+from writetime.capture.publisher import ChangePublisher
+from writetime.capture.watermarks import SourceMarks, TableMark, ensure_watermarks_topic
+from writetime.config import Settings
+from writetime.lake.views import time_now
+from writetime.publishing import Sender
+from writetime.servers.kafka import KafkaServer
+from writetime.servers.process import free_port
+
+
+def children_cpu() -> float:
+    """Return the CPU seconds of the programs that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def publish(settings: Settings, tables: int) -> None:
+    """Publish a change of each table, and say that a node is published up to now."""
+    publisher = ChangePublisher(settings)
+    schemas = [dataclasses.replace(SCHEMA, name=f"t{i:03}") for i in range(tables)]
+    for schema in schemas:
+        publisher.send(schema, batch([write(1, 0, 5, v="x")], schema))
+    publisher.flush()
+    ensure_watermarks_topic(settings)
+    sender = Sender(settings, "bench")
+    watermarks.send(sender, "node", SourceMarks({s.full_name: TableMark(time_now()) for s in schemas}))
+    sender.flush()
+
+
+def land(*arguments: str) -> "subprocess.Popen[bytes]":
+    """Start a landing."""
+    command = [sys.executable, "-m", "writetime", "land", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def main() -> None:
+    """Measure, and print what it took."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", type=int, default=300)
+    parser.add_argument(
+        "--seconds", type=int, default=60, help="that --follow is watched, of which the first third not"
+    )
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        settings = config.load(
+            kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
+            embedded={"home": home, "kafka_controller_port": free_port()},
+            lake={"path": str(home / "lake")},
+            capture={"partitions": 4},
+        )
+        write_settings(settings, home / "writetime.toml")
+        os.environ["WRITETIME_CONFIG"] = str(home / "writetime.toml")
+        kafka = KafkaServer(settings)
+        kafka.start()
+        try:
+            publish(settings, arguments.tables)
+            for what in ("the first time", "with nothing new"):
+                before = children_cpu()
+                assert land().wait() == 0
+                print(f"land {what}: {children_cpu() - before:.2f} CPU s", flush=True)
+            print(f"land --follow, idle: {_followed(arguments.seconds):.3f} cores", flush=True)
+        finally:
+            kafka.stop()
+
+
+def _followed(seconds: int) -> float:
+    process = land("--follow")
+    try:
+        time.sleep(seconds / 3)
+        before = _cpu(process.pid)
+        time.sleep(seconds * 2 / 3)
+        return (_cpu(process.pid) - before) / (seconds * 2 / 3)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def _cpu(pid: int) -> float:
+    """Return the CPU seconds of a program that runs: the 14th and 15th field of its `stat` (proc(5)), in ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What one task of landing does: messages of a table's topic become files of the lake. It may run in Spark."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Message
+
+from writetime.capture.avro import ChangeDecoder
+from writetime.capture.publisher import topic_of
+from writetime.config import Settings
+from writetime.errors import Transient, WritetimeError
+from writetime.kafka import messages_between, place_of
+from writetime.lake.changes import ChangeWriter
+from writetime.lake.parquet import WrittenFile
+from writetime.registry import Registry
+
+DECODED_TOGETHER = 20_000
+"""The number of messages that are decoded at once."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The messages of some partitions from `starts` up to, not including, `ends`.
+
+    `schemas` are the table's by their fingerprints, as far as messages before the ends may name them, and `registry` is
+    where those are that are named by its ids. The messages in `skipped`, by partition and offset, are left out.
+    """
+
+    settings: Settings
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+    writer: ChangeWriter
+    schemas: Mapping[int, Any]
+    registry: Registry | None
+    skipped: frozenset[tuple[int, int]]
+
+
+def write_part(part: Part) -> list[WrittenFile]:
+    """Decode the messages of a part and write their changes as files, which no one sees until they are committed.
+
+    Raises:
+        WritetimeError: a message is no change of the table; the error names its place.
+    """
+    return part.writer.write(_changes(part))
+
+
+def _changes(part: Part) -> Iterator[pa.RecordBatch]:
+    topic = topic_of(part.writer.schema.full_name)
+    decoder = ChangeDecoder(part.writer.schema, part.schemas, part.registry and part.registry.get)
+    read = messages_between(part.settings, topic, part.starts, part.ends)
+    messages = (message for message in read if place_of(message) not in part.skipped)
+    while some := list(islice(messages, DECODED_TOGETHER)):
+        yield from _decoded(decoder, some).to_batches()
+
+
+def _decoded(decoder: ChangeDecoder, messages: list[Message]) -> pa.Table:
+    try:
+        return decoder.decode([message.value() for message in messages])
+    except Transient:
+        raise
+    except Exception:
+        for message in messages:
+            try:
+                decoder.decode([message.value()])
+            except Exception as e:
+                raise _unreadable(message, e) from e
+        raise
+
+
+def _unreadable(message: Message, error: Exception) -> WritetimeError:
+    partition, offset = place_of(message)
+    reason = str(error) if isinstance(error, WritetimeError) else f"{type(error).__name__}: {error}"
+    return WritetimeError(
+        f"topic {message.topic()}, partition {partition}, offset {offset}: {reason[:1000]}. Nothing from there on is "
+        "landed. Mend the cause; if the message is no change of the table, go on behind it by "
+        f"`writetime land --skip {message.topic()}/{partition}@{offset}`"
+    )

@@ -1,0 +1,492 @@
+"""No table, message or topic stops the landing of another table; and what it costs to find nothing new."""
+
+import dataclasses
+import errno
+import json
+import logging
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Producer
+
+from tests.capture.test_landing import count
+from tests.lake.made import SCHEMA, batch, write
+from writetime import kafka
+from writetime.capture import following, landing, watermarks
+from writetime.capture.avro import change_avro
+from writetime.capture.following import Tables
+from writetime.capture.landing import Landing, captured_tables
+from writetime.capture.landing_metrics import LandingMetrics
+from writetime.capture.publisher import ChangePublisher, topic_of
+from writetime.capture.reports import stopped
+from writetime.capture.skipping import dead_topic_of
+from writetime.capture.status import status_lines
+from writetime.capture.watermarks import (
+    WATERMARKS_TOPIC,
+    LandingReport,
+    SourceMarks,
+    TableMark,
+    WatermarkTopic,
+    ensure_watermarks_topic,
+)
+from writetime.cli import main
+from writetime.config import Settings
+from writetime.kafka import client_config, end_offsets, ensure_topics, messages_between
+from writetime.lake.delta import BucketedTable
+from writetime.lake.horizon import captured_until, raise_snapshot
+from writetime.lake.table import is_in_lake, open_table, table_storage
+from writetime.lake.views import time_now
+from writetime.outages import is_outage
+from writetime.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
+from writetime.schema.avro import fingerprint
+from writetime.schema.table import TableSchema
+
+
+def schema_of(settings: Settings, name: str) -> TableSchema:
+    return dataclasses.replace(SCHEMA, keyspace=settings.cassandra.keyspace, name=name)
+
+
+def publish(settings: Settings, schema: TableSchema, *ids: int) -> None:
+    """Publish changes as an agent does."""
+    publisher = ChangePublisher(settings)
+    publisher.announce(schema)
+    if ids:
+        publisher.send(schema, batch([write(i, 0, 5, v=str(i)) for i in ids], schema))
+    assert publisher.flush()
+
+
+def published(settings: Settings, *names: str) -> list[str]:
+    """Tables with three changes each."""
+    schemas = [schema_of(settings, name) for name in names]
+    for schema in schemas:
+        publish(settings, schema, 1, 2, 3)
+    return [schema.full_name for schema in schemas]
+
+
+def produce(settings: Settings, topic: str, *messages: tuple[bytes | None, bytes | None], partition: int = 0) -> None:
+    """Put messages as they are into a topic: keys and values."""
+    producer = Producer(client_config(settings))
+    for key, value in messages:
+        producer.produce(topic, value, key, partition)
+    assert producer.flush(15) == 0
+
+
+def mark(settings: Settings, source: str, marks: SourceMarks) -> None:
+    """Say what an agent says."""
+    sender = Sender(settings, "test")
+    watermarks.send(sender, source, marks)
+    assert sender.flush()
+
+
+def reports(settings: Settings) -> dict[str, LandingReport]:
+    topic = WatermarkTopic(settings)
+    topic.read()
+    return topic.reports
+
+
+def look(tables: Tables) -> None:
+    tables.look(threading.Event())
+    tables._reporter.flush()
+
+
+def reports_of(settings: Settings, table: str) -> tuple[str, int]:
+    report = reports(settings)[table]
+    return report.state, report.attempts
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try again at once, and report at once."""
+    for name in ("_PAUSE_SECONDS", "_SET_ASIDE_SECONDS", "_REPORT_SECONDS"):
+        monkeypatch.setattr(following, name, 0.0)
+
+
+class Broken:
+    """Lets landing of one table raise an error at its boundary."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, table: str, error: Exception) -> None:
+        self.error: Exception | None = error
+        self.tried = 0
+        land = Landing.land
+
+        def fail(this: Landing, *arguments: Any, **named: Any) -> int:
+            if this.name == table and self.error is not None:
+                self.tried += 1
+                raise self.error
+            return land(this, *arguments, **named)
+
+        monkeypatch.setattr(Landing, "land", fail)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), RecursionError("too deep"), KeyError("x"), MemoryError()])
+def test_an_unknown_error_sets_its_table_aside(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    hurry(monkeypatch)
+    first, second, third = published(settings, "a", "b", "c")
+    broken = Broken(monkeypatch, second, error)
+    metrics = LandingMetrics(settings)
+    tables = Tables(settings, [first, second, third], metrics=metrics)
+    look(tables)
+    assert (count(settings, first), count(settings, third)) == (3, 3)
+    assert not is_in_lake(settings, second)
+    assert reports_of(settings, second) == ("waiting", 1)
+    for _ in range(3):
+        look(tables)
+    assert reports_of(settings, second) == ("set aside", 4)
+    assert type(error).__name__ in str(reports(settings)[second].fault)
+    # What others have new lands, and the error is not logged at each try.
+    publish(settings, schema_of(settings, "c"), 4)
+    for _ in range(3):
+        look(tables)
+    assert count(settings, third) == 4
+    assert sum(second in record.message for record in caplog.records if record.levelno == logging.ERROR) == 2
+    assert metrics._errors.labels(second)._value.get() == broken.tried == 7
+    assert metrics._tables.labels("set aside")._value.get() == 1
+    shown = "\n".join(status_lines(settings))
+    assert f"{second}: set aside since" in shown
+    # Nothing of it counted as landed.
+    broken.error = None
+    look(tables)
+    assert count(settings, second) == 3
+    assert reports_of(settings, second) == ("landing", 0)
+    assert second not in "\n".join(status_lines(settings))
+
+
+def test_an_outage_is_waited_for(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+    first, second = published(settings, "a", "b")
+    broken = Broken(monkeypatch, first, OSError(errno.ENOSPC, "No space left on device"))
+    tables = Tables(settings, [first, second])
+    for _ in range(6):
+        look(tables)
+    assert reports_of(settings, first) == ("waiting", 6)
+    assert count(settings, second) == 3
+    broken.error = None
+    look(tables)
+    assert count(settings, first) == 3
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of half a mebibyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk needs more rights")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_waited_for(settings: Settings, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+    settings = settings.model_copy(update={"lake": settings.lake.model_copy(update={"path": str(small_disk / "lake")})})
+    (name,) = published(settings, "a")
+    filling = small_disk / "filling"
+    tables = Tables(settings, [name])
+    look(tables)
+    for free in (0, 6_000, 12_000):
+        with filling.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(b"x" * 512)
+        with filling.open("r+b") as file:
+            file.truncate(max(filling.stat().st_size - free, 0))
+        publish(settings, schema_of(settings, "a"), *range(10, 400))
+        for _ in range(5):
+            look(tables)
+        if not free:
+            assert reports_of(settings, name)[0] == "waiting"
+            assert "No space left on device" in str(reports(settings)[name].fault)
+        filling.unlink()
+        look(tables)
+        assert reports(settings)[name].fault is None
+    assert count(settings, name) == 3 + 3 * 390
+
+
+def test_what_is_an_outage(tmp_path: Path) -> None:
+    assert is_outage(OSError("Generic error\n No space left on device (os error 28)"))
+    assert is_outage(ConnectionRefusedError())
+    assert not is_outage(FileNotFoundError(errno.ENOENT, "gone"))
+    assert not is_outage(ValueError("No space left on device"))
+
+
+def garbage(seed: int) -> Iterator[tuple[bytes, bytes | None]]:
+    """Keys and values that are not what the topics of schemas and watermarks have."""
+    random_ = random.Random(seed)
+    texts = ["{}", "[]", "null", "1e999", '"x"', '{"tables": 1}', '{"tables": {"a.b": {"until": -1}}}', "{" * 3000]
+    texts += ['{"tables": {"a.b": {"until": 1e30}}}', '{"namespace": 1}', '{"namespace": "changes.a.b", "cql": 7}']
+    texts += ['{"tables": {"a.b": {"until": 1, "more": 2}}, "unknown": [1]}', '{"state": "unknown", "at": 1}']
+    for _ in range(200):
+        key = random_.choice([b"x", b"", b"\xff\xfe", b"landing/a.b", b"%016x" % random_.getrandbits(64), b"1_0"])
+        value = random_.choice([None, random_.randbytes(random_.randrange(40)), random_.choice(texts).encode()])
+        yield key, value
+
+
+def test_garbage_in_shared_topics_stops_no_table(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = published(settings, "a", "b")
+    ensure_watermarks_topic(settings)
+    for topic in (SCHEMAS_TOPIC, WATERMARKS_TOPIC):
+        produce(settings, topic, *garbage(1))
+    # CQL of the second table that cannot be read, and a field that nobody knows yet.
+    broken = change_avro(schema_of(settings, "b")) | {"cql": "CREATE TABLE no"}
+    produce(settings, SCHEMAS_TOPIC, (b"%016x" % 7, json.dumps(broken).encode()))
+    said = {"tables": {first: {"until": time_now(), "unknown": 1}}, "unknown": True}
+    produce(settings, WATERMARKS_TOPIC, (settings.cassandra.keyspace.encode(), json.dumps(said).encode()))
+    marks = WatermarkTopic(settings)
+    assert marks.read()[settings.cassandra.keyspace].tables[first].until > 0
+    schemas = SchemaTopic(settings)
+    schemas.read_on()
+    assert marks.skipped > 50
+    assert schemas.skipped > 50
+    assert f"topic {SCHEMAS_TOPIC}, partition 0, offset" in caplog.text
+    tables = Tables(settings, [first, second], metrics=(metrics := LandingMetrics(settings)))
+    look(tables)
+    assert (count(settings, first), count(settings, second)) == (3, 3)
+    assert f"as the CQL of {second} in it cannot be read" in caplog.text
+    assert f"as the CQL of {first}" not in caplog.text
+    assert metrics._skipped.labels(WATERMARKS_TOPIC)._value.get() == marks.skipped
+    # A message without a value deletes what was said.
+    produce(settings, WATERMARKS_TOPIC, (settings.cassandra.keyspace.encode(), None))
+    assert settings.cassandra.keyspace not in marks.read()
+    avro = change_avro(schema_of(settings, "a"))
+    assert schemas.get(fingerprint(avro)) == avro
+    produce(settings, SCHEMAS_TOPIC, (b"%016x" % fingerprint(avro), None))
+    schemas.read_on()
+    assert schemas.get(fingerprint(avro)) is None
+
+
+def test_topics_that_name_no_table_are_ignored(settings: Settings) -> None:
+    name = settings.cassandra.keyspace
+    ensure_topics(settings, {f"changes...{name}": {}, f"changes.{name}": {}, f"changes.{name}.a.dead": {}}, 1)
+    assert not [table for table in captured_tables(settings) if name in table]
+    # One that is empty has nothing to land, though no schema is there.
+    ensure_topics(settings, {f"changes.{name}.empty": {}}, 1)
+    assert Landing(settings, f"{name}.empty").drain() == 0
+
+
+def command(*arguments: str) -> Any:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_land_goes_on_with_the_other_tables(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+    names = published(settings, "a", "b", "c")
+    produce(settings, topic_of(names[1]), (b"k", b"garbage"))
+    broken = Broken(monkeypatch, names[0], RuntimeError("a bug"))
+    answer = command("land", *names, f"{settings.cassandra.keyspace}.none")
+    assert answer.exit_code == 1
+    assert answer.stdout == f"3 changes of {names[2]}\n"
+    assert f"Error: {names[0]}: a bug" in answer.stderr
+    assert broken.tried == 4
+    assert f"Error: {names[1]}: topic {topic_of(names[1])}, partition 0, offset" in answer.stderr
+    assert f"3 tables were not landed: {names[0]}, {names[1]}, {settings.cassandra.keyspace}.none" in answer.stderr
+    assert reports_of(settings, names[1])[0] == "set aside"
+
+
+@pytest.mark.parametrize("released_by", ["agent", "backfill"])
+def test_a_message_is_skipped(settings: Settings, released_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landing, "_WATERMARK_MICROS", 1)
+    (name,) = published(settings, "a")
+    source, before = settings.cassandra.keyspace, time_now() - 10_000_000
+    ensure_watermarks_topic(settings)
+    mark(settings, source, SourceMarks({name: TableMark(before)}))
+    assert Landing(settings, name).drain() == 3
+    end = end_offsets(settings, topic_of(name), [0])[0]
+    produce(settings, topic_of(name), (b"k", b"garbage"), (b"k", None))
+    publish(settings, schema_of(settings, "a"), *range(10, 30))
+    mark(settings, source, SourceMarks({name: TableMark(time_now())}))
+    places = [f"{topic_of(name)}/0@{offset}" for offset in (end, end + 1)]
+    answer = command("land", name)
+    assert f"writetime land --skip {places[0]}" in answer.stderr
+    assert "is no place of a message" in command("land", "--skip", "x/1@2").output
+    assert "has landed" in command("land", "--skip", f"{topic_of(name)}/0@{end - 1}").output or not end
+    assert "there is no message" in command("land", "--skip", f"{topic_of(name)}/0@{end + 1000}").output
+    answer = command("land", name, "--skip", places[0], "--skip", places[1])
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    assert f"20 changes of {name}" in answer.stdout
+    assert "was skipped before" in command("land", "--skip", places[0]).output
+    dead = dead_topic_of(name)
+    found = list(messages_between(settings, dead, {0: 0}, end_offsets(settings, dead)))
+    assert [(m.key(), m.value()) for m in found] == [(b"k", b"garbage"), (b"k", None)]
+    headers = dict(kafka.headers_of(found[0]))
+    assert headers["dead-letter.topic"] == topic_of(name).encode()
+    assert headers["dead-letter.offset"] == str(end).encode()
+    # The watermark waits for what the messages may have said.
+    now = time_now()
+    mark(settings, source, SourceMarks({name: TableMark(now)}))
+    drains = Landing(settings, name)
+    assert drains.drain() == 0
+    table = open_table(settings, name)
+    assert captured_until(table.changes.load()) == before
+    publish(settings, schema_of(settings, "a"), 40)
+    assert drains.drain() == drains.offsets_landed == 1
+    assert captured_until(table.changes.load()) == before
+    if released_by == "agent":
+        mark(settings, source, SourceMarks({name: TableMark(now + 1, time_now())}))
+    else:
+        raise_snapshot(table, time_now())
+    assert Landing(settings, name).drain() == 0
+    assert captured_until(table.changes.load()) >= now
+
+
+def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Path(settings.lake.path).parent / "agent"
+    monkeypatch.setenv("WRITETIME_CAPTURE__STATE", str(state))
+    name, other = published(settings, "a", "b")
+    assert command("land", name, other).exit_code == 0
+    (state / "schemas").mkdir(parents=True)
+    for table in (name, other):
+        stored = {"captured": True, "versions": [{"seen_at": "", "cql": f"CREATE TABLE {table} (id int PRIMARY KEY)"}]}
+        (state / "schemas" / f"{table}.json").write_text(json.dumps(stored))
+    (state / "snapshots.json").write_text(json.dumps({name: {}, other: {}}))
+    answer = command("forget", name)
+    assert answer.exit_code == 1  # Nobody says yes.
+    assert is_in_lake(settings, name)
+    for part in (f"topics {topic_of(name)}", "1 schemas in writetime.schemas", f"{name} of the lake", str(state)):
+        assert part in answer.output
+    assert command("forget", name, "--yes").exit_code == 0
+    assert not Path(table_storage(settings, name).address).exists()
+    assert name not in captured_tables(settings)
+    assert name not in reports(settings)
+    assert [path.stem for path in (state / "schemas").glob("*.json")] == [other]
+    assert list(json.loads((state / "snapshots.json").read_text())) == [other]
+    assert f"nothing is kept of {name}" in command("forget", name, "--yes").output
+    # The other one is as it was, and the name may be used again.
+    publish(settings, schema_of(settings, "b"), 4)
+    publish(settings, dataclasses.replace(schema_of(settings, "a"), id=None), 1)
+    answer = command("land", name, other)
+    assert answer.stdout == f"1 changes of {name}\n1 changes of {other}\n"
+
+
+def test_what_has_stopped_a_table(settings: Settings) -> None:
+    (name,) = published(settings, "a")
+    source = settings.cassandra.keyspace
+    ensure_watermarks_topic(settings)
+    mark(settings, source, SourceMarks({name: TableMark(time_now())}, status={"at": time.time()}))
+    assert Landing(settings, name).drain() == 3
+    table = open_table(settings, name)
+    assert stopped(settings, table) == []
+    # Landing fails.
+    produce(settings, topic_of(name), (b"k", b"garbage"))
+    assert command("land", name).exit_code == 1
+    (reason,) = stopped(settings, table)
+    assert "the table is set aside" in reason
+    # Nobody lands: messages wait for too long.
+    impatient = settings.model_copy(update={"capture": settings.capture.model_copy(update={"stale_seconds": 0.001})})
+    assert any("have not been landed for more than" in reason for reason in stopped(impatient, table))
+    # An agent says what holds it, or is silent.
+    old = time_now() - 3_600_000_000
+    mark(settings, source, SourceMarks({name: TableMark(old)}, status={"at": time.time(), "held_by": "a segment"}))
+    assert any("a segment" in reason for reason in stopped(settings, table))
+    mark(settings, source, SourceMarks({name: TableMark(old)}, status={"at": 1.0}))
+    assert any("has not reported since 1970" in reason for reason in stopped(settings, table))
+    mark(settings, source, SourceMarks({}, status={"at": time.time(), "held_by": None}))
+    assert any("published no longer" in reason for reason in stopped(settings, table))
+    mark(settings, source, SourceMarks({}, retired=True))
+    assert len(stopped(settings, table)) == 1
+
+
+class Counted:
+    """Counts the calls of what costs something."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: dict[str, int] = {}
+        targets: list[tuple[Any, str]] = [(BucketedTable, "load"), (BucketedTable, "exists"), (kafka, "_ask")]
+        targets += [(BucketedTable, "transactions_of"), (landing, "open_table")]
+        for owner, name in targets:
+            self._count(monkeypatch, owner, name)
+
+    def _count(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def counting(*arguments: Any, **named: Any) -> Any:
+            self.calls[name] = self.calls.get(name, 0) + 1
+            return call(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    def of(self, tables: Tables) -> Mapping[str, int]:
+        """What a look calls."""
+        self.calls.clear()
+        look(tables)
+        return dict(self.calls)
+
+
+def test_a_table_without_news_costs_nothing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = published(settings, *(f"t{i}" for i in range(12)))
+    ensure_watermarks_topic(settings)
+    now = time_now()
+    mark(settings, settings.cassandra.keyspace, SourceMarks({name: TableMark(now) for name in names}))
+    counted = Counted(monkeypatch)
+    tables = Tables(settings, names)
+    counted.of(tables)
+    few = Tables(settings, names[:2])
+    counted.of(few)
+    # Its own reports are read once; from then on a look costs the same for each number of tables.
+    counted.of(tables)
+    idle = counted.of(tables)
+    assert idle == counted.of(few)
+    assert idle.keys() == {"_ask"}
+    # A new process asks the lake for one small file of each table.
+    started = counted.of(Tables(settings, names))
+    assert started["transactions_of"] == len(names)
+    assert not {"load", "exists", "open_table"} & started.keys()
+    # Only where something is new a table is opened.
+    publish(settings, schema_of(settings, "t3"), 5)
+    assert counted.of(tables)["open_table" if "open_table" in counted.calls else "load"] <= 12
+    assert count(settings, names[3]) == 4
+    # A report that does not fit the lake is not believed: here it has been restored from a copy.
+    mark(settings, settings.cassandra.keyspace, SourceMarks({name: TableMark(now + 1) for name in names}))
+    log_folder = Path(table_storage(settings, names[3]).address) / "changes" / "_delta_log"
+    newest = max(log_folder.glob("*.json"))
+    newest.unlink()
+    look(Tables(settings, names))
+    assert count(settings, names[3]) == 4
+
+
+def test_status_of_many_tables_fits_one_screen(settings: Settings, tmp_path: Path) -> None:
+    settings = settings.model_copy(
+        update={"capture": settings.capture.model_copy(update={"state": tmp_path / "state"})}
+    )
+    (tmp_path / "state").mkdir()
+    names = [f"{settings.cassandra.keyspace}.t{i:03}" for i in range(300)]
+    lag = dict.fromkeys(("lag_bytes", "lag_segments", "lag_seconds", "oldest_segment_seconds", "backlog_bytes"), 0)
+    totals = ("segments", "segments_set_aside", "segments_vanished", "mutations_set_aside", "changes_set_aside")
+    snapshot = {"state": "wanted", "sstables": 1, "sstables_read": 0, "changes": 0}
+    status = {
+        "at": time.time(),
+        "lag": lag | {"backlog_limit_bytes": 1, "aside_segments": 0},
+        "totals": dict.fromkeys(totals, 0),
+        "changes": {name: {"row": i} for i, name in enumerate(names)},
+        "snapshots": dict.fromkeys(names, snapshot),
+        "errors": {},
+        "published_until": time_now(),
+        "held_by": None,
+    }
+    (tmp_path / "state" / "status.json").write_text(json.dumps(status))
+    sender = Sender(settings, "test")
+    ensure_watermarks_topic(settings)
+    for i, name in enumerate(names):
+        fault = "a reason" if i % 2 else None
+        report = LandingReport(time.time(), "set aside" if fault else "landing", 1, fault, 1.0, 1)
+        watermarks.send_report(sender, name, report)
+    assert sender.flush()
+    lines = list(status_lines(settings))
+    # The screen has 24 lines, and the servers have three of them.
+    assert len(lines) <= 24 - 3
+    assert any(f"{names[299]}: 299 row" in line for line in lines)
+    everything = "\n".join(status_lines(settings, everything=True))
+    assert all(everything.count(f"{name}: ") == 3 and f"snapshot {name}: wanted" in everything for name in names)
+    for name in names:
+        watermarks.send_report(sender, name, None)
+    assert sender.flush()
