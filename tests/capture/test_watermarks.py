@@ -256,3 +256,38 @@ def test_a_gap_holds_no_table_whose_snapshot_was_begun_after_it(landed: Captured
     with landed.agent(snapshot="always"):
         wait_for(lambda: mark(landed).until > held_from)
         assert held_by() is None
+
+
+def test_a_time_without_cdc_holds_the_watermark_until_a_newer_snapshot(landed: Captured) -> None:
+    landed.write("CREATE TABLE {ks}.t (k int PRIMARY KEY) WITH cdc = true", "INSERT INTO {ks}.t (k) VALUES (1)")
+    name = f"{landed.keyspace}.t"
+
+    def until(table: str) -> int:
+        marks = WatermarkTopic(landed.settings).read()[node_id(landed)]
+        return marks.tables.get(f"{landed.keyspace}.{table}", TableMark(0)).until
+
+    def is_held() -> bool:
+        return "had cdc = false" in statuses(landed.settings)[node_id(landed)].get("held", {}).get(name, "")
+
+    with landed.agent(snapshot="initial"):
+        landed.settle()
+        wait_for(lambda: until("t"))
+        landed.write("ALTER TABLE {ks}.t WITH cdc = false")
+        switched_at = time_now()
+        landed.write("INSERT INTO {ks}.t (k) VALUES (2)")
+        # The other tables go on.
+        wait_for(lambda: until("marks") > switched_at)
+    # On again while no agent runs: it is known that it was off.
+    landed.write("ALTER TABLE {ks}.t WITH cdc = true", "INSERT INTO {ks}.t (k) VALUES (3)")
+    with landed.agent(snapshot="initial"):
+        landed.settle()
+        wait_for(is_held)
+        on_at = time_now()
+        wait_for(lambda: until("marks") > on_at)
+        assert until("t") <= switched_at
+    with landed.agent(snapshot="always"):
+        wait_for(lambda: until("t") > on_at, 200)
+        assert not is_held()
+    Landing(landed.settings, name).drain()
+    rows = [row for part in virtual(open_table(landed.settings, name)) for row in part.to_pylist()]
+    assert sorted(row["k"] for row in rows) == [1, 2, 3]

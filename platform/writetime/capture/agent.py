@@ -83,7 +83,8 @@ class Agent:
         self._folder = SegmentFolder(settings, node.setting("cdc_raw_directory"))
         self._limit = space_of(node.setting("cdc_total_space") or "0B")
         self._metrics = AgentMetrics(settings, progress.totals)
-        self._decoder = Decoder(self._node_id, SchemaWatch(capture.state, node))
+        self._schemas = SchemaWatch(capture.state, node)
+        self._decoder = Decoder(self._node_id, self._schemas)
         self._publisher = ChangePublisher(settings)
         self.snapshots = Snapshots(settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks)
         # What was handed over and is not acknowledged yet: how far each segment is with it, and its changes.
@@ -147,11 +148,12 @@ class Agent:
         self._found = found
         self._measure()
         heard = self._node.events.heard()
-        if new or heard or time.monotonic() >= self._next_look:
+        if new or heard or synced_until is not None or time.monotonic() >= self._next_look:
             # Now that the offsets are read: of what was written below them the node knows the schema. It may tell of a
             # change before it tells its new version.
             self._unannounced |= self._decoder.refresh(always=heard)
             self._next_look = time.monotonic() + _SCHEMA_SECONDS
+            self._note_switched()
         if self._unannounced:
             self._announce_schemas()
             self._unannounced = False
@@ -179,6 +181,13 @@ class Agent:
         for table, fault in self._decoder.faults.items():
             self._metrics.error("schema")
             log.error("%s is not captured: %s", table, fault)
+
+    def _note_switched(self) -> None:
+        """Take note of tables whose `cdc` was switched off or on, before a watermark passes that."""
+        while self._schemas.switched:
+            table, captured = self._schemas.switched[0]
+            self._folder.note_switched(table.id, f"{table.keyspace}.{table.name}", captured=captured)
+            del self._schemas.switched[0]
 
     def _unread(self, segment: Segment, until: int) -> int:
         """Return how many bytes of a segment may be read and were not."""
@@ -342,7 +351,7 @@ class Agent:
         sizes = [(segment, self._unpublished(segment, until)) for segment, until in there]
         unread = [segment for segment, size in sizes if size]
         now = time.monotonic()
-        aside = self._folder.gaps()
+        aside = self._folder.aside()
         since = min((gap.since for gap in self._gaps_now if gap.since and self._holds(gap)), default=None)
         if not unread:
             self._behind_since = None
@@ -350,7 +359,7 @@ class Agent:
             self._behind_since = now
         self._lag = lag = Lag(
             lag_bytes=sum(size for _, size in sizes) + self._folder.aside_bytes(),
-            lag_segments=len(unread) + len(aside),
+            lag_segments=len(unread) + aside,
             lag_seconds=max(
                 0.0 if self._behind_since is None else now - self._behind_since,
                 0.0 if since is None else time.time() - since / 1e6,
@@ -358,7 +367,7 @@ class Agent:
             oldest_segment_seconds=_age(unread[0]) if unread else 0.0,
             backlog_bytes=self._folder.backlog(),
             backlog_limit_bytes=self._limit,
-            aside_segments=len(aside),
+            aside_segments=aside,
         )
         self._metrics.lag(lag)
         if now >= self._next_status:

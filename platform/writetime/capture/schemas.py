@@ -261,6 +261,8 @@ class SchemaWatch:
                 # Of a table that is there the schema is read from the node; writes to any other are set aside.
                 log.error("%s cannot be read, so the schemas that it keeps are not known: %s", path, reason_of(e))
         self.tables = Tables(dict(self._tables))
+        # Tables whose `cdc` was switched, with whether it is on now, until somebody takes note of it.
+        self.switched: list[tuple[Table, bool]] = []
 
     def refresh(self, *, always: bool = False) -> bool:
         """Read the schemas if the node's schema version has changed; return whether anything is new.
@@ -299,6 +301,8 @@ class SchemaWatch:
         if table == old:
             return
         self._tables[table_id] = table
+        if old is not None and old.captured != captured:
+            self.switched.append((table, captured))
         if captured and fault:
             log.error("table %s.%s cannot be captured: %s", table.keyspace, table.name, fault)
         elif captured:

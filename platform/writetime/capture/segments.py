@@ -90,6 +90,10 @@ class SegmentFolder:
         """
         return [_gap(path, read_json(path)) for path in self._reasons()]
 
+    def aside(self) -> int:
+        """Return how many segments are set aside, or vanished and were not put back."""
+        return len([path for path in self._reasons() if path.name.startswith("CommitLog-")])
+
     def aside_bytes(self) -> int:
         """Return how large the segments are that were set aside."""
         files = (path.with_name(path.name.replace(".reason.json", ".log")) for path in self._reasons())
@@ -146,6 +150,24 @@ class SegmentFolder:
             "set_aside_at": datetime.now(UTC).isoformat(),
         }
         write_json(self._reason(progress.name), reason)
+
+    def note_switched(self, table_id: UUID, name: str, *, captured: bool) -> None:
+        """Keep that a table was written to without capture: since now, or until now if its `cdc` is on again."""
+        path = self._aside / f"cdc-off-{table_id}.reason.json"
+        began: dict[str, Any] | None = read_json(path)
+        if captured and began is None:
+            # It was never captured before.
+            return
+        now = datetime.now(UTC)
+        reason = f"table {name} had cdc = false, and what was written to it meanwhile is in no segment"
+        content = {
+            "reason": f"{reason}: bring a snapshot of it into the lake by `writetime backfill`, and delete this file",
+            "tables": [str(table_id)],
+            "written_before": round(now.timestamp() * 1_000_000) if captured else OPEN,
+            "set_aside_at": began["set_aside_at"] if began else now.isoformat(),
+        }
+        self._aside.mkdir(parents=True, exist_ok=True)
+        write_json(path, content)
 
     def _reason(self, name: str) -> Path:
         return (self._aside / name).with_suffix(".reason.json")
