@@ -182,7 +182,7 @@ class TopicEnds:
     """The end offsets of topics by partition, and why those of others are not known just now, by the topics' names."""
 
     ends: Mapping[str, Mapping[int, int]]
-    faults: Mapping[str, Transient]
+    faults: Mapping[str, WritetimeError]
 
 
 def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEnds:
