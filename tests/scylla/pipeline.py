@@ -31,10 +31,12 @@ from writetime.rows import publish, stream
 from writetime.schema.system import read_schema
 from writetime.verify.verify import Report, verify
 
-# To how many tablets each table is split and merged, one after the other.
-SPLITS = (4, 8, 1)
+# To how many tablets each table is split and merged, one after the other. More would not fit into the 100 tablets that
+# ScyllaDB allows for each shard, on a node with one shard.
+SPLITS = (2, 4, 1)
 _PATIENCE_SECONDS = 600.0
-_RESIZE_SECONDS = 300.0
+# Each doubling or halving waits until ScyllaDB has asked for the sizes of all tablets again, which it does each minute.
+_RESIZE_SECONDS = 900.0
 _NUDGE_SECONDS = 10.0
 # What expires soon, and what was written ahead of the clock, is over by then.
 _SETTLE_SECONDS = 5
