@@ -4,6 +4,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -113,20 +114,25 @@ def _needs_servers(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and not security and not _SERVERS.isdisjoint(item.fixturenames)
 
 
+@contextmanager
+def new_keyspace(config: pytest.Config, settings: Settings) -> Iterator[None]:
+    """Create the keyspace of settings, before schema files are applied to it, where it needs options that they do not
+    have: in ScyllaDB, whether it uses tablets. Such a keyspace is dropped at the end."""
+    if not config.getoption("--scylla"):
+        yield
+        return
+    server.create_keyspace(settings, tablets=server.uses_tablets(config))
+    try:
+        yield
+    finally:
+        server.drop_keyspace(settings)
+
+
 @pytest.fixture(scope="session")
 def make_keyspace(pytestconfig: pytest.Config) -> Iterator[Callable[[Settings], None]]:
-    """Create the keyspace of settings, before schema files are applied to it, where it needs options that they do not
-    have: in ScyllaDB, whether it uses tablets. These keyspaces are dropped at the end."""
-    made: list[Settings] = []
-
-    def make(settings: Settings) -> None:
-        if pytestconfig.getoption("--scylla"):
-            made.append(settings)
-            server.create_keyspace(settings, tablets=server.uses_tablets(pytestconfig))
-
-    yield make
-    for settings in made:
-        server.drop_keyspace(settings)
+    """Create keyspaces that last as long as the session."""
+    with ExitStack() as made:
+        yield lambda settings: made.enter_context(new_keyspace(pytestconfig, settings))
 
 
 @pytest.fixture(scope="session")
@@ -200,12 +206,12 @@ def ingest_schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(
+    pytestconfig: pytest.Config,
     server_settings: Settings,
-    make_keyspace: Callable[[Settings], None],
     ingest_schema: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Settings:
+) -> Iterator[Settings]:
     """Settings with a keyspace, topics, a consumer group and a lake that no other test uses.
 
     The keyspace has the tables of ingest; those of queues are there with `queue_tables`, as few tests need them and
@@ -229,14 +235,14 @@ def settings(
             "lake": server_settings.lake.model_copy(update={"path": str(tmp_path / "lake")}),
         }
     )
-    make_keyspace(own)
-    with monkeypatch.context() as patch:
-        patch.setattr(database, "schema_folder", lambda: ingest_schema)
-        database.apply_schema(own)
-    ensure_ingest_topics(own)
-    write_settings(own, tmp_path / "writetime.toml")
-    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
-    return own
+    with new_keyspace(pytestconfig, own):
+        with monkeypatch.context() as patch:
+            patch.setattr(database, "schema_folder", lambda: ingest_schema)
+            database.apply_schema(own)
+        ensure_ingest_topics(own)
+        write_settings(own, tmp_path / "writetime.toml")
+        monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+        yield own
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def apply(events: Iterable[pa.Table], rows: dict[Place, Image] | None = None) ->
         columns = [table[name].to_pylist() for name in ("kind", "token", "key", "position")]
         for kind, *at, before, after in zip(*columns, images(table["before"]), images(table["after"]), strict=True):
             place = (at[0], at[1], at[2])
-            assert rows.get(place) == before
+            assert rows.get(place) == before, place
             assert before != after
             assert kind == {(True, False): "CREATE", (False, False): "UPDATE"}.get(
                 (before is None, after is None), "DELETE"
@@ -58,14 +58,28 @@ class Consumer:
         schema = table.schema(table.changes.load(position.changes))
         events = event_schema(schema)
         # Rows of events from before a change of the schema have the fields from before.
-        fields = [name for name in events.field("after").type.names if name in {c.name for c in schema.columns}]
+        fields = list(events.field("after").type)
         for place, row in self.rows.items():
-            self.rows[place] = {name: row.get(name) for name in fields}
+            self.rows[place] = {field.name: _grown(row.get(field.name), field.type) for field in fields}
         found = [file for sequence, file in batch_files(stream) if sequence > self._sequence]
         parts = [read_file(table.rows.storage, file.path, events) for file in found]
         self.event_ids += [event_id for part in parts for event_id in part["event_id"].to_pylist()]
         apply(parts, self.rows)
         self._sequence = position.batch.sequence
+
+
+def _grown(value: Any, arrow: pa.DataType) -> Any:
+    """A value as a type has it that may have got fields since."""
+    if value is None:
+        return None
+    if pa.types.is_struct(arrow):
+        values = value + [None] * (arrow.num_fields - len(value))
+        return [_grown(item, arrow.field(i).type) for i, item in enumerate(values)]
+    if pa.types.is_map(arrow):
+        return [[_grown(key, arrow.key_type), _grown(item, arrow.item_type)] for key, item in value]
+    if pa.types.is_list(arrow):
+        return [_grown(item, arrow.value_type) for item in value]
+    return value
 
 
 def in_order(rows: dict[Place, Image]) -> list[Image]:

@@ -31,13 +31,31 @@ from writetime.rows import publish, stream
 from writetime.schema.system import read_schema
 from writetime.verify.verify import Report, verify
 
-# To how many tablets each table is split and merged, one after the other.
-SPLITS = (4, 8, 1)
+# To how many tablets each table is split and merged, one after the other. More would not fit into the 100 tablets that
+# ScyllaDB allows for each shard, on a node with one shard.
+SPLITS = (2, 4, 1)
 _PATIENCE_SECONDS = 600.0
-_RESIZE_SECONDS = 300.0
+# Each doubling or halving waits until ScyllaDB has asked for the sizes of all tablets again, which it does each minute.
+_RESIZE_SECONDS = 900.0
 _NUDGE_SECONDS = 10.0
 # What expires soon, and what was written ahead of the clock, is over by then.
 _SETTLE_SECONDS = 5
+
+
+def _reading(*, tablets: bool) -> ScyllaCdc:
+    """Return how logs are read, some 30 seconds after a write at the latest.
+
+    With `ring_delay_ms: 0`, as in clusters for tests, ScyllaDB switches to a new set of streams at once
+    (`new_generation_timestamp` in `cdc/generation.cc`), and then writes some rows to the streams of the closed set.
+    """
+    confidence, rescan = (10, 20) if tablets else (30, 0)
+    return ScyllaCdc(
+        window_seconds=1,
+        confidence_seconds=confidence,
+        rescan_seconds=rescan,
+        # Of random updates some write nothing.
+        empty_updates="pass",
+    )
 
 
 @dataclass
@@ -63,9 +81,12 @@ class Followed:
 class Pipeline:
     """Some tables of one keyspace, an agent that reads their logs, and landing."""
 
-    def __init__(self, settings: Settings, session: Session, home: Path, seed: int, tables: int) -> None:
-        """Make programs and writers; the keyspace of the settings is there."""
+    def __init__(
+        self, settings: Settings, session: Session, home: Path, seed: int, tables: int, *, tablets: bool
+    ) -> None:
+        """Make programs and writers; the keyspace of the settings is there, with tablets or without."""
         self.seed = seed
+        self._tablets = tablets
         self.done: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._session = session
@@ -82,8 +103,7 @@ class Pipeline:
             update={
                 "capture": capture,
                 "lake": settings.lake.model_copy(update={"path": str(home / "lake"), "buckets": 4}),
-                # Of random updates some write nothing.
-                "scylla_cdc": ScyllaCdc(window_seconds=1, confidence_seconds=10, empty_updates="pass"),
+                "scylla_cdc": _reading(tablets=tablets),
             }
         )
         write_settings(self.settings, home / "writetime.toml")
@@ -97,7 +117,7 @@ class Pipeline:
         ]
         self.tables = {writer.table: Followed(writer) for writer in writers}
 
-    def run(self, seconds: float, *, tablets: bool) -> None:
+    def run(self, seconds: float) -> None:
         """Write and kill for this long, and until tablets are split and merged; then wait until all is published."""
         resizing = threading.Thread(target=self._resize, name="resizing")
         try:
@@ -107,10 +127,10 @@ class Pipeline:
                 with self._faults_of(table):
                     table.writer.create()
             written_to = [table.writer for table in self.tables.values() if table.fault is None]
-            for thread in (self.agent, self.landing, *written_to, *([resizing] if tablets else [])):
+            for thread in (self.agent, self.landing, *written_to, *([resizing] if self._tablets else [])):
                 thread.start()
             self._break_things(seconds)
-            if tablets:
+            if self._tablets:
                 resizing.join()
             self._stop.set()
             for writer in written_to:
@@ -168,7 +188,8 @@ class Pipeline:
 
     def _wait_until_published(self) -> None:
         """Wait until the agent has published each table up to the last write, and all that expires soon is gone."""
-        last = time.time_ns() // 1000 + _SETTLE_SECONDS * 1_000_000
+        # The windows of the last writes are to be read for the second time, too.
+        last = time.time_ns() // 1000 + round((_SETTLE_SECONDS + self.settings.scylla_cdc.rescan_seconds) * 1_000_000)
         path = self.settings.capture.state / "logs.json"
         deadline = time.monotonic() + _PATIENCE_SECONDS
         waiting = list(self.tables.values())

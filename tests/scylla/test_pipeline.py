@@ -22,8 +22,9 @@ def pipeline(
     live: Settings, session: Session, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Pipeline:
     """Everything that was written is published; what failed is noted with its table."""
-    made = Pipeline(live, session, tmp_path_factory.mktemp("pipeline"), SEED, len(TABLES))
-    made.run(SECONDS, tablets=uses_tablets(pytestconfig))
+    home = tmp_path_factory.mktemp("pipeline")
+    made = Pipeline(live, session, home, SEED, len(TABLES), tablets=uses_tablets(pytestconfig))
+    made.run(SECONDS)
     print(f"SEED {SEED}: {made.summary()}")
     return made
 

@@ -95,6 +95,13 @@ def _field(column: Column, schema: TableSchema, namespace: str) -> dict[str, Any
 
 
 def _required(column: Column, schema: TableSchema) -> bool:
+    """Return whether every event has a value of the column, whatever schema the table had before.
+
+    A partition with static cells and no row has an event without clustering columns. Such events stay in the stream
+    after the last static column is dropped, and ScyllaDB does not record whether a dropped column was static.
+    """
     if stored_type(column.type) != arrow_type(column.type):
         return False
     return column in schema.partition_key or (column in schema.clustering and not schema.static)
+    may_lack_clustering = bool(schema.static or schema.dropped)
+    return column in schema.partition_key or (column in schema.clustering and not may_lack_clustering)

@@ -103,7 +103,7 @@ def not_published(table: LakeTable) -> int:
 
 
 class _Publisher(Sender):
-    """A transactional producer of one topic; a transaction is open while there is something to commit."""
+    """A transactional producer of one topic; a transaction is open from the first event to the commit."""
 
     def __init__(self, settings: Settings, topic: str, schema: TableSchema) -> None:
         self._schema = schema
@@ -114,6 +114,10 @@ class _Publisher(Sender):
         self._consumer = Consumer(client_config(settings, **own))
         what = f"row events cannot be published to {topic}"
         super().__init__(settings, what, **{"transactional.id": self._group})
+        # The topic of the schemas is shared by all tables. In a transaction, a schema would hide all that comes after
+        # it from readers, also those of other tables, until the transaction ends.
+        self._schemas = Sender(settings, what)
+        self._is_open = False
         self._open = 0
         self._header = b""
         self._reached: Reached | None = None
@@ -124,7 +128,7 @@ class _Publisher(Sender):
         return self
 
     def __exit__(self, fault: type[BaseException] | None, *_: object) -> None:
-        if fault is not None and self._open:
+        if fault is not None and self._is_open:
             # Else the broker would end the transaction after its timeout, and readers would wait for that.
             with suppress(KafkaException):
                 self._producer.abort_transaction(TIMEOUT_SECONDS)
@@ -139,9 +143,12 @@ class _Publisher(Sender):
 
     def send(self, events: pa.RecordBatch, bucket: int, buckets: int, reached: Reached) -> None:
         """Send events of one bucket, after which the place in the stream is `reached`."""
-        if not self._open:
+        if not self._header:
+            self._header = self._schemas.register(self._topic, event_avro(self._schema), "BACKWARD_TRANSITIVE")
+            self._schemas.flush()
+        if not self._is_open:
             self.do(self._producer.begin_transaction)
-            self._header = self.register(self._topic, event_avro(self._schema), "BACKWARD_TRANSITIVE")
+            self._is_open = True
         partition = partition_of_bucket(bucket, buckets, self._partitions)
         values = encode_events(events, self._schema, self._header).to_pylist()
         for key, value in zip(events["key"].to_pylist(), values, strict=True):
@@ -153,13 +160,13 @@ class _Publisher(Sender):
 
     def commit(self) -> None:
         """End the open transaction, if there is one."""
-        if not self._open or self._reached is None:
+        if not self._is_open or self._reached is None:
             return
         place = TopicPartition(self._topic, 0, self._reached.sequence, str(self._reached.events))
         group = self._consumer.consumer_group_metadata()
         self.do(self._producer.send_offsets_to_transaction, [place], group, TIMEOUT_SECONDS)
         self.do(self._producer.commit_transaction)
-        self._open = 0
+        self._is_open, self._open = False, 0
 
 
 def _parts(
