@@ -90,6 +90,7 @@ def down() -> None:
 def status(*, agents: bool) -> None:
     """Show which embedded servers run and answer, and how far the agent is; the exit status is 1 unless all run."""
     from writetime.capture.cli import agents_lines, status_lines
+    from writetime.workqueue.inspect import status_lines as queue_lines
 
     if agents:
         for line in agents_lines(config.load()):
@@ -104,7 +105,7 @@ def status(*, agents: bool) -> None:
         state = "not running" if pid is None else "not ready" if fault else "ready"
         line = f"{server.name:<10} {state:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}"
         click.echo(f"{line}  ({fault})" if fault else line)
-    for line in status_lines(settings):
+    for line in [*status_lines(settings), *queue_lines(settings)]:
         click.echo(line)
     sys.exit(0 if all_ready else 1)
 
