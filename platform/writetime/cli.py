@@ -93,6 +93,7 @@ def status(*, agents: bool, everything: bool) -> None:
     """Show which embedded servers run and answer, how far the agent is, and which tables do not land; the exit status
     is 1 unless all servers run."""
     from writetime.capture.status import agents_lines, status_lines
+    from writetime.workqueue.inspect import status_lines as queue_lines
 
     if agents:
         for line in agents_lines(config.load(), everything=everything):
@@ -107,7 +108,7 @@ def status(*, agents: bool, everything: bool) -> None:
         state = "not running" if pid is None else "not ready" if fault else "ready"
         line = f"{server.name:<10} {state:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}"
         click.echo(f"{line}  ({fault})" if fault else line)
-    for line in status_lines(settings, everything=everything):
+    for line in [*status_lines(settings, everything=everything), *queue_lines(settings)]:
         click.echo(line)
     sys.exit(0 if all_ready else 1)
 

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError
-from writetime.ingest import deadletters, drain, sink, writer
+from writetime.ingest import deadletters, drain, pipeline, sink, writer
 from writetime.ingest.event import Event
 from writetime.ingest.writer import EventWriter
 from writetime.kafka import beginning_offsets, client_config, commit_offsets, end_offsets
@@ -174,3 +174,25 @@ def _poll_until_idle(sink_writer: EventWriter) -> dict[int, tuple[str, str]]:
         assert time.monotonic() < deadline, sink_writer.last_error
         done.update({w.offset: (outcome, w.reason) for w, outcome in sink_writer.poll(0.05)})
     return done
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(pipeline, "decode"), (EventWriter, "submit"), (EventWriter, "_bind"), (EventWriter, "_handle_rows")],
+)
+def test_a_message_with_an_unforeseen_fault_is_a_dead_letter_and_others_are_stored(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    original = getattr(owner, name)
+
+    def raising(*args: Any) -> Any:
+        # The second event, by its payload, or its number in what is written.
+        if "poison" in repr([getattr(a, "batch", a) for a in args]):
+            raise LookupError("injected")
+        return original(*args)
+
+    monkeypatch.setattr(owner, name, raising)
+    produce(settings, [an_event(1).value(), an_event(2, '"poison"').value(), an_event(3).value()])
+    assert [row["outcome"] for row in run_once(settings)] == ["stored", "dead", "stored"]
+    [letter] = dead_letters(settings)
+    assert "LookupError: injected" in letter.reason

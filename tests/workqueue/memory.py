@@ -68,6 +68,7 @@ class MemoryDatabase:
         # Each completion that was applied: item, worker's result.
         self.completions: list[tuple[UUID, str | None]] = []
         self.dropped: set[Place] = set()
+        self.faults: list[tuple[str, str, int, str]] = []
 
 
 class MemoryTables(Tables):
@@ -265,6 +266,9 @@ class MemoryTables(Tables):
     async def workers(self, queue: str) -> list[str]:
         now = asyncio.get_running_loop().time()
         return await self._ask(lambda: sorted(w for w, until in self._db.workers.items() if until > now))
+
+    async def report_fault(self, queue: str, worker: str, place: str, times: int, reason: str) -> None:
+        await self._ask(lambda: self._db.faults.append((queue, place, times, reason)))
 
     async def insert_dead(self, letter: DeadLetter) -> None:
         await self._ask(lambda: self._db.letters.setdefault(letter.item_id, letter))

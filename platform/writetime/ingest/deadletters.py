@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.errors import WritetimeError, reason_of
 from writetime.ingest.event import REDRIVEN_HEADER
 from writetime.kafka import (
     UnreadableHeaders,
@@ -93,8 +93,9 @@ class DeadLetters:
                 headers=_headers(message, reason),
                 on_delivery=delivered,
             )
-        except (BufferError, KafkaException) as e:
-            self._delay(message, reason, str(e))
+        except Exception as e:
+            # Whatever it is, the message is not done, and others go on.
+            self._delay(message, reason, reason_of(e))
 
     def _delay(self, message: Message, reason: str, error: str) -> None:
         topic, offset = message.topic(), message.offset()
@@ -206,7 +207,8 @@ def _dead_letter(message: Message) -> DeadLetter:
 
 def _headers(message: Message, reason: str) -> list[tuple[str, str | bytes | None]]:
     own = {
-        "reason": reason,
+        # It may quote the message, whose text may have characters that are no Unicode.
+        "reason": reason.encode(errors="backslashreplace"),
         "topic": message.topic(),
         "partition": str(message.partition()),
         "offset": str(message.offset()),

@@ -4,6 +4,7 @@ The service (`sink`) and the Spark tasks (`drain`) feed the same pipeline; they 
 partitions and who commits.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,11 +14,14 @@ from cassandra.cluster import Session
 from confluent_kafka import Message
 
 from writetime.config import Settings
+from writetime.errors import reason_of
 from writetime.ingest.deadletters import DeadLetters
 from writetime.ingest.event import InvalidEvent, decode
 from writetime.ingest.offsets import PartitionProgress
-from writetime.ingest.writer import EventWriter, Outcome, Write
+from writetime.ingest.writer import TRIES, EventWriter, Outcome, Write
 from writetime.kafka import UnreadableHeaders, headers_of, place_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class EventPipeline:
         self.dead_letters = DeadLetters(settings)
         self._on_receipt = on_receipt
         # Kept until done: a row that the database refuses becomes a dead letter with the whole message.
+        # Of messages, before they were handed to the writer.
+        self.faults = 0
         self._messages: dict[tuple[int, int], Message] = {}
         self._condemned: dict[tuple[int, int], Receipt] = {}
 
@@ -77,14 +83,25 @@ class EventPipeline:
         if not self.progress[partition].deliver(offset):
             return
         self._messages[partition, offset] = message
-        try:
-            event = decode(message.value(), headers_of(message))
-        except InvalidEvent as e:
-            self._condemn(Receipt(partition, offset, Outcome.DEAD, str(e)))
-        except UnreadableHeaders as e:
-            self._condemn(Receipt(partition, offset, Outcome.DEAD, f"{e}; the headers are not kept"))
-        else:
-            self.writer.submit(event, partition, offset, f"{message.topic()}/{partition}@{offset}")
+        place = f"{message.topic()}/{partition}@{offset}"
+        reason = ""
+        for tries_left in reversed(range(TRIES)):
+            try:
+                event = decode(message.value(), headers_of(message))
+                self.writer.submit(event, partition, offset, place)
+                return
+            except InvalidEvent as e:
+                reason = str(e)
+                break
+            except UnreadableHeaders as e:
+                reason = f"{e}; the headers are not kept"
+                break
+            except Exception as e:
+                reason = f"the message cannot be stored: {reason_of(e)}"
+                self.faults += 1
+                if not tries_left:
+                    log.exception("%s: failed %d times, goes to the dead letters", place, TRIES)
+        self._condemn(Receipt(partition, offset, Outcome.DEAD, reason))
 
     def step(self, timeout: float) -> None:
         """Move everything on, waiting up to `timeout` seconds for something to happen.

@@ -15,10 +15,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from writetime.config import Settings
 from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError, reason_of
 from writetime.ingest.pipeline import EventPipeline, Receipt
 from writetime.ingest.sink_metrics import SinkMetrics
-from writetime.kafka import beginning_offsets, client_config
+from writetime.kafka import beginning_offsets, client_config, may_pass
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ _IDLE_SECONDS = 0.2
 _FETCH_MESSAGES = 500
 MAX_REMEMBERED_OFFSETS = 200_000
 _FAULT_LOG_SECONDS = 30.0
+_WAIT_SECONDS = 1.0
 
 
 def run(settings: Settings, stop: threading.Event) -> Counter[str]:
@@ -50,6 +51,7 @@ class _Service:
         self._paused = False
         self._faults_logged = (0, 0)
         self._next_fault_log = 0.0
+        self._stop = threading.Event()
         self._failure: WritetimeError | None = None
         ingest = settings.ingest
         self._topic = ingest.topic
@@ -70,6 +72,7 @@ class _Service:
         )
 
     def run(self, stop: threading.Event) -> Counter[str]:
+        self._stop = stop
         self._consumer.subscribe(
             [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
@@ -81,12 +84,19 @@ class _Service:
                 if time.monotonic() >= next_commit:
                     next_commit = time.monotonic() + self._settings.ingest.commit_interval_seconds
                     self._commit(asynchronous=True)
-                    self._metrics.observe(self._consumer, self._pipeline)
+                    self._observe()
                     self._log_faults()
         finally:
             # Leaving the group revokes the partitions, which drains and commits them.
             self._consumer.close()
         return self._outcomes
+
+    def _observe(self) -> None:
+        try:
+            self._metrics.observe(self._consumer, self._pipeline)
+        except Exception as e:
+            # Events are stored without them.
+            log.warning("the metrics cannot be read: %s", reason_of(e))
 
     def _log_faults(self) -> None:
         """Say at intervals that something is tried again, so that a sink that stores nothing is not silent."""
@@ -135,9 +145,9 @@ class _Service:
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
-            first = beginning_offsets(self._settings, self._topic)
+            first, committed = self._offsets(consumer, partitions)
             starts = []
-            for tp in consumer.committed(partitions, timeout=30):
+            for tp in committed:
                 start = start_offset(self._topic, tp.partition, tp.offset, first[tp.partition])
                 self._pipeline.assign(tp.partition, start, tp.metadata or "")
                 self._committed[tp.partition] = (start, tp.metadata or "")
@@ -149,6 +159,19 @@ class _Service:
         except (WritetimeError, KafkaException) as e:
             # An exception inside a callback would be lost; the loop raises it.
             self._failure = e if isinstance(e, WritetimeError) else WritetimeError(f"topic {self._topic}: {e}")
+
+    def _offsets(
+        self, consumer: Consumer, partitions: list[TopicPartition]
+    ) -> tuple[dict[int, int], list[TopicPartition]]:
+        """Return the first and the committed offsets; a broker that does not answer is waited for."""
+        while True:
+            try:
+                return beginning_offsets(self._settings, self._topic), consumer.committed(partitions, timeout=30)
+            except (Transient, KafkaException) as e:
+                if self._stop.is_set() or (isinstance(e, KafkaException) and not may_pass(e.args[0])):
+                    raise
+                log.warning("topic %s: the offsets cannot be read yet: %s", self._topic, reason_of(e))
+                self._stop.wait(_WAIT_SECONDS)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         deadline = time.monotonic() + self._settings.ingest.drain_seconds

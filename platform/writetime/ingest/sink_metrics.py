@@ -27,6 +27,9 @@ class SinkMetrics:
             "writetime_sink_messages", "Messages done, by outcome.", ["outcome"], registry=registry
         )
         self._retries = Gauge("writetime_sink_retries", "Writes repeated after a transient fault.", registry=registry)
+        self._faults = Gauge(
+            "writetime_sink_faults", "Faults at single messages that no rule foresees.", registry=registry
+        )
         self._in_flight = Gauge("writetime_sink_writes_in_flight", "Writes in flight.", registry=registry)
         self._limit = Gauge("writetime_sink_write_limit", "Writes that may be in flight at present.", registry=registry)
         self._unfinished = Gauge("writetime_sink_unfinished_messages", "Messages read and not done.", registry=registry)
@@ -52,6 +55,7 @@ class SinkMetrics:
     def observe(self, consumer: Consumer, pipeline: EventPipeline) -> None:
         """Read the gauges off the running sink, and warn when lag nears retention."""
         self._retries.set(pipeline.writer.retries)
+        self._faults.set(pipeline.writer.faults + pipeline.faults)
         self._in_flight.set(pipeline.writer.in_flight)
         self._limit.set(int(pipeline.writer.limit))
         self._unfinished.set(pipeline.unfinished)

@@ -14,6 +14,7 @@ message's own `origin` was the first to write it, and an upsert writes the same 
 
 import heapq
 import itertools
+import logging
 import random
 import time
 from collections import deque
@@ -32,8 +33,10 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement
 
 from writetime.config import Settings
 from writetime.database import DRIVER_FAULTS, timestamp_as_written
-from writetime.errors import WritetimeError
+from writetime.errors import WritetimeError, reason_of
 from writetime.ingest.event import Event
+
+log = logging.getLogger(__name__)
 
 BACKOFF_BASE_SECONDS = 0.05
 BACKOFF_CAP_SECONDS = 5.0
@@ -43,6 +46,10 @@ MAX_BATCH_BYTES = 256 * 1024
 # too large must be told before. The limit is half a commit log segment: 4 MiB embedded, 16 MiB where nobody changed it.
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024 - 64 * 1024
 _INITIAL_LIMIT = 16.0
+
+
+# Of a fault that no rule foresees.
+TRIES = 3
 
 
 class Outcome(StrEnum):
@@ -63,6 +70,7 @@ class Write:
     offset: int
     timestamp_resolved: bool
     alone: bool = False
+    faults: int = 0
     reason: str = ""
 
     @property
@@ -113,7 +121,7 @@ class EventWriter:
         self._delayed: list[tuple[float, int, _Lane]] = []
         self._sequence = itertools.count()
         self._answers: SimpleQueue[tuple[_Lane, bool, Any]] = SimpleQueue()
-        self._too_large: list[tuple[Write, Outcome]] = []
+        self._decided: list[tuple[Write, Outcome]] = []
         self._max_in_flight = ingest.max_in_flight
         self.limit = min(_INITIAL_LIMIT, float(self._max_in_flight))
         self._last_cut: float | None = None
@@ -121,6 +129,7 @@ class EventWriter:
         self.unfinished = 0
         self.retries = 0
         self.last_error = ""
+        self.faults = 0
 
     def submit(self, event: Event, partition: int, offset: int, origin: str) -> None:
         """Take an event; its outcome comes from a later `poll`."""
@@ -129,7 +138,7 @@ class EventWriter:
         size = len(event.payload.encode())
         if size > MAX_PAYLOAD_BYTES:
             write.reason = f"the payload has {size} bytes, more than the {MAX_PAYLOAD_BYTES} that a row may have"
-            self._too_large.append((write, Outcome.DEAD))
+            self._decided.append((write, Outcome.DEAD))
         else:
             self._enqueue(write)
 
@@ -140,7 +149,7 @@ class EventWriter:
             WritetimeError: the database refuses every write (table dropped, permission taken away).
         """
         self._dispatch()
-        outcomes, self._too_large = self._too_large, []
+        outcomes, self._decided = self._decided, []
         try:
             answer = self._answers.get(timeout=timeout) if timeout else self._answers.get_nowait()
             while True:
@@ -181,7 +190,13 @@ class EventWriter:
             if not lane.batch:
                 lane.batch = self._next_batch(lane)
             if lane.batch:
-                self._send(lane)
+                try:
+                    self._send(lane)
+                except DRIVER_FAULTS as e:
+                    self.last_error = f"{type(e).__name__}: {e}"
+                    self._delay(lane)
+                except Exception as e:
+                    self._handle_fault(lane, e, self._decided)
             else:
                 del self._lanes[lane.key]
 
@@ -212,8 +227,8 @@ class EventWriter:
             # One partition, so the batch is one mutation and needs no batch log.
             statement = BatchStatement(BatchType.UNLOGGED)
             statement.add_all(rows, [None] * len(rows))
-        self.in_flight += 1
         future = self._session.execute_async(statement)
+        self.in_flight += 1
         put = self._answers.put
         future.add_callbacks(
             lambda rows, lane=lane: put((lane, True, rows)),
@@ -230,9 +245,17 @@ class EventWriter:
 
     def _handle(self, lane: _Lane, answered: bool, answer: Any, outcomes: list[tuple[Write, Outcome]]) -> None:
         self.in_flight -= 1
-        if not answered:
-            self._handle_error(lane, answer, outcomes)
-            return
+        try:
+            if answered:
+                self._handle_answer(lane, answer, outcomes)
+            else:
+                self._handle_error(lane, answer, outcomes)
+        except WritetimeError:
+            raise
+        except Exception as e:
+            self._handle_fault(lane, e, outcomes)
+
+    def _handle_answer(self, lane: _Lane, answer: Any, outcomes: list[tuple[Write, Outcome]]) -> None:
         # The limit doubles with every round of answers until the database has shown its own, then grows by one.
         growth = 1.0 if self._last_cut is None else 1 / self.limit
         self.limit = min(float(self._max_in_flight), self.limit + growth)
@@ -293,9 +316,34 @@ class EventWriter:
             raise WritetimeError(f"the database refuses all writes to {self._table}: {error}")
         if isinstance(error, InvalidRequest | SyntaxException):
             self._handle_refusal(lane, error, outcomes)
-        else:
-            # All else passes: timeouts, unavailable replicas, overload, a node that goes down with requests in flight.
+        elif isinstance(error, DRIVER_FAULTS):
+            # Timeouts, unavailable replicas, overload, a node that goes down with requests in flight: these pass.
             self._delay(lane)
+        else:
+            self._handle_fault(lane, error, outcomes)
+
+    def _handle_fault(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, Outcome]]) -> None:
+        """Try what failed for a reason that no rule foresees three times, each event alone, then dead-letter it."""
+        self.faults += 1
+        self.last_error = reason_of(error)
+        if len(lane.batch) > 1:
+            self._separate(lane)
+        elif lane.batch:
+            write = lane.batch[0]
+            write.faults += 1
+            if write.faults < TRIES:
+                self._delay(lane)
+                return
+            log.error("%s: failed %d times, goes to the dead letters", write.origin, TRIES, exc_info=error)
+            write.reason = f"the event cannot be stored: {self.last_error}"
+            outcomes.append((write, Outcome.DEAD))
+        lane.batch = []
+        self._ready.append(lane)
+
+    def _separate(self, lane: _Lane) -> None:
+        for write in lane.batch:
+            write.alone = True
+        lane.waiting.extendleft(reversed(lane.batch))
 
     def _delay(self, lane: _Lane) -> None:
         """Repeat a lane's batch after a while, and put less load on the database."""
@@ -311,9 +359,7 @@ class EventWriter:
     def _handle_refusal(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, Outcome]]) -> None:
         """Dead-letter the one row that the database refuses, and only after the tables were seen to be in order."""
         if len(lane.batch) > 1:
-            for write in lane.batch:
-                write.alone = True
-            lane.waiting.extendleft(reversed(lane.batch))
+            self._separate(lane)
         else:
             try:
                 for statement in (self._insert, self._first_seen):

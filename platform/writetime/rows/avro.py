@@ -101,7 +101,7 @@ def _required(column: Column, schema: TableSchema) -> bool:
     after the last static column is dropped, and ScyllaDB does not record whether a dropped column was static.
     """
     if stored_type(column.type) != arrow_type(column.type):
+        # Not every timestamp fits.
         return False
-    return column in schema.partition_key or (column in schema.clustering and not schema.static)
     may_lack_clustering = bool(schema.static or schema.dropped)
     return column in schema.partition_key or (column in schema.clustering and not may_lack_clustering)

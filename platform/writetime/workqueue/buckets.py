@@ -7,21 +7,26 @@ be lost. Nor would time windows as a compaction strategy: a deletion that is in 
 never meets it.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 from writetime.workqueue.context import QueueContext
+from writetime.workqueue.faults import Faults
 from writetime.workqueue.items import Entry
-from writetime.workqueue.partition import Partition
+from writetime.workqueue.partition import Fenced, Partition
 from writetime.workqueue.reader import Reader
+from writetime.workqueue.statements import Unknown
 from writetime.workqueue.tables import BucketRow
 
 
 class Buckets:
     """The open buckets of one shard in the hands of its owner."""
 
-    def __init__(self, context: QueueContext, shard: int, epoch: int, on_late: Callable[[list[Entry]], object]) -> None:
+    def __init__(
+        self, context: QueueContext, shard: int, epoch: int, on_late: Callable[[list[Entry]], object], faults: Faults
+    ) -> None:
         """Look after the buckets of a shard; `on_late` gets items that had come late."""
+        self._faults = faults
         self._context = context
         self._tables = context.tables
         self._clock = context.clock
@@ -83,16 +88,18 @@ class Buckets:
         """
         grace = (self._context.bucket_seconds + self._settings.close_after_seconds) * 1000
         for bucket, reader in list(self.readers.items()):
-            now = self._clock.now()
-            if bucket + grace > now or not reader.closable:
-                continue
-            if missed := await reader.reconcile():
-                self._on_late(missed)
-                continue
-            await reader.partition.close(now)
-            await self._tables.mark_bucket(reader.partition.place, now, before=None)
-            self._known[bucket] = now
-            del self.readers[bucket]
+            if bucket + grace <= self._clock.now() and reader.closable:
+                await self._apart(bucket, self._close(bucket, reader))
+
+    async def _close(self, bucket: int, reader: Reader) -> None:
+        now = self._clock.now()
+        if missed := await reader.reconcile():
+            self._on_late(missed)
+            return
+        await reader.partition.close(now)
+        await self._tables.mark_bucket(reader.partition.place, now, before=None)
+        self._known[bucket] = now
+        del self.readers[bucket]
 
     async def drop_old(self) -> None:
         """Drop the buckets that were closed long ago; reopen one that has unfinished items.
@@ -103,20 +110,31 @@ class Buckets:
         """
         keep = round(self._settings.keep_closed_hours * 3_600_000)
         for bucket, closed in list(self._known.items()):
-            if closed is None or self._clock.now() < closed + keep:
-                continue
-            partition = await self._stamp(bucket)
-            reader = self._reader(partition)
-            if late := await reader.reconcile():
-                await self._tables.mark_bucket(partition.place, None, before=closed)
-                await partition.close(None)
-                await reader.load()
-                self.readers[bucket] = reader
-                self._known[bucket] = None
-                self._on_late(late)
-            else:
-                await self._tables.drop(partition.place, closed + keep // 2, self._epoch)
-                del self._known[bucket]
+            if closed is not None and self._clock.now() >= closed + keep:
+                await self._apart(bucket, self._drop(bucket, closed, keep))
+
+    async def _drop(self, bucket: int, closed: int, keep: int) -> None:
+        partition = await self._stamp(bucket)
+        reader = self._reader(partition)
+        if late := await reader.reconcile():
+            await self._tables.mark_bucket(partition.place, None, before=closed)
+            await partition.close(None)
+            await reader.load()
+            self.readers[bucket] = reader
+            self._known[bucket] = None
+            self._on_late(late)
+        else:
+            await self._tables.drop(partition.place, closed + keep // 2, self._epoch)
+            del self._known[bucket]
+
+    async def _apart(self, bucket: int, work: Awaitable[None]) -> None:
+        """Do what may wait; a fault of one bucket is noted, and stops neither other buckets nor the shard."""
+        try:
+            await work
+        except (Fenced, Unknown):
+            raise
+        except Exception as e:
+            self._faults.note(self._context.queue, f"shard {self._shard}, bucket {bucket}", e)
 
     async def stop(self) -> None:
         """End all that is in flight."""

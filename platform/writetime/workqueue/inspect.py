@@ -2,10 +2,14 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from writetime.config import Settings
 from writetime.database import connect
+from writetime.errors import WritetimeError
+from writetime.printing import printable
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.deadletters import read_letters
 from writetime.workqueue.items import Place, Status, time_of
@@ -101,3 +105,20 @@ async def read_state(tables: Tables, settings: Settings, queue: str) -> QueueSta
         owners={shard: row.owner for shard, row in sorted(owned.items()) if row.owner is not None},
         workers=await tables.workers(queue),
     )
+
+
+def worker_faults(settings: Settings) -> list[Any]:
+    """Return the faults of the last hour of all workers: queue, worker, place, at, times and reason."""
+    with connect(settings) as session:
+        return asyncio.run(Tables(session, settings).faults())
+
+
+def status_lines(settings: Settings) -> Iterator[str]:
+    """Yield the faults of workers for `writetime status`; nothing where no database answers, or was made ready."""
+    try:
+        found = worker_faults(settings)
+    except WritetimeError:
+        return
+    for row in found:
+        at = f"{row.at:%Y-%m-%dT%H:%M:%SZ}"
+        yield f"queue {row.queue}, {row.place}: failed {row.times} times, last at {at}: {printable(row.reason)}"

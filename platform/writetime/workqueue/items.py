@@ -58,6 +58,8 @@ class Entry:
     delayed: bool = False
     due: int = 0
     attempts: int = 0
+    # How often something other than its handler has failed.
+    faults: int = 0
     # The oldest item that came slowly just before this one.
     after: UUID | None = None
 
@@ -120,7 +122,7 @@ def bucket_of(item_id: UUID, bucket_seconds: int) -> int:
 
 def shard_of(key: str | None, item_id: UUID, shards: int) -> int:
     """Return the shard of a key, or of an item without one. CRC-32 is unsigned, and the same in every language."""
-    return zlib.crc32(item_id.bytes if key is None else key.encode()) % shards
+    return zlib.crc32(item_id.bytes if key is None else key.encode(errors="surrogateescape")) % shards
 
 
 def millis(instant: datetime) -> int:

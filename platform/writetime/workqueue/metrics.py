@@ -16,6 +16,8 @@ class QueueMetrics:
         self._claimed = metrics.claimed.labels(queue)
         self._waited = metrics.waited.labels(queue)
         self._ran = metrics.ran.labels(queue)
+        self._queue = queue
+        self._faults = metrics.faults
         self._gauges = {name: gauge.labels(queue) for name, gauge in metrics.gauges.items()}
 
     def claimed(self, count: int) -> None:
@@ -26,6 +28,10 @@ class QueueMetrics:
         """Count what became of attempts."""
         self._outcomes[outcome].inc(count)
 
+    def faulted(self, kind: str) -> None:
+        """Count a fault that no rule foresees, by the kind of its place."""
+        self._faults.labels(self._queue, kind).inc()
+
     def began(self, waited_seconds: float) -> None:
         """Note for how long an item was due when its handler began."""
         self._waited.observe(waited_seconds)
@@ -34,9 +40,10 @@ class QueueMetrics:
         """Note how long a handler took."""
         self._ran.observe(seconds)
 
-    def observe(self, *, shards: int, waiting: int, running: int, oldest_seconds: float) -> None:
+    def observe(self, *, shards: int, aside: int, waiting: int, running: int, oldest_seconds: float) -> None:
         """Say what this worker has in its hands now."""
         self._gauges["shards"].set(shards)
+        self._gauges["shards_set_aside"].set(aside)
         self._gauges["waiting_items"].set(waiting)
         self._gauges["running_items"].set(running)
         self._gauges["oldest_item_seconds"].set(oldest_seconds)
@@ -77,10 +84,17 @@ class WorkerMetrics:
             buckets=_RAN_BUCKETS,
             registry=registry,
         )
+        self.faults = Counter(
+            "writetime_worker_faults",
+            "Faults that no rule foresees, by what failed: an item, a bucket, a shard, or what is done for a queue.",
+            ["queue", "kind"],
+            registry=registry,
+        )
         self.gauges = {
             name: Gauge(f"writetime_worker_{name}", text, ["queue"], registry=registry)
             for name, text in {
                 "shards": "Shards that this worker owns.",
+                "shards_set_aside": "Shards that it does not take for a while, as something in them failed.",
                 "waiting_items": "Items of its shards that wait, as far as it has read ahead.",
                 "running_items": "Items that it has claimed and not settled.",
                 "oldest_item_seconds": "Age of the oldest unfinished item of its shards that is due.",

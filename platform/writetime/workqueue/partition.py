@@ -154,9 +154,9 @@ class Partition:
                     if not future.done():
                         future.set_result(None)
                 batch = []
-        except (WritetimeError, asyncio.CancelledError) as e:
+        except (Exception, asyncio.CancelledError) as e:
             # What was sent may have been applied; only a new owner, who reads it, may go on from here.
-            self._fault = e if isinstance(e, WritetimeError) else Fenced(f"{self.place} was given up")
+            self._fault = e if isinstance(e, Exception) else Fenced(f"{self.place} was given up")
             for _, future in [*batch, *self._waiting]:
                 if not future.done():
                     future.set_exception(self._fault)
@@ -198,3 +198,9 @@ class Partition:
         if (task := self._flushing) is not None:
             task.cancel()
             await asyncio.wait([task])
+        # A task that is cancelled before its first step runs none of its code.
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_exception(self._fault)
+        self._waiting.clear()
+        self._flushing = None

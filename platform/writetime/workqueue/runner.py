@@ -11,6 +11,7 @@ from uuid import UUID
 from writetime.workqueue.backlog import Backlog
 from writetime.workqueue.buckets import Buckets
 from writetime.workqueue.context import QueueContext
+from writetime.workqueue.faults import Faults
 from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, Status
 from writetime.workqueue.limits import part
@@ -33,7 +34,7 @@ _LONGEST_SWEEP_SECONDS = 60.0
 class ShardRunner:
     """Works on one shard until it is lost. `wake` is called when items may be taken."""
 
-    def __init__(self, context: QueueContext, hold: Hold, wake: Callable[[], None]) -> None:
+    def __init__(self, context: QueueContext, hold: Hold, wake: Callable[[], None], faults: Faults) -> None:
         own, shard, shards = context.own, hold.row.shard, context.shards
         self.queue = context.queue
         self.own = own
@@ -44,7 +45,7 @@ class ShardRunner:
             key_concurrency=own.key_concurrency,
             key_rate=own.key_rate,
         )
-        self.buckets = Buckets(context, shard, hold.epoch, self._add)
+        self.buckets = Buckets(context, shard, hold.epoch, self._add, faults)
         self.idle = asyncio.Event()
         self._tables = context.tables
         self._clock = context.clock
@@ -124,7 +125,8 @@ class ShardRunner:
 
     async def fail(self, entry: Entry, error: str, *, give_up: bool = False) -> Status:
         """Write that an attempt has failed: the item is due again later, or is dead."""
-        error = error[:_MAX_ERROR_CHARACTERS]
+        # A handler's words may have characters that are no Unicode.
+        error = error[:_MAX_ERROR_CHARACTERS].encode(errors="backslashreplace").decode()
         if give_up or entry.attempts >= self.own.max_attempts:
             await self._bury(entry, error)
             self.release(entry)
@@ -171,19 +173,26 @@ class ShardRunner:
         self._news.clear()
         await self.buckets.open_new()
         found = False
-        for _, reader in sorted(self.buckets.readers.items()):
+        for bucket, reader in sorted(self.buckets.readers.items()):
             if self._hungry():
-                new = await reader.poll()
-                if (since := reader.earlier_bucket(new)) is not None:
-                    # They were noted as seen, so an error must not lose them.
-                    self._add(await insist(partial(self._late, reader, since)))
-                found |= self._add(new)
+                try:
+                    found |= await self._read(reader)
+                except Exception as e:
+                    e.add_note(f"bucket {bucket}")
+                    raise
         now = self._clock.now()
         if now - self._swept > self._sweep_seconds * 1000:
             self._swept = now
             await self.buckets.close_finished()
             await self.buckets.drop_old()
         return found
+
+    async def _read(self, reader: Reader) -> bool:
+        new = await reader.poll()
+        if (since := reader.earlier_bucket(new)) is not None:
+            # They were noted as seen, so an error must not lose them.
+            self._add(await insist(partial(self._late, reader, since)))
+        return self._add(new)
 
     async def _late(self, reader: Reader, since: UUID) -> list[Entry]:
         """Return what has come to the bucket before a reader's."""

@@ -5,30 +5,28 @@ after the other, and waits for no completion to be written: completions gather w
 """
 
 import asyncio
-import inspect
-import json
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from writetime.config import WorkQueue
-from writetime.errors import WritetimeError
+from writetime.errors import WritetimeError, reason_of
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.context import QueueContext
-from writetime.workqueue.items import Entry, GiveUp, Item, Status, time_of
-from writetime.workqueue.metrics import WorkerMetrics
+from writetime.workqueue.faults import REST_SECONDS, TRIES, Faults
+from writetime.workqueue.handling import Handler, handle
+from writetime.workqueue.items import Entry, Status, time_of
+from writetime.workqueue.metrics import QueueMetrics, WorkerMetrics
 from writetime.workqueue.partition import Fenced
 from writetime.workqueue.runner import ShardRunner
 from writetime.workqueue.shards import Hold, Shares
 from writetime.workqueue.statements import Unknown
-from writetime.workqueue.tables import Tables, as_json
+from writetime.workqueue.tables import Tables
 
 log = logging.getLogger(__name__)
-
-Handler = Callable[[Item], Any] | Callable[[Item], Awaitable[Any]]
 
 # Claimed items wait for a thread for about so long: claims go ahead of the work by it.
 _AHEAD_SECONDS = 0.1
@@ -51,14 +49,17 @@ class Running:
     ) -> None:
         self._tables = tables
         self._settings = settings
-        self._handlers = {queue: (handler, inspect.iscoroutinefunction(handler)) for queue, handler in handlers.items()}
+        self._handlers = dict(handlers)
         self._name = name
         self._metrics = {} if metrics is None else {queue: metrics.of(queue) for queue in handlers}
         self._monotonic = asyncio.get_running_loop().time
         self._clock = DatabaseClock(tables, self._monotonic)
+        self._faults = Faults(tables, name, self._monotonic, self._metrics)
         self._shares: dict[str, Shares] = {}
         self._runners: dict[Hold, tuple[ShardRunner, asyncio.Task[None]]] = {}
         self._contexts: dict[str, QueueContext] = {}
+        # Queues that could not be opened, and why.
+        self._unopened: dict[str, str] = {}
         self._news: dict[str, asyncio.Event] = {queue: asyncio.Event() for queue in handlers}
         self._work = asyncio.Event()
         self._threads = ThreadPoolExecutor(settings.threads, "handler")
@@ -79,8 +80,8 @@ class Running:
         await self._begin()
         tasks = [asyncio.create_task(self._dispatch())]
         tasks += [asyncio.create_task(self._lane()) for _ in range(self._settings.threads)]
-        for queue, shares in self._shares.items():
-            tasks += [asyncio.create_task(shares.keep()), asyncio.create_task(self._registry(queue))]
+        for queue in self._handlers:
+            tasks.append(asyncio.create_task(self._work_on(queue)))
         if self._metrics:
             tasks.append(asyncio.create_task(self._observe()))
         if until_idle:
@@ -89,6 +90,7 @@ class Running:
             task.add_done_callback(self._note_fault)
         try:
             await ended.wait()
+            given_up = self._given_up()
             if self._fault is None:
                 await self._leave()
         finally:
@@ -99,7 +101,10 @@ class Running:
             await asyncio.gather(*tasks, *started, return_exceptions=True)
             for runner, _ in list(self._runners.values()):
                 await runner.stop()
+            await self._faults.end()
             self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._fault is None and until_idle and given_up:
+            raise WritetimeError(f"given up after {TRIES} tries, with what is not done in it: {'; '.join(given_up)}")
         if self._fault is not None:
             raise self._fault
         return self.outcomes
@@ -113,29 +118,69 @@ class Running:
                     runner.poll_now()
 
     async def _begin(self) -> None:
-        while True:
+        """Open the queues; one that cannot be opened is left to `_work_on`, unless it is all there is.
+
+        Raises:
+            WritetimeError: no queue can be opened.
+        """
+        faults: list[Exception] = []
+        for queue in self._handlers:
+            while True:
+                try:
+                    await self._open(queue)
+                    break
+                except Unknown as e:
+                    log.warning("the database cannot be asked yet: %s", e)
+                    await asyncio.sleep(self._settings.idle_poll_seconds)
+                except Exception as e:
+                    faults.append(e)
+                    self._unopened[queue] = reason_of(e)
+                    self._faults.note(queue, "opening", e)
+                    break
+        if faults and not self._shares:
+            await self._faults.end()
+            raise faults[0]
+
+    async def _open(self, queue: str) -> None:
+        await self._clock.look()
+        own = self._settings.queue(queue)
+        shards, bucket_seconds = await self._tables.queue(queue, own.shards, self._settings.bucket_seconds)
+        if not shards or shards < 1 or not bucket_seconds or bucket_seconds < 1:
+            raise WritetimeError(
+                f"queue {queue} has {shards} shards and buckets of {bucket_seconds} seconds in the table queues; write "
+                "there what it was created with"
+            )
+        if own.concurrency is not None and own.concurrency < shards:
+            raise WritetimeError(
+                f"queue {queue}: concurrency {own.concurrency} is less than its {shards} shards, each of which runs "
+                "one item at least"
+            )
+        context = QueueContext(self._tables, self._clock, self._settings, queue, shards, bucket_seconds, self._name)
+        self._contexts[queue] = context
+        self._shares[queue] = Shares(context, partial(self._gain, context), self._lose, self._drain, self._faults)
+        self._unopened.pop(queue, None)
+
+    async def _work_on(self, queue: str) -> None:
+        """Look after a queue, which is opened first if it was not yet."""
+        while queue not in self._shares:
+            await asyncio.sleep(REST_SECONDS)
             try:
-                await self._clock.look()
-                for queue in self._handlers:
-                    own = self._settings.queue(queue)
-                    shards, bucket_seconds = await self._tables.queue(queue, own.shards, self._settings.bucket_seconds)
-                    if own.concurrency is not None and own.concurrency < shards:
-                        raise WritetimeError(
-                            f"queue {queue}: concurrency {own.concurrency} is less than its {shards} shards, each of "
-                            "which runs one item at least"
-                        )
-                    context = QueueContext(
-                        self._tables, self._clock, self._settings, queue, shards, bucket_seconds, self._name
-                    )
-                    self._contexts[queue] = context
-                    self._shares[queue] = Shares(context, partial(self._gain, context), self._lose, self._drain)
-                return
-            except Unknown as e:
-                log.warning("the database cannot be asked yet: %s", e)
-                await asyncio.sleep(self._settings.idle_poll_seconds)
+                await self._open(queue)
+            except Exception as e:
+                self._faults.note(queue, "opening", e)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._shares[queue].keep())
+            group.create_task(self._registry(queue))
+
+    def _given_up(self) -> list[str]:
+        """Return the queues and shards that are not worked on, as they failed."""
+        found = [f"queue {queue}: {reason}" for queue, reason in self._unopened.items()]
+        for queue, shares in self._shares.items():
+            found += [f"queue {queue}, shard {shard}: {reason}" for shard, reason in shares.given_up.items()]
+        return found
 
     def _gain(self, context: QueueContext, hold: Hold) -> None:
-        runner = ShardRunner(context, hold, self._work.set)
+        runner = ShardRunner(context, hold, self._work.set, self._faults)
         task = asyncio.create_task(runner.run())
         task.add_done_callback(lambda task: self._runner_ended(hold, task))
         self._runners[hold] = runner, task
@@ -147,7 +192,12 @@ class Running:
         if isinstance(error, Fenced):
             self._fenced(hold)
         elif error is not None:
-            self._note_fault(task)
+            self._set_aside(hold, error)
+
+    def _set_aside(self, hold: Hold, error: BaseException) -> None:
+        for shares in self._shares.values():
+            if shares.held.get(hold.row.shard) is hold:
+                shares.set_aside(hold, error)
 
     def _fenced(self, hold: Hold) -> None:
         for shares in self._shares.values():
@@ -185,10 +235,15 @@ class Running:
                 since = 0 if whole else self._clock.now() - _REGISTRY_BUCKETS * bucket_millis
                 rows = await self._tables.buckets(queue, since) if runners else []
                 for hold, runner in runners.items():
-                    runner.offer([row for row in rows if row.shard == hold.row.shard])
+                    try:
+                        runner.offer([row for row in rows if row.shard == hold.row.shard])
+                    except Exception as e:
+                        self._set_aside(hold, e)
                 told = set(runners)
             except Unknown as e:
                 log.warning("queue %s: buckets cannot be listed: %s", queue, e)
+            except Exception as e:
+                self._faults.note(queue, "buckets", e)
             try:
                 async with asyncio.timeout(self._settings.idle_poll_seconds):
                     await news.wait()
@@ -211,11 +266,15 @@ class Running:
             for runner in runners:
                 if room <= 0 or self._stopping:
                     break
-                if entries := runner.take(min(room, self._settings.batch_rows)):
-                    room -= len(entries)
-                    self._claimed += len(entries)
-                    self._start(self._claim(runner, entries))
-                due = runner.next_due()
+                try:
+                    if entries := runner.take(min(room, self._settings.batch_rows)):
+                        room -= len(entries)
+                        self._claimed += len(entries)
+                        self._start(self._claim(runner, entries))
+                    due = runner.next_due()
+                except Exception as e:
+                    self._set_aside(runner.hold, e)
+                    continue
                 wait = due if wait is None else wait if due is None else min(wait, due)
             try:
                 if room <= 0 or self._stopping:
@@ -244,7 +303,7 @@ class Running:
                 self._start(self._fail(runner, entry, error, give_up=True))
         try:
             await runner.claim(fresh)
-        except Fenced as e:
+        except Exception as e:
             self._refused(runner, len(fresh), e)
         else:
             if metrics := self._metrics.get(runner.queue):
@@ -256,7 +315,13 @@ class Running:
         """Run one claimed item after the other; there are as many lanes as items may run at once."""
         while True:
             runner, entry = await self._ready.get()
-            await self._process(runner, entry)
+            try:
+                await self._process(runner, entry)
+            except Exception as e:
+                place = f"shard {entry.place.shard}, bucket {entry.place.bucket}, item {entry.item_id}"
+                self._faults.note(runner.queue, place, e)
+                entry.faults += 1
+                self._start(self._fail(runner, entry, reason_of(e), give_up=entry.faults >= TRIES))
             # A handler that waits for nothing must not keep the loop for itself.
             await asyncio.sleep(0)
 
@@ -279,15 +344,18 @@ class Running:
         if error := written.exception():
             self._refused(runner, 1, error)
         else:
-            runner.release(entry)
             self._settled(1)
             self._count(runner, "completed")
+            try:
+                runner.release(entry)
+            except Exception as e:
+                self._set_aside(runner.hold, e)
 
     async def _fail(self, runner: ShardRunner, entry: Entry, error: str, *, give_up: bool) -> None:
         attempt = entry.attempts
         try:
             status = await runner.fail(entry, error, give_up=give_up)
-        except Fenced as e:
+        except Exception as e:
             self._refused(runner, 1, e)
         else:
             self._settled(1)
@@ -297,7 +365,7 @@ class Running:
     async def _give_back(self, runner: ShardRunner, entry: Entry) -> None:
         try:
             await runner.give_back(entry)
-        except Fenced as e:
+        except Exception as e:
             self._refused(runner, 1, e)
         else:
             self._settled(1)
@@ -308,8 +376,7 @@ class Running:
         if self._over:
             return
         if not isinstance(error, Fenced):
-            self._fault = self._fault or error
-            self._ended.set()
+            self._set_aside(runner.hold, error)
             return
         self._count(runner, "fenced", count)
         log.warning("queue %s: %d items: refused: %s", runner.queue, count, error)
@@ -325,34 +392,14 @@ class Running:
         self._work.set()
 
     async def _handle(self, runner: ShardRunner, entry: Entry) -> tuple[Status, str | None]:
-        """Run the handler; return what is to become of the item, and its result or error."""
-        try:
-            payload = json.loads(entry.payload)
-        except (ValueError, RecursionError) as e:
-            # Anybody who may write to the table can have inserted it.
-            return Status.DEAD, f"the payload cannot be read as JSON: {e}"
-        item = Item(runner.queue, entry.item_id, entry.key, payload, entry.attempts, lambda: runner.hold.valid)
-        handler, is_async = self._handlers[runner.queue]
+        """Run the handler and measure it; return what is to become of the item, and its result or error."""
         metrics = self._metrics.get(runner.queue)
         if metrics:
             due = entry.due or time_of(entry.item_id)
             metrics.began(max(0, self._clock.now() - due) / 1000)
         began = self._monotonic()
         try:
-            if is_async:
-                result = await handler(item)
-            else:
-                result = await asyncio.get_running_loop().run_in_executor(self._threads, handler, item)
-            return Status.COMPLETED, None if result is None else as_json(result)
-        except GiveUp as e:
-            return Status.DEAD, str(e) or "given up by the handler"
-        except asyncio.CancelledError as e:
-            lane = asyncio.current_task()
-            if lane is None or lane.cancelling():
-                raise
-            return Status.RETRY, f"{type(e).__name__}: {e}"
-        except Exception as e:
-            return Status.RETRY, f"{type(e).__name__}: {e}"
+            return await handle(self._handlers[runner.queue], entry, lambda: runner.hold.valid, self._threads)
         finally:
             ran = self._monotonic() - began
             if metrics:
@@ -362,17 +409,24 @@ class Running:
     async def _observe(self) -> None:
         """Keep the metrics of what is there now up to date."""
         while True:
-            now = self._clock.now()
             for queue, metrics in self._metrics.items():
-                runners = [runner for runner, _ in self._runners.values() if runner.queue == queue]
-                oldest = [time_of(i) for runner in runners if (i := runner.buckets.oldest) is not None]
-                metrics.observe(
-                    shards=len(runners),
-                    waiting=sum(runner.backlog.waiting for runner in runners),
-                    running=sum(runner.backlog.running for runner in runners),
-                    oldest_seconds=max([0.0, *((now - at) / 1000 for at in oldest)]),
-                )
+                try:
+                    self._observe_queue(queue, metrics)
+                except Exception as e:
+                    self._faults.note(queue, "metrics", e)
             await asyncio.sleep(_OBSERVE_SECONDS)
+
+    def _observe_queue(self, queue: str, metrics: QueueMetrics) -> None:
+        now = self._clock.now()
+        runners = [runner for runner, _ in self._runners.values() if runner.queue == queue]
+        oldest = [time_of(i) for runner in runners if (i := runner.buckets.oldest) is not None]
+        metrics.observe(
+            shards=len(runners),
+            aside=len(self._shares[queue].aside) if queue in self._shares else 0,
+            waiting=sum(runner.backlog.waiting for runner in runners),
+            running=sum(runner.backlog.running for runner in runners),
+            oldest_seconds=max([0.0, *((now - at) / 1000 for at in oldest)]),
+        )
 
     async def _end_when_idle(self) -> None:
         """End once every shard is held, by whomever, and ours have shown nothing for a while."""
@@ -380,7 +434,7 @@ class Running:
         while quiet < 3:
             await asyncio.sleep(max(_IDLE_ROUNDS_SECONDS, self._settings.poll_seconds))
             runners = [runner for runner, _ in self._runners.values()]
-            idle = bool(runners) and not self._claimed and all(runner.quiet for runner in runners)
+            idle = bool(runners or self._given_up()) and not self._claimed and all(runner.quiet for runner in runners)
             quiet = quiet + 1 if idle and all(s.complete for s in self._shares.values()) else 0
         self._ended.set()
 
@@ -393,8 +447,8 @@ class Running:
         releases = [s.release(h) for s in self._shares.values() for h in list(s.held.values())]
         try:
             async with asyncio.timeout(self._settings.drain_seconds):
-                await asyncio.gather(*releases)
+                await asyncio.gather(*releases, return_exceptions=True)
         except TimeoutError:
             seconds = self._settings.drain_seconds
             log.warning("%d items still run after %g s; other workers repeat them", self._claimed, seconds)
-        await asyncio.gather(*(s.leave() for s in self._shares.values()))
+        await asyncio.gather(*(s.leave() for s in self._shares.values()), return_exceptions=True)

@@ -10,11 +10,14 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
+from writetime.errors import reason_of
 from writetime.workqueue.context import QueueContext
+from writetime.workqueue.faults import REST_SECONDS, Faults
 from writetime.workqueue.statements import Unknown
 from writetime.workqueue.tables import ShardRow
 
@@ -58,6 +61,7 @@ class Shares:
         on_gain: Callable[[Hold], None],
         on_loss: Callable[[Hold], None],
         on_surplus: Callable[[Hold], Awaitable[None]],
+        faults: Faults,
     ) -> None:
         """Take shards; `on_surplus` returns once the shard has nothing that runs any more."""
         self._tables = context.tables
@@ -68,6 +72,10 @@ class Shares:
         self._on_gain = on_gain
         self._on_loss = on_loss
         self._on_surplus = on_surplus
+        self._faults = faults
+        # Shards in which something failed, and until when they are not taken; those that rest after several tries.
+        self.aside: dict[int, float] = {}
+        self.given_up: dict[int, str] = {}
         self._monotonic = asyncio.get_running_loop().time
         self._watched: dict[int, tuple[ShardRow, float]] = {}
         self._announced = -math.inf
@@ -92,6 +100,8 @@ class Shares:
                     await act()
             except (Unknown, TimeoutError) as e:
                 log.warning("queue %s: leases cannot be looked after: %s", self._queue, e or "no answer in time")
+            except Exception as e:
+                self._faults.note(self._queue, "leases", e)
             for hold in [h for h in self.held.values() if not h.valid]:
                 self.lose(hold)
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
@@ -103,16 +113,45 @@ class Shares:
             self.held.pop(hold.row.shard, None)
             self._on_loss(hold)
 
+    def set_aside(self, hold: Hold, error: BaseException) -> None:
+        """Give a shard up in which something failed: it is taken again after a pause, by us, or by another worker."""
+        if not hold.lost:
+            self.lose(hold)
+            self._rest(hold, error)
+
+    def _rest(self, hold: Hold, error: BaseException) -> None:
+        shard = hold.row.shard
+        pause = self._faults.note(self._queue, f"shard {shard}", error)
+        self.aside[shard] = self._monotonic() + pause
+        if pause >= REST_SECONDS:
+            self.given_up[shard] = reason_of(error)
+        self._background(self._free(hold.row))
+
+    async def _free(self, row: ShardRow) -> None:
+        # Without an answer it is free when its lease ends.
+        with suppress(Unknown):
+            await self._tables.release(self._queue, row)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._releases.add(task)
+        task.add_done_callback(self._released)
+
+    def _released(self, task: "asyncio.Task[None]") -> None:
+        self._releases.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._faults.note(self._queue, "leases", error)
+
     async def release(self, hold: Hold) -> None:
         """Give a shard up once nothing of it runs any more, so that another worker may take it at once."""
         hold.leaving = True
-        await self._on_surplus(hold)
+        try:
+            await self._on_surplus(hold)
+        except Exception as e:
+            self.set_aside(hold, e)
         if not hold.lost:
-            row = hold.row
             self.lose(hold)
-            # Without an answer it is free when its lease ends.
-            with suppress(Unknown):
-                await self._tables.release(self._queue, row)
+            await self._free(hold.row)
 
     async def leave(self) -> None:
         """Take leave of the other workers, after the shards were released."""
@@ -129,15 +168,15 @@ class Shares:
         rows = await self._tables.shards(self._queue)
         self._notice(rows)
         workers = sorted({*await self._tables.workers(self._queue), self._worker})
-        self.complete = sum(row.owner in workers for row in rows.values()) == self._shards
+        self.complete = all(
+            shard in self.given_up or (shard in rows and rows[shard].owner in workers) for shard in range(self._shards)
+        )
         if self.stopping:
             return
         share = self._share(workers)
         staying = [h for h in self.held.values() if not h.leaving]
         for hold in staying[share:]:
-            task = asyncio.create_task(self.release(hold))
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
+            self._background(self.release(hold))
         if len(self.held) < share:
             await self._take(rows, share)
 
@@ -155,7 +194,7 @@ class Shares:
             # Another owner, or an earlier renewal whose answer was lost: renew what is still ours from where it is.
             rows = await self._tables.shards(self._queue, serial=True)
             for hold in held:
-                if (row := rows[hold.row.shard])[:3] == hold.row[:3]:
+                if (row := rows.get(hold.row.shard)) and row[:3] == hold.row[:3]:
                     hold.row = row
                 else:
                     self.lose(hold)
@@ -186,7 +225,7 @@ class Shares:
             # One of our own name and not held was taken by a write whose answer was lost.
             ownerless = row.owner is None or row.owner == self._worker
             silent = shard in self._watched and now - self._watched[shard][1] > self._lease_seconds
-            if shard not in self.held and (ownerless or silent):
+            if shard not in self.held and (ownerless or silent) and self.aside.get(shard, now) <= now:
                 free.append(row)
         random.shuffle(free)
         for row in free[: share - len(self.held)]:
@@ -195,4 +234,11 @@ class Shares:
                 taken = ShardRow(row.shard, self._worker, (row.epoch or 0) + 1, 0)
                 hold = Hold(taken, sent, self._lease_seconds, self._monotonic)
                 self.held[row.shard] = hold
-                self._on_gain(hold)
+                self.aside.pop(row.shard, None)
+                self.given_up.pop(row.shard, None)
+                try:
+                    self._on_gain(hold)
+                except Exception as e:
+                    del self.held[row.shard]
+                    hold.lost = True
+                    self._rest(hold, e)

@@ -69,7 +69,15 @@ def bound(statement: PreparedStatement, *values: Any) -> BoundStatement:
 
 def text(value: str | None) -> Any:
     """Return a serialised `text`; None leaves the column as it is, as a null would be a tombstone."""
-    return UNSET_VALUE if value is None else value.encode()
+    return UNSET_VALUE if value is None else value.encode(errors="surrogateescape")
+
+
+def text_of(stored: bytes | None) -> str | None:
+    """Return a `text` that was read as its bytes. Those that are not UTF-8 become surrogates, and `text` their bytes.
+
+    The driver decodes strictly, and fails for a whole page of rows.
+    """
+    return None if stored is None else stored.decode(errors="surrogateescape")
 
 
 def timestamp(at_millis: int | None) -> Any:

@@ -10,6 +10,7 @@ in cql3/functions/time_uuid_fcts.hh).
 """
 
 import json
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,10 +23,16 @@ from cassandra.query import UNSET_VALUE, PreparedStatement
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.workqueue.items import Entry, Place, Status, millis
-from writetime.workqueue.statements import answer_of, bigint, bound, integer, text, timestamp, together
+from writetime.workqueue.statements import answer_of, bigint, bound, integer, text, text_of, timestamp, together
+
+log = logging.getLogger(__name__)
 
 PAGE_ROWS = 1000
-_ITEM = "item_id, key, payload, timestampAsBlob(not_before) AS not_before, after"
+# For so long `writetime status` shows a fault.
+_FAULT_SECONDS = 3600
+_ITEM = (
+    "item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, timestampAsBlob(not_before) AS not_before, after"
+)
 # Cassandra takes no smaller write time.
 _FIRST_WRITE_TIME = -(2**63) + 1
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
@@ -129,7 +136,9 @@ class Tables:
             f"SELECT item_id FROM {{}}.queue_items WHERE {part} AND item_id > ? AND item_id < ?"
         )
         self._item = self._prepare(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {part} AND item_id = ?")
-        self._status = self._prepare(f"SELECT status FROM {{}}.queue_state WHERE {part} AND item_id = ?", serial=True)
+        self._status = self._prepare(
+            f"SELECT textAsBlob(status) AS status FROM {{}}.queue_state WHERE {part} AND item_id = ?", serial=True
+        )
         self._insert_bucket = self._prepare("INSERT INTO {}.queue_buckets (queue, bucket, shard) VALUES (?, ?, ?)")
         self._buckets = self._prepare(
             "SELECT timestampAsBlob(bucket) AS bucket, shard, timestampAsBlob(closed) AS closed FROM {}.queue_buckets "
@@ -154,7 +163,7 @@ class Tables:
             f"WHERE {part} AND item_id = ?"
         )
         self._states = self._prepare(
-            "SELECT item_id, status, attempts, timestampAsBlob(due) AS due FROM {}.queue_state "
+            "SELECT item_id, textAsBlob(status) AS status, attempts, timestampAsBlob(due) AS due FROM {}.queue_state "
             f"WHERE {part} AND item_id > ?"
         )
         self._all_items = self._prepare(f"SELECT item_id, key, payload FROM {{}}.queue_items WHERE {part}")
@@ -175,13 +184,19 @@ class Tables:
         )
         self._announce = self._prepare("INSERT INTO {}.queue_workers (queue, worker) VALUES (?, ?) USING TTL ?")
         self._leave = self._prepare("DELETE FROM {}.queue_workers WHERE queue = ? AND worker = ?")
+        self._report_fault = self._prepare(
+            "INSERT INTO {}.queue_faults (queue, worker, place, at, times, reason) "
+            f"VALUES (?, ?, ?, toTimestamp(now()), ?, ?) USING TTL {_FAULT_SECONDS}"
+        )
+        self._faults = self._prepare("SELECT queue, worker, place, at, times, reason FROM {}.queue_faults")
         self._workers = self._prepare("SELECT worker FROM {}.queue_workers WHERE queue = ?")
         self._insert_dead = self._prepare(
             "INSERT INTO {}.queue_dead_letters (queue, shard, item_id, key, payload, attempts, error, dead_at) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         )
         self._dead = self._prepare(
-            "SELECT item_id, key, payload, attempts, error, dead_at, redriven_as FROM {}.queue_dead_letters "
+            "SELECT item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, attempts, "
+            "textAsBlob(error) AS error, dead_at, redriven_as FROM {}.queue_dead_letters "
             "WHERE queue = ? AND shard = ?"
         )
         self._mark_redriven = self._prepare(
@@ -319,7 +334,7 @@ class Tables:
         """Return the states of all claimed items beyond an id."""
         rows = self._pages(self._states, (*place, after))
         return [
-            StateRow(r.item_id, Status(r.status), r.attempts or 0, r.due and _millis(r.due))
+            StateRow(r.item_id, _status(place, r.item_id, r.status), r.attempts or 0, r.due and _millis(r.due))
             async for r in rows
             if r.status is not None
         ]
@@ -333,7 +348,7 @@ class Tables:
     async def status(self, place: Place, item_id: UUID) -> Status | None:
         """Return the state of one item, by a serial read; None if it was not claimed."""
         rows = await self._run(self._status, (*place, item_id))
-        return Status(rows[0].status) if rows and rows[0].status else None
+        return _status(place, item_id, rows[0].status) if rows and rows[0].status else None
 
     # -- shards and workers
 
@@ -369,19 +384,39 @@ class Tables:
         """Return the workers that live, in the order of their names."""
         return sorted(row.worker for row in await self._run(self._workers, (queue,)))
 
+    # -- faults
+
+    async def report_fault(self, queue: str, worker: str, place: str, times: int, reason: str) -> None:
+        """Keep a worker's fault for an hour; a later one of the same place takes its place."""
+        values = text(queue), text(worker), text(place), integer(times), reason.encode(errors="backslashreplace")
+        await self._run(bound(self._report_fault, *values))
+
+    async def faults(self) -> list[Any]:
+        """Return the faults of the last hour of all workers: queue, worker, place, at, times and reason."""
+        return sorted([row async for row in self._pages(self._faults, ())], key=lambda row: row[:3])
+
     # -- dead letters
 
     async def insert_dead(self, letter: DeadLetter) -> None:
         """Keep an item that is given up."""
         d = letter
-        values = (d.queue, d.shard, d.item_id, d.key, d.payload, d.attempts, d.error, d.dead_at)
-        await self._run(self._insert_dead, values)
+        own = text(d.queue), integer(d.shard), d.item_id.bytes
+        rest = text(d.key), text(d.payload), integer(d.attempts), text(d.error), timestamp(d.dead_at)
+        await self._run(bound(self._insert_dead, *own, *rest))
 
     async def dead_letters(self, queue: str, shard: int) -> list[DeadLetter]:
         """Return the dead letters of a shard; one counts only once the item's state is DEAD."""
         return [
             DeadLetter(
-                queue, shard, r.item_id, r.key, r.payload, r.attempts, r.error or "", millis(r.dead_at), r.redriven_as
+                queue,
+                shard,
+                r.item_id,
+                text_of(r.key),
+                text_of(r.payload) or "",
+                r.attempts,
+                text_of(r.error) or "",
+                millis(r.dead_at),
+                r.redriven_as,
             )
             async for r in self._pages(self._dead, (queue, shard))
             if r.dead_at is not None
@@ -438,7 +473,19 @@ def _millis(timestamp: bytes) -> int:
 def _entry(place: Place, row: Any) -> Entry:
     delayed = row.not_before is not None
     due = _millis(row.not_before) if delayed else 0
-    return Entry(place, row.item_id, row.key, row.payload or "", delayed, due, after=row.after)
+    return Entry(place, row.item_id, text_of(row.key), text_of(row.payload) or "", delayed, due, after=row.after)
+
+
+def _status(place: Place, item_id: UUID, stored: bytes) -> Status:
+    """Return a stored status. One that no worker writes counts as RETRY: nothing says that the item is finished."""
+    status = stored.decode(errors="replace")
+    try:
+        return Status(status)
+    except ValueError:
+        log.warning(
+            "%s: item %s has the status %r, which no worker writes; it is begun once more", place, item_id, status
+        )
+        return Status.RETRY
 
 
 def as_json(value: Any) -> str:

@@ -1,0 +1,72 @@
+"""Faults that no rule foresees, each at the place that has it: logged, counted, and kept for `writetime status`.
+
+A place is a queue, a shard, a bucket or an item. It is tried again three times; then it rests before the next try.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from writetime.errors import WritetimeError, reason_of
+from writetime.workqueue.metrics import QueueMetrics
+from writetime.workqueue.tables import Tables
+
+log = logging.getLogger(__name__)
+
+TRIES = 3
+_RETRY_SECONDS = 1.0
+REST_SECONDS = 60.0
+_MAX_REASON_CHARACTERS = 1000
+
+
+class _Seen(NamedTuple):
+    times: int
+    at: float
+
+
+class Faults:
+    """The faults of one worker."""
+
+    def __init__(
+        self, tables: Tables, worker: str, monotonic: Callable[[], float], metrics: Mapping[str, QueueMetrics]
+    ) -> None:
+        self._tables = tables
+        self._worker = worker
+        self._monotonic = monotonic
+        self._metrics = metrics
+        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._reports: set[asyncio.Task[None]] = set()
+
+    def note(self, queue: str, place: str, error: BaseException) -> float:
+        """Note a fault; return for how many seconds its place is to rest: `REST_SECONDS` once it was tried enough."""
+        now = self._monotonic()
+        # A place that worked for two rests has recovered.
+        self._seen = {name: seen for name, seen in self._seen.items() if now - seen.at < 2 * REST_SECONDS}
+        before = self._seen.get((queue, place))
+        times = before.times + 1 if before else 1
+        self._seen[queue, place] = _Seen(times, now)
+        pause = _RETRY_SECONDS * times if times < TRIES else REST_SECONDS
+        reason = "; ".join([reason_of(error), *getattr(error, "__notes__", ())])
+        if metrics := self._metrics.get(queue):
+            metrics.faulted(place.rpartition(", ")[2].split()[0])
+        trace = None if isinstance(error, WritetimeError) else error
+        log.error("queue %s, %s: failed %d times: %s", queue, place, times, reason, exc_info=trace)
+        report = asyncio.create_task(self._report(queue, place, times, reason[:_MAX_REASON_CHARACTERS]))
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
+        return pause
+
+    async def end(self) -> None:
+        """End what is being reported."""
+        reports = list(self._reports)
+        for report in reports:
+            report.cancel()
+        await asyncio.gather(*reports, return_exceptions=True)
+
+    async def _report(self, queue: str, place: str, times: int, reason: str) -> None:
+        try:
+            await self._tables.report_fault(queue, self._worker, place, times, reason)
+        except Exception as e:
+            # It is in the log and in the metrics.
+            log.warning("queue %s, %s: the fault is not reported to the database: %s", queue, place, reason_of(e))

@@ -1,0 +1,187 @@
+"""The rule of isolation: a fault at one item, shard or queue stops nothing else, and what failed is done later."""
+
+import functools
+import inspect as python
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from writetime import database
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.workqueue import faults, handling, running, shards
+from writetime.workqueue.buckets import Buckets
+from writetime.workqueue.deadletters import dead_letters, redrive
+from writetime.workqueue.enqueue import Enqueuer, NewItem
+from writetime.workqueue.inspect import inspect, worker_faults
+from writetime.workqueue.items import bucket_of, first_id, shard_of
+from writetime.workqueue.reader import Reader
+from writetime.workqueue.runner import ShardRunner
+from writetime.workqueue.running import Running
+from writetime.workqueue.shards import Shares
+from writetime.workqueue.tables import Tables
+from writetime.workqueue.worker import Worker
+
+from .conftest import with_queue
+from .test_queue import states, until, working
+
+SHARDS = 2
+
+
+class Injected(Exception):
+    """A fault that no code foresees."""
+
+
+def break_method(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, applies: Callable[..., bool], broken: list[int]
+) -> None:
+    """Let a method raise while it is called for the thing that is broken, and `broken` is not empty."""
+    original = getattr(owner, name)
+
+    def check(*args: Any) -> None:
+        if broken and applies(*args):
+            broken.append(1)
+            raise Injected(name)
+
+    async def raising_later(*args: Any, **own: Any) -> Any:
+        check(*args)
+        return await original(*args, **own)
+
+    def raising(*args: Any, **own: Any) -> Any:
+        check(*args)
+        return original(*args, **own)
+
+    monkeypatch.setattr(owner, name, raising_later if python.iscoroutinefunction(original) else raising)
+
+
+def _runner(jobs: str, runner: ShardRunner, *_: Any) -> bool:
+    return (runner.queue, runner.hold.row.shard) == (jobs, 0)
+
+
+def _place(jobs: str, place: Any) -> bool:
+    return (place.queue, place.shard) == (jobs, 0)
+
+
+BOUNDARIES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+    "look": (ShardRunner, "_look", _runner),
+    "take": (ShardRunner, "take", _runner),
+    "next_due": (ShardRunner, "next_due", _runner),
+    "offer": (ShardRunner, "offer", _runner),
+    "claim": (ShardRunner, "claim", _runner),
+    "release": (ShardRunner, "release", _runner),
+    "open_new": (Buckets, "open_new", lambda jobs, b: (b._context.queue, b._shard) == (jobs, 0)),
+    "poll": (Reader, "poll", lambda jobs, r: _place(jobs, r.partition.place)),
+    "note": (Reader, "_note", lambda jobs, r, _: _place(jobs, r.partition.place)),
+    "gain": (Running, "_gain", lambda jobs, _, c, hold: (c.queue, hold.row.shard) == (jobs, 0)),
+    "write": (Tables, "write", lambda jobs, _, place, *rest: _place(jobs, place)),
+    "buckets": (Tables, "buckets", lambda jobs, _, queue, *rest: queue == jobs),
+    "leases": (Shares, "_look", lambda jobs, s: s._queue == jobs),
+    "opening": (Tables, "queue", lambda jobs, _, queue, *rest: queue == jobs),
+}
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_a_fault_of_one_shard_or_queue_stops_no_other(
+    queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch, boundary: str
+) -> None:
+    for module in (faults, shards, running):
+        monkeypatch.setattr(module, "REST_SECONDS", 3.0)
+    monkeypatch.setattr(faults, "_RETRY_SECONDS", 0.1)
+    other = f"{jobs}-other"
+    settings = with_queue(queue_settings, jobs, {"shards": SHARDS})
+    with Enqueuer(settings) as enqueuer:
+        ids = enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(30)])
+        enqueuer.enqueue_many(other, [NewItem(f"other {n}") for n in range(10)])
+    owner, name, applies = BOUNDARIES[boundary]
+    broken = [1]
+    break_method(monkeypatch, owner, name, functools.partial(applies, jobs), broken)
+    whole_queue = boundary in ("buckets", "leases", "opening")
+    sound = {n for n, i in enumerate(ids) if not whole_queue and shard_of(None, i, SHARDS) != 0}
+    expected = {*sound, *(f"other {n}" for n in range(10))}
+    done: set[Any] = set()
+    with working(settings, dict.fromkeys((jobs, other), lambda item: done.add(item.payload))):
+        until(lambda: expected <= done and len(broken) > 1)
+        until(lambda: any(row.queue == jobs and "Injected" in row.reason for row in worker_faults(settings)))
+        broken.clear()
+        until(lambda: set(range(30)) <= done)
+        until(lambda: {row.status for row in states(settings, jobs).values()} == {"COMPLETED"})
+
+
+def test_an_item_that_fails_outside_its_handler_is_dead_after_three_tries(
+    queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_method(monkeypatch, Running, "_process", lambda _, runner, entry: entry.payload == "13", [1])
+    with Enqueuer(queue_settings) as enqueuer:
+        enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(20)])
+    assert Worker(queue_settings, {jobs: lambda item: None}).run(until_idle=True) == {
+        "completed": 19,
+        "retry": 2,
+        "dead": 1,
+    }
+    [letter] = dead_letters(queue_settings, jobs)
+    assert (letter.payload, letter.attempts, letter.error) == ("13", 3, "Injected: _process")
+
+
+def test_a_worker_until_idle_never_counts_a_shard_that_it_gave_up_as_done(
+    queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "_RETRY_SECONDS", 0.1)
+    settings = with_queue(queue_settings, jobs, {"shards": SHARDS})
+    with Enqueuer(settings) as enqueuer:
+        ids = enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(30)])
+    break_method(monkeypatch, Reader, "poll", lambda r: _place(jobs, r.partition.place), [1])
+    with pytest.raises(WritetimeError, match=f"queue {jobs}, shard 0: Injected: poll"):
+        Worker(settings, {jobs: lambda item: None}).run(until_idle=True)
+    assert states(settings, jobs).keys() == {i for i in ids if shard_of(None, i, SHARDS) == 1}
+
+
+def test_what_a_handler_returns_and_raises_is_bounded_to_its_item(queue_settings: Settings, jobs: str) -> None:
+    def handle(item: Any) -> Any:
+        match item.payload:
+            case "lone surrogate":
+                return "\ud800"
+            case "too large":
+                return "x" * (handling.MAX_RESULT_BYTES + 1)
+            case "no Unicode in the error":
+                raise ValueError("\ud800")
+        return item.payload
+
+    settings = with_queue(queue_settings, jobs, {"shards": 1, "max_attempts": 2})
+    odd = ["lone surrogate", "too large", "no Unicode in the error"]
+    with Enqueuer(settings) as enqueuer:
+        enqueuer.enqueue_many(jobs, [NewItem(payload) for payload in [*odd, *range(10)]])
+    assert Worker(settings, {jobs: handle}).run(until_idle=True) == {"completed": 10, "retry": 3, "dead": 3}
+    assert len(dead_letters(settings, jobs)) == 3
+
+
+def test_rows_that_no_code_of_ours_wrote_stop_nothing(queue_settings: Settings, jobs: str) -> None:
+    settings = with_queue(queue_settings, jobs, {"shards": 1})
+    keyspace = settings.cassandra.keyspace
+    with Enqueuer(settings) as enqueuer:
+        ids = enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(10)])
+    bucket = bucket_of(ids[0], settings.workqueue.bucket_seconds)
+    with database.connect(settings) as session:
+        for item_id, status in zip(ids, ["'BANANA'", "''", "blobAsText(0xeda082)", "'completed'"], strict=False):
+            session.execute(
+                f"INSERT INTO {keyspace}.queue_state (queue, shard, bucket, item_id, status, attempts) "
+                f"VALUES (%s, 0, {bucket}, %s, {status}, -5)",
+                [jobs, item_id],
+            )
+        for n, payload in enumerate(["0x22eda08222", "0x22c08022"]):
+            session.execute(
+                f"INSERT INTO {keyspace}.queue_items (queue, shard, bucket, item_id, key, payload) "
+                f"VALUES (%s, 0, {bucket}, %s, blobAsText(0xeda08262), blobAsText({payload}))",
+                [jobs, first_id((ids[0].int >> 80) + n)],
+            )
+        session.execute(
+            f"INSERT INTO {keyspace}.queue_items (queue, shard, bucket, item_id, payload) VALUES (%s, 0, %s, %s, '1')",
+            [jobs, bucket, uuid.UUID(int=2**127)],
+        )
+    done: list[Any] = []
+    assert inspect(settings, jobs).depth >= 12
+    Worker(settings, {jobs: lambda item: done.append(item.payload)}).run(until_idle=True)
+    assert sorted(done) == list(range(10))
+    assert len(dead_letters(settings, jobs)) == 2
+    assert redrive(settings, jobs) == 2
