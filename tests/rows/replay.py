@@ -58,7 +58,7 @@ class Consumer:
         schema = table.schema(table.changes.load(position.changes))
         events = event_schema(schema)
         # Rows of events from before a change of the schema have the fields from before.
-        fields = [name for name in events.field("after").type.names if name in {c.name for c in schema.columns}]
+        fields = [name for name in events.field("after").type.names if name in {c.label for c in schema.columns}]
         for place, row in self.rows.items():
             self.rows[place] = {name: row.get(name) for name in fields}
         found = [file for sequence, file in batch_files(stream) if sequence > self._sequence]
