@@ -93,10 +93,12 @@ def test_labels_keep_names_apart(names: list[str]) -> None:
     schema = labelled_anew(table(names))
     assert_apart([PARTITION, *view_schema(schema).names])
     assert_apart([PARTITION, *change_schema(schema).names])
+    if any("." in name for name in names):
+        return
     for column in schema.columns:
         others = [PARTITION, *RESERVED, *(c.name for c in schema.columns if c.name != column.name)]
-        if not any(alike(column.name, o) or f"column_{o}" == column.name for o in others) and "." not in column.name:
-            # Nothing is like it, and no name that was generated is.
+        if not any(alike(column.name, form) for o in others for form in (o, f"column_{o}")):
+            # No name is like it, but one may be that another column got.
             generated = [c.label for c in schema.columns if c.label != c.name]
             assert column.label == column.name or any(fold(column.name) == fold(g) for g in generated)
 
