@@ -178,7 +178,7 @@ def _write_times(schema: TableSchema) -> list[Column]:
     """The newest write time of each part of a change."""
     times = [F.col("marker.write_time"), F.col("tombstone.write_time")]
     for column in schema.static + schema.regular:
-        cell = F.col(field_name(column))
+        cell = F.col("`" + field_name(column).replace("`", "``") + "`")
         if not is_complex(column.type):
             times.append(cell["write_time"])
             continue

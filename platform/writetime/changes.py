@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from writetime.schema.mapping import stored_type
+from writetime.schema.names import fold
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, is_complex
 from writetime.schema.values import BadValue, split_fields, split_sequence, split_vector
@@ -64,8 +65,10 @@ _CELL_TIMES = [
     ("tombstone", pa.bool_()),
 ]
 
-# Field names that a table's own column may have too; such a column is then called `column_<name>`.
 RESERVED = ("kind", "key", "token", "position", "end", "marker", "tombstone", "origin")
+"""Fields of every change, whose names a table's own column may have too; see `field_name`."""
+_PREFIX = "column_"
+_PREFIXED = re.compile(f"(?:{_PREFIX})*(?:{'|'.join(RESERVED)})")
 
 
 def cell_type(value: pa.DataType) -> pa.DataType:
@@ -95,17 +98,30 @@ def column_type(cql_type: CqlType) -> pa.DataType:
 
 
 def udt_fields(cql_type: CqlType) -> list[tuple[str, CqlType]]:
-    """Return name and type of the fields of a user-defined type (of a dropped one, known as a tuple: `_1`, `_2`,
-    ...)."""
+    """Return the name in Arrow and the type of the fields of a user-defined type (of a dropped one, known as a tuple:
+    `_1`, `_2`, ...)."""
     if isinstance(cql_type, Udt):
-        return list(cql_type.fields)
+        return cql_type.distinct_fields
     assert isinstance(cql_type, Tuple)
     return [(f"_{i}", t) for i, t in enumerate(cql_type.arguments, 1)]
 
 
 def field_name(column: Column) -> str:
-    """Return the name of a column's field in a change."""
-    return f"column_{column.name}" if column.name in RESERVED else column.name
+    """Return the name of a column's field in a change.
+
+    A reserved name gets the prefix `column_`. In a table of the lake the column's label decides, whatever its case; the
+    table has seen to it that no two fields are alike. Elsewhere the column's name alone decides, exactly as it is, so
+    that the field never changes when other columns come and go: `key` is in `column_key`, and a column `column_key` in
+    `column_column_key`.
+    """
+    if column.label:
+        return labelled_field(column.label)
+    return _PREFIX + column.name if _PREFIXED.fullmatch(column.name) else column.name
+
+
+def labelled_field(label: str) -> str:
+    """Return the name of a column's field in the changes of a table of the lake, by the column's label."""
+    return _PREFIX + label if fold(label) in RESERVED else label
 
 
 def change_schema(schema: TableSchema) -> pa.Schema:

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from writetime.config import Settings, Table
 from writetime.database import DRIVER_FAULTS, connect
 from writetime.errors import WritetimeError
-from writetime.lake.table import check_names, open_table
+from writetime.lake.labels import labelled_anew
+from writetime.lake.table import open_table
 from writetime.mistakes import told
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
@@ -101,8 +102,7 @@ def _schema_of(
         raise WritetimeError(f"the database has no table {name}: create it, or correct the entry [tables.{name}]")
     if isinstance(schema, WritetimeError):
         raise schema
-    check_names(schema)
-    return schema
+    return labelled_anew(schema)
 
 
 def _schemas(settings: Settings) -> dict[str, TableSchema | WritetimeError] | None:

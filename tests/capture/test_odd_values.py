@@ -23,9 +23,11 @@ from tests.rows.test_publish import decoded
 from tests.storage.expected import assert_same
 from tests.unit.test_text import PIECES
 from writetime.capture.landing import Landing
+from writetime.changes import RESERVED
 from writetime.config import Settings
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
+from writetime.lake.cli import filtered
 from writetime.lake.merging import merge_files
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import LakeTable, create_table, open_table
@@ -62,6 +64,9 @@ def answered(captured: Captured, schema: TableSchema) -> pa.Table:
 
 def assert_lake(table: LakeTable, wanted: pa.Table, schema: TableSchema) -> Counter[str]:
     """Compare state and views with the answer; return the rows whose values do not fit, by column."""
+    labels = {c.name: c.label for c in table.schema().columns}
+    assert labels.keys() == {c.name for c in schema.columns}
+    schema = table.schema()
     buckets = views.bucket_views(table)
     assert_same(
         pa.concat_tables([live_rows(merge_files(b.sources, schema), schema, b.as_of // 1_000_000) for b in buckets]),
@@ -69,7 +74,7 @@ def assert_lake(table: LakeTable, wanted: pa.Table, schema: TableSchema) -> Coun
     )
     plain = wanted.cast(pa.schema([(f.name, numbers(f.type)) for f in wanted.schema])).to_pylist()
     rows = [{c.name: row_form(row[c.name], c.type) for c in schema.columns} for row in plain]
-    values = [{name: value for name, (value, _) in row.items()} for row in rows]
+    values = [{labels[name]: value for name, (value, _) in row.items()} for row in rows]
     unfit: Counter[str] = Counter()
     assert view_rows(views.virtual(table, unfit=unfit)) == values
     assert unfit == +Counter(name for row in rows for name, (_, lost) in row.items() if lost)
@@ -103,7 +108,7 @@ def assert_whole_way(captured: Captured, name: str, tmp_path: Path) -> Counter[s
     report = verify(captured.settings, table, 0)
     assert report.differences == []
     assert sum(r.database_rows for r in report.ranges) == wanted.num_rows
-    folders = take_snapshot(captured.settings, schema.full_name, "odd")
+    folders = take_snapshot(captured.settings, schema.full_name, tmp_path.name)
     settings = with_lake(captured.settings, tmp_path / "backfilled")
     found = complete_schema(settings, find_snapshots([str(folder) for folder in folders]))
     backfilled = create_table(settings, found.schema)
@@ -212,3 +217,68 @@ def test_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
     table = open_table(landed.settings, f"{landed.keyspace}.t")
     found = pa.concat_tables(views.virtual(table))
     assert {bytes_of_text(text) for text in found["p"].to_pylist()} == set(texts)
+
+
+def test_names_that_are_alike(landed: Captured, tmp_path: Path) -> None:
+    """Reserved and generated names, names in quotes, and names that differ in case only, of columns and fields."""
+    r = random.Random(3)
+    written = [*RESERVED, "column_key", "column_column_key", "KEY", "Kind", "kinD", "END", "token_bucket"]
+    written += ["Token_Bucket", "writetime_row", "writetime_row_2", "name", "Name", "NAME", "name_2", "a.value", "a"]
+    written += ["marker.expiry", "a b", "a_x20_b", "1st", "_1st", "_x31_st", 'quo"te', "it's", "semi;colon", "select"]
+    written += ["écran", "ÉCRAN", "straße", "STRASSE", "ı", "i", "İ", "`tick`", "(a, b)", "before", "after", "sequence"]
+    r.shuffle(written)
+    partition, clustering, static, *regular = written
+    fields = ["f", "F", "f_2", "a.b", "a", "x y", "x_x20_y", "value", "VALUE", "tombstone"]
+    columns = ", ".join(f"{quoted(name)} int" for name in regular)
+    landed.write(
+        f"CREATE TYPE {{ks}}.u ({', '.join(f'{quoted(name)} int' for name in fields)})",
+        f"CREATE TABLE {{ks}}.t ({quoted(partition)} int, {quoted(clustering)} int, {quoted(static)} int static, "
+        f'{columns}, u u, "U" frozen<u>, "L" list<frozen<u>>, l map<text, int>, '
+        f"PRIMARY KEY ({quoted(partition)}, {quoted(clustering)})) WITH cdc = true",
+    )
+    udt = "{" + ", ".join(f"{quoted(name)}: {i}" for i, name in enumerate(fields)) + "}"
+    with landed.agent():
+        write_all(landed, [partition, clustering, static, *regular], udt, 0)
+        landed.settle()
+        assert not assert_whole_way(landed, "t", tmp_path / "first")
+        before = {c.name: c.label for c in open_table(landed.settings, f"{landed.keyspace}.t").schema().columns}
+        # Names like those that are there, and one that comes back: no label changes.
+        more = ["naME", "KinD", "a.value.b", "L_2"]
+        gone = next(name for name in regular if name != before[name])
+        landed.write(f"ALTER TABLE {{ks}}.t DROP {quoted(gone)}")
+        landed.write(*(f"ALTER TABLE {{ks}}.t ADD {quoted(name)} int" for name in [*more, gone]))
+        write_all(landed, [partition, clustering, static, *regular, *more], udt, 100)
+        landed.settle()
+    assert not assert_whole_way(landed, "t", tmp_path / "second")
+    table = open_table(landed.settings, f"{landed.keyspace}.t")
+    after = {c.name: c.label for c in table.schema().columns}
+    assert before.items() <= after.items()
+    rows = pa.concat_tables(views.virtual(table))
+    for name, label in after.items():
+        if name not in ("u", "U", "L", "l"):
+            wanted = max(v for v in rows[label].to_pylist() if v is not None)
+            found = filtered(rows, f"{quoted(label)} = {wanted}")
+            assert wanted in found[label].to_pylist()
+            assert set(found[label].to_pylist()) == {wanted}
+
+
+def quoted(name: str) -> str:
+    """A name in quotes, whatever it is."""
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+def write_all(captured: Captured, columns: list[str], udt: str, start: int) -> None:
+    """Write two rows with another number in each column, an update, and a deletion of cells."""
+    partition, clustering, *others = map(quoted, columns)
+    named = ", ".join([partition, clustering, *others, "u", '"U"', '"L"', "l"])
+    for row in (1, 2):
+        numbers = ", ".join(str(start * 10 + row * 1000 + i) for i in range(len(others)))
+        captured.write(
+            f"INSERT INTO {{ks}}.t ({named}) VALUES ({start}, {row}, {numbers}, {udt}, {udt}, [{udt}], {{'x': {row}}})"
+        )
+    where = f"WHERE {partition} = {start} AND {clustering} = 1"
+    captured.write(
+        f"UPDATE {{ks}}.t SET u.{quoted('F')} = {start}, {others[-1]} = 7 {where}",
+        f"DELETE {others[-2]}, u.{quoted('f')} FROM {{ks}}.t {where}",
+    )

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, new_table, settings_at, write
+from tests.lake.made import SCHEMA, add, new_table, write
 from writetime.lake import state, views
 from writetime.lake.evolution import join_schemas
-from writetime.lake.table import create_table
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
@@ -126,13 +125,3 @@ def test_a_type_that_arrow_holds_otherwise_is_refused(tmp_path: Path) -> None:
         join_schemas(short, renamed)
     with pytest.raises(SchemaError, match="differ in their primary keys"):
         table.follow(parse_table("CREATE TABLE shop.items (id int, m int, v text, PRIMARY KEY (id, m))"))
-
-
-@pytest.mark.parametrize(
-    "columns", ['"V" text, v text', 'token_bucket text, "Token_Bucket" int', '"TOKEN" int', "u frozen<pair>"]
-)
-def test_names_that_delta_does_not_tell_apart(tmp_path: Path, columns: str) -> None:
-    udt = 'CREATE TYPE shop.pair (a int, "A" int); '
-    schema = parse_table(f"{udt} CREATE TABLE shop.items (id int, {columns}, PRIMARY KEY (id))")
-    with pytest.raises(SchemaError, match="which Delta takes for one name"):
-        create_table(settings_at(tmp_path), schema)

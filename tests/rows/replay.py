@@ -58,7 +58,8 @@ class Consumer:
         schema = table.schema(table.changes.load(position.changes))
         events = event_schema(schema)
         # Rows of events from before a change of the schema have the fields from before.
-        fields = list(events.field("after").type)
+        labels = {c.label for c in schema.columns}
+        fields = [field for field in events.field("after").type if field.name in labels]
         for place, row in self.rows.items():
             self.rows[place] = {field.name: _grown(row.get(field.name), field.type) for field in fields}
         found = [file for sequence, file in batch_files(stream) if sequence > self._sequence]

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from writetime.changes import KINDS, change_schema, field_name, udt_fields
 from writetime.errors import WritetimeError
+from writetime.lake.labels import without_labels
 from writetime.merge.arrow import pc
 from writetime.registry import HEADER_BYTES as REGISTRY_HEADER_BYTES
 from writetime.schema.avro import (
@@ -295,6 +296,8 @@ class ChangeDecoder:
         registered: Callable[[int], Any] | None = None,
     ) -> None:
         self.schema = change_schema(schema)
+        # Messages have the names that columns have outside of the lake.
+        self._written = pa.struct(list(change_schema(without_labels(schema))))
         self._name = schema.full_name
         self._avro_of = avro_of.get if isinstance(avro_of, Mapping) else avro_of
         self._registered = registered
@@ -316,8 +319,8 @@ class ChangeDecoder:
         for header, name, at in self._by_schema(array):
             reader = self._reader(header, name)
             if len(at) == len(array):
-                return reader.decode(array, header)
-            parts.append(reader.decode(array.take(pa.array(at)), header))
+                return reader.decode(array, header).rename_columns(self.schema.names)
+            parts.append(reader.decode(array.take(pa.array(at)), header).rename_columns(self.schema.names))
             places.append(at)
         return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(places))))
 
@@ -357,5 +360,5 @@ class ChangeDecoder:
                 )
             if avro is None:
                 raise WritetimeError(f"{self._name}: no schema has {what}")
-            self._readers[header, name] = AvroReader(avro, pa.struct(list(self.schema)))
+            self._readers[header, name] = AvroReader(avro, self._written)
         return self._readers[header, name]

@@ -23,6 +23,7 @@ from writetime.lake.text import print_table
 from writetime.maintain import maintain as maintain_table
 from writetime.printing import json_line, json_value
 from writetime.schema.cql import parse_table
+from writetime.schema.names import TakenNames, candidates
 
 
 @click.command()
@@ -98,15 +99,19 @@ def maintain(*, table: str) -> None:
 def filtered(rows: pa.Table, where: str) -> pa.Table:
     """Return the rows that meet a condition in DuckDB's SQL, as they were: the values do not go through DuckDB.
 
+    The condition has the columns by their names in the view.
+
     Raises:
         WritetimeError: DuckDB refuses the condition.
     """
     import duckdb
 
-    numbered = rows.append_column("writetime_row", pa.array(range(rows.num_rows), pa.int64()))
+    taken = TakenNames(rows.column_names)
+    number = next(name for name in candidates("writetime_row") if name not in taken)
+    numbered = rows.append_column(number, pa.array(range(rows.num_rows), pa.int64()))
     try:
-        chosen = duckdb.from_arrow(numbered).filter(where).order("writetime_row").project("writetime_row")
-        return rows.take(chosen.fetch_arrow_table()["writetime_row"])
+        chosen = duckdb.from_arrow(numbered).filter(where).order(number).project(number)
+        return rows.take(chosen.fetch_arrow_table()[number])
     except duckdb.Error as e:
         raise WritetimeError(f"--where {where!r}: {str(e).splitlines()[0]}") from None
 

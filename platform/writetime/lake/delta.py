@@ -225,14 +225,25 @@ class BucketedTable:
 
     def set_property(self, name: str, value: str) -> None:
         """Set a property of the table."""
+        self.update_property(name, lambda _: value)
+
+    def update_property(self, name: str, value: Callable[[Mapping[str, str]], str]) -> str:
+        """Set a property of the table to what follows from all of its properties, and return it.
+
+        Of two that do so at once, the later one starts from what the other one has set.
+        """
+        found = ""
 
         def attempt() -> bool:
+            nonlocal found
             now = self.load()
-            if now.properties.get(name) != value:
-                now.table.alter.set_table_properties({name: value}, raise_if_not_exists=False)
+            found = value(now.properties)
+            if now.properties.get(name) != found:
+                now.table.alter.set_table_properties({name: found}, raise_if_not_exists=False)
             return True
 
         self._retry(attempt)
+        return found
 
     def transactions_of(self, version: int) -> Mapping[str, int]:
         """Return the numbers that the commit of one version names, by application id: from its own file in the log

@@ -23,7 +23,7 @@ MILLIS_MAX = ((1 << 63) - 1) // 1000
 
 
 def fit(rows: pa.Table, schema: TableSchema, unfit: Counter[str] | None = None) -> pa.Table:
-    """Return rows of the stored form in the row form.
+    """Return rows of the stored form in the row form, with the names that the lake's view has.
 
     Args:
         rows: the table's columns by name, as `merge.live_rows` returns them.
@@ -39,7 +39,8 @@ def fit(rows: pa.Table, schema: TableSchema, unfit: Counter[str] | None = None) 
             if unfit is not None and lost.any():
                 unfit[column.name] += int(lost.sum())
         arrays.append(values)
-    return pa.Table.from_arrays(arrays, schema=pa.schema([(c.name, arrow_type(c.type)) for c in schema.columns]))
+    fields = [(c.label or c.name, arrow_type(c.type)) for c in schema.columns]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def warning(table: str, unfit: Counter[str]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -46,7 +47,17 @@ def append_frame(table: LakeTable, frame: DataFrame, app_id: str, number: int) -
     """Append a DataFrame of changes, such as of the data sources, in one commit; return whether the batch was new.
 
     Its tasks write the files; see `BucketedTable.append` for `app_id` and `number`.
+
+    Raises:
+        WritetimeError: the frame has a column that the table's changes never had, such as one of a column that got
+            another name in the lake (`lake.labels`).
     """
+    fields = pa.schema(table.changes.load().table.schema()).names
+    if unknown := [name for name in frame.columns if name not in fields]:
+        raise WritetimeError(
+            f"changes of {table.name} have no field {unknown[0]}: rename it as the lake does, or drop it; they have "
+            + ", ".join(fields)
+        )
     writer = ChangeWriter.of(table, table.schema())
     written = frame.mapInArrow(writer.in_arrow, from_arrow_schema(WRITTEN_SCHEMA)).collect()
     return table.changes.append([WrittenFile(**row.asDict()) for row in written], app_id, number)

@@ -4,11 +4,12 @@
 - `state`: the changes merged, in levels: each file of a bucket is one, and all of them together are the state
 - `view`: the rows that live, one row for each row of CQL
 
-The table's schema is kept as CQL in the properties of `changes`.
+The table's schema is kept as CQL in the properties of `changes`, with the labels of its columns (`lake.labels`).
 """
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 import pyarrow as pa
@@ -19,12 +20,12 @@ from writetime.errors import WritetimeError
 from writetime.lake.buckets import check_buckets
 from writetime.lake.delta import BUCKETS, BucketedTable, Snapshot
 from writetime.lake.evolution import join_schemas
-from writetime.lake.parquet import PARTITION
+from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
 from writetime.lake.storage import Storage, lake_storage
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.mapping import arrow_type, stored_type
-from writetime.schema.table import SchemaError, TableSchema
+from writetime.schema.table import TableSchema
 
 SCHEMA = "writetime.schema"
 # All that the databases take for names of keyspaces and tables.
@@ -32,8 +33,8 @@ _NAME = re.compile(r"\w+\.\w+", re.ASCII)
 
 
 def view_schema(schema: TableSchema) -> pa.Schema:
-    """Return the Arrow schema of a table's view: the CQL columns by their names."""
-    return pa.schema([(c.name, arrow_type(c.type)) for c in schema.columns])
+    """Return the Arrow schema of a table's view: the CQL columns by their labels (or names, if they have none)."""
+    return pa.schema([(c.label or c.name, arrow_type(c.type)) for c in schema.columns])
 
 
 class LakeTable:
@@ -54,8 +55,10 @@ class LakeTable:
         return self.changes, self.state, self.view
 
     def schema(self, changes: Snapshot | None = None) -> TableSchema:
-        """Return the table's schema at a version of its changes, the newest by default."""
-        return parse_table((changes or self.changes.load()).properties[SCHEMA])
+        """Return the table's schema at a version of its changes, the newest by default; its columns have labels."""
+        properties = (changes or self.changes.load()).properties
+        schema = parse_table(properties[SCHEMA])
+        return labelled(schema, recorded_labels(properties, schema))
 
     def follow(self, schema: TableSchema) -> TableSchema:
         """Take up a schema seen at the source, newer or older than the present one; return the schema that results.
@@ -64,12 +67,13 @@ class LakeTable:
         they are.
 
         Raises:
-            SchemaError: it is not a schema of the same table, a column came back with a type that Arrow holds
-                differently, or Delta would not tell two names apart.
+            SchemaError: it is not a schema of the same table, or a column came back with a type that Arrow holds
+                differently.
         """
         current = self.schema()
         joined = join_schemas(current, schema)
-        check_names(joined)
+        # First, so that all who add the fields of a column add the same.
+        joined = labelled(joined, self._record_labels(joined))
         if to_cql(joined) != to_cql(current):
             for part in (self.changes, self.state):
                 part.add_fields(change_schema(joined))
@@ -77,6 +81,15 @@ class LakeTable:
             # Last, so that whoever sees the schema finds its fields.
             self.changes.set_property(SCHEMA, to_cql(joined))
         return joined
+
+    def _record_labels(self, schema: TableSchema) -> dict[str, str]:
+        """Record the labels of columns that have none yet; return all labels by CQL name."""
+
+        def extended(properties: Mapping[str, str]) -> str:
+            recorded = recorded_labels(properties, parse_table(properties[SCHEMA]))
+            return json.dumps(extend(recorded, schema.columns), ensure_ascii=False)
+
+        return json.loads(self.changes.update_property(NAMES, extended))
 
 
 def names_table(name: str) -> bool:
@@ -153,35 +166,14 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     """
     storage = table_storage(settings, schema.full_name)
     buckets = check_buckets(settings.lake.buckets)
-    check_names(schema)
     table = LakeTable(storage, buckets)
+    labels = extend({}, schema.columns)
+    made = labelled(schema, labels)
+    properties = {SCHEMA: to_cql(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
     # `changes` last: a table exists once all of it does.
-    table.view.create(view_schema(schema), buckets, {})
-    table.state.create(change_schema(schema), buckets, {})
-    table.changes.create(change_schema(schema), buckets, {SCHEMA: to_cql(schema)})
+    table.view.create(view_schema(made), buckets, {})
+    table.state.create(change_schema(made), buckets, {})
+    table.changes.create(change_schema(made), buckets, properties)
     table = open_table(settings, schema.full_name)
     table.follow(schema)
     return table
-
-
-def check_names(schema: TableSchema) -> None:
-    """Refuse names that differ in upper and lower case only, as Delta and Spark take them for one.
-
-    Raises:
-        SchemaError: there are such names among the columns, or the fields of a type.
-    """
-    for names in _names(pa.struct([pa.field(PARTITION, pa.int32()), *view_schema(schema), *change_schema(schema)])):
-        seen: dict[str, str] = {}
-        for name in names:
-            if seen.setdefault(name.lower(), name) != name:
-                raise SchemaError(
-                    f"{schema.full_name} has {seen[name.lower()]} and {name}, which Delta takes for one name"
-                )
-
-
-def _names(arrow: pa.DataType) -> Iterator[list[str]]:
-    """Yield the names of the fields of each struct in a type."""
-    if pa.types.is_struct(arrow):
-        yield [field.name for field in arrow]
-    for i in range(arrow.num_fields):
-        yield from _names(arrow.field(i).type)

@@ -94,8 +94,8 @@ def _arrow(cql_type: CqlType, native: Callable[[str], pa.DataType]) -> pa.DataTy
             return pa.list_(pa.field("element", arrow(element)))
         case Tuple(arguments):
             return pa.struct([(f"_{i}", arrow(t)) for i, t in enumerate(arguments, 1)])
-        case Udt(_, _, fields):
-            return pa.struct([(name, arrow(t)) for name, t in fields])
+        case Udt():
+            return pa.struct([(name, arrow(t)) for name, t in cql_type.distinct_fields])
     raise AssertionError(cql_type)
 
 
@@ -139,19 +139,25 @@ def _avro(cql_type: CqlType, name: str, namespace: str, native_type: Callable[[s
             fields = [{"name": f"_{i}", "type": nullable(t, str(i))} for i, t in enumerate(arguments, 1)]
             return {"type": "record", "name": full, "fields": fields}
         case Udt(_, _, udt_fields):
+            names = [avro_name(n) for n, _ in cql_type.distinct_fields]
             fields = [
-                {"name": avro_name(n), "type": nullable(t, avro_name(n)), "doc": n, "default": None}
-                for n, t in udt_fields
+                {"name": name, "type": nullable(t, name), "doc": n, "default": None}
+                for name, (n, t) in zip(names, udt_fields, strict=True)
             ]
             return {"type": "record", "name": full, "fields": fields}
     raise AssertionError(cql_type)
 
 
 def avro_name(name: str) -> str:
-    """Return a name that Avro accepts: letters, digits and `_`; other characters become `_x` and their hexadecimal
-    code."""
-    escaped = re.sub(r"[^A-Za-z0-9_]", lambda m: f"_x{ord(m[0]):x}_", name)
-    return escaped if re.match(r"[A-Za-z_]", escaped) else f"_{escaped}"
+    """Return a name that Avro accepts: ASCII letters, digits and `_`, and no digit first.
+
+    Another character becomes `_x`, its code in hexadecimal digits and `_`. So does a `_` that would look like the
+    beginning of such an escape, so two names never become one.
+    """
+    return _ESCAPED.sub(lambda m: f"_x{ord(m[0]):x}_", name) or "_x_"
+
+
+_ESCAPED = re.compile(r"^[0-9]|[^A-Za-z0-9_]|_(?=x[0-9a-f]*[^A-Za-z0-9])")
 
 
 def _has_map(cql_type: CqlType) -> bool:

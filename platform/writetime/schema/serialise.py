@@ -33,8 +33,8 @@ def serialiser(cql_type: CqlType) -> Serialiser:
             inner = _vector(serialiser(element), fixed=element.fixed_length is not None)
         case Tuple(arguments):
             inner = _struct([(f"_{i}", t) for i, t in enumerate(arguments, 1)])
-        case Udt(_, _, fields):
-            inner = _struct(list(fields))
+        case Udt():
+            inner = _struct(cql_type.distinct_fields)
         case _:
             raise AssertionError(cql_type)
     return lambda value: b"" if value is None else inner(value)

@@ -19,11 +19,15 @@ class SchemaError(WritetimeError):
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `reversed` is a clustering column's DESC."""
+    """One column. `reversed` is a clustering column's DESC.
+
+    `label` is the column's name in a table of the lake (`lake.labels`); empty where the schema is not such a table's.
+    """
 
     name: str
     type: CqlType
     reversed: bool = False
+    label: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 from cassandra.metadata import cql_keywords_reserved
 
 from writetime.errors import WritetimeError
+from writetime.schema.names import distinct
 
 MARSHAL = "org.apache.cassandra.db.marshal."
 
@@ -106,6 +107,11 @@ class Udt:
     frozen: bool = False
 
     fixed_length = None
+
+    @property
+    def distinct_fields(self) -> list[tuple[str, "CqlType"]]:
+        """The fields by their names in Arrow, Spark and Avro, which differ by more than case; see `schema.names`."""
+        return list(zip(distinct([name for name, _ in self.fields]), (t for _, t in self.fields), strict=True))
 
     def __str__(self) -> str:
         text = quote_name(self.name)

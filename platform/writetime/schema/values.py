@@ -47,8 +47,8 @@ def decoder(cql_type: CqlType) -> Decoder:
             inner = _vector(element, dimension)
         case Tuple(arguments):
             inner = _struct([(f"_{i}", t) for i, t in enumerate(arguments, 1)], cql_type)
-        case Udt(_, _, fields):
-            inner = _struct(list(fields), cql_type)
+        case Udt():
+            inner = _struct(cql_type.distinct_fields, cql_type)
         case _:
             raise AssertionError(cql_type)
 

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from writetime.changes import change_schema, field_name
 from writetime.errors import WritetimeError
+from writetime.lake.labels import labelled_anew
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlType, Native
@@ -21,11 +22,14 @@ from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 
 
 def option_schemas(options: Mapping[str, str]) -> list[TableSchema]:
-    """Return the tables of the option `schema`: CQL text, or the path of a file with it."""
+    """Return the tables of the option `schema`: CQL text, or the path of a file with it.
+
+    Spark does not tell upper from lower case, so columns have labels.
+    """
     text = options["schema"]
     if "CREATE" not in text.upper():
         text = Path(text).read_text()
-    return parse_schemas(text)
+    return [labelled_anew(schema) for schema in parse_schemas(text)]
 
 
 @dataclass(frozen=True)

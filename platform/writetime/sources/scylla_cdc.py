@@ -25,9 +25,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from writetime import config
+from writetime.changes import change_schema
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.instants import parse_instant
+from writetime.lake.labels import labelled_anew
 from writetime.mistakes import told
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.offsets import (
@@ -101,7 +103,7 @@ class _Asked:
 
     def current_schema(self) -> TableSchema:
         with open_source(self.settings, self.table) as source:
-            return source.schema
+            return labelled_anew(source.schema)
 
     def read(self, part: Part, table: TableSchema, selection: Selection) -> Iterator[pa.RecordBatch]:
         """Read a part. What it holds counts only if the table was not altered, nor what the log keeps, meanwhile."""
@@ -109,8 +111,10 @@ class _Asked:
             return
         with open_source(self.settings, self.table) as source:
             source.check_schema(table)
-            batches = source.read(part.pieces, selection.schema.names, snapshot_at=part.snapshot_at)
-            yield from map(selection.cut, batches)
+            names = dict(zip(change_schema(table).names, change_schema(source.schema).names, strict=True))
+            wanted = selection.schema.names
+            for batch in source.read(part.pieces, [names[n] for n in wanted], snapshot_at=part.snapshot_at):
+                yield selection.cut(batch.rename_columns(wanted))
             source.check_schema(table)
             source.check_gap(part.start, self.snapshot_at)
 

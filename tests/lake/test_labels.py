@@ -1,0 +1,94 @@
+"""Columns whose names are alike get labels, and each engine reads them by these."""
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import duckdb_extension_delta
+import polars as pl
+import pyarrow as pa
+from hypothesis import example, given, settings
+from pyspark.sql import SparkSession
+
+from tests.lake.answers import view_rows
+from tests.lake.made import add, new_table, write
+from tests.unit import test_names as names_test
+from tests.unit.test_names import NAMES
+from writetime.changes import field_name
+from writetime.lake import state, views
+from writetime.lake.cli import filtered
+from writetime.lake.labels import labelled, labelled_anew, recorded_labels
+from writetime.lake.table import LakeTable
+from writetime.schema.cql import parse_table
+from writetime.schema.names import distinct
+from writetime.schema.table import TableSchema
+
+ALIKE = ["name", "Name", "NAME", "Kind", "kind", "key", "column_key", "token_bucket", "Token_Bucket", "a.value", "a"]
+ALIKE += ["marker.expiry", "writetime_row", "END", "ı", "with space, and more", "`tick`"]
+
+
+def schema_of(names: list[str]) -> TableSchema:
+    columns = "".join(f'"{name}" int, ' for name in names)
+    return parse_table(f"CREATE TABLE shop.items (id int, n int, {columns}PRIMARY KEY (id, n))")
+
+
+def put(table: LakeTable, names: list[str], number: int) -> dict[str, Any]:
+    """Add a row with another number in each column; return the row as a view has it."""
+    schema = table.schema()
+    values = {name: 100 * number + i for i, name in enumerate(names)}
+    fields = {field_name(c): values[c.name] for c in schema.regular if c.name in values}
+    assert add(table, [write(number, 1, number, **fields)], number, schema)
+    labels = {c.name: c.label for c in schema.columns}
+    return {labels[name]: value for name, value in [("id", number), ("n", 1), *values.items()]}
+
+
+def test_each_engine_reads_names_that_are_alike(tmp_path: Path, spark: SparkSession) -> None:
+    first = ALIKE[1::2]
+    table = new_table(tmp_path, schema_of(first))
+    row = put(table, first, 1)
+    before = {c.name: c.label for c in table.schema().columns}
+    joined = table.follow(schema_of(ALIKE))
+    labels = {c.name: c.label for c in joined.columns}
+    assert before.items() <= labels.items()
+    assert {c.name: c.label for c in table.schema().columns} == labels
+    rows = [dict.fromkeys(labels.values()) | row, put(table, ALIKE, 2)]
+    assert view_rows(views.virtual(table)) == rows
+    state.fold(table)
+    assert views.refresh(table) == len(rows)
+    at = table.view.storage.address
+    extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))
+    with duckdb.connect() as connection:
+        connection.load_extension(str(extension))
+        by_duckdb = connection.sql(f"SELECT * FROM delta_scan('{at}')").fetch_arrow_table().to_pylist()
+    by_spark = [row.asDict() for row in spark.read.format("delta").load(at).collect()]
+    by_polars, by_arrow = pl.read_delta(at).to_dicts(), table.view.load().table.to_pyarrow_table().to_pylist()
+    for found in (by_duckdb, by_spark, by_polars, by_arrow):
+        plain = [{name: value for name, value in each.items() if name != "token_bucket"} for each in found]
+        assert sorted(plain, key=lambda each: each["id"]) == rows
+    for name in labels.values():
+        query = f"SELECT `{name.replace('`', '``')}` AS it FROM delta.`{at}` WHERE id = 2"
+        assert spark.sql(query).collect()[0].it == rows[1][name]
+    # Names that were dropped keep what is theirs.
+    assert table.follow(schema_of(ALIKE)) == joined
+
+
+def test_a_table_from_before_there_were_labels() -> None:
+    schema = schema_of(["Name", "kind", "column_token"])
+    found = labelled(schema, recorded_labels({}, schema))
+    assert [c.label for c in found.columns] == [c.name for c in schema.columns]
+    assert [field_name(c) for c in found.regular] == ["Name", "column_token", "column_kind"]
+
+
+# SQL of DuckDB has no U+0000.
+@given(NAMES.filter(lambda names: "\0" not in "".join(names)))
+@settings(max_examples=50, deadline=None)
+@example(["writetime_row", "WRITETIME_ROW_2", "rowid", "select", "true", "*", "name", "Name"])
+def test_a_condition_on_any_column(names: list[str]) -> None:
+    schema = labelled_anew(names_test.table(names))
+    labels = [c.label for c in schema.columns]
+    rows = pa.table([pa.array([i, -i - 1, None]) for i in range(len(labels))], names=labels)
+    assert distinct(labels) == labels
+    for i, label in enumerate(labels):
+        quoted = label.replace('"', '""')
+        assert filtered(rows, f'"{quoted}" = {i}').equals(rows.slice(0, 1))
+        assert filtered(rows, f'"{quoted}" IS NULL').equals(rows.slice(2, 1))
