@@ -1,12 +1,20 @@
 """What a run does about a failure, by its kind. Used by all assets that talk to servers."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from dagster import DagsterError, Failure, RetryRequested
 
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError, reason_of
 from writetime.outages import is_outage
+from writetime.replay import batches as replay
+from writetime.workqueue import statements as workqueue
+from writetime.zookeeper import NoZooKeeper
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 # Four minutes in all: a server's restart passes in less.
 _RETRIES = 3
@@ -32,3 +40,18 @@ def by_kind() -> Iterator[None]:
         if isinstance(e, WritetimeError):
             raise Failure(str(e), allow_retries=False) from e
         raise RetryRequested(_RETRIES, _SOON_SECONDS) from e
+
+
+def apart(names: Iterable[str], act: Callable[[str], _T]) -> tuple[dict[str, _T], dict[str, str]]:
+    """Do the same for several queues; return the answers, and why some failed. A server that is away fails all."""
+    answers: dict[str, _T] = {}
+    faults: dict[str, str] = {}
+    for name in names:
+        try:
+            answers[name] = act(name)
+        except (Transient, workqueue.Unknown, replay.Unknown, NoZooKeeper):
+            raise
+        except Exception as e:
+            log.error("queue %s: %s", name, reason_of(e), exc_info=None if isinstance(e, WritetimeError) else e)
+            faults[name] = reason_of(e)
+    return answers, faults

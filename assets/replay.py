@@ -44,7 +44,7 @@ from dagster import (
 
 from assets.automation import is_under_way, on_schedule
 from assets.checks import from_findings
-from assets.failures import by_kind
+from assets.failures import apart, by_kind
 from assets.naming import arrow_columns
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime import quality
@@ -253,13 +253,16 @@ def new_batches(queue: str) -> SensorDefinition:
 def trim_queues_op(context: OpExecutionContext, database: DatabaseResource) -> None:
     """Delete old batches of all queues of `replay.keep_days`."""
     settings = database.settings
-    found = {queue: trim(settings, queue) for queue in settings.replay.keep_days}
+    found, faults = apart(settings.replay.keep_days, lambda queue: trim(settings, queue))
     context.add_output_metadata(
         {
             "batches_deleted": sum(t.deleted for t in found.values()),
             "by_queue": MetadataValue.json({queue: asdict(t) for queue, t in found.items()}),
         }
     )
+    if faults:
+        reasons = "; ".join(f"queue {queue}: {reason}" for queue, reason in faults.items())
+        raise Failure(f"batches of some queues were not deleted: {reasons}", allow_retries=False)
 
 
 @job(

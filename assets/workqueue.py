@@ -3,6 +3,8 @@
 What belongs here: the assets, their checks, their metadata. Not here: how items are worked on (`writetime.workqueue`).
 """
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 from dagster import (
     AssetCheckResult,
@@ -34,7 +36,7 @@ from pyspark.sql import functions as F
 
 from assets.automation import is_under_way, on_schedule
 from assets.demo import FLIGHT_ITEMS
-from assets.failures import by_kind
+from assets.failures import apart, by_kind
 from assets.naming import arrow_columns
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.demo import enrichment
@@ -64,11 +66,14 @@ _SHOWN = 20
 @by_kind()
 def event_queue(database: DatabaseResource) -> ObserveResult:
     """Observe how deep the queues are, how old their oldest item is, and what is dead."""
-    states = [inspect(database.settings, name) for name in queues(database.settings)]
+    settings = database.settings
+    found, faults = apart(queues(settings), lambda name: inspect(settings, name))
+    states = list(found.values())
     return ObserveResult(
         asset_key=EVENT_QUEUE,
         metadata={
             "queues": len(states),
+            "queues_failed": MetadataValue.json(faults),
             "depth": sum(s.depth for s in states),
             "processing": sum(s.processing for s in states),
             "waiting_for_another_attempt": sum(s.retry for s in states),
@@ -88,16 +93,20 @@ def event_queue(database: DatabaseResource) -> ObserveResult:
 @by_kind()
 def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     """Compare all items with all states."""
-    accounts = [audit.audit(database.settings, name) for name in queues(database.settings)]
+    settings = database.settings
+    found, faults = apart(queues(settings), lambda name: audit.audit(settings, name))
+    accounts = found.values()
     lost = sum(a.lost + a.dead_without_letter for a in accounts)
     return AssetCheckResult(
-        passed=lost == 0,
+        passed=lost == 0 and not faults,
+        description=_failed(faults),
         metadata={
             "items": sum(a.items for a in accounts),
             "completed": sum(a.completed for a in accounts),
             "dead": sum(a.dead for a in accounts),
             "open": sum(a.open for a in accounts),
             "lost": lost,
+            "queues_failed": MetadataValue.json(faults),
         },
     )
 
@@ -110,13 +119,14 @@ def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
 @by_kind()
 def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
     """Warn of queues whose oldest unfinished item is too old, or that have too many."""
-    old, deep = _stuck(database)
+    old, deep, faults = _stuck(database)
     return AssetCheckResult(
-        passed=not old and not deep,
+        passed=not old and not deep and not faults,
         severity=AssetCheckSeverity.WARN,
         description="; ".join(
             [f"queue {name}: an item has waited for {age} s" for name, age in old.items()]
             + [f"queue {name}: {depth} items are not finished" for name, depth in deep.items()]
+            + ([_failed(faults)] if faults else [])
         ),
         metadata={
             "stuck_queues": len(old),
@@ -148,8 +158,9 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
         have = lake.read(session, COMPLETED_TABLE).groupBy(*completed.PARTITION).agg(F.min("read_at").alias("at"))
         written = {Place(r["queue"], r["shard"], r["bucket"]): r["at"] for r in have.collect()}
     places = []
-    for name in queues(settings):
-        for row in audit.buckets(settings, name):
+    found, faults = apart(queues(settings), lambda name: audit.buckets(settings, name))
+    for name, rows_of_queue in found.items():
+        for row in rows_of_queue:
             place = Place(name, row.shard, row.bucket)
             if row.closed is None or written.get(place, 0) <= row.closed:
                 places.append(place)
@@ -163,6 +174,7 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
     total = lake.read(session, COMPLETED_TABLE).count() if lake.exists(session, COMPLETED_TABLE) else 0
     return MaterializeResult(
         metadata={
+            "queues_failed": MetadataValue.json(faults),
             "buckets_written": len(places),
             "rows_written": count,
             "dagster/row_count": total,
@@ -180,15 +192,19 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
 def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -> AssetCheckResult:
     """Compare the table of the lake with all states."""
     have = audit.in_lake(lake.settings, COMPLETED_TABLE)
-    found = [audit.compare(database.settings, name, have) for name in queues(database.settings)]
+    settings = database.settings
+    answers, faults = apart(queues(settings), lambda name: audit.compare(settings, name, have))
+    found = list(answers.values())
     differing = [place for brought in found for place in brought.differing]
     return AssetCheckResult(
-        passed=not differing,
+        passed=not differing and not faults,
+        description=_failed(faults),
         metadata={
             "completed": sum(brought.completed for brought in found),
             "in_the_lake": sum(brought.in_lake for brought in found),
             "not_in_the_lake_yet": sum(brought.waiting for brought in found),
             "buckets_differing": len(differing),
+            "queues_failed": MetadataValue.json(faults),
             "first_buckets_differing": MetadataValue.json([place._asdict() for place in differing[:_SHOWN]]),
         },
     )
@@ -264,20 +280,26 @@ def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> 
     if is_under_way(context.instance, queue_health_job.name):
         return SkipReason("a run of the job `queue_health` is under way")
     try:
-        old, deep = _stuck(database)
+        old, deep, faults = _stuck(database)
     except WritetimeError as e:
         return SkipReason(f"the queues cannot be seen: {e}")
-    if not old and not deep:
+    if not old and not deep and not faults:
         return SkipReason("no work is stuck")
-    return RunRequest(tags={"writetime/stuck": ", ".join(sorted({*old, *deep}))[:200]})
+    return RunRequest(tags={"writetime/stuck": ", ".join(sorted({*old, *deep, *faults}))[:200]})
 
 
-def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int]]:
-    """Return the queues with too old an item, and its age, and those with too many, and how many."""
+def _failed(faults: Mapping[str, str]) -> str:
+    return "; ".join(f"queue {name} cannot be read: {reason}" for name, reason in faults.items())
+
+
+def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int], dict[str, str]]:
+    """Return queues with too old an item and its age, with too many items and their number, and with faults and why."""
     own = database.settings.workqueue
-    states = [inspect(database.settings, name) for name in queues(database.settings)]
+    found, faults = apart(queues(database.settings), lambda name: inspect(database.settings, name))
+    states = found.values()
     bounds = {name: queue.max_depth for name, queue in own.queues.items() if queue.max_depth is not None}
     return (
         {s.queue: round(s.oldest_seconds, 1) for s in states if s.oldest_seconds > own.stuck_seconds},
         {s.queue: s.depth for s in states if s.queue in bounds and s.depth > bounds[s.queue]},
+        faults,
     )

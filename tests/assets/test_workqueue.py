@@ -25,6 +25,7 @@ from writetime import database
 from writetime.config import Settings
 from writetime.workqueue import Enqueuer, Item, NewItem, audit
 from writetime.workqueue.audit import InLake
+from writetime.workqueue.inspect import QueueState
 
 RESOURCES = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
 
@@ -113,3 +114,26 @@ def test_a_queue_is_drained_checked_and_brought_to_the_lake(
     told = workqueue.no_item_is_lost(database=RESOURCES["database"])
     assert isinstance(told, AssetCheckResult)
     assert not told.passed
+
+
+@pytest.mark.usefixtures("queue_tables")
+def test_a_queue_that_cannot_be_read_is_named_and_others_are_observed(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_settings(settings, tmp_path / "writetime.toml")
+    original = workqueue.inspect
+
+    def inspect(own: Settings, queue: str) -> QueueState:
+        if queue == "broken":
+            raise LookupError("injected")
+        return original(own, queue)
+
+    monkeypatch.setattr(workqueue, "inspect", inspect)
+    with Enqueuer(RESOURCES["database"].settings) as enqueuer:
+        for queue in ("broken", "sound"):
+            enqueuer.enqueue(queue, 1)
+    with DagsterInstance.ephemeral() as instance:
+        observed, [check] = health(instance)
+    assert observed["depth_by_queue"].value == {"sound": 1}
+    assert not check.passed
+    assert check.description == "queue broken cannot be read: LookupError: injected"
