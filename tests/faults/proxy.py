@@ -14,6 +14,8 @@ from writetime.config import Cassandra
 # CQL protocol 4: a frame is a header, whose last four bytes are the length, and a body.
 _FRAME_HEADER = 9
 _CHUNK = 256 * 1024
+# What a RESULT begins with that answers a PREPARE.
+_PREPARED = (4).to_bytes(4, "big")
 
 
 class Proxy:
@@ -95,7 +97,7 @@ class Proxy:
                 header = await source.readexactly(_FRAME_HEADER)
                 body = await source.readexactly(int.from_bytes(header[5:], "big"))
                 self.replies += 1
-                if b"[applied]" in body and self._rng.random() < self.loss:
+                if _is_outcome(body) and self._rng.random() < self.loss:
                     self.lost += 1
                 else:
                     held.put_nowait((time.monotonic() + self.delay, header + body))
@@ -110,3 +112,8 @@ class Proxy:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             sink.write(data)
             await sink.drain()
+
+
+def _is_outcome(body: bytes) -> bool:
+    """Return whether a reply says if a condition held. ScyllaDB names the same column when it prepares a statement."""
+    return b"[applied]" in body and not body.startswith(_PREPARED)
