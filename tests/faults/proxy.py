@@ -11,9 +11,10 @@ from typing import Self
 
 from writetime.config import Cassandra
 
-# CQL protocol 4: a frame is a header, whose last four bytes are the length, and a body.
+# CQL protocol 4: a frame is a header and a body. The header has the number of the request, which its reply has too, at
+# 2, the operation at 4, and the length of the body at 5.
 _FRAME_HEADER = 9
-_CHUNK = 256 * 1024
+_PREPARE = 9
 
 
 class Proxy:
@@ -70,7 +71,9 @@ class Proxy:
             if self._is_down:
                 return
             server, to_server = await asyncio.open_connection(*self._target)
-            ways = [asyncio.create_task(w) for w in (self._forward(client, to_server), self._reply(server, to_client))]
+            preparing: set[bytes] = set()
+            both = self._forward(client, to_server, preparing), self._reply(server, to_client, preparing)
+            ways = [asyncio.create_task(way) for way in both]
             _, rest = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             for way in rest:
                 way.cancel()
@@ -82,20 +85,28 @@ class Proxy:
                 if writer is not None:
                     writer.close()
 
-    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        while data := await source.read(_CHUNK):
-            sink.write(data)
-            await sink.drain()
+    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, preparing: set[bytes]) -> None:
+        try:
+            while True:
+                header, body = await _frame(source)
+                if header[4] == _PREPARE:
+                    preparing.add(header[2:4])
+                sink.write(header + body)
+                await sink.drain()
+        except asyncio.IncompleteReadError:
+            pass  # The client closed the connection.
 
-    async def _reply(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _reply(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, preparing: set[bytes]) -> None:
         held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         release = asyncio.create_task(self._release(held, sink))
         try:
             while True:
-                header = await source.readexactly(_FRAME_HEADER)
-                body = await source.readexactly(int.from_bytes(header[5:], "big"))
+                header, body = await _frame(source)
                 self.replies += 1
-                if b"[applied]" in body and self._rng.random() < self.loss:
+                # ScyllaDB names this column already when it prepares the statement.
+                is_prepared = header[2:4] in preparing
+                preparing.discard(header[2:4])
+                if b"[applied]" in body and not is_prepared and self._rng.random() < self.loss:
                     self.lost += 1
                 else:
                     held.put_nowait((time.monotonic() + self.delay, header + body))
@@ -110,3 +121,8 @@ class Proxy:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             sink.write(data)
             await sink.drain()
+
+
+async def _frame(source: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    header = await source.readexactly(_FRAME_HEADER)
+    return header, await source.readexactly(int.from_bytes(header[5:], "big"))

@@ -1,6 +1,7 @@
 """The demo's way from the work queue to the departures board, and what it counts there: 1,000 real flights."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -11,8 +12,9 @@ from cassandra.cluster import Session
 from click.testing import CliRunner
 from kazoo.client import KazooClient
 
+from tests.conftest import write_settings
 from writetime.cli import main
-from writetime.config import Settings
+from writetime.config import Capture, Settings
 from writetime.database import connect
 from writetime.demo import board, dataset, enrichment, figures, flights, published
 from writetime.demo.board import Applied, Board
@@ -26,8 +28,16 @@ AT = {faa: (lat, lon) for faa, lat, lon in dataset.read("airports")[["faa", "lat
 
 
 @pytest.fixture
-def own(settings: Settings) -> Iterator[Settings]:
+def own(
+    settings: Settings, pytestconfig: pytest.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Settings]:
     """Settings of which ZooKeeper knows no queue of flights: its nodes have no keyspace."""
+    if pytestconfig.getoption("--scylla"):
+        tables = [f"{settings.cassandra.keyspace}.{board.TABLE}"]
+        capture = Capture(source="scylla-cdc", tables=tables, snapshot="schema-only")
+        settings = settings.model_copy(update={"capture": capture})
+        write_settings(settings, tmp_path / "scylla.toml")
+        monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "scylla.toml"))
     client = KazooClient(settings.zookeeper.hosts)
     client.start()
     client.delete("/queues/flights", recursive=True)
@@ -103,10 +113,11 @@ def test_from_the_work_queue_to_the_view(own: Settings) -> None:
         found = f"SELECT tail, arrival_delay FROM {table} WHERE origin = 'EWR' AND day = '2013-01-01' LIMIT 1"
         assert session.execute(found).one() == ("N1", -60)
 
-        # The lake's view has the same figures.
-        run("backfill", table, *run("snapshot", table).split())
-        run("maintain", table)
-        assert figures.lake_figures(settings) == figures.database_figures(settings) == expected
+        if settings.capture.source == "commitlog":
+            # The lake's view has the same figures. (tests/scylla brings in snapshots of ScyllaDB, by its own nodetool.)
+            run("backfill", table, *run("snapshot", table).split())
+            run("maintain", table)
+            assert figures.lake_figures(settings) == figures.database_figures(settings) == expected
 
         # What is no flight is named, and nothing of its batch is written.
         before = cells(session, table)

