@@ -10,5 +10,7 @@ class Transient(WritetimeError):
 
 
 def reason_of(fault: BaseException) -> str:
-    """Return why something failed: the text of an error that is made for users, else the error's kind with its text."""
-    return str(fault) if isinstance(fault, WritetimeError) else f"{type(fault).__name__}: {fault}"
+    """Return why something failed: the text of an error that is made for users, else the error's kind with its text.
+    Whatever an error holds, its text can be logged and stored: what is no Unicode is escaped."""
+    text = str(fault) if isinstance(fault, WritetimeError) else f"{type(fault).__name__}: {fault}"
+    return text.encode(errors="backslashreplace").decode()

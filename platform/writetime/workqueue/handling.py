@@ -36,7 +36,7 @@ async def handle(
             result = await asyncio.get_running_loop().run_in_executor(threads, handler, item)
         return Status.COMPLETED, None if result is None else _result(result)
     except GiveUp as e:
-        return Status.DEAD, str(e) or "given up by the handler"
+        return Status.DEAD, str(e).encode(errors="backslashreplace").decode() or "given up by the handler"
     except asyncio.CancelledError as e:
         lane = asyncio.current_task()
         if lane is None or lane.cancelling():
