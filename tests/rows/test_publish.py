@@ -101,7 +101,7 @@ def decoded(settings: Settings, topic: str) -> list[dict[str, Any]]:
 def assert_schemas_are_readable(settings: Settings) -> None:
     """A schema that is registered now is read at once: no open transaction hides it."""
     sender = Sender(settings, "a schema")
-    avro = {"type": "record", "name": f"r{time.time_ns()}", "fields": []}
+    avro = {"type": "record", "name": f"r{time.time_ns()}", "namespace": "test", "fields": []}
     sender.register("other", avro, "BACKWARD_TRANSITIVE")
     assert sender.flush()
     assert SchemaTopic(settings).get(fingerprint(avro)) == avro
