@@ -6,9 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests.capture.harness import Captured
+from tests.capture.test_odd_values import with_lake
 from tests.capture.test_segments import wait_for
+from tests.lake.answers import view_rows
 from writetime.capture import agent
-from writetime.capture.landing import captured_tables
+from writetime.capture.landing import Landing, captured_tables
+from writetime.lake import views
+from writetime.lake.backfill import backfill, find_snapshots
+from writetime.lake.snapshot import take_snapshot
+from writetime.lake.table import create_table, open_table
+from writetime.schema.table import SchemaError
+from writetime.verify.verify import verify
 
 
 def test_schemas_that_change(captured: Captured) -> None:
@@ -72,3 +80,46 @@ def test_changes_of_schemas_are_heard(captured: Captured, tmp_path: Path, monkey
         captured.write("ALTER TABLE {ks}.first ADD v text")
         stored = captured.settings.capture.state / "schemas" / f"{captured.schema('first').id}.json"
         wait_for(lambda: "v text" in json.loads(stored.read_text())["versions"][-1]["cql"])
+
+
+def test_key_columns_that_are_renamed(captured: Captured, tmp_path: Path) -> None:
+    """The lake keeps their names: what was captured before and after, a snapshot and the database itself fit together,
+    also where two columns swap their names."""
+    name = f"{captured.keyspace}.t"
+    captured.settings = with_lake(captured.settings, tmp_path / "lake")
+    captured.write(
+        'CREATE TABLE {ks}.t (p int, "key" int, c int, d int, v text, PRIMARY KEY ((p, "key"), c, d)) WITH cdc = true',
+        "INSERT INTO {ks}.t (p, \"key\", c, d, v) VALUES (1, 2, 3, 4, 'before')",
+    )
+    with captured.agent():
+        captured.settle()
+        assert Landing(captured.settings, name).drain() == 1
+        captured.write(
+            *(f"ALTER TABLE {{ks}}.t RENAME {one} TO {other}" for one, other in (("c", "x"), ("d", "c"), ("x", "d"))),
+            'ALTER TABLE {ks}.t RENAME "key" TO "Q q"',
+            "INSERT INTO {ks}.t (p, \"Q q\", d, c, v) VALUES (1, 2, 3, 5, 'after')",
+            "UPDATE {ks}.t SET v = 'changed' WHERE p = 1 AND \"Q q\" = 2 AND d = 3 AND c = 4",
+        )
+        captured.settle()
+        assert Landing(captured.settings, name).drain() == 2
+    table = open_table(captured.settings, name)
+    wanted = [
+        {"p": 1, "key": 2, "c": 3, "d": 4, "v": "changed"},
+        {"p": 1, "key": 2, "c": 3, "d": 5, "v": "after"},
+    ]
+    assert view_rows(views.virtual(table)) == wanted
+    report = verify(captured.settings, table, 0)
+    assert report.differences == []
+    assert sum(r.database_rows for r in report.ranges) == 2
+    found = find_snapshots([str(folder) for folder in take_snapshot(captured.settings, name, tmp_path.name)])
+    assert [c.name for c in found.schema.clustering] == ["d", "c"]
+    assert sum(changes for _, changes in backfill(create_table(captured.settings, found.schema), found))
+    assert view_rows(views.virtual(table)) == wanted
+    backfilled = create_table(with_lake(captured.settings, tmp_path / "new"), found.schema)
+    assert sum(changes for _, changes in backfill(backfilled, found))
+    assert [c.name for c in backfilled.schema().clustering] == ["d", "c"]
+    assert Landing(with_lake(captured.settings, tmp_path / "new"), name).drain() == 3
+    assert verify(captured.settings, backfilled, 0).differences == []
+    captured.write("ALTER TABLE {ks}.t RENAME p TO r", "ALTER TABLE {ks}.t ADD p int")
+    with captured.agent(), pytest.raises(SchemaError, match="the key column p was renamed, and another column"):
+        wait_for(lambda: Landing(captured.settings, name).drain())

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -123,5 +124,29 @@ def test_a_type_that_arrow_holds_otherwise_is_refused(tmp_path: Path) -> None:
     short, renamed = (with_columns(Column("u", Udt("shop", "u", ((name, INT),)))) for name in "ab")
     with pytest.raises(SchemaError, match=r"column u: field a of the type u was renamed to b"):
         join_schemas(short, renamed)
-    with pytest.raises(SchemaError, match="differ in their primary keys"):
+    for key in ("id", "(id, n)", "id, n, w"):
+        with pytest.raises(SchemaError, match="differ in their primary keys"):
+            table.follow(parse_table(f"CREATE TABLE shop.items (id int, n int, v text, w int, PRIMARY KEY ({key}))"))
+    with pytest.raises(SchemaError, match=r"the key column n in the lake is m .* add WITH ID"):
         table.follow(parse_table("CREATE TABLE shop.items (id int, m int, v text, PRIMARY KEY (id, m))"))
+
+
+def test_key_columns_that_are_renamed_keep_their_names() -> None:
+    """Whichever schema came first; the join is the same for any later one."""
+    was = replace(SCHEMA, id=uuid4())
+    renamed = replace(was, clustering=(replace(was.clustering[0], name="later"),))
+    swapped = replace(
+        was,
+        partition_key=(replace(was.partition_key[0], name="n"),),
+        clustering=(replace(was.clustering[0], name="id"),),
+    )
+    schemas = (was, renamed, swapped)
+    for one in schemas:
+        for other in schemas:
+            assert join_schemas(one, other) == one
+    added = replace(renamed, regular=(*renamed.regular, Column("n", INT)))
+    with pytest.raises(SchemaError, match="key column n was renamed, and another column has its name"):
+        join_schemas(was, added)
+    assert join_schemas(renamed, added) == added
+    with pytest.raises(SchemaError, match="the key column n in the lake is later"):
+        join_schemas(was, replace(renamed, id=uuid4()))

@@ -7,6 +7,7 @@ tables and columns, and of what was dropped and when, from `writetime.schemas` a
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -298,6 +299,8 @@ class ChangeDecoder:
         self.schema = change_schema(schema)
         # Messages have the names that columns have outside of the lake.
         self._written = pa.struct(list(change_schema(without_labels(schema))))
+        # The fields of each change, of which some are named by key columns.
+        self._first = [avro_name(field.name) for field in takewhile(lambda field: field.name != "end", self._written)]
         self._name = schema.full_name
         self._avro_of = avro_of.get if isinstance(avro_of, Mapping) else avro_of
         self._registered = registered
@@ -360,5 +363,15 @@ class ChangeDecoder:
                 )
             if avro is None:
                 raise WritetimeError(f"{self._name}: no schema has {what}")
-            self._readers[header, name] = AvroReader(avro, self._written)
+            self._readers[header, name] = AvroReader(self._with_key_names(avro), self._written)
         return self._readers[header, name]
+
+    def _with_key_names(self, avro: Any) -> Any:
+        """Return a message's Avro schema with the names that the table's key columns have now: RENAME changes a name of
+        them, and never their order."""
+        count = len(self._first)
+        found = [field["name"] for field in avro["fields"]]
+        if found[:count] == self._first or found[count : count + 1] != ["end"]:
+            return avro
+        renamed = [{**field, "name": name} for field, name in zip(avro["fields"], self._first, strict=False)]
+        return {**avro, "fields": [*renamed, *avro["fields"][count:]]}

@@ -3,6 +3,9 @@
 Schemas arrive in any order (a snapshot of last week after a commit log of today), so two of them are joined: a column
 lives unless one of them knows a later drop of it; a user-defined type has the fields of the longer of the two.
 
+A key column that is renamed keeps the name that it had when the lake got the table. Its place in the key shows which
+column it is, as a place never changes; the order in which schemas arrive does not show which name is newer.
+
 A column that is dropped stays in the Delta tables, with what it had. One that comes back finds its old cells there, and
 the merge leaves out those that the drop made void (`TableSchema.dropped`). A type that Arrow holds in the same way
 (`ascii` and `text`, `timeuuid` and `uuid`) may be swapped for the other; any other change of a type is refused.
@@ -21,10 +24,7 @@ def join_schemas(current: TableSchema, seen: TableSchema) -> TableSchema:
     Raises:
         SchemaError: they are of different tables, or a column has two types that Arrow does not hold in the same way.
     """
-    for kind in ("partition_key", "clustering"):
-        ours, theirs = getattr(current, kind), getattr(seen, kind)
-        if [(c.name, c.reversed) for c in ours] != [(c.name, c.reversed) for c in theirs]:
-            raise SchemaError(f"{current.full_name} in the lake and {seen.full_name} differ in their primary keys")
+    seen = with_key_names(seen, current)
     return replace(
         current,
         partition_key=_columns(current, seen, "partition_key"),
@@ -35,6 +35,40 @@ def join_schemas(current: TableSchema, seen: TableSchema) -> TableSchema:
         id=current.id or seen.id,
         # Which one is newer, is not known.
         gc_grace_seconds=max(current.gc_grace_seconds, seen.gc_grace_seconds),
+    )
+
+
+def with_key_names(schema: TableSchema, named: TableSchema) -> TableSchema:
+    """Return a schema whose key columns have the names that they have in another schema of the table.
+
+    Raises:
+        SchemaError: the primary keys differ; if both schemas have the same table id, by more than their names. Or
+            another column has a name that a key column had before.
+    """
+    if schema.full_name != named.full_name or any(
+        [c.reversed for c in getattr(schema, kind)] != [c.reversed for c in getattr(named, kind)]
+        for kind in ("partition_key", "clustering")
+    ):
+        raise SchemaError(f"{named.full_name} in the lake and {schema.full_name} differ in their primary keys")
+    ours, theirs = ([c.name for c in s.partition_key + s.clustering] for s in (named, schema))
+    if ours == theirs:
+        return schema
+    was, now = next((a, b) for a, b in zip(ours, theirs, strict=True) if a != b)
+    if schema.id is None or schema.id != named.id:
+        raise SchemaError(
+            f"{named.full_name}: the key column {was} in the lake is {now} in the schema that was found. Only the id "
+            "of a table shows that it was renamed: add WITH ID = .. to the CREATE TABLE"
+        )
+    if taken := {c.name for c in schema.static + schema.regular} & set(ours):
+        raise SchemaError(
+            f"{named.full_name}: the key column {min(taken)} was renamed, and another column has its name now. In the "
+            "lake key columns keep their names: bring the table in under another lake.path"
+        )
+    names = iter(ours)
+    return replace(
+        schema,
+        partition_key=tuple(replace(c, name=next(names)) for c in schema.partition_key),
+        clustering=tuple(replace(c, name=next(names)) for c in schema.clustering),
     )
 
 

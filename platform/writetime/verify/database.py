@@ -14,8 +14,10 @@ from cassandra.cluster import Session
 from writetime.changes import AT, STATIC_POSITION, position_encoder
 from writetime.database import DRIVER_FAULTS
 from writetime.errors import Transient, WritetimeError
+from writetime.lake.evolution import with_key_names
 from writetime.rows.compare import Rows
 from writetime.schema.mapping import stored_type
+from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import is_complex, quote_name
 from writetime.schema.values import decoder
@@ -29,10 +31,26 @@ class DatabaseTable:
     """A table of the database, read through a session that belongs to this alone."""
 
     def __init__(self, session: Session, schema: TableSchema) -> None:
+        """Read a table that has the columns of the lake's schema; its key columns may have other names now.
+
+        Raises:
+            Transient: the database does not answer.
+            WritetimeError: it has no such table, or another one of that name.
+        """
+        try:
+            known = read_schema(session, schema.full_name)
+        except DRIVER_FAULTS as e:
+            raise Transient(f"the schema of {schema.full_name} cannot be read from the database: {e}") from None
+        if None not in (schema.id, known.id) and schema.id != known.id:
+            raise WritetimeError(
+                f"the table {schema.full_name} was dropped and created again: the lake has the table with the id "
+                f"{schema.id}, and the database the one with the id {known.id}"
+            )
         session.client_protocol_handler = UntypedProtocol
         session.default_fetch_size = _PAGE_ROWS
         self._session = session
         self._schema = schema
+        self._named = with_key_names(schema, known)
         self._timed = [c for c in schema.static + schema.regular if not is_complex(c.type)]
         self._position = position_encoder(schema.clustering)
 
@@ -50,7 +68,7 @@ class DatabaseTable:
         return self._rows(found), np.array(newest, np.int64)
 
     def _select(self, more: Sequence[str], first: int, last: int) -> list[Sequence[bytes | None]]:
-        schema = self._schema
+        schema = self._named
         names = ", ".join([*(quote_name(c.name) for c in schema.columns), *more])
         of = f"token({', '.join(quote_name(c.name) for c in schema.partition_key)})"
         table = f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}"
