@@ -278,6 +278,7 @@ class ScyllaCdc(_Section):
     tablet_times: str = "system.cdc_timestamps"
     tablet_streams: str = "system.cdc_streams"
     table_options: str = "system_schema.scylla_tables"
+    truncations: str = "system.truncated"
 
 
 class Ingest(_Section):

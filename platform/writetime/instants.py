@@ -1,10 +1,14 @@
-"""Instants as people write them: microseconds since 1970, as write times are, or ISO 8601."""
+"""Instants: microseconds since 1970, as write times are; ISO 8601, as people write them; and the times of UUIDs."""
 
 from datetime import UTC, datetime, timedelta
+
+import numpy as np
 
 from writetime.errors import WritetimeError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# 1970-01-01 in the time of version 1 UUIDs, which counts 100 ns since 1582-10-15.
+UUID_EPOCH = 0x01B21DD213814000
 
 
 def parse_instant(text: str) -> int:
@@ -28,3 +32,13 @@ def instant_text(micros: int) -> str:
         return (_EPOCH + timedelta(microseconds=micros)).isoformat()
     except OverflowError:
         return f"{micros} microseconds since 1970"
+
+
+def uuid_micros(uuids: np.ndarray) -> np.ndarray:
+    """Return the times of UUIDs, given as rows of 16 bytes, in microseconds since 1970. Their variant is not looked at,
+    as older releases did not set it."""
+    parts = uuids[:, :8].astype(np.int64)
+    ticks = np.zeros(len(uuids), np.int64)
+    for i in (6, 7, 4, 5, 0, 1, 2, 3):
+        ticks = ticks << 8 | (parts[:, i] & 0x0F if i == 6 else parts[:, i])
+    return (ticks - UUID_EPOCH) // 10

@@ -56,6 +56,13 @@ class Captured:
         for statement in statements:
             self.node.write_one(statement.replace("{ks}", self.keyspace))
 
+    def end(self) -> None:
+        """Switch the CDC of all tables of the keyspace off."""
+        query = "SELECT table_name, cdc FROM system_schema.tables WHERE keyspace_name = %s"
+        for row in self.node.session().execute(query, [self.keyspace]):
+            if row.cdc:
+                self.write(f'ALTER TABLE {{ks}}."{row.table_name}" WITH cdc = false')
+
     def fill(self, mebibytes: int) -> None:
         """Write so much that the node goes on to other segments."""
         insert = self.node.session().prepare(f"INSERT INTO {self.keyspace}.marks (id, filling) VALUES (-1, ?)")

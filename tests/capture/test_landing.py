@@ -147,21 +147,6 @@ def test_what_stops_landing(landed: Captured) -> None:
     assert Landing(landed.settings, name).drain() == 0
 
 
-def test_a_table_that_was_made_again_is_refused(landed: Captured) -> None:
-    name = f"{landed.keyspace}.again"
-    for value in (1, 2):
-        landed.write("CREATE TABLE {ks}.again (k int PRIMARY KEY, v int) WITH cdc = true")
-        with landed.agent():
-            landed.write(f"INSERT INTO {{ks}}.again (k, v) VALUES (1, {value})")
-            landed.settle()
-        if value == 1:
-            assert Landing(landed.settings, name).drain() == 1
-            landed.write("DROP TABLE {ks}.again")
-    with pytest.raises(WritetimeError, match=f"{name} was dropped and made again"):
-        Landing(landed.settings, name).drain()
-    assert count(landed.settings, name) == 1
-
-
 def test_a_snapshot_does_not_beat_what_was_written_after_it(landed: Captured) -> None:
     """Rows of a snapshot have their own write times: others give them the time at which they are read, which is later
     than all that is captured."""

@@ -74,7 +74,7 @@ def test_each_engine_reads_names_that_are_alike(tmp_path: Path, spark: SparkSess
 
 def test_a_table_from_before_there_were_labels() -> None:
     schema = schema_of(["Name", "kind", "column_token"])
-    found = labelled(schema, recorded_labels({}, schema))
+    found = labelled(schema, recorded_labels(None, schema))
     assert [c.label for c in found.columns] == [c.name for c in schema.columns]
     assert [field_name(c) for c in found.regular] == ["Name", "column_token", "column_kind"]
 

@@ -18,11 +18,11 @@ import pyarrow as pa
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
+from writetime.instants import UUID_EPOCH
 from writetime.schema.system import schemas_of, settled_rows
 from writetime.schema.table import TableSchema
 from writetime.schema.types import parse_cql
 from writetime.schema.values import decoder
-from writetime.scylla_cdc.log import UUID_EPOCH
 from writetime.scylla_cdc.pages import Pages
 from writetime.storage.files import Location, find_sstables
 

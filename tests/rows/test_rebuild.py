@@ -17,7 +17,6 @@ from writetime.lake import state, views
 from writetime.lake.delta import Conflict
 from writetime.lake.table import LakeTable
 from writetime.rows import stream
-from writetime.rows.rebuild import rebuild_rows
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def test_the_stream_goes_on_after_its_state_was_made_anew(table: LakeTable) -> N
 def test_the_stream_goes_on_after_it_was_made_anew(table: LakeTable) -> None:
     before = {e["event_id"] for part in events(table) for e in part.to_pylist()}
     last = max(number for number, _ in stream.batch_files(table.rows.load()))
-    rebuild_rows(table)
+    stream.extend(table, rebuild=True)
     first = list(events(table))
     assert {e["sequence"] for part in first for e in part.to_pylist()} == {last + 1}
     assert not before & {e["event_id"] for part in first for e in part.to_pylist()}
@@ -74,5 +73,5 @@ def test_a_batch_that_comes_in_between(table: LakeTable, monkeypatch: pytest.Mon
         assert stream.extend(table) > 0
 
     with pytest.raises(Conflict, match="run this again"):
-        rebuild_rows(table, lambda function, tasks: [extended(tasks), *map(function, tasks)][1:])
+        stream.extend(table, run=lambda function, tasks: [extended(tasks), *map(function, tasks)][1:], rebuild=True)
     assert replayed(table) == view_rows(views.virtual(table))

@@ -15,7 +15,6 @@ from writetime.lake import views
 from writetime.lake.table import LakeTable
 from writetime.rows import stream
 from writetime.rows.publish import PUBLISHED
-from writetime.rows.rebuild import rebuild_rows
 from writetime.rows.retention import merge_events, merged_to
 
 
@@ -61,7 +60,7 @@ def test_what_stays(tmp_path: Path) -> None:
     assert merge_events(table, views.time_now()) == 0
     assert replayed(table) == view_rows(views.virtual(table))
     # A stream that was made anew is not in Kafka yet.
-    assert rebuild_rows(table) == 10
+    assert stream.extend(table, rebuild=True) == 10
     assert merge_events(table, views.time_now()) == 0
     published(table, 5)
     assert merge_events(table, views.time_now()) == 0

@@ -37,6 +37,8 @@ _TABLES = [
     " PRIMARY KEY ((keyspace_name, table_name), timestamp)) WITH CLUSTERING ORDER BY (timestamp DESC)",
     f"CREATE TABLE {META}.cdc_streams (keyspace_name text, table_name text, timestamp timestamp, stream_state tinyint,"
     " stream_id blob, PRIMARY KEY ((keyspace_name, table_name), timestamp, stream_state, stream_id))",
+    f"CREATE TABLE {META}.truncated (table_uuid uuid, shard int, position int, segment_id bigint,"
+    " truncated_at timestamp static, PRIMARY KEY (table_uuid, shard))",
     f"CREATE TABLE {META}.scylla_tables (keyspace_name text, table_name text, cdc frozen<map<text, text>>,"
     " PRIMARY KEY (keyspace_name, table_name))",
 ]
@@ -66,6 +68,7 @@ class CdcDatabase:
     def __init__(self, settings: Settings) -> None:
         names = {"generation_times": "cdc_generation_timestamps", "generation_streams": "cdc_streams_descriptions_v2"}
         names |= {"tablet_times": "cdc_timestamps", "tablet_streams": "cdc_streams", "table_options": "scylla_tables"}
+        names |= {"truncations": "truncated"}
         tables = {option: f"{META}.{name}" for option, name in names.items()}
         self.settings = settings.model_copy(
             update={"scylla_cdc": ScyllaCdc.model_validate({"confidence_seconds": 0, **tables})}

@@ -9,6 +9,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from tests.capture.endtoend import Program
 from tests.capture.test_segments import wait_for
 from tests.conftest import write_settings
+from tests.lake.answers import view_rows
 from tests.merge import answers
 from tests.merge.test_cql import with_one_form
 from tests.scylla_cdc.conftest import Logged, Written
@@ -33,12 +35,14 @@ from writetime.capture.watermarks import WatermarkTopic, statuses
 from writetime.changes import change_schema
 from writetime.config import Capture, Settings
 from writetime.lake import state, views
+from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.horizon import captured_until, next_horizon, registered_sources
 from writetime.lake.parquet import read_file
 from writetime.lake.row_form import fit
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import open_table, view_schema
 from writetime.servers.process import free_port
+from writetime.verify.verify import verify
 
 
 def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: object) -> Settings:
@@ -80,6 +84,17 @@ def agent(settings: Settings, snapshot_at: int | None = None) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+
+
+def wait_for_metrics(port: int, *wanted: str) -> str:
+    """Wait until an agent's metrics have these lines, which it counts after it has saved how far it is; return all."""
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            return answer.read().decode()
+
+    wait_for(lambda: all(line in metrics() for line in wanted))
+    return metrics()
 
 
 def land(settings: Settings, table: Logged) -> Counter[str]:
@@ -222,11 +237,9 @@ def test_the_agent_finds_and_counts_late_rows(cdc: CdcDatabase, late: Logged, tm
         log(now(), 6, old=True)
         wait_until(settings, late, closed + 23 * SECOND)
         wait_for(lambda: watermark() >= closed + 2 * SECOND)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            metrics = answer.read().decode()
-    counted = 'writetime_capture_log_findings_total{{kind="{}",table="{}"}} {}'
-    assert counted.format("closed_set", late.schema.full_name, 3.0) in metrics
-    assert counted.format("late", late.schema.full_name, 1.0) in metrics
+        counted = 'writetime_capture_log_findings_total{{kind="{}",table="{}"}} {}'
+        wanted = [counted.format(kind, late.schema.full_name, n) for kind, n in (("closed_set", 3.0), ("late", 1.0))]
+        wait_for_metrics(port, *wanted)
     assert land(settings, late).keys() == set(late.origins)
     assert_view(settings, late)
 
@@ -289,3 +302,69 @@ def test_a_snapshot_that_is_named_is_published_beside_the_log(
     assert sum(count for origin, count in found.items() if not origin.startswith("0x")) == 102
     assert_view(settings, late)
     assert captured_until(open_table(settings, name).changes.load()) > 0
+
+
+def truncate(cdc: CdcDatabase, table: Logged) -> None:
+    """Truncate a table, and record what ScyllaDB would."""
+    cdc.session.execute(f"TRUNCATE {table.schema.full_name}")
+    query = f"INSERT INTO {cdc.settings.scylla_cdc.truncations} (table_uuid, shard, truncated_at) VALUES (%s, 0, %s)"
+    cdc.session.execute(query, [table.schema.id, now() // 1000])
+
+
+def test_a_table_that_is_truncated(cdc: CdcDatabase, late: Logged, tmp_path: Path) -> None:
+    """What the log has from before counts no longer; a snapshot that was taken later lets the watermark go on."""
+    name = late.schema.full_name
+    late.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
+    cdc.announce_tablets(late.schema, late.sets)
+    settings = settings_for(cdc, tmp_path, late, window_seconds=0.5)
+
+    def watermark() -> int:
+        return captured_until(open_table(settings, name).changes.load())
+
+    with agent(settings):
+        for key in range(5):
+            insert(cdc, late, key)
+        wait_until(settings, late, now())
+        land(settings, late)
+        assert_view(settings, late)
+        insert(cdc, late, 5)
+        truncate(cdc, late)
+        truncated_at = now()
+        time.sleep(0.01)
+        insert(cdc, late, 3)
+        wait_until(settings, late, now())
+        wait_for(lambda: WatermarkTopic(settings).read()[source_of(late)].tables[name].truncation)
+        landing = Landing(settings, name)
+        landing.drain()
+        assert_view(settings, late)
+        assert [row["p"] for row in view_rows(views.virtual(open_table(settings, name)))] == [3]
+        assert watermark() < truncated_at
+        assert f"{name} was truncated at" in (landing.held_by or "")
+        assert watermark() < truncated_at
+        assert verify(settings, open_table(settings, name), 0).differences == []
+        found = find_snapshots([str(folder) for folder in take_snapshot(cdc.settings, name, "later")])
+        assert sum(changes for _, changes in backfill(open_table(settings, name), found))
+        insert(cdc, late, 4)
+        wait_until(settings, late, now())
+        wait_for(lambda: landing.drain() >= 0 and watermark() > truncated_at)
+        assert landing.held_by is None
+    assert_view(settings, late)
+
+
+def test_a_table_that_is_dropped_and_created_again(cdc: CdcDatabase, late: Logged, tmp_path: Path) -> None:
+    settings = settings_for(cdc, tmp_path, late, window_seconds=0.5)
+    name = late.schema.full_name
+    for key in range(2):
+        late.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
+        cdc.announce_tablets(late.schema, late.sets)
+        with agent(settings):
+            insert(cdc, late, key)
+            wait_until(settings, late, now())
+            land(settings, late)
+            assert_view(settings, late)
+            insert(cdc, late, key + 10)
+            wait_until(settings, late, now())
+        for table in (name, f"{name}_scylla_cdc_log"):
+            cdc.session.execute(f"DROP TABLE {table}")
+        late.schema = cdc.create(replace(late.schema, id=None))
+    assert view_rows(views.virtual(open_table(settings, name))) == [{"p": 1, "v": 1}]

@@ -1,6 +1,5 @@
 """Logs of tables that were altered: rows that lost their values or keys, which are skipped, or make a gap."""
 
-import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from click.testing import CliRunner
 from tests.capture.test_segments import wait_for
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now
-from tests.scylla_cdc.test_agent import agent, settings_for, wait_until
+from tests.scylla_cdc.test_agent import agent, settings_for, wait_for_metrics, wait_until
 from tests.scylla_cdc.test_refusals import STREAM, Odd
 from writetime.capture.status import status_lines
 from writetime.cli import main
@@ -131,11 +130,7 @@ def test_skipped_rows_are_shown(cdc: CdcDatabase, tmp_path: Path, monkeypatch: p
     settings = settings.model_copy(update={"capture": capture})
     with agent(settings):
         wait_until(settings, table, odd.start + 5 * SECOND)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            metrics = answer.read().decode()
-        assert f'writetime_capture_log_findings_total{{kind="static_dropped",table="{odd.name}"}} 3.0' in metrics, (
-            metrics
-        )
+        wait_for_metrics(port, f'writetime_capture_log_findings_total{{kind="static_dropped",table="{odd.name}"}} 3.0')
         text = "3 rows skipped, which had values of dropped static columns only"
         wait_for(lambda: any(text in line for line in status_lines(settings)))
     monkeypatch.setattr("writetime.scylla_cdc.cli.config.load", lambda: cdc.settings)

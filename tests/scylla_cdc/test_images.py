@@ -2,7 +2,6 @@
 
 import random
 import re
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from tests.capture.test_segments import wait_for
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet
-from tests.scylla_cdc.test_agent import agent, land, settings_for, wait_until
+from tests.scylla_cdc.test_agent import agent, land, settings_for, wait_for_metrics, wait_until
 from tests.scylla_cdc.test_refusals import STREAM, Odd
 from writetime.capture.status import status_lines
 from writetime.scylla_cdc import checking
@@ -159,12 +158,10 @@ def test_the_agent_counts_disagreements_and_goes_on(
     monkeypatch.setattr(checking, "contradictions", compare)
     with agent(settings):
         wait_until(settings, table, odd.start + 45 * SECOND)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            metrics = answer.read().decode()
+        counted = 'writetime_capture_log_findings_total{{kind="{}",table="{}"}} {}'
+        found = (("image_disagrees", 20.0), ("image_not_compared", 3.0))
+        metrics = wait_for_metrics(port, *(counted.format(kind, odd.name, n) for kind, n in found))
         wait_for(lambda: any("3 postimages that could not be compared" in s for s in status_lines(settings)))
-    name = f'table="{odd.name}"'
-    assert f'writetime_capture_log_findings_total{{kind="image_disagrees",{name}}} 20.0' in metrics
-    assert f'writetime_capture_log_findings_total{{kind="image_not_compared",{name}}} 3.0' in metrics
     assert 'writetime_capture_errors_total{what="log"}' not in metrics
     assert caplog.text.count("has another value of column v than the changes") == 10
     assert any("20 values of postimages that differ" in line for line in status_lines(settings))

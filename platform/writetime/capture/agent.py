@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,10 +34,12 @@ from writetime.capture.schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.segments import Gap, SegmentFolder, readable, space_of
 from writetime.capture.snapshots import Snapshots, id_of
 from writetime.capture.taking import NodeTaker
+from writetime.capture.truncations import read_truncations
 from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
 from writetime.database import connect
 from writetime.errors import WritetimeError, reason_of
+from writetime.lake.generation import Truncation
 from writetime.storage.errors import Missing
 from writetime.storage.segment import END, Segment, find_segments
 
@@ -101,6 +104,7 @@ class Agent:
         # What keeps the watermarks of tables from moving: of any, and by table.
         self.held_by: str | None = None
         self._held: dict[str, str] = {}
+        self._truncations: Mapping[UUID, Truncation] = {}
         self._gaps_now: list[Gap] = []
 
     def follow(self, stop: threading.Event) -> None:
@@ -154,6 +158,8 @@ class Agent:
             self._unannounced |= self._decoder.refresh(always=heard)
             self._next_look = time.monotonic() + _SCHEMA_SECONDS
             self._note_switched()
+            if self._note_truncated() and not self._announce_marks(stop):
+                return
         if self._unannounced:
             self._announce_schemas()
             self._unannounced = False
@@ -188,6 +194,14 @@ class Agent:
             table, captured = self._schemas.switched[0]
             self._folder.note_switched(table.id, f"{table.keyspace}.{table.name}", captured=captured)
             del self._schemas.switched[0]
+
+    def _note_truncated(self) -> bool:
+        """Take note of truncations before a watermark passes them; return whether there are new ones."""
+        before, self._truncations = self._truncations, read_truncations(self._node)
+        for schema in self._decoder.captured:
+            if (truncation := self._truncations.get(id_of(schema))) is not None:
+                self.snapshots.take_again(id_of(schema), truncation.at)
+        return self._truncations != before
 
     def _unread(self, segment: Segment, until: int) -> int:
         """Return how many bytes of a segment may be read and were not."""
@@ -291,8 +305,13 @@ class Agent:
 
     def _mark_of(self, table_id: UUID) -> TableMark:
         until = max(self._progress.published_until, self._progress.covered.get(str(table_id), 0))
-        pending = self.snapshots.is_pending(table_id)
-        return TableMark(0 if pending else until, self.snapshots.taken_at(table_id))
+        return TableMark(
+            0 if self.snapshots.is_pending(table_id) else until,
+            self.snapshots.taken_at(table_id),
+            str(table_id),
+            self._schemas.tables.since(table_id),
+            self._truncations.get(table_id),
+        )
 
     # --- segments that are done with ----------------------------------------------------------------------------------
 

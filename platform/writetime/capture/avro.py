@@ -28,9 +28,10 @@ from writetime.schema.avro import (
     single_object_header,
 )
 from writetime.schema.avro_decode import AvroReader
+from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.mapping import avro_name, stored_avro_type
-from writetime.schema.table import Column, TableSchema
+from writetime.schema.table import Column, TableSchema, is_later
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 
 HEADER_BYTES = 10
@@ -301,13 +302,15 @@ class ChangeDecoder:
         self._written = pa.struct(list(change_schema(without_labels(schema))))
         # The fields of each change, of which some are named by key columns.
         self._first = [avro_name(field.name) for field in takewhile(lambda field: field.name != "end", self._written)]
+        self._table = schema
         self._name = schema.full_name
         self._avro_of = avro_of.get if isinstance(avro_of, Mapping) else avro_of
         self._registered = registered
-        self._readers: dict[tuple[int, int], AvroReader] = {}
+        self._readers: dict[tuple[int, int], AvroReader | None] = {}
 
     def decode(self, messages: Any) -> pa.Table:
-        """Return the changes of messages (bytes, or an array of large_binary), in their order.
+        """Return the changes of messages (bytes, or an array of large_binary), in their order, but not those of an
+        earlier table of the name, which was dropped.
 
         Raises:
             WritetimeError: a message is neither in the single-object encoding nor in Confluent's wire format, its
@@ -318,13 +321,18 @@ class ChangeDecoder:
             raise WritetimeError(f"{self._name}: message {int(pc.index(array.is_null(), True).as_py())} has no value")
         if not len(array):
             return self.schema.empty_table()
-        parts, places = [], []
+        parts: list[pa.Table] = []
+        places: list[np.ndarray] = []
         for header, name, at in self._by_schema(array):
             reader = self._reader(header, name)
+            if reader is None:
+                continue
             if len(at) == len(array):
                 return reader.decode(array, header).rename_columns(self.schema.names)
             parts.append(reader.decode(array.take(pa.array(at)), header).rename_columns(self.schema.names))
             places.append(at)
+        if not parts:
+            return self.schema.empty_table()
         return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(places))))
 
     def _by_schema(self, messages: pa.Array) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -351,7 +359,7 @@ class ChangeDecoder:
             for name in np.unique(names):
                 yield size, int(name), at[names == name]
 
-    def _reader(self, header: int, name: int) -> AvroReader:
+    def _reader(self, header: int, name: int) -> AvroReader | None:
         if (header, name) not in self._readers:
             if header == HEADER_BYTES:
                 avro, what = self._avro_of(name), f"the fingerprint {name:016x}"
@@ -363,8 +371,17 @@ class ChangeDecoder:
                 )
             if avro is None:
                 raise WritetimeError(f"{self._name}: no schema has {what}")
-            self._readers[header, name] = AvroReader(self._with_key_names(avro), self._written)
+            is_void = self._is_of_earlier_table(avro)
+            self._readers[header, name] = None if is_void else AvroReader(self._with_key_names(avro), self._written)
         return self._readers[header, name]
+
+    def _is_of_earlier_table(self, avro: Any) -> bool:
+        try:
+            written = parse_table(avro["cql"])
+        except Exception:
+            # It has none that can be read: whether the message fits the table is seen when it is read.
+            return False
+        return is_later(self._table, written)
 
     def _with_key_names(self, avro: Any) -> Any:
         """Return a message's Avro schema with the names that the table's key columns have now: RENAME changes a name of

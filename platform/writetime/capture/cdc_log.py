@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,11 +26,13 @@ from writetime.capture.publisher import ChangePublisher, topic_of
 from writetime.capture.schemas import SchemaEvents
 from writetime.capture.snapshots import Snapshots
 from writetime.capture.taking import NamedTaker
+from writetime.capture.truncations import read_cluster_truncations
 from writetime.capture.watermarks import SourceMarks, TableMark
 from writetime.config import Settings
 from writetime.database import DRIVER_FAULTS, DatabaseUnreachable
 from writetime.errors import WritetimeError, reason_of
 from writetime.kafka import topic_names
+from writetime.lake.generation import Truncation
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.checking import ImageCheck
 from writetime.scylla_cdc.findings import IN_SNAPSHOT
@@ -141,6 +143,9 @@ class LogAgent:
         taker = NamedTaker(settings.capture.snapshot_folders, lambda name: progress.offsets[name].since, snapshot_at)
         self.snapshots = Snapshots(settings, taker, None, self._metrics, self._announce_marks)
         self._next_status = self._next_mark = 0.0
+        # What nodes record of TRUNCATE, as of an instant (microseconds).
+        self._truncations: Mapping[UUID, Truncation] = {}
+        self._truncations_at = 0
         self.published: Counter[str] = Counter()
 
     def follow(self, stop: threading.Event) -> None:
@@ -187,6 +192,11 @@ class LogAgent:
         if offset is None:
             offset = first_offset(source, None, self._snapshot_at)
             # Before anything is read: what the log loses from here on is a gap.
+            self._progress.save(name, offset)
+        elif offset.table_id != str(schema.id):
+            # Dropped and created again: the log of the new table has all that was written to it.
+            log.warning("%s was dropped and created again: its log is read from its beginning", name)
+            offset = replace(first_offset(source, None, self._snapshot_at), captured_since=now())
             self._progress.save(name, offset)
         end = next_offset(source, offset, source.settled(), self._snapshot_at)
         self._schemas[name] = schema
@@ -243,13 +253,28 @@ class LogAgent:
         if offset is not None:
             table_id = UUID(offset.table_id)
             until = offset.until - rescan_micros(self._settings.scylla_cdc)
-            pending = self.snapshots.is_pending(table_id)
-            mark = TableMark(0 if pending else until, self.snapshots.taken_at(table_id))
+            # No watermark passes a truncation that is not known.
+            until = 0 if self.snapshots.is_pending(table_id) else min(until, self._truncations_at)
+            taken_at, truncation = self.snapshots.taken_at(table_id), self._truncations.get(table_id)
+            if truncation is not None and truncation.at <= offset.since:
+                # Nothing was captured before it.
+                truncation = None
+            mark = TableMark(until, taken_at, offset.table_id, offset.captured_since, truncation)
         self._publisher.mark(table.name + SUFFIX, SourceMarks({table.name: mark}, status=self._status([table])))
+
+    def _look_for_truncations(self) -> None:
+        at = now()
+        try:
+            found = read_cluster_truncations(self._session, self._settings.scylla_cdc.truncations)
+        except DRIVER_FAULTS as e:
+            log.info("truncations are not known, so watermarks stay: %s", reason_of(e))
+            return
+        self._truncations, self._truncations_at = found, at
 
     def _announce_marks(self, stop: threading.Event) -> bool:
         """Say how far each table is; return whether the broker has it, False only if it is to stop."""
         self._next_mark = time.monotonic() + _MARK_SECONDS
+        self._look_for_truncations()
         for table in self._tables:
             self._mark(table)
         return self._publisher.flush(stop)

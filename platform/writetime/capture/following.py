@@ -83,12 +83,17 @@ class TableLanding:
         self._changes += count
         self._next_try = 0.0
         assert self._landing is not None
-        was = self.report
-        if was.fault is not None:
+        was, held_by = self.report, self._landing.held_by
+        if was.fault is not None and was.state != "landing":
             log.info("%s lands again", self.name)
+        if held_by is not None and held_by != was.fault:
+            log.warning("the watermarks of %s stay: %s", self.name, held_by)
         is_due = was.place != self._landing.place and time.monotonic() >= self._next_report
-        if was.at == 0.0 or was.fault is not None or is_due:
-            self._send(LandingReport(time.time(), changes=self._changes, place=self._landing.place))
+        if was.at == 0.0 or was.fault != held_by or is_due:
+            since = 0.0 if held_by is None else was.since if held_by == was.fault else time.time()
+            self._send(
+                LandingReport(time.time(), changes=self._changes, fault=held_by, since=since, place=self._landing.place)
+            )
 
     def _failed(self, error: Exception) -> None:
         was = self.report
@@ -257,7 +262,13 @@ def reported(settings: Settings, landing: Landing) -> Iterator[None]:
         reporter.send(landing.name, failure(was, e, 0))
         raise
     else:
-        reporter.send(landing.name, LandingReport(time.time(), changes=landing.offsets_landed, place=landing.place))
+        since = 0.0 if landing.held_by is None else was.since or time.time()
+        reporter.send(
+            landing.name,
+            LandingReport(
+                time.time(), changes=landing.offsets_landed, fault=landing.held_by, since=since, place=landing.place
+            ),
+        )
     finally:
         reporter.flush()
 

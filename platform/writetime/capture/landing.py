@@ -16,20 +16,24 @@ import hashlib
 import json
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from writetime.capture.avro import namespace_of
 from writetime.capture.landing_schemas import LakeSchemas
 from writetime.capture.landing_tasks import DECODED_TOGETHER, Part, write_part
 from writetime.capture.publisher import topic_of
 from writetime.capture.skipping import held_since, release, skips_of
-from writetime.capture.watermarks import Place, SourceMarks, WatermarkTopic
+from writetime.capture.watermarks import Place, SourceMarks, TableMark, WatermarkTopic
 from writetime.config import Settings
 from writetime.errors import WritetimeError
+from writetime.instants import instant_text
 from writetime.kafka import NoTopic, beginning_offsets, end_offsets, topic_names
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import BUCKETS, Snapshot
+from writetime.lake.generation import LATEST, Start, renew
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import (
+    newest_snapshot,
     raise_snapshot,
     register_source,
     registered_sources,
@@ -38,10 +42,12 @@ from writetime.lake.horizon import (
     watermark_of,
 )
 from writetime.lake.merging import Runner
-from writetime.lake.table import LakeTable, names_table, open_table, table_storage
+from writetime.lake.state import generation_of
+from writetime.lake.table import GENERATION, LakeTable, names_table, open_table, table_storage
 from writetime.lake.views import time_now
 from writetime.publishing import RegisteredSchema, SchemaTopic
 from writetime.registry import registry_of
+from writetime.scylla_cdc.log import SUFFIX
 
 # Messages of a partition in one batch: a lake of few large files, and no batch that takes for ever.
 BATCH_MESSAGES = 1_000_000
@@ -113,12 +119,18 @@ class Landing:
         self._opened: LakeTable | None = None
         # The schemas that the lake's table follows, as they were in the topic then.
         self._followed: tuple[RegisteredSchema, ...] | None = None
+        # And what the sources said of truncations and table ids.
+        self._marked: Mapping[str, TableMark] = {}
         # The offsets up to which the lake has the topic, as they are known without asking it.
         self._landed: Mapping[int, int] | None = None
+        # The generation of the lake's table, and from where on changes count in it.
+        self._generation: tuple[int, Mapping[str, Start]] | None = None
         self._snapshot_at = 0
         self._next_release = 0.0
         # Where the table is after the last call, so that a process that starts later need not ask the lake.
         self.place = place
+        # Why its watermarks stay though it lands, if they do.
+        self.held_by: str | None = None
         # Offsets between where its commits began and where they ended: as many as the changes, if none is missing.
         self.offsets_landed = 0
 
@@ -165,7 +177,7 @@ class Landing:
             return 0
         schemas = self.topics.schemas.of_namespace(self.namespace)
         now = self._schemas.follow(schemas)
-        self._followed = schemas
+        self._followed, self._marked = schemas, _marked(self.name, sources)
         if now is None:
             self._opened = None
             if not any(ends.values()):
@@ -176,6 +188,13 @@ class Landing:
         table = self._opened
         if _follow_sources(table, now, sources):
             now = table.changes.load()
+        table_id = table.schema(now).id
+        log_name = self.name + SUFFIX
+        starts = {source: mark.start(table_id, of_log=source == log_name) for source, mark in self._marked.items()}
+        if self._generation != (generation_of(now), starts):
+            renew(table, starts, run)
+            now = table.changes.load()
+            self._generation = (generation_of(now), starts)
         count = 0
         firsts: Mapping[int, int] | None = None
         while True:
@@ -183,32 +202,36 @@ class Landing:
             if landed != ends and firsts is None:
                 firsts = beginning_offsets(self._settings, self._topic)
             first = landed if firsts is None else firsts
-            starts = {p: self._start(p, landed[p], first[p], end, accept_gap=accept_gap) for p, end in ends.items()}
-            if starts != landed:
+            begins = {p: self._start(p, landed[p], first[p], end, accept_gap=accept_gap) for p, end in ends.items()}
+            if begins != landed:
                 raise_history(table, time_now())
-            reached = {p: min(ends[p], start + BATCH_MESSAGES) for p, start in starts.items()}
+            reached = {p: min(ends[p], begin + BATCH_MESSAGES) for p, begin in begins.items()}
             known = {source: watermark_of(now, source) for source in registered_sources(now)}
             held = held_since(now)
             if held and release(table, now, sources):
                 held = 0
             self._next_release = time.monotonic() + _RELEASE_SECONDS
-            moved = {} if held or reached != ends else self._moved(known, sources)
+            self.held_by = _needs_snapshot(self.name, now, starts)
+            moved = {} if held or self.held_by or reached != ends else self._moved(known, sources)
             if reached == landed and not self._is_far(known, moved):
                 self._keep_place(now, reached, known, held)
                 return count
             self._note_snapshots(table)
             skipped = skips_of(now).keys()
-            parts = self._parts(starts, reached, ChangeWriter.of(table, table.schema(now)), skipped)
-            files = [file for written in run(write_part, parts) for file in written]
+            parts = self._parts(begins, reached, ChangeWriter.of(table, table.schema(now)), skipped, starts)
+            written = list(run(write_part, parts))
+            files = [file for each in written for file in each.files]
             number = (now.transaction(self._topic) or 0) + 1
             places = {_place(self._topic, p): offset for p, offset in reached.items()}
             for source, until in moved.items():
                 places |= watermark(source, until)
-            is_new = table.changes.append(files, self._topic, number, places)
+            given = {GENERATION: generation_of(now)}
+            is_new = table.changes.append(files, self._topic, number, places, given)
             if is_new:
                 count += sum(file.rows for file in files)
-                passed = sum(starts[p] <= offset < reached[p] for p, offset in skipped if p in reached)
-                self.offsets_landed += sum(offset - starts[p] for p, offset in reached.items()) - passed
+                passed = sum(begins[p] <= offset < reached[p] for p, offset in skipped if p in reached)
+                passed += sum(each.void for each in written)
+                self.offsets_landed += sum(offset - begins[p] for p, offset in reached.items()) - passed
             now = table.changes.load()
             if is_new and reached == ends:
                 self._keep_place(now, reached, known | moved, held)
@@ -216,24 +239,26 @@ class Landing:
 
     def _parts(
         self,
-        starts: Mapping[int, int],
+        begins: Mapping[int, int],
         ends: Mapping[int, int],
         writer: ChangeWriter,
         skipped: Collection[tuple[int, int]],
+        starts: Mapping[str, Start],
     ) -> list[Part]:
         """Share the partitions out: each by itself, or few messages together, as each part costs a connection."""
-        new = [p for p, start in starts.items() if start < ends[p]]
-        few = sum(ends[p] - starts[p] for p in new) <= DECODED_TOGETHER
+        new = [p for p, begin in begins.items() if begin < ends[p]]
+        few = sum(ends[p] - begins[p] for p in new) <= DECODED_TOGETHER
         schemas = {schema.fingerprint: schema.avro for schema in self.topics.schemas.of_namespace(self.namespace)}
         return [
             Part(
                 self._settings,
-                {p: starts[p] for p in some},
+                {p: begins[p] for p in some},
                 {p: ends[p] for p in some},
                 writer,
                 schemas,
                 self._registry,
                 frozenset(skipped),
+                {source: start for source, start in starts.items() if start.since or start.truncation},
             )
             for some in ([new] if few and new else [[p] for p in new])
         ]
@@ -245,20 +270,21 @@ class Landing:
             return False
         schemas = self.topics.schemas.of_namespace(self.namespace)
         if self._landed is None:
-            if self.place.schemas != _digest(schemas):
+            if self.place.schemas != _digest(schemas, _marked(self.name, sources)):
                 return False
             numbers = self._lake.changes.transactions_of(self.place.version)
             self._landed = {p: numbers.get(_place(self._topic, p), -1) for p in ends}
-            self._followed = schemas
+            self._followed, self._marked = schemas, _marked(self.name, sources)
         known = self.place.until
         return (
             self._landed == ends
             and self._followed is schemas
+            and self._marked == _marked(self.name, sources)
             and not _other_sources(self.name, known.keys(), sources)
             and (
                 # A backfill may release them, which only the lake knows.
                 time.monotonic() < self._next_release
-                if self.place.held_since
+                if self.place.held_since or self.held_by
                 else not self._is_far(known, self._moved(known, sources))
             )
         )
@@ -272,14 +298,18 @@ class Landing:
         else:
             newest = range(now.version, max(now.version - _COMMITS_LOOKED_AT, -1), -1)
             proof = next((v for v in newest if places.items() <= self._lake.changes.transactions_of(v).items()), None)
-        self.place = Place(now.version if proof is None else proof, dict(known), held, _digest(self._followed or ()))
+        self.place = Place(
+            now.version if proof is None else proof, dict(known), held, _digest(self._followed or (), self._marked)
+        )
 
     def _moved(self, known: Mapping[str, int], sources: Mapping[str, SourceMarks]) -> dict[str, int]:
-        """Return the watermarks of registered sources that are beyond those that are known."""
+        """Return the watermarks of registered sources that are beyond those that are known, but for sources that know
+        only an earlier table of the name."""
+        starts = self._generation[1] if self._generation else {}
         found = {
             source: marks.tables[self.name].until
             for source, marks in sources.items()
-            if source in known and self.name in marks.tables
+            if source in known and self.name in marks.tables and starts.get(source, Start()).since < LATEST
         }
         return {source: until for source, until in found.items() if until > known[source]}
 
@@ -366,7 +396,28 @@ def _place(topic: str, partition: int) -> str:
     return f"{topic}/{partition}"
 
 
-def _digest(schemas: tuple[RegisteredSchema, ...]) -> str:
-    """Return a digest of the schemas of a table: another one if any of them comes, goes or changes."""
-    content = json.dumps([(s.fingerprint, s.avro.get("cql")) for s in schemas])
+def _needs_snapshot(table: str, now: Snapshot, starts: Mapping[str, Start]) -> str | None:
+    """Return why a truncation holds the watermarks of a ScyllaDB table: its log has write times, which clients may
+    choose, so it does not show whether a write came before the truncation. A later snapshot does."""
+    truncated = [start.truncation.at for start in starts.values() if start.of_log and start.truncation is not None]
+    if not truncated or newest_snapshot(now) > max(truncated):
+        return None
+    return (
+        f"{table} was truncated at {instant_text(max(truncated))}: bring in a snapshot that was taken later, by "
+        f"`writetime backfill {table}` with the folders of all nodes"
+    )
+
+
+def _marked(table: str, sources: Mapping[str, SourceMarks]) -> dict[str, TableMark]:
+    """Return what the sources of a table say of its id and its truncation, without how far they are."""
+    marks = {source: found.tables[table] for source, found in sources.items() if table in found.tables}
+    return {
+        source: replace(mark, until=0, snapshot_at=mark.snapshot_at if mark.truncation else 0)
+        for source, mark in marks.items()
+    }
+
+
+def _digest(schemas: tuple[RegisteredSchema, ...], marked: Mapping[str, TableMark]) -> str:
+    """Return a digest of the schemas of a table, and of what sources say of it: another one if any of that changes."""
+    content = json.dumps([[(s.fingerprint, s.avro.get("cql")) for s in schemas], sorted(map(repr, marked.items()))])
     return hashlib.sha256(content.encode()).hexdigest()[:16]

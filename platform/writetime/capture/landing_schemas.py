@@ -7,18 +7,16 @@ skipped: it stops no table, and no other schema of its table.
 import logging
 from collections.abc import Iterable
 
-from writetime.capture.publisher import topic_of
 from writetime.config import Settings
-from writetime.errors import WritetimeError
 from writetime.lake.delta import Snapshot
 from writetime.lake.evolution import join_schemas
 from writetime.lake.history import raise_history
-from writetime.lake.table import SCHEMA, LakeTable, create_table
+from writetime.lake.table import LakeTable, cql_of, create_table
 from writetime.lake.views import time_now
 from writetime.publishing import SCHEMAS_TOPIC, RegisteredSchema
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
-from writetime.schema.table import TableSchema
+from writetime.schema.table import TableSchema, is_later
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ class LakeSchemas:
         now = self._lake.changes.find()
         seen = False
         for registered in schemas:
-            if now is not None and registered.avro.get("cql") == now.properties.get(SCHEMA):
+            if now is not None and registered.avro.get("cql") == cql_of(now):
                 seen = True
             elif (schema := self._parsed(registered)) is not None:
                 seen = True
@@ -72,12 +70,13 @@ class LakeSchemas:
 
     def _follow(self, schema: TableSchema, now: Snapshot) -> Snapshot:
         current = self._lake.schema(now)
-        if current.id not in (None, schema.id):
-            raise WritetimeError(
-                f"the table {schema.full_name} was dropped and made again (id {schema.id}), and the lake has the one "
-                f"before (id {current.id}): {topic_of(schema.full_name)} may have changes of both, so give the new "
-                "table another name"
-            )
+        if is_later(current, schema):
+            return now
+        if is_later(schema, current):
+            log.info("%s was dropped and created again (id %s): a generation of it begins", self._lake.name, schema.id)
+            self._lake.begin(schema)
+            raise_history(self._lake, time_now())
+            return self._lake.changes.load()
         if to_cql(join_schemas(current, schema)) == to_cql(current):
             return now
         return create_table(self._settings, schema).changes.load()

@@ -1,7 +1,7 @@
 """What one task of landing does: messages of a table's topic become files of the lake. It may run in Spark."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -14,6 +14,7 @@ from writetime.config import Settings
 from writetime.errors import Transient, WritetimeError
 from writetime.kafka import messages_between, place_of
 from writetime.lake.changes import ChangeWriter
+from writetime.lake.generation import Start, which_count
 from writetime.lake.parquet import WrittenFile
 from writetime.registry import Registry
 
@@ -27,6 +28,7 @@ class Part:
 
     `schemas` are the table's by their fingerprints, as far as messages before the ends may name them, and `registry` is
     where those are that are named by its ids. The messages in `skipped`, by partition and offset, are left out.
+    `counted_from` has from where on the changes of a source count.
     """
 
     settings: Settings
@@ -36,24 +38,39 @@ class Part:
     schemas: Mapping[int, Any]
     registry: Registry | None
     skipped: frozenset[tuple[int, int]]
+    counted_from: Mapping[str | None, Start]
 
 
-def write_part(part: Part) -> list[WrittenFile]:
+@dataclass
+class Written:
+    """The files of a part, and how many changes do not count, as the table was truncated or created again since."""
+
+    files: list[WrittenFile] = field(default_factory=list)
+    void: int = 0
+
+
+def write_part(part: Part) -> Written:
     """Decode the messages of a part and write their changes as files, which no one sees until they are committed.
 
     Raises:
         WritetimeError: a message is no change of the table; the error names its place.
     """
-    return part.writer.write(_changes(part))
+    written = Written()
+    written.files = part.writer.write(_changes(part, written))
+    return written
 
 
-def _changes(part: Part) -> Iterator[pa.RecordBatch]:
+def _changes(part: Part, written: Written) -> Iterator[pa.RecordBatch]:
     topic = topic_of(part.writer.schema.full_name)
     decoder = ChangeDecoder(part.writer.schema, part.schemas, part.registry and part.registry.get)
     read = messages_between(part.settings, topic, part.starts, part.ends)
     messages = (message for message in read if place_of(message) not in part.skipped)
     while some := list(islice(messages, DECODED_TOGETHER)):
-        yield from _decoded(decoder, some).to_batches()
+        changes = _decoded(decoder, some)
+        if part.counted_from:
+            changes = changes.filter(pa.array(which_count(changes, part.counted_from)))
+        written.void += len(some) - len(changes)
+        yield from changes.to_batches()
 
 
 def _decoded(decoder: ChangeDecoder, messages: list[Message]) -> pa.Table:

@@ -84,7 +84,9 @@ def stopped(settings: Settings, table: LakeTable) -> list[str]:
 def _of_landing(settings: Settings, report: LandingReport | None) -> Iterator[str]:
     if report is None or report.fault is None:
         return
-    if report.state == "set aside" or report.since < time.time() - settings.capture.stale_seconds:
+    if report.state == "landing":
+        yield f"the watermarks of the table stay: {report.fault}"
+    elif report.state == "set aside" or report.since < time.time() - settings.capture.stale_seconds:
         since = instant_text(round(report.since * 1e6))
         yield f"landing has failed since {since}, the table is {report.state}: {report.fault}"
 

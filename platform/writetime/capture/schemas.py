@@ -154,7 +154,8 @@ def _micros(text: str) -> int:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that the node has or had; `schema` is None if it cannot be read, because of a `fault`."""
+    """A table that the node has or had, first seen at an instant (microseconds); `schema` is None if it cannot be read,
+    because of a `fault`."""
 
     id: UUID
     keyspace: str
@@ -162,6 +163,7 @@ class Table:
     captured: bool
     schema: TableSchema | None
     fault: str = ""
+    seen_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,14 @@ class Tables:
         """Why tables that the node captures now are not published, by their names."""
         refused = [t for t in self.by_id.values() if t.captured and t.schema is None and t.id in self.live]
         return {f"{t.keyspace}.{t.name}": t.fault for t in refused}
+
+    def since(self, table_id: UUID) -> int:
+        """Return an instant (microseconds): what was captured before it under the name of this table is of an earlier
+        table; 0 if none is known."""
+        table = self.by_id[table_id]
+        names = (table.keyspace, table.name)
+        others = (t for t in self.by_id.values() if t.id != table_id and (t.keyspace, t.name) == names)
+        return table.seen_at if any(others) else 0
 
     def captured_with(self, table_id: UUID | None) -> list[UUID] | None:
         """Return the captured tables to which a mutation may write that writes to this table, which are those of its
@@ -297,7 +307,8 @@ class SchemaWatch:
         except Exception as e:
             # Whatever is wrong with the schema of one table stops no other.
             schema, fault = None, reason_of(e)
-        table = Table(table_id, row["keyspace_name"], row["table_name"], captured, schema, fault)
+        seen_at = old.seen_at if old else time.time_ns() // 1000
+        table = Table(table_id, row["keyspace_name"], row["table_name"], captured, schema, fault, seen_at)
         if table == old:
             return
         self._tables[table_id] = table
@@ -329,7 +340,9 @@ class SchemaWatch:
         assert schema is not None
         _check(schema, captured=stored["captured"])
         self._stored[table_id] = stored["versions"]
-        self._tables[table_id] = Table(table_id, schema.keyspace, schema.name, stored["captured"], schema)
+        seen_at = round(datetime.fromisoformat(stored["versions"][0]["seen_at"]).timestamp() * 1_000_000)
+        names = schema.keyspace, schema.name
+        self._tables[table_id] = Table(table_id, *names, stored["captured"], schema, seen_at=seen_at)
 
 
 def _check(schema: TableSchema, *, captured: bool) -> None:

@@ -144,6 +144,16 @@ class Snapshots:
         found = self._tables.get(table_id)
         return found.begun_at if found else 0
 
+    def take_again(self, table_id: UUID, truncated_at: int) -> None:
+        """Take a snapshot again that is not published yet and was begun before the table was truncated
+        (microseconds)."""
+        found = self._tables.get(table_id)
+        if found is not None and found.state in ("wanted", "taken") and 0 < found.begun_at < truncated_at:
+            log.info("%s was truncated, so its snapshot %s is taken again", found.table, found.tag)
+            self._keep({table_id: SnapshotProgress(found.table, found.tag)})
+            # It may be the one that is being read.
+            self._work = self._all()
+
     def status(self) -> dict[str, Any]:
         """Return what is to be seen of each snapshot, by table."""
         return {

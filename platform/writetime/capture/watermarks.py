@@ -12,12 +12,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 from pydantic import Field, TypeAdapter
 
 from writetime.config import Settings
 from writetime.errors import WritetimeError
 from writetime.kafka import ensure_topics
+from writetime.lake.generation import LATEST, Start, Truncation
 from writetime.publishing import CompactedTopic, Sender
 
 WATERMARKS_TOPIC = "writetime.watermarks"
@@ -32,10 +34,23 @@ _Instant = Annotated[int, Field(ge=0, lt=2**63)]
 @dataclass(frozen=True)
 class TableMark:
     """Of one table (instants in microseconds): all that was written before `until` is published, 0 if that is not
-    known; and when the snapshot was taken that is published, or is to be now, 0 if there is none."""
+    known; and when the snapshot was taken that is published, or is to be now, 0 if there is none.
+
+    `id` is the table's id. What was captured before `since` is of an earlier table of the name. `truncation` is what
+    the database records of the last TRUNCATE.
+    """
 
     until: _Instant
     snapshot_at: _Instant = 0
+    id: str = ""
+    since: _Instant = 0
+    truncation: Truncation | None = None
+
+    def start(self, table_id: UUID | None, *, of_log: bool) -> Start:
+        """Return from where on the source's changes of the table with this id count; see `Start` for `of_log`."""
+        if self.id and table_id is not None and self.id != str(table_id):
+            return Start(since=LATEST, of_log=of_log)
+        return Start(self.since, self.truncation, self.snapshot_at if self.truncation else 0, of_log)
 
 
 @dataclass(frozen=True)
@@ -68,9 +83,9 @@ class Place:
 class LandingReport:
     """What landing reports of one table. Times are in seconds since 1970.
 
-    The table is `landing`, or it is `waiting` for something that does not answer, or it is `set aside` because of a
-    `fault`, which came first at `since` and again with each of `attempts`. `changes` is the number that this process
-    has landed.
+    The table is `landing`, maybe with its watermarks held by a `fault`; or it is `waiting` for something that does not
+    answer, or it is `set aside` because of a `fault`. The fault came first at `since` and again with each of
+    `attempts`. `changes` is the number that this process has landed.
     """
 
     at: float

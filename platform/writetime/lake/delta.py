@@ -193,20 +193,41 @@ class BucketedTable:
         Raises:
             Conflict: the table has been rewritten since `before`. What was appended since does no harm.
         """
-        number = before.transaction(_REWRITE) or 0
+        milliseconds = int(time.time() * 1000)
+        removed = [RemoveAction(f.path, data_change, milliseconds, f.size, {PARTITION: str(f.bucket)}) for f in remove]
+        actions = [_added(f, data_change) for f in add] + removed
+        self._retry(lambda: self._rewrite(before, actions, also or {}, info or {}))
 
-        def attempt() -> bool:
-            now = self.load()
-            if any(now.transaction(app_id) != before.transaction(app_id) for app_id in (_REWRITE, *(also or ()))):
-                raise _conflict(self.storage)
-            milliseconds = int(time.time() * 1000)
-            actions = [_added(f, data_change) for f in add] + [
-                RemoveAction(f.path, data_change, milliseconds, f.size, {PARTITION: str(f.bucket)}) for f in remove
-            ]
-            self._commit(now, actions, _transactions({_REWRITE: number + 1, **(also or {})}), info or {})
-            return True
+    def replace(self, before: Snapshot, add: Sequence[WrittenFile], schema: pa.Schema, also: Mapping[str, int]) -> None:
+        """Replace all files, and all fields, in one commit: also what was appended since `before`.
 
-        self._retry(attempt)
+        Args:
+            before: the version that the new files were made from.
+            add: the files that come.
+            schema: the fields from now on, without the partition column.
+            also: as for `rewrite`.
+
+        Raises:
+            Conflict: as `rewrite` raises it.
+        """
+        actions = [_added(f, data_change=True) for f in add]
+        fields = Schema.from_arrow(pa.schema([(PARTITION, pa.int32()), *schema]))
+        self._retry(lambda: self._rewrite(before, actions, also, {}, fields))
+
+    def _rewrite(
+        self,
+        before: Snapshot,
+        actions: Sequence[AddAction | RemoveAction],
+        also: Mapping[str, int],
+        info: Mapping[str, object],
+        fields: Schema | None = None,
+    ) -> bool:
+        now = self.load()
+        if any(now.transaction(app_id) != before.transaction(app_id) for app_id in (_REWRITE, *also)):
+            raise _conflict(self.storage)
+        number = (before.transaction(_REWRITE) or 0) + 1
+        self._commit(now, actions, _transactions({_REWRITE: number, **also}), info, fields)
+        return True
 
     def _commit(
         self,
@@ -214,11 +235,12 @@ class BucketedTable:
         actions: Sequence[AddAction | RemoveAction],
         done: list[Transaction],
         info: Mapping[str, object],
+        fields: Schema | None = None,
     ) -> None:
         now.table.create_write_transaction(
             list(actions),
-            "append",
-            now.table.schema(),
+            "overwrite" if fields else "append",
+            fields or now.table.schema(),
             [PARTITION],
             commit_properties=CommitProperties(dict(info), app_transactions=done),
         )

@@ -35,10 +35,10 @@ def extend(recorded: Mapping[str, str], columns: Iterable[Column]) -> dict[str, 
     return labels
 
 
-def recorded_labels(properties: Mapping[str, str], schema: TableSchema) -> dict[str, str]:
-    """Return the labels that a table's properties record; of a table from before there were any, the CQL names."""
-    if NAMES in properties:
-        return json.loads(properties[NAMES])
+def recorded_labels(recorded: str | None, schema: TableSchema) -> dict[str, str]:
+    """Return the labels that a table's property records; of a table from before there were any, the CQL names."""
+    if recorded is not None:
+        return json.loads(recorded)
     return {c.name: c.name for c in (*schema.columns, *schema.dropped)}
 
 

@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
+from writetime.changes import change_schema
 from writetime.errors import WritetimeError
 from writetime.lake.delta import DataFile, Snapshot
 from writetime.lake.horizon import DELETED, HORIZON, WRITTEN, horizon_of, may_hold
 from writetime.lake.merging import MergeTask, Runner, Source, run_merge
 from writetime.lake.parquet import WrittenFile, count_values
 from writetime.lake.storage import Storage
-from writetime.lake.table import LakeTable
+from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
 from writetime.schema.table import TableSchema
 
 # Looks at new levels before they are committed.
@@ -94,6 +95,9 @@ def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> i
     """
     changes = table.changes.load()
     state = table.state.load()
+    if generation_of(state) != generation_of(changes):
+        # Landing is about to rebuild the state.
+        return 0
     files = pending(table, changes, state)
     schema = table.schema(changes)
     levels = _merged(table, table.changes.storage, files, schema, run)
@@ -150,12 +154,25 @@ def rebuild(table: LakeTable, run: Runner = map) -> int:
 
     The changes are complete: retention merges old ones and drops nothing that the state has. What the state has dropped
     of tombstones comes back until they are dropped again.
+
+    Raises:
+        Conflict: another process changed the state meanwhile: run it again.
     """
     state = table.state.load()
     changes = table.changes.load()
-    levels = _merged(table, table.changes.storage, changes.by_bucket, table.schema(changes), run)
-    table.state.rewrite(state, state.files, levels, data_change=False, also={FOLDED: changes.version})
+    schema = table.schema(changes)
+    levels = _merged(table, table.changes.storage, changes.by_bucket, schema, run)
+    numbers = {FOLDED: changes.version, GENERATION: generation_of(changes)}
+    if created_of(state) == created_of(changes):
+        table.state.rewrite(state, state.files, levels, data_change=False, also=numbers)
+    else:
+        table.state.replace(state, levels, change_schema(schema), numbers | {CREATED: created_of(changes)})
     return len(changes.files)
+
+
+def generation_of(part: Snapshot) -> int:
+    """Return the number of the generation that a version of a part is of."""
+    return part.transaction(GENERATION) or 0
 
 
 def _merged(

@@ -25,9 +25,12 @@ from writetime.lake.storage import Storage, lake_storage
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.mapping import arrow_type, stored_type
-from writetime.schema.table import TableSchema
+from writetime.schema.table import SchemaError, TableSchema, is_later
 
 SCHEMA = "writetime.schema"
+# Transactions of the parts: the number of the table's generation (`lake.generation`), and the number of the generation
+# in which a table was created under the name of another one, 0 for the first.
+GENERATION, CREATED = "generation", "created"
 # All that the databases take for names of keyspaces and tables.
 _NAME = re.compile(r"\w+\.\w+", re.ASCII)
 
@@ -56,9 +59,9 @@ class LakeTable:
 
     def schema(self, changes: Snapshot | None = None) -> TableSchema:
         """Return the table's schema at a version of its changes, the newest by default; its columns have labels."""
-        properties = (changes or self.changes.load()).properties
-        schema = parse_table(properties[SCHEMA])
-        return labelled(schema, recorded_labels(properties, schema))
+        changes = changes or self.changes.load()
+        schema = parse_table(cql_of(changes))
+        return labelled(schema, recorded_labels(changes.properties.get(_named(NAMES, changes)), schema))
 
     def follow(self, schema: TableSchema) -> TableSchema:
         """Take up a schema seen at the source, newer or older than the present one; return the schema that results.
@@ -71,6 +74,12 @@ class LakeTable:
                 differently.
         """
         current = self.schema()
+        if is_later(current, schema) or is_later(schema, current):
+            raise SchemaError(
+                f"{schema.full_name} was dropped and created again: the lake has the table with the id {current.id}, "
+                f"and not the one with the id {schema.id}. Landing begins with the later one by itself; first run "
+                f"`writetime forget {schema.full_name}` for a backfill"
+            )
         joined = join_schemas(current, schema)
         # First, so that all who add the fields of a column add the same.
         joined = labelled(joined, self._record_labels(joined))
@@ -79,17 +88,50 @@ class LakeTable:
                 part.add_fields(change_schema(joined))
             self.view.add_fields(view_schema(joined))
             # Last, so that whoever sees the schema finds its fields.
-            self.changes.set_property(SCHEMA, to_cql(joined))
+            self.changes.set_property(_named(SCHEMA, self.changes.load()), to_cql(joined))
         return joined
+
+    def begin(self, schema: TableSchema) -> None:
+        """Begin a generation with another table of the same name, which was created later; nothing of the table before
+        stays in `changes`. `generation.renew` does the rest.
+
+        Raises:
+            Conflict: another process rewrote the table meanwhile: run this again.
+        """
+        now = self.changes.load()
+        number = (now.transaction(GENERATION) or 0) + 1
+        labels = extend({}, schema.columns)
+        for name, value in ((NAMES, json.dumps(labels, ensure_ascii=False)), (SCHEMA, to_cql(schema))):
+            self.changes.set_property(f"{name}.{number}", value)
+        fields = change_schema(labelled(schema, labels))
+        self.changes.replace(now, [], fields, {GENERATION: number, CREATED: number})
 
     def _record_labels(self, schema: TableSchema) -> dict[str, str]:
         """Record the labels of columns that have none yet; return all labels by CQL name."""
+        now = self.changes.load()
+        current, name = parse_table(cql_of(now)), _named(NAMES, now)
 
         def extended(properties: Mapping[str, str]) -> str:
-            recorded = recorded_labels(properties, parse_table(properties[SCHEMA]))
+            recorded = recorded_labels(properties.get(name), current)
             return json.dumps(extend(recorded, schema.columns), ensure_ascii=False)
 
-        return json.loads(self.changes.update_property(NAMES, extended))
+        return json.loads(self.changes.update_property(name, extended))
+
+
+def created_of(part: Snapshot) -> int:
+    """Return the number of the generation in which the table was created that a version of a part is of."""
+    return part.transaction(CREATED) or 0
+
+
+def cql_of(changes: Snapshot) -> str:
+    """Return the CQL of the table that a version of its changes has."""
+    return changes.properties[_named(SCHEMA, changes)]
+
+
+def _named(name: str, changes: Snapshot) -> str:
+    """Return the name of a property of the table that a version of its changes is of."""
+    created = created_of(changes)
+    return f"{name}.{created}" if created else name
 
 
 def names_table(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import click
 import pyarrow as pa
@@ -17,13 +18,12 @@ from writetime.rows.avro import event_avro
 from writetime.rows.events import event_schema
 from writetime.rows.publish import publish as publish_events
 from writetime.rows.publish import topic_of
-from writetime.rows.rebuild import rebuild_rows
 from writetime.rows.stream import batch_files, extend
 
 _REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
     "state": (state.rebuild, "files of changes merged"),
     "view": (views.refresh, "rows"),
-    "rows": (rebuild_rows, "events"),
+    "rows": (partial(extend, rebuild=True), "events"),
 }
 
 

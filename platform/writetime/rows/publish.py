@@ -34,7 +34,7 @@ from writetime.lake.table import LakeTable
 from writetime.publishing import Sender, ensure_schemas_topic
 from writetime.rows.avro import encode_events, event_avro
 from writetime.rows.events import event_schema
-from writetime.rows.stream import batch_files
+from writetime.rows.stream import batch_files, has_other_table
 from writetime.schema.table import TableSchema
 
 PUBLISHED = "rows/published"
@@ -63,6 +63,9 @@ def publish(settings: Settings, table: LakeTable) -> int:
         WritetimeError: the broker refuses something, or another publisher of the table has started since.
     """
     rows = table.rows
+    if has_other_table(table):
+        # The next batch takes their place.
+        return 0
     schema = table.schema()
     topic = topic_of(table.name)
     ensure_topics(settings, {topic: {}}, settings.rows.partitions)

@@ -20,7 +20,7 @@ from writetime.merge.arrow import numbers, one_chunk, pc
 from writetime.merge.order import group_by
 from writetime.rows.events import CREATE, DELETE, KINDS, event_schema
 from writetime.rows.publish import PUBLISHED
-from writetime.rows.stream import PREFIX, batch_files
+from writetime.rows.stream import PREFIX, batch_files, has_other_table
 
 MERGED = "rows/merged"
 
@@ -38,7 +38,7 @@ def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
     Raises:
         Conflict: the stream was made anew while this ran: run it again.
     """
-    if not table.rows.exists():
+    if not table.rows.exists() or has_other_table(table):
         return 0
     rows = table.rows.load()
     found = batch_files(rows)

@@ -19,9 +19,10 @@ from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, Snapshot
 from writetime.lake.horizon import horizon_of
 from writetime.lake.merging import Runner, Source
 from writetime.lake.parquet import WrittenFile, write_file
-from writetime.lake.state import Staged, completed, files_since, folded_version, pending
+from writetime.lake.state import Staged, completed, files_since, folded_version, generation_of, pending
 from writetime.lake.storage import Storage
-from writetime.lake.table import LakeTable
+from writetime.lake.table import CREATED, LakeTable, created_of
+from writetime.lake.table import GENERATION as TABLE_GENERATION
 from writetime.lake.views import time_now
 from writetime.merge import merge
 from writetime.rows.events import Batch, event_schema, fitted_rows, row_events
@@ -93,14 +94,23 @@ class RowTask:
 
 
 def create_rows(table: LakeTable) -> BucketedTable:
-    """Return the Delta table of the row events, created if it is new, with the fields of the table's present schema."""
+    """Return the Delta table of the row events, created if it is new, with the fields of the table's present schema. It
+    is empty if its events are those of an earlier table of the name."""
     rows = table.rows
-    schema = event_schema(table.schema())
+    changes = table.changes.load()
+    schema = event_schema(table.schema(changes))
     rows.create(schema, table.buckets, {})
+    if has_other_table(table):
+        rows.replace(rows.load(), [], schema, {CREATED: created_of(changes)})
     rows.add_fields(schema)
     if (found := rows.load().properties[BUCKETS]) != str(table.buckets):
         raise WritetimeError(f"{rows.storage.address} has {found} buckets and the table {table.buckets}: restore it")
     return rows
+
+
+def has_other_table(table: LakeTable) -> bool:
+    """Return whether the row events are those of an earlier table of the name, which was dropped."""
+    return created_of(table.rows.load()) != created_of(table.changes.load())
 
 
 def position_of(rows: Snapshot) -> Position | None:
@@ -112,45 +122,69 @@ def position_of(rows: Snapshot) -> Position | None:
     return Position(Batch(generation, sequence, as_of), changes, state)
 
 
-def extend(table: LakeTable, as_of: int | None = None, run: Runner = map, staged: Staged | None = None) -> int:
+def extend(
+    table: LakeTable,
+    as_of: int | None = None,
+    run: Runner = map,
+    staged: Staged | None = None,
+    *,
+    rebuild: bool = False,
+) -> int:
     """Add the next batch of events to the stream: all that changed, or expired, since the last one; return their count.
 
-    `staged` is called with the new files before they are committed; if it raises, they never are.
+    If the table began a generation since (`lake.generation`), or to `rebuild` the stream, the batch creates all rows of
+    now, and is of the stream's next generation. The batches before it leave the lake table; in Kafka it follows them.
 
     Args:
         table: the table.
         as_of: the instant to judge expiry at (microseconds), now by default; never before that of the last batch.
         run: runs the tasks, one a bucket.
+        staged: is called with the new files before they are committed; if it raises, they never are.
+        rebuild: rebuild the stream from the state.
 
     Raises:
+        Conflict: another process rewrote the stream meanwhile: run it again.
         WritetimeError: the files that tell what the rows were before are gone, as the last batch was too long ago.
     """
     rows = create_rows(table)
-    last = position_of(rows.load())
+    stream = rows.load()
+    last = position_of(stream)
     # The state first: it never holds more than the changes that are read after it.
     state = table.state.load()
     changes = table.changes.load()
+    generation = generation_of(changes)
+    if generation_of(state) != generation:
+        # Landing is about to rebuild the state.
+        return 0
     instant = time_now() if as_of is None else as_of
+    follows = last is not None and not rebuild and generation_of(stream) == generation
     if last is None:
         batch = Batch(0, 1, instant)
-        tasks = first_tasks(table, state, changes, batch)
     else:
-        batch = Batch(last.batch.generation, last.batch.sequence + 1, max(instant, last.batch.as_of))
+        number = last.batch.generation if follows else last.batch.generation + 1
+        batch = Batch(number, last.batch.sequence + 1, max(instant, last.batch.as_of))
+    if last is not None and follows:
         tasks = _next_tasks(table, last, state, changes, batch)
+    else:
+        tasks = _first_tasks(table, state, changes, batch)
     try:
         written = [file for file in run(RowTask.run, tasks) if file is not None]
     except FileNotFoundError as e:
         raise _too_late(table, e) from None
-    if last is not None and not written and last.changes == changes.version:
+    if last is not None and follows and not written and last.changes == changes.version:
         return 0
     if staged:
         staged(written)
-    reached = Position(batch, changes.version, state.version)
-    new = rows.append(written, SEQUENCE, batch.sequence, reached.numbers())
+    numbers = Position(batch, changes.version, state.version).numbers() | {TABLE_GENERATION: generation}
+    new = True
+    if last is None or follows:
+        new = rows.append(written, SEQUENCE, batch.sequence, numbers)
+    else:
+        rows.rewrite(stream, stream.files, written, data_change=True, also=numbers | {SEQUENCE: batch.sequence})
     return sum(file.rows for file in written) if new else 0
 
 
-def first_tasks(table: LakeTable, state: Snapshot, changes: Snapshot, batch: Batch) -> list[RowTask]:
+def _first_tasks(table: LakeTable, state: Snapshot, changes: Snapshot, batch: Batch) -> list[RowTask]:
     """Return the tasks of a batch that begins with no rows."""
     new = pending(table, changes, state)
     schema = table.schema(changes)

@@ -111,6 +111,23 @@ def _arguments(cql_type: CqlType) -> Sequence[CqlType]:
     return getattr(cql_type, "arguments", None) or ([cql_type.element] if hasattr(cql_type, "element") else [])  # type: ignore[union-attr]
 
 
+def is_later(schema: TableSchema, other: TableSchema) -> bool:
+    """Return whether a table was created later than another one of its name: the databases make ids of the time.
+
+    Raises:
+        SchemaError: they are two tables, and the id of one has no time, as somebody chose it.
+    """
+    one, two = schema.id, other.id
+    if one is None or two is None or one == two:
+        return False
+    if (one.version, two.version) != (1, 1):
+        raise SchemaError(
+            f"there were two tables {schema.full_name}, with the ids {two} and {one}. Somebody chose an id, so it "
+            f"is not known which one is later: run `writetime forget {schema.full_name}`, and bring the table in again"
+        )
+    return one.time > two.time
+
+
 def storage_order(columns: Iterable[Column]) -> list[Column]:
     """Sort columns as rows of Cassandra store them: simple before complex, each by the bytes of the name; names that do
     not begin in ASCII come first, as `ColumnMetadata` compares them so."""

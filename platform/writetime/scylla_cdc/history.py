@@ -19,6 +19,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from writetime.instants import uuid_micros
 from writetime.schema.table import Column, TableSchema
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.findings import DOUBTFUL_INSERT, IN_SNAPSHOT, STATIC_DROPPED
@@ -198,7 +199,7 @@ def where_in(page: pa.RecordBatch, rows: np.ndarray, table: TableSchema) -> str:
     row = int(np.flatnonzero(rows)[0])
     stream, time = page[L.STREAM][row].as_py(), page[L.TIME][row].as_py()
     sequence = int.from_bytes(page[L.SEQUENCE][row].as_py(), "big")
-    when = datetime.fromtimestamp(int(L.uuid_micros(np.frombuffer(time, np.uint8)[None, :])[0]) / 1e6, UTC)
+    when = datetime.fromtimestamp(int(uuid_micros(np.frombuffer(time, np.uint8)[None, :])[0]) / 1e6, UTC)
     return (
         f"the log of {table.full_name}: row {sequence} of {UUID(bytes=time)} ({when.isoformat()}) in stream "
         f"0x{stream.hex()}"

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.changes import PARTITION_POSITION, STATIC_POSITION, field_name, position_encoder
+from writetime.instants import UUID_EPOCH
 from writetime.merge import merge
 from writetime.merge.arrow import pc
 from writetime.merge.values import plain
@@ -162,7 +163,7 @@ _IsCompared = Callable[[_Place, dict[str, Any] | None], bool]
 
 def _write_time(file: str) -> int:
     """Return the write time of the group of the log that `origin.file` names."""
-    return (UUID(file.rpartition("/")[2]).time - L.UUID_EPOCH) // 10
+    return (UUID(file.rpartition("/")[2]).time - UUID_EPOCH) // 10
 
 
 class _State:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.errors import Transient, WritetimeError
-from writetime.instants import instant_text
+from writetime.instants import UUID_EPOCH, instant_text, uuid_micros
 from writetime.schema.columnar import decode, fixed_width
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, freeze, is_complex
@@ -26,8 +26,6 @@ START_INCLUSIVE, START_EXCLUSIVE, END_INCLUSIVE, END_EXCLUSIVE, POSTIMAGE = rang
 EXPIRED_ROW, EXPIRED_PARTITION = -3, -4
 OPERATIONS = (*range(10), EXPIRED_ROW, EXPIRED_PARTITION)
 
-# 1970-01-01 in the time of version 1 UUIDs, which counts 100 ns since 1582-10-15.
-UUID_EPOCH = 0x01B21DD213814000
 # Of the UUIDs of one time: the first in the database's order, which takes the lower half as signed bytes.
 _FIRST = 0x8080808080808080
 
@@ -127,13 +125,3 @@ def first_uuid(micros: int) -> UUID:
         raise LogError(f"no UUID has the time {micros} microseconds since 1970")
     high = (ticks & 0xFFFFFFFF) << 32 | (ticks >> 16 & 0xFFFF0000) | 0x1000 | ticks >> 48
     return UUID(int=high << 64 | _FIRST)
-
-
-def uuid_micros(uuids: np.ndarray) -> np.ndarray:
-    """Return the times of UUIDs, given as rows of 16 bytes, in microseconds since 1970. Their variant is not looked at,
-    as older releases did not set it."""
-    parts = uuids[:, :8].astype(np.int64)
-    ticks = np.zeros(len(uuids), np.int64)
-    for i in (6, 7, 4, 5, 0, 1, 2, 3):
-        ticks = ticks << 8 | (parts[:, i] & 0x0F if i == 6 else parts[:, i])
-    return (ticks - UUID_EPOCH) // 10

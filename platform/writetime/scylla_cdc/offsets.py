@@ -49,6 +49,8 @@ class Offset:
     """When the table was altered to log all again: a snapshot that closes this gap is younger."""
     snapshot_at: int | None = None
     """When the snapshot was begun that closed a gap: what cannot be read of older rows is there."""
+    captured_since: int = 0
+    """What was captured before is of an earlier table of the name; 0 if none is known."""
 
     @classmethod
     def parse(cls, found: dict[str, Any]) -> "Offset":

@@ -1,0 +1,51 @@
+"""What the database records of TRUNCATE: `system.local.truncated_at` of Cassandra, `system.truncated` of ScyllaDB."""
+
+import struct
+from collections.abc import Mapping
+from uuid import UUID
+
+from cassandra.cluster import Session
+
+from writetime.capture.schemas import Node
+from writetime.lake.generation import Truncation
+
+# The id of a segment, the offset in it, and the time in milliseconds (`SystemKeyspace.truncationAsMapEntry`).
+_RECORD = struct.Struct(">qiq")
+
+
+def read_truncations(node: Node) -> Mapping[UUID, Truncation]:
+    """Return the last truncation of each table that the node has truncated, by the table's id.
+
+    Raises:
+        Unreachable: the node does not answer.
+    """
+    records = node.rows("SELECT truncated_at FROM system.local")[0]["truncated_at"] or {}
+    found = {}
+    for table_id, record in records.items():
+        segment, offset, milliseconds = _RECORD.unpack(record)
+        found[table_id] = Truncation(milliseconds * 1000, segment, offset)
+    return found
+
+
+def read_cluster_truncations(session: Session, table: str) -> Mapping[UUID, Truncation]:
+    """Return the last truncation of each table that the nodes of a ScyllaDB cluster have truncated, by the table's id.
+
+    Each node records only its own, at its own time: the latest counts.
+
+    Args:
+        session: of the cluster.
+        table: where nodes record them, `system.truncated`.
+
+    Raises:
+        DriverException and its like: a node that is up does not answer.
+    """
+    found: dict[UUID, Truncation] = {}
+    for host in session.hosts or ():
+        if not host.is_up:
+            continue
+        query = f"SELECT DISTINCT table_uuid, tounixtimestamp(truncated_at) AS at FROM {table}"
+        for row in session.execute(query, host=host):
+            if row.at is not None:
+                latest = max(row.at * 1000, found[row.table_uuid].at if row.table_uuid in found else 0)
+                found[row.table_uuid] = Truncation(latest)
+    return found

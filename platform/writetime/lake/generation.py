@@ -1,0 +1,196 @@
+"""Generations of a table: what counts after TRUNCATE, or after DROP and CREATE of the same name.
+
+Both make the database forget all earlier writes, whatever their write times are, so a merge by write time cannot
+follow. TRUNCATE leaves a record on each node: the place in the commit log up to which the node forgot
+(`system.local.truncated_at`; Cassandra's `CommitLogReplayer` replays only mutations behind it). The same rule decides
+here which changes count: those that a node logged behind that place, and snapshots that were taken later. After DROP
+and CREATE, the changes of the earlier table do not count; the table id of a change shows its table.
+
+A generation begins by one commit to `changes`, which removes the changes that count no longer. The number of the
+generation is a transaction of that commit. Then the state is rebuilt from the other changes, with the same number. Row
+events begin a generation of their own, whose first batch creates all rows.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.changes import change_schema
+from writetime.errors import WritetimeError
+from writetime.instants import uuid_micros
+from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.history import raise_history
+from writetime.lake.horizon import newest_snapshot, registered_sources
+from writetime.lake.merging import Runner
+from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, write_file
+from writetime.lake.state import BASE, generation_of, rebuild
+from writetime.lake.storage import Storage
+from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of, view_schema
+from writetime.merge.arrow import one_chunk, pc
+from writetime.schema.table import TableSchema
+
+# `CommitLog-<version>-<id>.log`: ids rise on a node (`CommitLogDescriptor`).
+_SEGMENT = re.compile(r"CommitLog-\d+-(\d+)\.log")
+_TRUNCATED = "truncated/"
+LATEST = (1 << 63) - 1
+"""An instant after all others."""
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """The database's record of the last TRUNCATE of a table: when (microseconds), and the place in the commit log of
+    the node (the id of a segment and an offset) from which on writes count. ScyllaDB's has no place."""
+
+    at: int
+    segment: int | None = None
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Start:
+    """From where on the changes of one source count (instants in microseconds).
+
+    Nothing counts that was captured before `since`. After a truncation, snapshots count that were taken later:
+    `snapshot_at` is when the source's newest one was. `of_log`: the source is the CDC log of a ScyllaDB table.
+    """
+
+    since: int = 0
+    truncation: Truncation | None = None
+    snapshot_at: int = 0
+    of_log: bool = False
+
+
+def which_count(changes: pa.Table, starts: Mapping[str | None, Start]) -> np.ndarray:
+    """Return for each change whether it counts.
+
+    Args:
+        changes: the changes, with their origins.
+        starts: by the name of the source, which a change of a node has as its `origin.node`; None is for changes
+            without one, which a backfill brought.
+    """
+    source, node, file, offset, captured_at = one_chunk(changes["origin"]).flatten()
+    captured = captured_at.cast(pa.int64()).fill_null(0).to_numpy()
+    logged, rows_of_log = (_equal(source, kind) for kind in ("commitlog", "scylla_cdc"))
+    counts = np.ones(len(changes), bool)
+    for name, start in starts.items():
+        void = captured < start.since
+        if start.of_log:
+            own = rows_of_log
+            if start.truncation is not None:
+                void[own] |= _log_times(file.filter(pa.array(own))) < start.truncation.at
+        else:
+            own = (
+                _equal(node, name) if name is not None else node.is_null().to_numpy(zero_copy_only=False) & ~rows_of_log
+            )
+            if start.truncation is not None:
+                first = start.snapshot_at if start.snapshot_at > start.truncation.at else LATEST
+                before = captured < first
+                void |= np.where(logged, _is_before(file, offset, start.truncation), before) if name else before
+        counts &= ~(own & void)
+    return counts
+
+
+def _equal(texts: pa.Array, wanted: str) -> np.ndarray:
+    return pc.equal(texts, wanted).fill_null(False).to_numpy(zero_copy_only=False)
+
+
+def _is_before(files: pa.Array, offsets: pa.Array, truncation: Truncation) -> np.ndarray:
+    """Return whether places in commit logs are before that of a truncation; other files are."""
+    segment, offset = _segments(files), offsets.fill_null(0).to_numpy()
+    first = truncation.segment or 0
+    return (segment < first) | ((segment == first) & (offset < truncation.offset))
+
+
+def _segments(files: pa.Array) -> np.ndarray:
+    """Return the ids of the segments that files are; -1 of other files."""
+    found = files.dictionary_encode()
+    ids = [_SEGMENT.fullmatch(PurePosixPath(name or "").name) for name in found.dictionary.to_pylist()]
+    numbers = np.array([-1 if match is None else int(match[1]) for match in ids] or [-1], np.int64)
+    return numbers[found.indices.fill_null(0).to_numpy()]
+
+
+def renew(table: LakeTable, starts: Mapping[str, Start], run: Runner = map) -> bool:
+    """Begin a generation if a source has a truncation that the lake does not have yet, and rebuild the state if a
+    generation began; return whether `changes` has a newer version now.
+
+    If a process is killed between the two steps, the next call does the second one.
+
+    Raises:
+        Conflict: another process rewrote the table meanwhile: run this again.
+        WritetimeError: it is not known which changes count.
+    """
+    changes = table.changes.load()
+    new = {
+        source: start.truncation.at
+        for source, start in starts.items()
+        if start.truncation is not None and start.truncation.at > (changes.transaction(_TRUNCATED + source) or 0)
+    }
+    if new:
+        _leave_out(table, changes, {source: starts[source] for source in new}, max(new.values()), run)
+        raise_history(table, max(new.values()))
+        changes = table.changes.load()
+    if created_of(view := table.view.load()) != created_of(changes):
+        table.view.replace(view, [], view_schema(table.schema(changes)), {CREATED: created_of(changes)})
+    if generation_of(table.state.load()) != generation_of(changes):
+        rebuild(table, run)
+    return bool(new)
+
+
+def _leave_out(table: LakeTable, changes: Snapshot, starts: Mapping[str, Start], at: int, run: Runner) -> None:
+    """Remove the changes that count no longer, in one commit. It begins a generation if there are any."""
+    merged = [f for f in changes.files if PurePosixPath(f.path).name.startswith(BASE) and f.added_at > at]
+    if merged and len(registered_sources(changes)) > 1:
+        raise WritetimeError(
+            f"{table.name} was truncated, and changes of its nodes were merged since (lake.keep_history_days), so it "
+            f"is not known which of them count: run `writetime forget {table.name}`, and start the agents with "
+            'capture.snapshot = "always"'
+        )
+    backfilled = Start(truncation=Truncation(at, 0, 0), snapshot_at=newest_snapshot(changes))
+    schema = table.schema(changes)
+    tasks = [
+        _LeaveOut(bucket, table.changes.storage, tuple(files), schema, {**starts, None: backfilled})
+        for bucket, files in changes.by_bucket.items()
+    ]
+    removed: list[DataFile] = []
+    written: list[WrittenFile] = []
+    for gone, rest in run(_LeaveOut.run, tasks):
+        removed += gone
+        written += rest
+    seen = {_TRUNCATED + source: start.truncation.at for source, start in starts.items() if start.truncation}
+    number = {GENERATION: generation_of(changes) + 1} if removed else {}
+    table.changes.rewrite(changes, removed, written, data_change=True, also=seen | number)
+
+
+def _log_times(files: pa.Array) -> np.ndarray:
+    """Return the times (microseconds) of rows of CDC logs: `<stream>/<timeuuid>`."""
+    names = pc.replace_substring(pc.utf8_slice_codeunits(files, -36), "-", "")
+    return uuid_micros(np.frombuffer(bytes.fromhex("".join(names.to_pylist())), np.uint8).reshape(-1, 16))
+
+
+@dataclass(frozen=True)
+class _LeaveOut:
+    """Rewrite the files of a bucket without the changes that do not count."""
+
+    bucket: int
+    storage: Storage
+    files: Sequence[DataFile]
+    schema: TableSchema
+    starts: Mapping[str | None, Start]
+
+    def run(self) -> tuple[list[DataFile], list[WrittenFile]]:
+        """Return the files that go, and those that come."""
+        removed, written = [], []
+        for file in self.files:
+            changes = read_file(self.storage, file.path, change_schema(self.schema))
+            counts = which_count(changes, self.starts)
+            if counts.all():
+                continue
+            removed.append(file)
+            if counts.any():
+                rest = changes.filter(pa.array(counts))
+                written.append(write_file(self.storage, rest, self.bucket, rest["token"], layout=READ_SOON))
+        return removed, written

@@ -1,0 +1,114 @@
+"""TRUNCATE, and DROP followed by CREATE of the same name: the lake forgets what the database forgot."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.capture.harness import Captured
+from tests.capture.test_odd_values import with_lake
+from tests.lake.answers import cql_rows, view_rows
+from tests.rows.replay import Consumer, in_order
+from writetime.capture.landing import Landing
+from writetime.lake import state, views
+from writetime.lake.horizon import captured_until
+from writetime.lake.table import LakeTable, open_table
+from writetime.rows import stream
+from writetime.verify.verify import verify
+
+FUTURE = "USING TIMESTAMP 4000000000000000"
+
+
+@pytest.fixture
+def landed(captured: Captured, tmp_path: Path) -> Captured:
+    """A keyspace that is captured, and a lake of its own."""
+    captured.settings = with_lake(captured.settings, tmp_path / "lake")
+    return captured
+
+
+def land(captured: Captured) -> LakeTable:
+    """Land table `t`, and compare its views, row events and `verify` with the database's answer."""
+    name = f"{captured.keyspace}.t"
+    captured.settle()
+    landing = Landing(captured.settings, name)
+    assert landing.drain() == landing.offsets_landed
+    table = open_table(captured.settings, name)
+    wanted = cql_rows(captured.node.session(), captured.schema("t"))
+    assert view_rows(views.virtual(table)) == wanted
+    state.fold(table)
+    assert views.refresh(table) == len(wanted)
+    kept = table.view.read([c.label for c in table.schema().columns])
+    assert sorted(map(repr, view_rows([kept]))) == sorted(map(repr, wanted))
+    stream.extend(table)
+    consumer = Consumer()
+    consumer.follow(table)
+    assert in_order(consumer.rows) == wanted
+    report = verify(captured.settings, table, 0)
+    assert report.differences == []
+    return table
+
+
+@pytest.mark.parametrize("snapshot", ["schema-only", "initial"])
+def test_a_table_that_is_truncated(landed: Captured, snapshot: str) -> None:
+    """Also what has a later write time than the truncation is gone, and what has an earlier one counts after it."""
+    landed.settings = landed.with_options(snapshot=snapshot)
+    landed.write(
+        "CREATE TABLE {ks}.t (k int, c int, s text static, v text, m map<int, text>, PRIMARY KEY (k, c)) "
+        "WITH cdc = true",
+        *(f"INSERT INTO {{ks}}.t (k, c, v, m) VALUES ({i}, {i}, 'old', {{1: 'old'}}) {FUTURE}" for i in range(20)),
+    )
+    with landed.agent():
+        first = land(landed)
+        landed.write("UPDATE {ks}.t SET s = 'old' WHERE k = 1", "TRUNCATE {ks}.t")
+        table = land(landed)
+        assert view_rows(views.virtual(table)) == []
+        landed.write(
+            "INSERT INTO {ks}.t (k, c, v, m) VALUES (1, 1, 'new', {2: 'new'}) USING TIMESTAMP 5",
+            f"UPDATE {{ks}}.t {FUTURE} SET s = 'lost' WHERE k = 1",
+            "TRUNCATE {ks}.t",
+            "UPDATE {ks}.t USING TIMESTAMP 7 SET v = 'last', m[3] = 'last' WHERE k = 1 AND c = 1",
+        )
+        table = land(landed)
+        assert view_rows(views.virtual(table)) == [{"k": 1, "c": 1, "s": None, "v": "last", "m": [[3, "last"]]}]
+        before = captured_until(table.changes.load())
+        landed.write("INSERT INTO {ks}.t (k, c, v) VALUES (2, 2, 'more')")
+        assert captured_until(land(landed).changes.load()) >= before
+    assert first.name == table.name
+
+
+def test_a_table_that_is_truncated_while_the_agent_is_down(landed: Captured) -> None:
+    landed.write("CREATE TABLE {ks}.t (k int PRIMARY KEY, v text) WITH cdc = true")
+    with landed.agent():
+        landed.write(*(f"INSERT INTO {{ks}}.t (k, v) VALUES ({k}, 'old')" for k in range(5)))
+        land(landed)
+    landed.write(
+        "INSERT INTO {ks}.t (k, v) VALUES (1, 'never seen')",
+        "TRUNCATE {ks}.t",
+        "INSERT INTO {ks}.t (k, v) VALUES (3, 'new')",
+    )
+    with landed.agent():
+        table = land(landed)
+    assert view_rows(views.virtual(table)) == [{"k": 3, "v": "new"}]
+
+
+@pytest.mark.parametrize("snapshot", ["schema-only", "initial"])
+@pytest.mark.parametrize("is_down", [False, True])
+def test_a_table_that_is_dropped_and_created_again(landed: Captured, snapshot: str, is_down: bool) -> None:
+    """With the same columns, and with others."""
+    landed.settings = landed.with_options(snapshot=snapshot)
+    definitions = [
+        ("(k int PRIMARY KEY, v text)", "(k, v) VALUES (1, 'first')"),
+        ("(k int PRIMARY KEY, v text)", "(k, v) VALUES (2, 'second')"),
+        ("(k text, v int, w blob, PRIMARY KEY (k, v))", "(k, v, w) VALUES ('a', 1, 0x01)"),
+    ]
+    for number, (columns, values) in enumerate(definitions):
+        landed.write(f"CREATE TABLE {{ks}}.t {columns} WITH cdc = true")
+        with landed.agent():
+            landed.write(f"INSERT INTO {{ks}}.t {values}")
+            land(landed)
+            landed.write(f"INSERT INTO {{ks}}.t {values} USING TTL 1000")
+            if not is_down and number < 2:
+                # Not landed before the table is gone.
+                landed.write("DROP TABLE {ks}.t")
+        if is_down and number < 2:
+            landed.write("DROP TABLE {ks}.t")
+    assert len(view_rows(views.virtual(open_table(landed.settings, f"{landed.keyspace}.t")))) == 1
