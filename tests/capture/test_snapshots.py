@@ -244,3 +244,10 @@ def test_modes(landed: Captured) -> None:
     assert landed.changes("old").num_rows == 1
     with landed.agent(snapshot="always"):
         wait_for(lambda: landed.changes("old").num_rows == 2)
+        wait_for(lambda: is_done(landed, "old", "empty", "marks"))
+    # As an agent leaves it that ended before it had deleted the snapshot.
+    stored = landed.settings.capture.state / "snapshots.json"
+    content = json.loads(stored.read_text())
+    stored.write_text(json.dumps({key: value | {"state": "published"} for key, value in content.items()}))
+    with landed.agent(snapshot="always"):
+        wait_for(lambda: landed.changes("old").num_rows == 3)

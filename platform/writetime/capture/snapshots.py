@@ -92,11 +92,14 @@ class Snapshots:
         self._announce = announce
         self._path = settings.capture.state / "snapshots.json"
         stored: dict[str, dict[str, Any]] = read_json(self._path) or {}
-        self._tables = {
-            UUID(key): SnapshotProgress(**value)
-            for key, value in stored.items()
-            if not (self._mode == "always" and value["state"] == "done")
-        }
+        self._tables = {UUID(key): SnapshotProgress(**value) for key, value in stored.items()}
+        if self._mode == "always":
+            # One that is published may not be deleted yet. It keeps its tag, so that this is done.
+            self._tables = {
+                i: SnapshotProgress(p.table, p.tag) if p.state == "published" else p
+                for i, p in self._tables.items()
+                if p.state != "done"
+            }
         self._faults: dict[UUID, str] = {}
         self._unknown: Counter[UUID] = Counter()
         self._not_before: dict[UUID, float] = {}
