@@ -103,7 +103,8 @@ class Sender:
 
         Raises:
             SchemaRefused: the registry takes no such schema.
-            WritetimeError: the registry does not answer, or a message was refused.
+            Transient: the registry or the broker does not answer.
+            WritetimeError: the registry refuses the call, or a message was refused.
         """
         schema_id = None if self._registry is None else self._registry.register(topic, avro, compatibility)
         self.produce(SCHEMAS_TOPIC, json.dumps(avro).encode(), f"{fingerprint(avro):016x}".encode(), 0)

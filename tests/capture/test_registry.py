@@ -9,18 +9,22 @@ from typing import Any
 import fastavro
 import pytest
 
+from tests.capture.fake_registry import BAD_ANSWERS, Answer, FakeRegistry, error, fake_registry
 from tests.capture.harness import Captured
 from tests.capture.registry import RegistryServer, with_login
 from tests.capture.test_avro import before_milliseconds
+from tests.capture.test_isolation import status_of
 from tests.capture.test_landing import assert_view, landed
 from tests.capture.test_segments import complete, progress_of, put_back, wait_for
 from tests.rows.test_publish import messages, plain
 from writetime import config
+from writetime import registry as client
+from writetime.capture import agent
 from writetime.capture.avro import change_avro
 from writetime.capture.landing import Landing
 from writetime.capture.publisher import topic_of
 from writetime.config import SchemaRegistry, Settings
-from writetime.errors import WritetimeError
+from writetime.errors import Transient, WritetimeError
 from writetime.lake.table import open_table
 from writetime.registry import Registry
 from writetime.rows import publish, stream
@@ -158,9 +162,73 @@ def test_a_refused_schema_stops_no_other_table(registered: Captured, registry: R
     registered.assert_same("t", "marks")
 
 
+@pytest.fixture
+def fake(landed: Captured, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
+    """A registry in this process, of a keyspace that is captured with a lake of its own."""
+    monkeypatch.setattr(client, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(agent, "_PAUSE_SECONDS", 0.1)
+    with fake_registry() as server:
+        landed.settings = landed.settings.model_copy(update={"schema_registry": SchemaRegistry(url=server.url)})
+        yield server
+
+
+def test_the_agent_waits_for_a_registry_that_answers_anything(landed: Captured, fake: FakeRegistry) -> None:
+    """Nothing is set aside, whatever it answers, and landing waits for its schemas, too."""
+    name = f"{landed.keyspace}.t"
+    landed.write("CREATE TABLE {ks}.t (k int PRIMARY KEY) WITH cdc = true", "INSERT INTO {ks}.t (k) VALUES (1)")
+    landed.fill(2)
+    fake.instead = lambda method, path: BAD_ANSWERS["500"]
+    with landed.agent():
+        for bad in BAD_ANSWERS.values():
+            said: list[str] = []
+
+            def instead(method: str, path: str, bad: Answer = bad, said: list[str] = said) -> Answer | None:
+                said.append(method)
+                return bad if method == "POST" else None
+
+            fake.instead = instead
+            wait_for(lambda said=said: said.count("POST") > 1)
+        assert not fake.schemas
+        assert complete(landed)
+        assert "errors" in status_of(landed)
+        fake.instead = lambda method, path: None
+        landed.settle(60)
+        wait_for(lambda: not status_of(landed)["held_by"])
+    assert not list((landed.settings.capture.state / "aside").glob("*.reason.json"))
+    landed.assert_same("t", "marks")
+    landing = Landing(landed.settings, name)
+    for bad in ("object", "cut-body", "503", "reset"):
+        fake.instead = lambda method, path, bad=bad: BAD_ANSWERS[bad]
+        with pytest.raises(Transient, match=f"schema registry {fake.url} does not answer"):
+            landing.drain()
+    fake.instead = lambda method, path: None
+    assert landing.drain() == 1
+
+
+def test_a_subject_that_the_user_may_not_write_stops_no_other_table(landed: Captured, fake: FakeRegistry) -> None:
+    name = f"{landed.keyspace}.t"
+    subject = f"{topic_of(name)}-value"
+    fake.instead = lambda method, path: error(403, 40301, "not yours") if subject in path else None
+    landed.write("CREATE TABLE {ks}.t (k int PRIMARY KEY) WITH cdc = true", "INSERT INTO {ks}.t (k) VALUES (1)")
+    landed.fill(2)
+    aside = landed.settings.capture.state / "aside"
+    with landed.agent():
+        landed.settle(60)
+        wait_for(lambda: list(aside.glob("*.reason.json")))
+        wait_for(lambda: list(status_of(landed)["held"]) == [name])
+    (file,) = aside.glob("*.reason.json")
+    assert f"{fake.url} refuses the subject {subject}: 403 not yours; grant" in json.loads(file.read_text())["reason"]
+    landed.assert_same("marks")
+    fake.instead = lambda method, path: None
+    put_back(landed, aside)
+    with landed.agent():
+        wait_for(lambda: not list(aside.glob("*.reason.json")))
+    landed.assert_same("t", "marks")
+
+
 def test_a_registry_that_does_not_answer(registered: Captured) -> None:
     settings = registered.settings.model_copy(update={"schema_registry": SchemaRegistry(url="http://127.0.0.1:1/api")})
-    with pytest.raises(WritetimeError, match=r"registry http://127\.0\.0\.1:1/api does not answer"):
+    with pytest.raises(Transient, match=r"registry http://127\.0\.0\.1:1/api does not answer"):
         Registry(settings).get(1)
     assert Registry(registered.settings).get(987_654) is None
 
@@ -175,7 +243,7 @@ def test_a_registry_that_asks_for_a_login(registered: Captured, registry: Regist
             return registered.settings.model_copy(update={"schema_registry": section})
 
         for login in ({}, {"username": "writetime", "password": "guessed"}):
-            with pytest.raises(WritetimeError, match=f"schema registry {url}: GET /schemas/ids/1: 401 .*who are you"):
+            with pytest.raises(WritetimeError, match=f"schema registry {url} refuses the schema .* 1: 401 who are you"):
                 Registry(settings(**login)).get(1)
         assert answers == {401: 2}
         registered.settings = settings(username="writetime", password=password)

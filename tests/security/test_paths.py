@@ -189,9 +189,10 @@ def test_capture_lake_and_verification(secured: Secured, in_force: Settings) -> 
             for i in range(20):
                 session.execute(f"INSERT INTO shop.orders (id, total) VALUES ({i}, {i * i})")
             landed(in_force, "shop.orders", 20, outcome)
+            # An agent reports every few seconds.
+            until(lambda: "shop.orders: 20 row" in command("status", "--agents"), outcome)
     assert len(command("view", "shop.orders", "--format", "jsonl").splitlines()) == 20
     assert verify(in_force, open_table(in_force, "shop.orders"), 0).proven
-    assert "shop.orders: 20 row" in command("status", "--agents")
     folders = command("snapshot", "shop.orders").split()
     assert "20 changes added" in command("backfill", "shop.orders", *folders)
     assert "0 differ" in CliRunner().invoke(main, ["verify", "shop.orders"]).stderr

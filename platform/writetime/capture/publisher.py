@@ -134,7 +134,8 @@ class ChangePublisher:
 
         Raises:
             SchemaRefused: the registry refuses the schema.
-            WritetimeError: Kafka refuses it.
+            Transient: Kafka or the registry does not answer.
+            WritetimeError: Kafka or the registry refuses it.
         """
         self._topic(schema)
 
@@ -163,8 +164,8 @@ class ChangePublisher:
         encoded, or are of a schema or topic that is refused.
 
         Raises:
-            Refused: Kafka refuses this topic, or one whose changes were handed over before. Go on with `after`, which
-                after some refusals hands over no changes of that topic for a while.
+            Refused: Kafka or the registry refuses this topic, or Kafka one whose changes were handed over before. Go on
+                with `after`, which after some refusals hands over no changes of that topic for a while.
             WritetimeError: Kafka or the registry does not answer.
         """
         if (reason := self._refusals_of(schema).set_aside()) is not None:
@@ -237,10 +238,10 @@ class ChangePublisher:
             name = topic_of(schema.full_name)
             ensure_schemas_topic(self._settings)
             options = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
-            with _of_topic(name):
-                ensure_topics(self._settings, {name: options}, self._settings.capture.partitions)
             try:
-                header = self._sender.register(name, change_avro(schema), "FULL_TRANSITIVE")
+                with _of_topic(name):
+                    ensure_topics(self._settings, {name: options}, self._settings.capture.partitions)
+                    header = self._sender.register(name, change_avro(schema), "FULL_TRANSITIVE")
             except SchemaRefused as e:
                 self._refused[schema] = e, time.monotonic() + _ASK_AGAIN_SECONDS
                 raise
@@ -258,10 +259,11 @@ class ChangePublisher:
 
 @contextmanager
 def _of_topic(name: str) -> Iterator[None]:
-    """Turn what Kafka refuses of a topic into a refusal of that topic."""
+    """Turn what Kafka or the registry refuses of a topic into a refusal of that topic."""
     try:
         yield
-    except Transient:
+    except (Transient, Refused, SchemaRefused):
+        # What is refused may also be a message of another topic, which was handed over before.
         raise
     except WritetimeError as e:
         raise Refused(str(e), name) from None

@@ -1,0 +1,190 @@
+"""A schema registry that answers anything: what may pass is waited for, a refusal says what to do."""
+
+import json
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.capture.fake_registry import BAD_ANSWERS, JSON_ANSWERS, Answer, FakeRegistry, answer, error, fake_registry
+from tests.capture.test_segments import wait_for
+from writetime import config, registry
+from writetime.errors import Transient, WritetimeError
+from writetime.registry import Registry, SchemaRefused
+from writetime.servers.process import free_port
+
+TOPIC, SUBJECT = "changes.ks.t", "changes.ks.t-value"
+AVRO = {"type": "record", "name": "t", "namespace": "ks", "fields": []}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "TIMEOUT_SECONDS", 1.0)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeRegistry]:
+    with fake_registry() as server:
+        yield server
+
+
+def client(url: str, **login: str) -> Registry:
+    return Registry(config.load(schema_registry={"url": url, **login}))
+
+
+def register(client: Registry) -> int:
+    return client.register(TOPIC, AVRO, "FULL_TRANSITIVE")
+
+
+# Of a compatibility that was set, only the status counts; and no versions means that the subject is new.
+CASES = [
+    (method, name)
+    for method in ("GET", "POST", "PUT")
+    for name in BAD_ANSWERS
+    if method != "PUT" or name not in JSON_ANSWERS
+]
+CASES.remove(("GET", "list"))
+
+
+@pytest.mark.parametrize(("method", "name"), CASES)
+def test_a_bad_answer_is_waited_for(fake: FakeRegistry, method: str, name: str) -> None:
+    """Of each call of a registration, and of asking for a schema; and the same client goes on when that is over."""
+    own = client(fake.url)
+    asked = client(fake.url)
+    fake.instead = lambda m, path: BAD_ANSWERS[name] if m == method and "/ids/" not in path else None
+    begin = time.monotonic()
+    with pytest.raises(Transient, match=f"schema registry {fake.url} does not answer"):
+        register(own)
+    assert time.monotonic() - begin < 10
+    fake.instead = lambda m, path: BAD_ANSWERS[name] if m == method else None
+    if method == "GET":
+        with pytest.raises(Transient, match=f"schema registry {fake.url} does not answer"):
+            asked.get(1)
+    fake.instead = lambda m, path: None
+    assert register(own) == 1
+    assert asked.get(1) == AVRO
+    assert fake.compatibility == {SUBJECT: "FULL_TRANSITIVE"}
+    # Nothing waits for the rest of an answer.
+    wait_for(lambda: "schema registry" not in [thread.name for thread in threading.enumerate()])
+
+
+def test_no_versions(fake: FakeRegistry) -> None:
+    fake.instead = lambda m, path: answer(b"[]") if m == "GET" else None
+    assert register(client(fake.url)) == 1
+    assert fake.compatibility == {SUBJECT: "FULL_TRANSITIVE"}
+    with pytest.raises(Transient, match="does not answer"):
+        client(fake.url).get(1)
+
+
+def test_a_registry_that_nobody_has_started() -> None:
+    own = client(f"http://127.0.0.1:{free_port()}/api")
+    for ask in (register, lambda c: c.get(1)):
+        with pytest.raises(Transient, match=r"registry http://127\.0\.0\.1:\d+/api does not answer: .*refused"):
+            ask(own)
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        (301, "schema_registry.url"),
+        (400, "400"),
+        (401, "schema_registry.username"),
+        (403, "grant"),
+        (404, "schema_registry.url"),
+        (405, "schema_registry.url"),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
+def test_a_refusal_says_what_to_do(fake: FakeRegistry, method: str, status: int, remedy: str) -> None:
+    def refuses(m: str, path: str) -> Answer | None:
+        return answer(b"<html>no</html>", status, Location="/") if m == method else None
+
+    fake.instead = refuses
+    asked: list[tuple[Callable[[Registry], Any], str]] = [(register, f"subject {SUBJECT}")]
+    if method == "GET":
+        asked.append((lambda c: c.get(1), "schema with the id 1"))
+    for ask, what in asked:
+        with pytest.raises(WritetimeError) as caught:
+            ask(client(fake.url))
+        assert not isinstance(caught.value, (Transient, SchemaRefused))
+        for text in (fake.url, what, str(status), remedy, "no"):
+            assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("refusal", [error(409, 409, "not compatible"), error(422, 42201, "not Avro")])
+def test_a_schema_that_is_refused(fake: FakeRegistry, refusal: Answer) -> None:
+    fake.instead = lambda m, path: refusal if m == "POST" else None
+    with pytest.raises(SchemaRefused, match=f"{fake.url}.*refuses the schema of {TOPIC}.*not .*{SUBJECT}"):
+        register(client(fake.url))
+
+
+def test_what_the_registry_does_not_have(fake: FakeRegistry) -> None:
+    own = client(fake.url)
+    assert own.get(9) is None
+    assert register(own) == 1
+    assert own.get(1) == AVRO
+    fake.instead = lambda m, path: answer(b'{"schema": "syntax", "schemaType": "PROTOBUF"}')
+    with pytest.raises(WritetimeError, match=r"id 2 .* is PROTOBUF, not Avro") as caught:
+        own.get(2)
+    assert not isinstance(caught.value, Transient)
+
+
+def test_what_is_known_is_not_asked_for_again(fake: FakeRegistry) -> None:
+    """Also by a task that took the registry along; a subject that is there keeps its compatibility."""
+    own = client(fake.url)
+    register(own)
+    own.get(1)
+    calls = len(fake.calls)
+    taken = pickle.loads(pickle.dumps(own))
+    for known in (own, taken):
+        assert register(known) == 1
+        assert known.get(1) == AVRO
+    assert len(fake.calls) == calls
+    fake.compatibility[SUBJECT] = "NONE"
+    assert taken.register(TOPIC, AVRO | {"doc": "newer"}, "FULL_TRANSITIVE") == 2
+    assert fake.compatibility[SUBJECT] == "NONE"
+
+
+def test_a_registry_that_knows_only_subjects_with_schemas(fake: FakeRegistry) -> None:
+    def refuses(method: str, path: str) -> Answer | None:
+        is_new = method == "PUT" and not fake.subjects
+        return error(404, 40401, "Subject not found") if is_new else None
+
+    fake.instead = refuses
+    assert register(client(fake.url)) == 1
+    assert fake.compatibility == {SUBJECT: "FULL_TRANSITIVE"}
+
+
+def test_authorities_that_cannot_be_read(fake: FakeRegistry, tmp_path: Any) -> None:
+    (tmp_path / "ca.crt").write_text("none")
+    for name in ("missing.crt", "ca.crt"):
+        with pytest.raises(WritetimeError, match=rf"schema_registry\.tls_ca_file.*{name}") as caught:
+            client(fake.url, tls_ca_file=str(tmp_path / name)).get(1)
+        assert not isinstance(caught.value, Transient)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["id", "schema", "schemaType"]) | st.text(), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([200, 201, 202, 299, 304, 400, 404, 418, 500, 599]), JSON)
+def test_any_json_is_an_answer_or_an_error(fake: FakeRegistry, status: int, content: Any) -> None:
+    fake.instead = lambda m, path: answer(json.dumps(content).encode(), status)
+    for ask in (register, lambda c: c.get(1)):
+        try:
+            found = ask(client(fake.url))
+        except Transient:
+            assert status < 300 or status >= 500
+        except WritetimeError:
+            assert status >= 300 or "schemaType" in str(content)
+        else:
+            assert found is None or (status < 300 and isinstance(content, dict))
