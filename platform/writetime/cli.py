@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import click
+from cassandra import RequestValidationException
 
 from writetime import config, database, servers
 from writetime.errors import WritetimeError
@@ -40,7 +41,8 @@ _COMMANDS = {
 
 
 class _Group(click.Group):
-    """Shows a `WritetimeError` as one line and ends with status 1; anything else is a bug and keeps its traceback."""
+    """Shows a `WritetimeError`, or that the database does not answer, as one line and ends with status 1. Anything else
+    is a bug and keeps its traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_COMMANDS})
@@ -56,6 +58,13 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except WritetimeError as e:
             raise click.ClickException(str(e)) from None
+        except database.DRIVER_FAULTS as e:
+            if isinstance(e, RequestValidationException):
+                # A statement of ours is wrong.
+                raise
+            raise click.ClickException(
+                f"the database did not answer ({database.driver_reason(e)}): run the command again"
+            ) from None
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
