@@ -250,6 +250,6 @@ def test_a_registry_that_asks_for_a_login(registered: Captured, registry: Regist
         with registered.agent():
             registered.settle()
         assert {value[0] for _, _, value in messages(registered.settings, topic_of(name))} == {0x00}
-        assert Landing(registered.settings, name).drain() == 1
+        assert Landing(registered.settings, name).drain() == 2
         assert answers[401] == 2
         assert answers[200] >= 3
