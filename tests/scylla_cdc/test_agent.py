@@ -368,3 +368,19 @@ def test_a_table_that_is_dropped_and_created_again(cdc: CdcDatabase, late: Logge
             cdc.session.execute(f"DROP TABLE {table}")
         late.schema = cdc.create(replace(late.schema, id=None))
     assert view_rows(views.virtual(open_table(settings, name))) == [{"p": 1, "v": 1}]
+
+
+def test_truncations_that_cannot_be_read_hold_the_watermark(
+    cdc: CdcDatabase, late: Logged, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it is not known whether the table was truncated. Its changes are published."""
+    late.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
+    cdc.announce_tablets(late.schema, late.sets)
+    settings = settings_for(cdc, tmp_path, late, window_seconds=0.5, truncations="system.nothing")
+    with agent(settings):
+        insert(cdc, late, 1)
+        wait_until(settings, late, now())
+        wait_for(lambda: "system.nothing cannot be read, so watermarks stay" in caplog.text)
+    assert WatermarkTopic(settings).read()[source_of(late)].tables[late.schema.full_name].until == 0
+    assert land(settings, late) == Counter(late.origins)
+    assert_view(settings, late)

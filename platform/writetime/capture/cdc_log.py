@@ -142,7 +142,7 @@ class LogAgent:
         self._schemas: dict[str, TableSchema] = {}
         taker = NamedTaker(settings.capture.snapshot_folders, lambda name: progress.offsets[name].since, snapshot_at)
         self.snapshots = Snapshots(settings, taker, None, self._metrics, self._announce_marks)
-        self._next_status = self._next_mark = 0.0
+        self._next_status = self._next_mark = self._next_warning = 0.0
         # What nodes record of TRUNCATE, as of an instant (microseconds).
         self._truncations: Mapping[UUID, Truncation] = {}
         self._truncations_at = 0
@@ -263,13 +263,15 @@ class LogAgent:
         self._publisher.mark(table.name + SUFFIX, SourceMarks({table.name: mark}, status=self._status([table])))
 
     def _look_for_truncations(self) -> None:
-        at = now()
+        """Ask the nodes for truncations. While one does not answer, no watermark moves."""
+        at, where = now(), self._settings.scylla_cdc.truncations
         try:
-            found = read_cluster_truncations(self._session, self._settings.scylla_cdc.truncations)
+            self._truncations, self._truncations_at = read_cluster_truncations(self._session, where), at
         except DRIVER_FAULTS as e:
-            log.info("truncations are not known, so watermarks stay: %s", reason_of(e))
-            return
-        self._truncations, self._truncations_at = found, at
+            self._metrics.error("database")
+            if time.monotonic() >= self._next_warning:
+                self._next_warning = time.monotonic() + _WARNING_SECONDS
+                log.error("%s cannot be read, so watermarks stay; the role needs SELECT on it: %s", where, reason_of(e))
 
     def _announce_marks(self, stop: threading.Event) -> bool:
         """Say how far each table is; return whether the broker has it, False only if it is to stop."""
