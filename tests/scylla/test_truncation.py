@@ -1,9 +1,7 @@
 """TRUNCATE, and DROP followed by CREATE of the same name, on a running ScyllaDB: the lake forgets what it forgot."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from tests.capture.test_segments import wait_for
 from tests.lake.answers import view_rows
 from tests.scylla.node import Node
 from tests.scylla.server import new_name
-from writetime.capture import cdc_log
+from tests.scylla_cdc.test_agent import agent
 from writetime.capture.landing import Landing, is_published
 from writetime.capture.watermarks import TableMark, WatermarkTopic
 from writetime.config import Capture, Settings
@@ -32,19 +30,6 @@ def settings_for(live: Settings, name: str, folder: Path) -> Settings:
     reading = live.scylla_cdc.model_copy(update={"window_seconds": 1.0, "confidence_seconds": 3.0})
     lake = live.lake.model_copy(update={"path": str(folder / "lake"), "buckets": 2})
     return live.model_copy(update={"capture": capture, "scylla_cdc": reading, "lake": lake})
-
-
-@contextmanager
-def agent(settings: Settings) -> Iterator[None]:
-    """An agent in a thread."""
-    stop = threading.Event()
-    thread = threading.Thread(target=cdc_log.run, args=(settings, stop))
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def lands(settings: Settings, name: str, wanted: list[dict[str, Any]]) -> Callable[[], bool]:
