@@ -136,11 +136,14 @@ def _read(status: int, headers: set[bytes], body: bytes) -> Answer:
         return answer
     try:
         content: Any = json.loads(body)
-    except ValueError:
-        answer.fault = "no JSON"
+        if not isinstance(content, dict):
+            raise TypeError("no object")
+        if status == 202:
+            answer.event_ids, answer.item_ids = _ids(content, "event"), _ids(content, "item")
+    except (ValueError, TypeError, AttributeError) as e:
+        answer.fault = f"not what is documented: {e}"
         return answer
     if status == 202:
-        answer.event_ids, answer.item_ids = _ids(content, "event"), _ids(content, "item")
         sound = content.get("status") == "queued" and bool(answer.event_ids) != bool(answer.item_ids)
     else:
         sound = content.get("status") == "error" and isinstance(content.get("reason"), str) and content["reason"] != ""

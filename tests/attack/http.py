@@ -125,7 +125,8 @@ class Attack:
                 if sent.leaves:
                     return self._leave(connection, sent)
                 name = f"sentinel-{number}"
-                connection.send(*sent.pieces, (calls.sentinel(name), 0.0))
+                # Twice, as a call that is cut short may take the first for its end.
+                connection.send(*sent.pieces, (2 * calls.sentinel(name), 0.0))
                 answers, ending = connection.answers(name)
         except OSError as e:
             self._note(number, sent, f"no connection: {e}")
