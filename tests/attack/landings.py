@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from tests.attack import hostile
 from tests.attack.watched import Limits
 from tests.lake.made import cell
 from writetime.capture import following, landing, watermarks
-from writetime.capture.avro import ChangeEncoder, change_avro
+from writetime.capture.avro import ChangeDecoder, ChangeEncoder, change_avro
 from writetime.capture.following import Tables
 from writetime.capture.publisher import ChangePublisher, topic_of
 from writetime.capture.skipping import MessagePlace, skip
@@ -43,6 +44,7 @@ from writetime.lake.horizon import captured_until
 from writetime.lake.parquet import read_file
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now
+from writetime.merge import live_rows, merge
 from writetime.publishing import SCHEMAS_TOPIC, Sender
 from writetime.schema.avro import fingerprint
 from writetime.schema.cql import parse_table
@@ -56,6 +58,7 @@ LIMITS = Limits(seconds=60.0, touched_mib=512, reserved_mib=16_384)
 _PARTITIONS = 2
 _HOSTILE = 6
 _SOUND = 8
+_DECODED = 100
 _PLACE = re.compile(r"topic (\S+), partition (\d+), offset (\d+)")
 _TEXT = Native("text")
 _COLUMNS = """
@@ -104,19 +107,15 @@ class Landings:
         number = first
         while (rounds is None or number < first + rounds) and (seconds is None or time.monotonic() - began < seconds):
             r = random.Random(f"{seed}/{number}")
-            kind = r.choices([self._attack_changes, self._attack_schemas, self._attack_marks], [4, 1, 1])[0]
-            topic = {"_attack_changes": "changes.<table>", "_attack_schemas": SCHEMAS_TOPIC}.get(kind.__name__)
+            kinds: list[tuple[str, Callable[[random.Random, TableSchema], list[str]]]] = [
+                ("changes.<table>", self._attack_changes),
+                ("changes.<table>, decoded", self._attack_decoder),
+                (SCHEMAS_TOPIC, self._attack_schemas),
+                (WATERMARKS_TOPIC, self._attack_marks),
+            ]
+            ((target, attack),) = r.choices(kinds, [4, 1, 1, 1])
             attacked = self._new_table(f"attacked{number}")
-
-            def run(
-                kind: Callable[[random.Random, TableSchema], list[str]] = kind,
-                r: random.Random = r,
-                attacked: TableSchema = attacked,
-            ) -> list[str]:
-                self._begin(r, attacked)
-                return kind(r, attacked)
-
-            yield number, topic or WATERMARKS_TOPIC, run
+            yield number, target, partial(attack, r, attacked)
             number += 1
 
     # --- what is sent -------------------------------------------------------------------------------------------------
@@ -168,6 +167,7 @@ class Landings:
     # --- attacks ------------------------------------------------------------------------------------------------------
 
     def _attack_changes(self, r: random.Random, attacked: TableSchema) -> list[str]:
+        self._begin(r, attacked)
         name = attacked.full_name
         before = self._until[name]
         bases = _messages(attacked, [_change(r, -1 - i, attacked) for i in range(_HOSTILE)])
@@ -223,8 +223,30 @@ class Landings:
             refused.add(place)
             skip(self._settings, MessagePlace(name, *place))
 
+    def _attack_decoder(self, r: random.Random, attacked: TableSchema) -> list[str]:
+        """Decode many messages without Kafka, and merge what can be read with sound changes."""
+        others = _messages(self._sound[0], [_change(r, 0, self._sound[0]) for _ in range(3)])
+        avros = [change_avro(schema) for schema in (attacked, self._sound[0])]
+        decoder = ChangeDecoder(attacked, {fingerprint(avro): avro for avro in avros})
+        outcomes = []
+        for key in range(_DECODED):
+            bases = _messages(attacked, [_change(r, key, attacked) for _ in range(3)])
+            _, value = hostile.avro(r, bases[0], others)
+            try:
+                found = decoder.decode([value])
+            except Exception:
+                # Landing catches every error at its message.
+                outcomes.append("refused")
+                continue
+            found.validate(full=True)
+            rows = live_rows(merge([decoder.decode(bases), found], attacked), attacked, int(time.time()))
+            rows.validate(full=True)
+            outcomes.append("read")
+        return outcomes
+
     def _attack_schemas(self, r: random.Random, attacked: TableSchema) -> list[str]:
         """What the schemas of the attacked table become is nobody's concern but its own."""
+        self._begin(r, attacked)
         avro = change_avro(attacked)
         own = f"{fingerprint(avro):016x}".encode()
         for _ in range(_HOSTILE):
@@ -236,6 +258,7 @@ class Landings:
         return [self._others_land(r, attacked)] * _HOSTILE
 
     def _attack_marks(self, r: random.Random, attacked: TableSchema) -> list[str]:
+        self._begin(r, attacked)
         name = attacked.full_name
         place = self._tables._tables[name].report.place
         report = asdict(LandingReport(time.time(), place=place))
