@@ -38,9 +38,16 @@ def key(r: random.Random, sound: Value) -> Value:
     return r.choice([sound, sound, None, b"", b"\xff\xfe", r.randbytes(8), b"x" * 5000, mutate(sound or b"x", r)])
 
 
-def avro(r: random.Random, sound: bytes, others: Sequence[bytes]) -> tuple[str, Value]:
-    """Make a value out of a sound one in Avro's single-object encoding, and those of other tables; name its kind."""
-    head, body = sound[:HEADER_BYTES], sound[HEADER_BYTES:]
+def avro(r: random.Random, sound: bytes, others: Sequence[bytes], head_bytes: int = HEADER_BYTES) -> tuple[str, Value]:
+    """Make a value of a sound one in Avro and those of other tables; name its kind.
+
+    Args:
+        r: chooses.
+        sound: a value.
+        others: values of other tables.
+        head_bytes: how long the header of values is, which names the schema.
+    """
+    head, body = sound[:head_bytes], sound[head_bytes:]
     at = r.randrange(len(body) + 1)
     match r.choice(["changed", "changed", "body", "body", "body", "number", "cut", "other", "schema", "garbage"]):
         case "changed":
@@ -55,7 +62,7 @@ def avro(r: random.Random, sound: bytes, others: Sequence[bytes]) -> tuple[str, 
             return "cut", (head + body)[: r.randrange(len(sound))] if r.random() < 0.7 else sound + r.choice(others)
         case "other":
             other = r.choice(others)
-            return "other tables' schemas", r.choice([other, other[:HEADER_BYTES] + body, head + other[HEADER_BYTES:]])
+            return "other tables' schemas", r.choice([other, other[:head_bytes] + body, head + other[head_bytes:]])
         case "schema":
             heads = [b"\xc3\x01" + r.randbytes(8), b"\x00" + r.randbytes(4), b"\x00\x00\x00\x00\x01", b"\xc3\x01"]
             return "unknown schemas", r.choice(heads) + body

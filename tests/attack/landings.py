@@ -25,8 +25,9 @@ from tests.attack import hostile
 from tests.attack.watched import Limits
 from tests.lake.made import cell
 from writetime.capture import following, landing, watermarks
-from writetime.capture.avro import ChangeDecoder, ChangeEncoder, change_avro
+from writetime.capture.avro import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
 from writetime.capture.following import Tables
+from writetime.capture.landing_tasks import decode
 from writetime.capture.publisher import ChangePublisher, topic_of
 from writetime.capture.skipping import MessagePlace, skip
 from writetime.capture.watermarks import (
@@ -46,6 +47,8 @@ from writetime.lake.table import open_table
 from writetime.lake.views import time_now
 from writetime.merge import live_rows, merge
 from writetime.publishing import SCHEMAS_TOPIC, Sender
+from writetime.registry import HEADER_BYTES as REGISTRY_HEADER_BYTES
+from writetime.registry import wire_header
 from writetime.schema.avro import fingerprint
 from writetime.schema.cql import parse_table
 from writetime.schema.serialise import serialiser
@@ -63,8 +66,10 @@ _PLACE = re.compile(r"topic (\S+), partition (\d+), offset (\d+)")
 _TEXT = Native("text")
 _COLUMNS = """
     p int, c text, s int static, v text, n bigint, d decimal, l list<int>, m map<text, int>, f frozen<set<text>>,
+    i varint, a inet, u uuid, e vector<decimal, 2>, t tuple<inet, timeuuid>, o duration, z frozen<map<uuid, decimal>>,
     PRIMARY KEY (p, c)
 """
+_UUID = "00000001-0000-1000-8000-00000000000a"
 _WATERMARKS = "attack"
 
 
@@ -162,7 +167,9 @@ class Landings:
         (tables or self._tables).look(threading.Event())
 
     def _fault(self, table: str) -> str | None:
-        return self._tables._tables[table].report.fault
+        landed = self._tables._tables.get(table)
+        assert landed is not None, "no table is landed"
+        return landed.report.fault
 
     # --- attacks ------------------------------------------------------------------------------------------------------
 
@@ -225,15 +232,19 @@ class Landings:
 
     def _attack_decoder(self, r: random.Random, attacked: TableSchema) -> list[str]:
         """Decode many messages without Kafka, and merge what can be read with sound changes."""
-        others = _messages(self._sound[0], [_change(r, 0, self._sound[0]) for _ in range(3)])
-        avros = [change_avro(schema) for schema in (attacked, self._sound[0])]
-        decoder = ChangeDecoder(attacked, {fingerprint(avro): avro for avro in avros})
+        other = self._sound[0]
+        avros = [change_avro(schema) for schema in (attacked, other)]
+        decoder = ChangeDecoder(attacked, {fingerprint(a): a for a in avros}, dict(enumerate(avros)).get)
         outcomes = []
         for key in range(_DECODED):
-            bases = _messages(attacked, [_change(r, key, attacked) for _ in range(3)])
-            _, value = hostile.avro(r, bases[0], others)
+            # In the single-object encoding, or in Confluent's wire format with the ids 0 and 1 of a registry.
+            registered = r.random() < 0.5
+            headers = [wire_header(i) if registered else None for i in (0, 1)]
+            bases = _messages(attacked, [_change(r, key, attacked) for _ in range(3)], headers[0])
+            others = _messages(other, [_change(r, 0, other) for _ in range(3)], headers[1])
+            _, value = hostile.avro(r, bases[0], others, REGISTRY_HEADER_BYTES if registered else HEADER_BYTES)
             try:
-                found = decoder.decode([value])
+                found = decode(decoder, attacked, [value])
             except Exception:
                 # Landing catches every error at its message.
                 outcomes.append("refused")
@@ -322,7 +333,7 @@ class Landings:
 
 def _change(r: random.Random, key: int, schema: TableSchema) -> dict[str, Any]:
     """Make an INSERT of a row."""
-    data, at = struct.pack(">i", key), r.randrange(1 << 50)
+    data, at = struct.pack(">i", key), r.choice([1000, 1000, r.randrange(1 << 50)])
     clustering = r.choice(["", "a", "é", "x" * 300])
 
     def element(path: Any, value: Any) -> dict[str, Any]:
@@ -338,6 +349,13 @@ def _change(r: random.Random, key: int, schema: TableSchema) -> dict[str, Any]:
         },
         "m": {"elements": [element(text, 1) for text in r.sample(["a", "b", "é"], 2)]},
         "f": cell(["a", "b"], at),
+        "i": cell(str(r.choice([0, -1, 10**30])), at),
+        "a": cell(r.choice(["127.0.0.1", "2001:db8::ff00:42:8329"]), at),
+        "u": cell(_UUID, at),
+        "e": cell(["1.0", "-1E+30"], at),
+        "t": cell({"_1": "::1", "_2": _UUID}, at),
+        "o": cell({"months": -1, "days": 0, "nanoseconds": 1 << 40}, at),
+        "z": cell([(_UUID, "1.10")], at),
     }
     chosen = r.sample(list(columns), r.randrange(1, len(columns) + 1))
     regular = {column.name: column for column in schema.regular}
@@ -353,6 +371,6 @@ def _change(r: random.Random, key: int, schema: TableSchema) -> dict[str, Any]:
     }
 
 
-def _messages(schema: TableSchema, changes: list[dict[str, Any]]) -> list[bytes]:
+def _messages(schema: TableSchema, changes: list[dict[str, Any]], header: bytes | None = None) -> list[bytes]:
     batch = pa.RecordBatch.from_pylist(changes, change_schema(schema))
-    return ChangeEncoder(schema).encode(batch).to_pylist()
+    return ChangeEncoder(schema, header).encode(batch).to_pylist()

@@ -41,7 +41,7 @@ def let_watermarks_pass(patch: pytest.MonkeyPatch) -> None:
 def leave_out_the_first(patch: pytest.MonkeyPatch) -> None:
     """Let landing lose a message of each part."""
     decoded = landing_tasks._decoded
-    patch.setattr(landing_tasks, "_decoded", lambda decoder, messages: decoded(decoder, messages[1:]))
+    patch.setattr(landing_tasks, "_decoded", lambda decoder, schema, messages: decoded(decoder, schema, messages[1:]))
 
 
 def stop_all(patch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def stop_all(patch: pytest.MonkeyPatch) -> None:
         (name_the_next, "changes.<table>", "a sound message is refused"),
         (let_watermarks_pass, "changes.<table>", "the watermark is"),
         (leave_out_the_first, "changes.<table>", "are missing"),
-        (stop_all, "writetime.schemas", "are missing"),
+        (stop_all, "writetime.schemas", "are missing|no table is landed"),
     ],
 )
 def test_what_is_to_be_found_is_found(
