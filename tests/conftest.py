@@ -135,25 +135,23 @@ def make_keyspace(pytestconfig: pytest.Config) -> Iterator[Callable[[Settings], 
         yield lambda settings: made.enter_context(new_keyspace(pytestconfig, settings))
 
 
-@pytest.fixture(scope="session")
-def server_settings(
-    pytestconfig: pytest.Config,
-    tmp_path_factory: pytest.TempPathFactory,
-    make_keyspace: Callable[[Settings], None],
+@contextmanager
+def running_servers(
+    home: Path, cassandra: dict[str, Any] | None = None, make_keyspace: Callable[[Settings], None] = lambda _: None
 ) -> Iterator[Settings]:
-    """Settings of running servers that belong to this test session alone; with `--scylla`, the database does not."""
-    home = tmp_path_factory.mktemp("servers")
-    for name in [n for n in os.environ if n.startswith("WRITETIME_") and n != "WRITETIME_CACHE"]:
-        del os.environ[name]
-    os.environ["WRITETIME_CONFIG"] = str(home / "none.toml")
-    Path(os.environ["WRITETIME_CONFIG"]).write_text("")
-    address = pytestconfig.getoption("--scylla")
+    """Start embedded servers in a folder; yield their settings, with the keyspace and its tables in the database.
+
+    Args:
+        home: what the servers write to.
+        cassandra: settings of a database that runs already, if it is to be used instead of an embedded one.
+        make_keyspace: creates the keyspace, where that needs options.
+    """
     settings = config.load(
-        cassandra=server.cassandra_section(address) if address else {"port": free_port()},
+        cassandra=cassandra or {"port": free_port()},
         kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
         zookeeper={"hosts": f"127.0.0.1:{free_port()}"},
         embedded={
-            "servers": ["zookeeper", "kafka"] if address else ["zookeeper", "kafka", "cassandra"],
+            "servers": ["zookeeper", "kafka"] if cassandra else ["zookeeper", "kafka", "cassandra"],
             "home": home,
             "cassandra_storage_port": free_port(),
             "kafka_controller_port": free_port(),
@@ -167,6 +165,24 @@ def server_settings(
         yield settings
     finally:
         servers.down(settings)
+
+
+@pytest.fixture(scope="session")
+def server_settings(
+    pytestconfig: pytest.Config,
+    tmp_path_factory: pytest.TempPathFactory,
+    make_keyspace: Callable[[Settings], None],
+) -> Iterator[Settings]:
+    """Settings of running servers that belong to this test session alone; with `--scylla`, the database does not."""
+    home = tmp_path_factory.mktemp("servers")
+    for name in [n for n in os.environ if n.startswith("WRITETIME_") and n != "WRITETIME_CACHE"]:
+        del os.environ[name]
+    os.environ["WRITETIME_CONFIG"] = str(home / "none.toml")
+    Path(os.environ["WRITETIME_CONFIG"]).write_text("")
+    address = pytestconfig.getoption("--scylla")
+    cassandra = server.cassandra_section(address) if address else None
+    with running_servers(home, cassandra, make_keyspace) as settings:
+        yield settings
 
 
 def write_settings(settings: Settings, path: Path) -> None:

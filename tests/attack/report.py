@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Report:
-    """Counts of outcomes by target, and the findings: outcomes that must not be."""
+    """Counts of outcomes by target, the findings (outcomes that must not be), and what else is to be known of a run."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def add(self, target: str, outcome: str) -> None:
         """Count an outcome."""
@@ -36,4 +37,4 @@ class Report:
             )
             for line in lines
         ]
-        return "\n".join([*rows, f"{len(self.findings)} findings", *self.findings])
+        return "\n".join([*rows, *self.notes, f"{len(self.findings)} findings", *self.findings])

@@ -33,8 +33,9 @@ def _status(name: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 
-def work(trials: Iterator[tuple[int, str, Callable[[], str]]], limits: Limits) -> None:
-    """Try inputs, given by number, target, and what tries one and returns its outcome; print a line for each."""
+def work(trials: Iterator[tuple[int, str, Callable[[], str | list[str]]]], limits: Limits) -> None:
+    """Try inputs, given by number, target, and what tries one and returns its outcome, or several; print a line for
+    each outcome."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     reserved = 0
     for number, target, attempt in trials:
@@ -46,12 +47,15 @@ def work(trials: Iterator[tuple[int, str, Callable[[], str]]], limits: Limits) -
         before = _status("VmHWM")
         try:
             outcome, finding = attempt(), ""
+            for one in outcome[:-1] if isinstance(outcome, list) else ():
+                _say(number=number, target=target, outcome=one, finding="")
+            outcome = outcome[-1] if isinstance(outcome, list) else outcome
         except Exception as e:
             where = traceback.extract_tb(e.__traceback__)[-1]
             outcome, finding = "wrong error", f"{type(e).__name__} at {Path(where.filename).name}:{where.lineno}: {e}"
         if (taken := _status("VmHWM") - before) > limits.touched_mib * MIB:
             outcome, finding = "memory", f"took {taken // MIB} MiB"
-        _say(number=number, outcome=outcome, finding=finding[:500])
+        _say(number=number, target=target, outcome=outcome, finding=finding[:500])
 
 
 def _say(**line: object) -> None:

@@ -12,28 +12,23 @@ import pyarrow as pa
 import pytest
 from cassandra import InvalidRequest
 
+from tests.capture.compare import answered, assert_lake
 from tests.capture.harness import Captured
-from tests.capture.test_avro import numbers
 from tests.conftest import write_settings
 from tests.lake.answers import view_rows
-from tests.lake.test_row_form import row_form
 from tests.merge import answers
 from tests.rows.replay import Consumer, in_order
 from tests.rows.test_publish import decoded
-from tests.storage.expected import assert_same
 from tests.unit.test_text import PIECES
 from writetime.capture.landing import Landing
 from writetime.changes import RESERVED
 from writetime.config import Settings
-from writetime.lake import state, views
+from writetime.lake import views
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
 from writetime.lake.cli import filtered
-from writetime.lake.merging import merge_files
 from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import LakeTable, create_table, open_table
-from writetime.merge import live_rows
 from writetime.rows import publish, stream
-from writetime.schema.table import TableSchema
 from writetime.schema.text import bytes_of_text
 from writetime.verify.verify import verify
 
@@ -56,34 +51,6 @@ def with_lake(settings: Settings, path: Path) -> Settings:
     return settings.model_copy(update={"lake": settings.lake.model_copy(update={"path": str(path), "buckets": 2})})
 
 
-def answered(captured: Captured, schema: TableSchema) -> pa.Table:
-    """What the database answers, in the stored form."""
-    with answers.raw_session(captured.node.port) as session:
-        return answers.decoded(answers.rows(session, schema), schema)
-
-
-def assert_lake(table: LakeTable, wanted: pa.Table, schema: TableSchema) -> Counter[str]:
-    """Compare state and views with the answer; return the rows whose values do not fit, by column."""
-    labels = {c.name: c.label for c in table.schema().columns}
-    assert labels.keys() == {c.name for c in schema.columns}
-    schema = table.schema()
-    buckets = views.bucket_views(table)
-    assert_same(
-        pa.concat_tables([live_rows(merge_files(b.sources, schema), schema, b.as_of // 1_000_000) for b in buckets]),
-        wanted,
-    )
-    plain = wanted.cast(pa.schema([(f.name, numbers(f.type)) for f in wanted.schema])).to_pylist()
-    rows = [{c.name: row_form(row[c.name], c.type) for c in schema.columns} for row in plain]
-    values = [{labels[name]: value for name, (value, _) in row.items()} for row in rows]
-    unfit: Counter[str] = Counter()
-    assert view_rows(views.virtual(table, unfit=unfit)) == values
-    assert unfit == +Counter(name for row in rows for name, (_, lost) in row.items() if lost)
-    state.fold(table)
-    assert views.refresh(table) == len(rows)
-    assert view_rows([table.view.load().table.to_pyarrow_table()]) or not rows
-    return unfit
-
-
 def assert_row_events(captured: Captured, table: LakeTable) -> None:
     """Compare the row events, replayed, with the view, and count them in Kafka."""
     stream.extend(table)
@@ -99,7 +66,7 @@ def assert_row_events(captured: Captured, table: LakeTable) -> None:
 def assert_whole_way(captured: Captured, name: str, tmp_path: Path) -> Counter[str]:
     """Compare what is captured, and what a snapshot has, with what the database answers."""
     schema = captured.schema(name)
-    wanted = answered(captured, schema)
+    wanted = answered(captured.node.port, schema)
     assert wanted.num_rows
     assert Landing(captured.settings, schema.full_name).drain()
     table = open_table(captured.settings, schema.full_name)

@@ -1,9 +1,11 @@
 """What the ingress makes of HTTP that is broken, slow, hostile or merely unusual, over real sockets."""
 
 import json
+import logging
 import random
 import re
 import socket
+import struct
 import subprocess
 import time
 import uuid
@@ -220,6 +222,7 @@ def test_what_is_no_http_1_1_is_refused(ingress: Running, call: bytes, status: i
         assert answer is not None
         assert answer.status == status
         assert status == 200 or answer.body["reason"]
+        assert status != 405 or answer.headers["allow"]
 
 
 def test_a_refusal_waits_for_the_answers_before_it(ingress: Running) -> None:
@@ -284,6 +287,58 @@ def test_the_http_client_of_java_is_understood(server_settings: Settings, tmp_pa
         said = run_java(tmp_path, f"http://127.0.0.1:{ingress.port}/events", "3")
     assert said == ["202 HTTP_1_1"] * 3
     assert [event.payload for event, _ in stored(settings)] == ['"0"', '"1"', '"2"']
+
+
+@pytest.mark.parametrize("path", ["/health/", "/ready/", "/metrics/", "/openapi.json/", "/queues/a/items/", "/events/"])
+def test_no_path_is_redirected(ingress: Running, path: str) -> None:
+    """The address of a redirect would be what the caller has sent as its host."""
+    answer = ingress.client.get(path)
+    assert answer.status_code == 404
+    assert answer.json() == {"status": "error", "reason": "Not Found"}
+
+
+@pytest.fixture
+def errors(ingress: Running) -> Iterator[list[str]]:
+    """What the ingress logs as errors."""
+    found: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: found.append(logging.Formatter().format(record))
+    log = logging.getLogger("uvicorn.error")
+    log.addHandler(handler)
+    yield found
+    log.removeHandler(handler)
+
+
+@pytest.mark.parametrize("path", [b"/events", b"/queues/jobs/items", b"/none"])
+@pytest.mark.parametrize("before", [b"", GET])
+def test_a_refused_call_that_expects_100_continue_is_no_fault(
+    ingress: Running, errors: list[str], path: bytes, before: bytes
+) -> None:
+    head = before + POST.replace(b"/events", path) + b"expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
+    for rest in (b"zz\r\n", b"1\r\nx\r\nzz\r\n", b"0\r\n" + b"h: 1\r\n" * 200 + b"\r\n"):
+        with Caller(ingress.port) as caller:
+            caller.send(head + rest)
+            assert not before or ((first := caller.answer()) is not None and first.status == 200)
+            assert (answer := caller.answer()) is not None
+            assert answer.status in (400, 404, 431)
+            caller.answer()
+    assert errors == []
+
+
+@pytest.mark.parametrize("pipelined", [0, 1, 3])
+def test_a_caller_that_leaves_is_no_fault(ingress: Running, errors: list[str], pipelined: int) -> None:
+    name = "writetime_ingress_requests_total/503"
+    answered = ingress.metrics().get(name, 0)
+    for reset in (False, True):
+        with Caller(ingress.port) as caller:
+            # It waits for a broker that is not there.
+            caller.send(post(json.dumps(EVENT).encode()) + GET * pipelined)
+            time.sleep(0.05)
+            if reset:
+                caller.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    until(lambda: ingress.metrics().get(name, 0) == answered + 2)
+    time.sleep(0.1)
+    assert errors == []
 
 
 # -- time

@@ -10,7 +10,7 @@ from cassandra.protocol import ResultMessage, _ProtocolHandler  # type: ignore[a
 
 from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema
-from writetime.schema.types import is_complex, quote_name
+from writetime.schema.types import is_complex, quote_name, quote_table
 from writetime.schema.values import decoder
 
 
@@ -53,7 +53,7 @@ def raw(session: Session) -> Session:
 def rows(session: Session, schema: TableSchema) -> list[list[bytes | None]]:
     """Return what `SELECT *` answers, the columns in the schema's order."""
     names = ", ".join(quote_name(c.name) for c in schema.columns)
-    return [list(row) for row in session.execute(f"SELECT {names} FROM {schema.keyspace}.{schema.name}")]
+    return [list(row) for row in session.execute(f"SELECT {names} FROM {quote_table(schema.full_name)}")]
 
 
 def decoded(answer: list[list[bytes | None]], schema: TableSchema) -> pa.Table:
@@ -73,7 +73,7 @@ def write_times(session: Session, schema: TableSchema) -> list[dict[str, int | N
         return []
     asked = [f"{f}({quote_name(c.name)})" for c in columns for f in ("writetime", "ttl")]
     names = [prefix + c.name for c in columns for prefix in ("", "ttl ")]
-    answer = session.execute(f"SELECT {', '.join(asked)} FROM {schema.keyspace}.{schema.name}")
+    answer = session.execute(f"SELECT {', '.join(asked)} FROM {quote_table(schema.full_name)}")
     return [
         {n: None if v is None else int.from_bytes(v, "big", signed=True) for n, v in zip(names, row, strict=True)}
         for row in answer

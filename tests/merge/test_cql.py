@@ -21,16 +21,17 @@ def with_one_form(rows: pa.Table, schema: TableSchema) -> pa.Table:
     for column in schema.clustering:
         if has_forms(column.type):
             index = rows.schema.get_field_index(column.name)
-            texts = [repr(_normal(plain(v))) for v in rows[column.name]]
+            texts = [repr(normal(plain(v))) for v in rows[column.name]]
             rows = rows.set_column(index, column.name, pa.array(texts))
     return rows
 
 
-def _normal(value: Any) -> Any:
+def normal(value: Any) -> Any:
+    """Give equal decimals in a value the same form."""
     if isinstance(value, list | tuple):
-        return [_normal(v) for v in value]
+        return [normal(v) for v in value]
     if isinstance(value, dict):
-        return {k: _normal(v) for k, v in value.items()}
+        return {k: normal(v) for k, v in value.items()}
     try:
         return str(Decimal(value).normalize()) if isinstance(value, str) else value
     except ArithmeticError:

@@ -7,7 +7,18 @@ from collections.abc import Callable
 from uuid import UUID
 
 from writetime.schema.table import Column, TableSchema
-from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, freeze, is_complex, quote_name
+from writetime.schema.types import (
+    Collection,
+    CqlType,
+    Native,
+    Tuple,
+    Udt,
+    Vector,
+    freeze,
+    is_complex,
+    quote_name,
+    quote_table,
+)
 
 KEYSPACE = "generated"
 # Another number makes other tables and writes.
@@ -146,7 +157,7 @@ class Generator:
 
     def _write(self, schema: TableSchema, key: list[str], row: list[str]) -> str:
         r = self.random
-        table = f"{schema.keyspace}.{schema.name}"
+        table = quote_table(schema.full_name)
         using = []
         if r.random() < 0.6:
             using.append(f"TIMESTAMP {r.choice([-5, 0, 1, 1000, 1000, 2000, 1_700_000_000_000_000])}")

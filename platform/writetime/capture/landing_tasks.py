@@ -9,6 +9,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from writetime.capture.avro import ChangeDecoder
+from writetime.capture.checking import check_texts
 from writetime.capture.publisher import topic_of
 from writetime.config import Settings
 from writetime.errors import Transient, WritetimeError
@@ -17,6 +18,7 @@ from writetime.lake.changes import ChangeWriter
 from writetime.lake.generation import Start, which_count
 from writetime.lake.parquet import WrittenFile
 from writetime.registry import Registry
+from writetime.schema.table import TableSchema
 
 DECODED_TOGETHER = 20_000
 """The number of messages that are decoded at once."""
@@ -66,25 +68,36 @@ def _changes(part: Part, written: Written) -> Iterator[pa.RecordBatch]:
     read = messages_between(part.settings, topic, part.starts, part.ends)
     messages = (message for message in read if place_of(message) not in part.skipped)
     while some := list(islice(messages, DECODED_TOGETHER)):
-        changes = _decoded(decoder, some)
+        changes = _decoded(decoder, part.writer.schema, some)
         if part.counted_from:
             changes = changes.filter(pa.array(which_count(changes, part.counted_from)))
         written.void += len(some) - len(changes)
         yield from changes.to_batches()
 
 
-def _decoded(decoder: ChangeDecoder, messages: list[Message]) -> pa.Table:
+def _decoded(decoder: ChangeDecoder, schema: TableSchema, messages: list[Message]) -> pa.Table:
     try:
-        return decoder.decode([message.value() for message in messages])
+        return decode(decoder, schema, [message.value() for message in messages])
     except Transient:
         raise
     except Exception:
         for message in messages:
             try:
-                decoder.decode([message.value()])
+                decode(decoder, schema, [message.value()])
             except Exception as e:
                 raise _unreadable(message, e) from e
         raise
+
+
+def decode(decoder: ChangeDecoder, schema: TableSchema, values: list[bytes | None]) -> pa.Table:
+    """Return the changes in the values of messages, checked so that they can be merged.
+
+    Raises:
+        WritetimeError: a value is no change of the table.
+    """
+    changes = decoder.decode(values)
+    check_texts(changes, schema)
+    return changes
 
 
 def _unreadable(message: Message, error: Exception) -> WritetimeError:

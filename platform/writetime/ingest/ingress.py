@@ -62,6 +62,8 @@ class Ingress:
             exception_handlers={HTTPException: _http_error},
             lifespan=self._lifespan,
         )
+        # The address of a redirect would have what the caller has sent as its host.
+        self._rest.router.redirect_slashes = False
         largest = max(self._limits.max_event_bytes, self._limits.max_batch_bytes, self._items.max_body_bytes)
         self.gate = Gate(settings, largest, self._metrics)
         self.draining = False

@@ -5,7 +5,7 @@ A call that breaks a limit is answered in its turn, after the calls before it on
 connection is closed. An application that waits for the body of such a call sees a disconnect.
 
 Rules of HTTP: RFC 9112, 2.3 (version), 3.2 (one Host), 5 and 7.1.2 (trailers are no headers); RFC 9110, 7.8 (a server
-may ignore Upgrade).
+may ignore Upgrade), 15.5.6 (405 has Allow).
 """
 
 import asyncio
@@ -14,7 +14,8 @@ from typing import Any
 
 import httptools
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from writetime.config import Settings
 from writetime.ingest.ingress_metrics import IngressMetrics
@@ -62,6 +63,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._fault: tuple[int, str] | None = None
         self._refusal: bytes | None = None
+        # The call whose application runs: uvicorn knows only the last one that came, which may wait for it.
+        self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
@@ -71,6 +74,8 @@ class _LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_call()
         self._unset_keepalive_if_required()
+        if self._running is not None:
+            _disconnect(self._running)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -175,6 +180,10 @@ class _LimitedProtocol(HttpToolsProtocol):
         else:
             super().on_response_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def _stop(self, status: int, reason: str) -> None:
         """Let the parser end with a refusal of the call that it is at.
 
@@ -209,8 +218,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         elif cycle.response_started:
             self.transport.close()
         else:
-            cycle.disconnected = True
-            cycle.message_event.set()
+            _disconnect(cycle)
             self._send_refusal()
 
     def _send_refusal(self) -> None:
@@ -232,6 +240,13 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    """Let the application of a call see that its client has gone, and write nothing more."""
+    cycle.disconnected = True
+    cycle.waiting_for_100_continue = False
+    cycle.message_event.set()
+
+
 _TOO_LARGE = 431, f"a call has at most {MAX_HEADERS} headers and trailers of {MAX_HEADER_BYTES} bytes together"
 
 
@@ -245,4 +260,6 @@ def _answer(status: int, reason: str) -> bytes:
     headers = [b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)]
     if status in (429, 503):
         headers.append(b"retry-after: %d\r\n" % RETRY_AFTER_SECONDS)
+    if status == 405:
+        headers.append(b"allow: GET, POST\r\n")
     return b"".join([STATUS_LINE[status], *headers, b"\r\n", body])

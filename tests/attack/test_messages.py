@@ -1,0 +1,81 @@
+"""The attack on the readers of topics, briefly: nothing is found, and what is to be found would be."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.attack.landings import Landings
+from tests.attack.messages import attack
+from writetime.capture import following, landing, landing_tasks
+from writetime.config import Settings
+from writetime.errors import WritetimeError
+from writetime.publishing import CompactedTopic
+
+
+def test_no_message_harms_a_reader(settings: Settings, tmp_path: Path) -> None:
+    report = attack(settings, tmp_path, seed=49, rounds=4)
+    print(report.text())
+    assert not report.findings, report.text()
+    decoded, events = report.counts["changes.<table>, decoded"], report.counts["events of the sink"]
+    assert min(decoded["read"], decoded["refused"], events["stored"], events["dead letter"]) > 0
+    assert report.counts["changes.<table>"]["refused"] > 0
+    assert report.counts.keys() >= {"writetime.schemas", "writetime.watermarks"}
+
+
+def name_the_next(patch: pytest.MonkeyPatch) -> None:
+    """Let errors name the message behind the one that is refused."""
+    unreadable: Callable[..., WritetimeError] = landing_tasks._unreadable
+
+    def name(message: Any, error: Exception) -> WritetimeError:
+        offset = message.offset()
+        return WritetimeError(str(unreadable(message, error)).replace(f"offset {offset}:", f"offset {offset + 50}:"))
+
+    patch.setattr(landing_tasks, "_unreadable", name)
+
+
+def let_watermarks_pass(patch: pytest.MonkeyPatch) -> None:
+    """Let skipped messages hold no watermark."""
+    patch.setattr(landing, "held_since", lambda _: 0)
+
+
+def leave_out_the_first(patch: pytest.MonkeyPatch) -> None:
+    """Let landing lose a message of each part."""
+    decoded = landing_tasks._decoded
+    patch.setattr(landing_tasks, "_decoded", lambda decoder, schema, messages: decoded(decoder, schema, messages[1:]))
+
+
+def stop_all(patch: pytest.MonkeyPatch) -> None:
+    """Let a message that cannot be read stop the reader of a compacted topic."""
+    read_on = CompactedTopic.read_on
+
+    def fail(topic: CompactedTopic[Any]) -> list[tuple[int, Any]]:
+        found = read_on(topic)
+        if topic.skipped:
+            raise ValueError("it cannot be read")
+        return found
+
+    patch.setattr(CompactedTopic, "read_on", fail)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "topic", "found"),
+    [
+        (name_the_next, "changes.<table>", "a sound message is refused"),
+        (let_watermarks_pass, "changes.<table>", "the watermark is"),
+        (leave_out_the_first, "changes.<table>", "are missing"),
+        (stop_all, "writetime.schemas", "are missing|no table is landed"),
+    ],
+)
+def test_what_is_to_be_found_is_found(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, break_it: Callable[..., None], topic: str, found: str
+) -> None:
+    for name in ("_PAUSE_SECONDS", "_SET_ASIDE_SECONDS", "_REPORT_SECONDS"):
+        monkeypatch.setattr(following, name, getattr(following, name))
+    monkeypatch.setattr(landing, "_WATERMARK_MICROS", landing._WATERMARK_MICROS)
+    landings = Landings(settings)
+    trials = (run for _, target, run in landings.trials(1, 0, 20, None) if target == topic)
+    break_it(monkeypatch)
+    with pytest.raises(AssertionError, match=found):
+        next(trials)()

@@ -1,0 +1,18 @@
+"""The attack by tables and statements, briefly."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.attack.statements import attack
+from writetime.config import Settings
+
+
+def test_no_table_or_statement_harms_capture(
+    server_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    report = attack(server_settings, tmp_path, seed=1, rounds=2)
+    print(report.text())
+    assert not report.findings, report.text()
+    assert report.counts["tables compared"]["equal"] > 0

@@ -1,0 +1,116 @@
+"""Texts in changes that are no values of their types are refused, wherever they are; the database's own are taken."""
+
+import dataclasses
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lake.made import cell
+from writetime.capture.checking import check_texts
+from writetime.changes import change_schema
+from writetime.errors import WritetimeError
+from writetime.schema.cql import parse_table
+from writetime.schema.table import Column, TableSchema
+from writetime.schema.types import Native
+from writetime.schema.values import decoder
+
+SOUND = {
+    "decimal": ["0", "-1.10", "1E+30", "0E-40", "-1.5E-2147483600", "1E+2147483647"],
+    "varint": ["0", "-1", "9" * 4300],
+    "inet": ["127.0.0.1", "0.0.0.0", "255.255.255.255", "::1", "2001:db8::ff00:42:8329", "::ffff:102:304"],
+    "uuid": ["00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"],
+    "timeuuid": ["00000001-0000-1000-8000-00000000000a"],
+}
+WRONG = {
+    "decimal": ["", "x", "1,5", "NaN", "Infinity", "1E", "1E+99999999999", "--1", " 1", "1\n", "٣", "1_0", "\ufdd0"],
+    "varint": ["", "x", "1.0", "-", "0x1", " 1", "1_0", "٣", "1\n"],
+    "inet": ["", "x", "256.1.1.1", "1.2.3", "1.2.3.4.", "1.2.3.4/8", ":::1", "fe80::1%eth0", "::1\n"],
+    "uuid": ["", "x", "00000000000000000000000000000000", "{00000000-0000-0000-0000-000000000000}", "0" * 36],
+    "timeuuid": ["", "00000001-0000-1000-8000-00000000000A", "00000001-0000-1000-8000-00000000000"],
+}
+
+
+def places(name: str) -> dict[str, tuple[str, Any]]:
+    """CQL types of columns with a part of a type, and what makes a value with a text there."""
+
+    def elements(make: Any) -> Any:
+        return lambda text: {"elements": [make(text)]}
+
+    return {
+        "cell": (name, lambda text: cell(text, 5)),
+        "list": (f"list<{name}>", elements(lambda t: {"path": SOUND["timeuuid"][0], **cell(t, 5)})),
+        "set": (f"set<{name}>", elements(lambda t: {"path": t, **cell_of_set(5)})),
+        "map key": (f"map<{name}, int>", elements(lambda t: {"path": t, **cell(1, 5)})),
+        "map value": (f"map<int, frozen<list<{name}>>>", elements(lambda t: {"path": 1, **cell([t, t], 5)})),
+        "frozen list": (f"frozen<list<{name}>>", lambda t: cell([None, t], 5)),
+        "frozen map": (f"frozen<map<{name}, {name}>>", lambda t: cell([(t, None)], 5)),
+        "map of maps": (f"frozen<map<frozen<map<{name}, int>>, int>>", lambda t: cell([entry(t)], 5)),
+        "tuple": (f"tuple<int, {name}>", lambda t: cell({"_1": 1, "_2": t}, 5)),
+        "vector": (f"vector<{name}, 2>", lambda t: cell([t, t], 5)),
+        "udt": ("u", lambda t: {"fields": {"a": None, "b": cell(t, 5), "c": cell([t], 5)}}),
+        "frozen udt": ("frozen<u>", lambda t: cell({"a": 1, "b": t, "c": None}, 5)),
+    }
+
+
+def cell_of_set(write_time: int) -> dict[str, Any]:
+    return {"write_time": write_time, "tombstone": False}
+
+
+def entry(text: str) -> dict[str, Any]:
+    return {"key": [(text, 1)], "value": 1}
+
+
+def table(name: str, column_type: str) -> TableSchema:
+    return parse_table(
+        f"CREATE TYPE k.u (a int, b {name}, c frozen<set<{name}>>); "
+        f"CREATE TABLE k.t (p int, c {name}, w {column_type}, PRIMARY KEY (p, c))"
+    )
+
+
+def changes(schema: TableSchema, *rows: dict[str, Any]) -> pa.Table:
+    empty = {"kind": "row", "p": 1}
+    return pa.Table.from_pylist([empty, *({**empty, **row} for row in rows), empty], change_schema(schema))
+
+
+@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("place", places("int"))
+def test_a_text_that_is_no_value_is_refused_wherever_it_is(name: str, place: str) -> None:
+    column_type, make = places(name)[place]
+    schema = table(name, column_type)
+    check_texts(changes(schema, *({"w": make(text)} for text in SOUND[name])), schema)
+    for text in WRONG[name]:
+        with pytest.raises(WritetimeError, match=f"column w: .* is no {name}"):
+            check_texts(changes(schema, {"w": make(SOUND[name][0])}, {"w": make(text)}), schema)
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_so_it_is_in_a_key(name: str) -> None:
+    schema = table(name, "int")
+    check_texts(changes(schema, *({"c": text} for text in SOUND[name])), schema)
+    for text in WRONG[name]:
+        with pytest.raises(WritetimeError, match=f"column c: .* is no {name}"):
+            check_texts(changes(schema, {"c": text}), schema)
+
+
+def test_places_of_list_elements_and_nodes_of_counters_are_texts_too() -> None:
+    schema = table("int", "list<int>")
+    with pytest.raises(WritetimeError, match="column w: 'x' is no timeuuid"):
+        check_texts(changes(schema, {"w": {"elements": [{"path": "x", **cell(1, 5)}]}}), schema)
+    counted = dataclasses.replace(schema, regular=(Column("w", Native("counter")),))
+    shard = {"id": "x", "kind": "global", "clock": 1, "count": 1, "write_time": 1}
+    with pytest.raises(WritetimeError, match="column w: 'x' is no uuid"):
+        check_texts(changes(counted, {"w": {**cell(1, 5), "shards": [shard]}}), counted)
+
+
+@pytest.mark.parametrize("name", SOUND)
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_whatever_the_database_writes_is_taken(name: str, data: st.DataObject) -> None:
+    sizes = {"uuid": [16], "timeuuid": [16], "inet": [4, 16], "decimal": range(5, 40), "varint": range(1, 40)}
+    size = data.draw(st.sampled_from(sizes[name]))
+    text = decoder(Native(name))(data.draw(st.binary(min_size=size, max_size=size)))
+    schema = table(name, name)
+    check_texts(changes(schema, {"c": text, "w": cell(text, 5)}), schema)
