@@ -12,7 +12,6 @@ import random
 import shutil
 import struct
 import tempfile
-import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -24,9 +23,10 @@ import lz4.block
 import zstandard
 
 from tests.attack import corpus
+from tests.attack.command import conclude, numbers, options
 from tests.attack.mutate import mutate
 from tests.attack.report import Report
-from tests.attack.watched import Limits, Watch, work
+from tests.attack.watched import Limits, watch, work
 from tests.storage.guarded import guard
 from tests.storage.rewriting import copy
 from tests.storage.test_commitlog import mutations_of, one_section
@@ -270,13 +270,10 @@ def _trials(
         # What is compiled now is not compiled while somebody waits for an answer.
         for target in dict.fromkeys(targets):
             target.read(random.Random(0))
-        began = time.monotonic()
-        number = first
-        while (rounds is None or number < first + rounds) and (seconds is None or time.monotonic() - began < seconds):
+        for number in numbers(first, rounds, seconds):
             r = random.Random(f"{seed}/{number}")
             target, run = r.choice(targets).attempt(r)
             yield number, target, run
-            number += 1
 
 
 def attack(
@@ -284,34 +281,19 @@ def attack(
 ) -> Report:
     """Try so many inputs, or for so many seconds; return what came of them."""
     report = Report()
-    ends = None if seconds is None else time.monotonic() + seconds
-
-    def command(following: int) -> list[str]:
-        rest = ["--rounds", str(rounds - (following - first))] if rounds is not None else []
-        rest += ["--seconds", f"{ends - time.monotonic():.3f}"] if ends is not None else []
-        return ["-m", "tests.attack.files", "--worker", "--seed", str(seed), "--first", str(following), *rest]
-
-    Watch(command, report, limits).run(first, ends)
+    watch("files", seed, rounds, seconds, first, limits, report)
     return report
 
 
-@click.command()
-@click.option("--seconds", type=float, help="how long to try; 60 by default")
-@click.option("--rounds", type=int, help="how many inputs to try")
-@click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--first", type=int, default=0, show_default=True, help="the number of the first input")
+@options(seconds=60.0)
 @click.option("--worker", is_flag=True, hidden=True)
 def main(seconds: float | None, rounds: int | None, seed: int, first: int, worker: bool) -> None:
     """Attack the readers of files, and print what was tried and found."""
-    if seconds is None and rounds is None:
-        seconds = 60.0
     if worker:
         work(_trials(seed, first, rounds, seconds), LIMITS)
         return
     report = attack(seed, rounds=rounds, seconds=seconds, first=first)
-    print(report.text())
-    if report.findings:
-        raise SystemExit(f"try one again: python -m tests.attack.files --seed {seed} --rounds 1 --first <input>")
+    conclude(report, "files", seed)
 
 
 if __name__ == "__main__":

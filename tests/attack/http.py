@@ -20,12 +20,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import click
 from pydantic import SecretStr
 
 from tests.attack import calls
 from tests.attack.answers import Answer, Connection, Ending
 from tests.attack.calls import CUT, DOCUMENTED, TOKEN, Input
+from tests.attack.command import conclude, numbers, options
 from tests.attack.report import Report
 from tests.attack.serving import Ingress
 from tests.attack.values import is_same
@@ -84,10 +84,9 @@ class Attack:
         before = self._ingress.memory()
         prober = threading.Thread(target=self._probe_on)
         prober.start()
-        deadline = None if seconds is None else time.monotonic() + seconds
-        numbers = _numbers(first, rounds, deadline)
+        inputs = numbers(first, rounds, seconds)
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            workers = [pool.submit(self._work, numbers) for _ in range(_CONNECTIONS)]
+            workers = [pool.submit(self._work, inputs) for _ in range(_CONNECTIONS)]
             for worker in workers:
                 worker.result()
         self._stopping.set()
@@ -271,13 +270,6 @@ def _millis(text: str) -> int:
     return (datetime.fromisoformat(text) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
-def _numbers(first: int, rounds: int | None, deadline: float | None) -> Iterator[int]:
-    number = first
-    while (rounds is None or number < first + rounds) and (deadline is None or time.monotonic() < deadline):
-        yield number
-        number += 1
-
-
 def attack(
     settings: Settings,
     home: Path,
@@ -291,21 +283,13 @@ def attack(
     return Attack(attacked(settings), home, seed).run(first, rounds, seconds)
 
 
-@click.command()
-@click.option("--seconds", type=float, help="how long to try; 60 by default")
-@click.option("--rounds", type=int, help="how many inputs to try")
-@click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--first", type=int, default=0, show_default=True, help="the number of the first input")
+@options(seconds=60.0)
 def main(seconds: float | None, rounds: int | None, seed: int, first: int) -> None:
     """Attack the HTTP ingress, and print what was tried and found."""
-    if seconds is None and rounds is None:
-        seconds = 60.0
     with tempfile.TemporaryDirectory(prefix="attack-") as folder, running_servers(Path(folder)) as settings:
         ensure_ingest_topics(settings)
         report = attack(settings, Path(folder), seed, rounds=rounds, seconds=seconds, first=first)
-    print(report.text())
-    if report.findings:
-        raise SystemExit(f"try one again: python -m tests.attack.http --seed {seed} --rounds 1 --first <input>")
+    conclude(report, "http", seed)
 
 
 if __name__ == "__main__":

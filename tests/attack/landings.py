@@ -22,6 +22,7 @@ import pyarrow as pa
 from confluent_kafka import Message, Producer
 
 from tests.attack import hostile
+from tests.attack.command import numbers
 from tests.attack.watched import Limits
 from tests.lake.made import cell
 from writetime.capture import following, landing, watermarks
@@ -108,9 +109,7 @@ class Landings:
         self, seed: int, first: int, rounds: int | None, seconds: float | None
     ) -> Iterator[tuple[int, str, Callable[[], str | list[str]]]]:
         """Yield attacks by their numbers."""
-        began = time.monotonic()
-        number = first
-        while (rounds is None or number < first + rounds) and (seconds is None or time.monotonic() - began < seconds):
+        for number in numbers(first, rounds, seconds):
             r = random.Random(f"{seed}/{number}")
             kinds: list[tuple[str, Callable[[random.Random, TableSchema], list[str]]]] = [
                 ("changes.<table>", self._attack_changes),
@@ -121,7 +120,6 @@ class Landings:
             ((target, attack),) = r.choices(kinds, [4, 1, 1, 1])
             attacked = self._new_table(f"attacked{number}")
             yield number, target, partial(attack, r, attacked)
-            number += 1
 
     # --- what is sent -------------------------------------------------------------------------------------------------
 

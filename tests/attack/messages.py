@@ -9,15 +9,15 @@ again.
 
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import click
 
 from tests.attack import storing
+from tests.attack.command import conclude, options
 from tests.attack.landings import LIMITS, Landings
 from tests.attack.report import Report
-from tests.attack.watched import Watch, work
+from tests.attack.watched import watch, work
 from tests.conftest import running_servers, write_settings
 from writetime import config
 from writetime.config import Settings
@@ -39,29 +39,16 @@ def attack(
     """Try so many inputs, or for so many seconds, on servers that run; return what came of them. The settings file in
     force (WRITETIME_CONFIG) has to have these settings."""
     report = Report()
-    ends = None if seconds is None else time.monotonic() + seconds
-
-    def command(following: int) -> list[str]:
-        rest = ["--rounds", str(rounds - (following - first))] if rounds is not None else []
-        rest += ["--seconds", f"{ends - time.monotonic():.3f}"] if ends is not None else []
-        return ["-m", "tests.attack.messages", "--worker", "--seed", str(seed), "--first", str(following), *rest]
-
-    Watch(command, report, LIMITS).run(first, ends)
+    watch("messages", seed, rounds, seconds, first, LIMITS, report)
     trials = rounds if rounds is not None else max(int((seconds or 0) * 2), 1)
     storing.attack(settings, home, seed, first * _EVENTS, trials * _EVENTS, report)
     return report
 
 
-@click.command()
-@click.option("--seconds", type=float, help="how long to try; 60 by default")
-@click.option("--rounds", type=int, help="how many inputs to try")
-@click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--first", type=int, default=0, show_default=True, help="the number of the first input")
+@options(seconds=60.0)
 @click.option("--worker", is_flag=True, hidden=True)
 def main(seconds: float | None, rounds: int | None, seed: int, first: int, worker: bool) -> None:
     """Attack the readers of topics, and print what was tried and found."""
-    if seconds is None and rounds is None:
-        seconds = 60.0
     if worker:
         work(Landings(config.load()).trials(seed, first, rounds, seconds), LIMITS)
         return
@@ -70,9 +57,7 @@ def main(seconds: float | None, rounds: int | None, seed: int, first: int, worke
         write_settings(settings, Path(folder) / "attack.toml")
         os.environ["WRITETIME_CONFIG"] = str(Path(folder) / "attack.toml")
         report = attack(settings, Path(folder), seed, rounds=rounds, seconds=seconds, first=first)
-    print(report.text())
-    if report.findings:
-        raise SystemExit(f"try one again: python -m tests.attack.messages --seed {seed} --rounds 1 --first <input>")
+    conclude(report, "messages", seed)
 
 
 if __name__ == "__main__":

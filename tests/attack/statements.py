@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 from cassandra import InvalidRequest, RequestExecutionException
 from cassandra.cluster import Cluster, Session
 from cassandra.protocol import ErrorMessage, SyntaxException
 
+from tests.attack.command import conclude, numbers, options
 from tests.attack.cql import OddGenerator
 from tests.attack.report import Report
 from tests.capture.compare import answered, assert_lake
@@ -76,13 +76,8 @@ class Attack:
         """Try rounds by their numbers."""
         self._agent.start()
         try:
-            began = time.monotonic()
-            number = first
-            while (rounds is None or number < first + rounds) and (
-                seconds is None or time.monotonic() - began < seconds
-            ):
+            for number in numbers(first, rounds, seconds):
                 self._round(number)
-                number += 1
         finally:
             self._agent.end()
         ends = dict(self._agent.ends)
@@ -201,21 +196,13 @@ def attack(
         return Attack(settings, home, seed, captured, writing).run(first, rounds, seconds)
 
 
-@click.command()
-@click.option("--seconds", type=float, help="how long to try; 120 by default")
-@click.option("--rounds", type=int, help="how many rounds to try")
-@click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--first", type=int, default=0, show_default=True, help="the number of the first round")
+@options(seconds=120.0)
 def main(seconds: float | None, rounds: int | None, seed: int, first: int) -> None:
     """Attack capture and the lake, and print what was tried and found."""
-    if seconds is None and rounds is None:
-        seconds = 120.0
     with tempfile.TemporaryDirectory(prefix="attack-") as folder, running_servers(Path(folder)) as settings:
         os.environ["WRITETIME_CONFIG"] = str(Path(folder) / "writetime.toml")
         report = attack(settings, Path(folder), seed, rounds=rounds, seconds=seconds, first=first)
-    print(report.text())
-    if report.findings:
-        raise SystemExit(f"try one again: python -m tests.attack.statements --seed {seed} --rounds 1 --first <round>")
+    conclude(report, "statements", seed)
 
 
 if __name__ == "__main__":

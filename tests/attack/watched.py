@@ -62,6 +62,20 @@ def _say(**line: object) -> None:
     print(json.dumps(line), flush=True)
 
 
+def watch(
+    attack: str, seed: int, rounds: int | None, seconds: float | None, first: int, limits: Limits, report: Report
+) -> None:
+    """Run the command of an attack, `tests.attack.<attack> --worker`, until it tried so many inputs, or for so long."""
+    ends = None if seconds is None else time.monotonic() + seconds
+
+    def command(following: int) -> list[str]:
+        rest = ["--rounds", str(rounds - (following - first))] if rounds is not None else []
+        rest += ["--seconds", f"{ends - time.monotonic():.3f}"] if ends is not None else []
+        return ["-m", f"tests.attack.{attack}", "--worker", "--seed", str(seed), "--first", str(following), *rest]
+
+    Watch(command, report, limits).run(first, ends)
+
+
 class Watch:
     """Runs a worker again and again until it ends by itself."""
 
