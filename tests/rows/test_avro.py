@@ -9,18 +9,19 @@ import fastavro
 import pyarrow as pa
 from fastavro.schema import fingerprint as other_fingerprint
 from fastavro.schema import to_parsing_canonical_form
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.merge import generated
 from tests.storage.generate import Generator
+from writetime.capture.avro import change_avro
 from writetime.merge import merge
 from writetime.rows.avro import encode_events, event_avro
 from writetime.rows.events import Batch, fitted_rows, row_events
 from writetime.schema.avro import canonical, encode, fingerprint, nullable
 from writetime.schema.mapping import arrow_type, avro_name, avro_type
-from writetime.schema.table import Column
-from writetime.schema.types import CqlType, Native, parse_cql
+from writetime.schema.table import Column, TableSchema
+from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, parse_cql
 
 EXAMPLES = settings(max_examples=150, deadline=None)
 
@@ -151,3 +152,44 @@ def test_a_newer_schema_reads_older_messages() -> None:
     written, reads = (fastavro.parse_schema(json.loads(json.dumps(plain(event_avro(s))))) for s in (schema, newer))
     found = fastavro.schemaless_reader(io.BytesIO(data[10:]), written, reads)
     assert found["after"] == {"p": 1, "c": "1", "d": 0, "s": None, "new": None}  # type: ignore[index]
+
+
+# Names of fields that lead to one name of a record, such as that of `b_c` in `a` and of `c` in `a_b`.
+FIELD_NAMES = ("a", "b", "a_b", "b_c", "c", "key", "value", "entry", "1", "2", "element", "duration", "a_2", "A")
+
+
+@st.composite
+def nested_types(draw: st.DrawFn, depth: int = 3) -> CqlType:
+    """Types with records inside of records."""
+    kind = draw(st.sampled_from(("native", "udt", "udt", "tuple", "map", "list"))) if depth else "native"
+    if kind == "native":
+        return Native(draw(st.sampled_from(("int", "duration"))))
+    if kind == "udt":
+        names = draw(st.lists(st.sampled_from(FIELD_NAMES), min_size=1, max_size=3, unique=True))
+        return Udt("k", "u", tuple((name, draw(nested_types(depth - 1))) for name in names), frozen=True)
+    inner = [draw(nested_types(depth - 1)) for _ in range(2)]
+    match kind:
+        case "tuple":
+            return Tuple(tuple(inner))
+        case "map":
+            return Collection("map", tuple(inner), frozen=True)
+    return Collection("list", (inner[0],), frozen=True)
+
+
+def of(**fields: CqlType) -> CqlType:
+    """A type with fields."""
+    return Udt("k", "u", tuple(fields.items()), frozen=True)
+
+
+@given(nested_types(), nested_types())
+@EXAMPLES
+@example(of(a=of(b_c=of(d=Native("int"))), a_b=of(c=of(e=Native("int")))), Native("int"))
+@example(of(a=Native("duration"), a_duration=of(a=Native("int"))), Native("int"))
+@example(
+    of(entry=of(a=Native("int")), b=Collection("map", (Native("int"), of(a=Native("int"))), frozen=True)), Native("int")
+)
+def test_no_two_records_have_one_name(one: CqlType, other: CqlType) -> None:
+    columns = (Column("a", one), Column("a_b", other))
+    schema = TableSchema("k", "t", (Column("k", Native("int")),), (Column("c", one),), regular=columns)
+    for avro in (change_avro(schema), event_avro(schema)):
+        fastavro.parse_schema(json.loads(json.dumps(plain(avro))))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from writetime.schema.names import candidates
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, freeze
 
 _DURATION = pa.struct([("months", pa.int32()), ("days", pa.int32()), ("nanoseconds", pa.int64())])
@@ -110,41 +111,52 @@ def avro_type(cql_type: CqlType, name: str = "value", namespace: str = "") -> An
     """Return the Avro type of a value in a row event, ready for JSON.
 
     Records get their name from where they are (`name`, `name_key`, `name_1`, ...), so that one type may be used twice.
+    Where two places lead to one name (the field `b_c` in the field `a`, and `c` in `a_b`), the later one gets `_2`.
     """
-    return _avro(cql_type, name, namespace, lambda native: _NATIVES[native][1])
+    return _avro(cql_type, name, namespace, lambda native: _NATIVES[native][1], set())
 
 
 def stored_avro_type(cql_type: CqlType, name: str = "value", namespace: str = "") -> Any:
     """Return the Avro type of a value in a change, as `avro_type` does for row events."""
-    return _avro(cql_type, name, namespace, lambda native: _STORED.get(native, _NATIVES[native])[1])
+    return _avro(cql_type, name, namespace, lambda native: _STORED.get(native, _NATIVES[native])[1], set())
 
 
-def _avro(cql_type: CqlType, name: str, namespace: str, native_type: Callable[[str], Any]) -> Any:
-    full = f"{namespace}.{name}" if namespace else name
-
+def _avro(cql_type: CqlType, name: str, namespace: str, native_type: Callable[[str], Any], taken: set[str]) -> Any:
     def nullable(cql: CqlType, suffix: str) -> list[Any]:
-        return ["null", _avro(cql, f"{name}_{suffix}", namespace, native_type)]
+        return ["null", _avro(cql, f"{name}_{suffix}", namespace, native_type, taken)]
+
+    def named(wanted: str) -> str:
+        """Take the name of a record."""
+        found = next(n for n in candidates(wanted) if n not in taken)
+        taken.add(found)
+        return found
+
+    def full(wanted: str) -> str:
+        return f"{namespace}.{named(wanted)}" if namespace else named(wanted)
 
     match cql_type:
         case Native("duration"):
-            return {**_AVRO_DURATION, "name": f"{name}_duration", "namespace": namespace or "writetime"}
+            return {**_AVRO_DURATION, "name": named(f"{name}_duration"), "namespace": namespace or "writetime"}
         case Native(native):
             return native_type(native)
         case Collection("map", (key, value)):
+            entry = full(f"{name}_entry")
             fields = [{"name": n, "type": nullable(t, n)} for n, t in (("key", key), ("value", value))]
-            return {"type": "array", "items": {"type": "record", "name": f"{full}_entry", "fields": fields}}
+            return {"type": "array", "items": {"type": "record", "name": entry, "fields": fields}}
         case Collection(_, (element,)) | Vector(element, _):
             return {"type": "array", "items": nullable(element, "element")}
         case Tuple(arguments):
+            record = full(name)
             fields = [{"name": f"_{i}", "type": nullable(t, str(i))} for i, t in enumerate(arguments, 1)]
-            return {"type": "record", "name": full, "fields": fields}
+            return {"type": "record", "name": record, "fields": fields}
         case Udt(_, _, udt_fields):
+            record = full(name)
             names = [avro_name(n) for n, _ in cql_type.distinct_fields]
             fields = [
                 {"name": name, "type": nullable(t, name), "doc": n, "default": None}
                 for name, (n, t) in zip(names, udt_fields, strict=True)
             ]
-            return {"type": "record", "name": full, "fields": fields}
+            return {"type": "record", "name": record, "fields": fields}
     raise AssertionError(cql_type)
 
 
