@@ -241,3 +241,15 @@ def test_a_schema_that_is_changed_while_it_is_read() -> None:
 
     assert {rows[0]["version"] for rows in settled_rows(ask).values()} == {2}
     assert len(asked) == 3 * 4
+
+
+@pytest.mark.parametrize(("name", "scale"), [("varint", b""), ("decimal", b"\0\0\0\2")])
+def test_numbers_of_many_digits(name: str, scale: bytes) -> None:
+    """4,300 digits are read, and more are refused."""
+    decode = decoder(Native(name))
+    for sign in (1, -1):
+        most, too_many = (sign * (10**digits - 1) for digits in (4300, 4301))
+        data = most.to_bytes(1800, "big", signed=True)
+        assert decode(scale + data).replace(".", "") == str(most)
+        with pytest.raises(BadValue, match=r"the limit \(4300 digits\)"):
+            decode(scale + too_many.to_bytes(1800, "big", signed=True))

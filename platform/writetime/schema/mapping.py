@@ -42,7 +42,7 @@ _NATIVES: dict[str, tuple[pa.DataType, Any, str]] = {
     "decimal": (
         pa.string(),
         "string",
-        "Digits and scale as written (`1.10` is not `1.1`), of any size; `CAST(x AS DECIMAL(38, s))` where it fits.",
+        "Digits (4,300 at most) and scale as written (`1.10` is not `1.1`); `CAST(x AS DECIMAL(38, s))` where it fits.",
     ),
     "double": (pa.float64(), "double", ""),
     "duration": (_DURATION, _AVRO_DURATION, "Three parts, as no part converts to another."),
@@ -61,7 +61,7 @@ _NATIVES: dict[str, tuple[pa.DataType, Any, str]] = {
     "timeuuid": (pa.string(), {"type": "string", "logicalType": "uuid"}, "36 characters, lower case."),
     "tinyint": (pa.int8(), "int", ""),
     "uuid": (pa.string(), {"type": "string", "logicalType": "uuid"}, "36 characters, lower case."),
-    "varint": (pa.string(), "string", "The digits, of any number; `CAST(x AS DECIMAL(38, 0))` where it fits."),
+    "varint": (pa.string(), "string", "The digits, 4,300 at most; `CAST(x AS DECIMAL(38, 0))` where it fits."),
 }
 # The stored form where it differs: the int64 milliseconds of CQL, which microseconds cannot hold all of.
 _STORED: dict[str, tuple[pa.DataType, Any]] = {
