@@ -99,9 +99,10 @@ def down() -> None:
 )
 @click.option("--all", "everything", is_flag=True, help="Show all tables, and not those only that matter most.")
 def status(*, agents: bool, everything: bool) -> None:
-    """Show which embedded servers run and answer, how far the agent is, and which tables do not land; the exit status
-    is 1 unless all servers run."""
+    """Show which embedded servers run and answer, how far the agent is, which tables do not land, how many dead letters
+    there are, and faults of workers; the exit status is 1 unless all servers run."""
     from writetime.capture.status import agents_lines, status_lines
+    from writetime.ingest.deadletters import status_lines as ingest_lines
     from writetime.workqueue.inspect import status_lines as queue_lines
 
     if agents:
@@ -117,7 +118,7 @@ def status(*, agents: bool, everything: bool) -> None:
         state = "not running" if pid is None else "not ready" if fault else "ready"
         line = f"{server.name:<10} {state:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}"
         click.echo(f"{line}  ({fault})" if fault else line)
-    for line in [*status_lines(settings, everything=everything), *queue_lines(settings)]:
+    for line in [*status_lines(settings, everything=everything), *ingest_lines(settings), *queue_lines(settings)]:
         click.echo(line)
     sys.exit(0 if all_ready else 1)
 

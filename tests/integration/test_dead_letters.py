@@ -52,12 +52,22 @@ def test_redrive_stores_what_has_become_possible(settings: Settings, monkeypatch
 def test_what_fails_again_is_a_dead_letter_again_and_its_rounds_are_counted(settings: Settings) -> None:
     produce(settings, [b"poison"])
     for _ in range(3):
+        assert list(deadletters.status_lines(settings)) == []
         assert [r["outcome"] for r in run_once(settings)] == ["dead"]
+        (line,) = deadletters.status_lines(settings)
+        assert line.split()[:4] == ["ingest", "1", "dead", "letters"]
         assert deadletters.redrive(settings) == 1
     letters = dead_letters(settings)
     assert len(letters) == 3
     assert {letter.value for letter in letters} == {b"poison"}
     assert sorted(letter.headers for letter in letters) == [[], [("redriven", b"1")], [("redriven", b"2")]]
+
+
+def test_the_status_without_a_topic_or_kafka(settings: Settings) -> None:
+    other = settings.ingest.model_copy(update={"dead_letter_topic": "nothing"})
+    assert list(deadletters.status_lines(settings.model_copy(update={"ingest": other}))) == []
+    away = settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
+    assert list(deadletters.status_lines(settings.model_copy(update={"kafka": away}))) == []
 
 
 def test_headers_that_look_like_our_own_do_no_harm(settings: Settings) -> None:

@@ -11,6 +11,7 @@ import itertools
 import random
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -20,7 +21,9 @@ from writetime.config import Settings
 from writetime.errors import WritetimeError, reason_of
 from writetime.ingest.event import REDRIVEN_HEADER
 from writetime.kafka import (
+    NoTopic,
     UnreadableHeaders,
+    answers,
     beginning_offsets,
     client_config,
     commit_offsets,
@@ -143,11 +146,7 @@ def redrive(settings: Settings) -> int:
         WritetimeError: a message was not acknowledged; nothing is marked as redriven then.
     """
     topic = settings.ingest.dead_letter_topic
-    group = f"{topic}.redrive"
-    ends = end_offsets(settings, topic)
-    starts = beginning_offsets(settings, topic)
-    for partition, committed in committed_offsets(settings, topic, group).items():
-        starts[partition] = max(starts[partition], committed or 0)
+    starts, ends = _not_redriven(settings)
     errors: list[str] = []
 
     def delivered(error: KafkaError | None, _: Message) -> None:
@@ -177,8 +176,33 @@ def redrive(settings: Settings) -> int:
         raise WritetimeError(
             f"{len(errors)} of {count} dead letters were not taken by {settings.ingest.topic}: {errors[0]}"
         )
-    commit_offsets(settings, topic, group, ends)
+    commit_offsets(settings, topic, _group(topic), ends)
     return count
+
+
+def status_lines(settings: Settings) -> Iterator[str]:
+    """Yield a line if there are dead letters that were not redriven yet; nothing if Kafka does not answer."""
+    if not answers(settings):
+        return
+    with suppress(NoTopic):
+        starts, ends = _not_redriven(settings)
+        if count := sum(ends.values()) - sum(starts.values()):
+            yield f"ingest     {count:,} dead letters are not redriven: writetime dead-letters list"
+
+
+def _not_redriven(settings: Settings) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the offsets where the dead letters begin and end that were not redriven yet."""
+    topic = settings.ingest.dead_letter_topic
+    ends = end_offsets(settings, topic)
+    starts = beginning_offsets(settings, topic)
+    for partition, committed in committed_offsets(settings, topic, _group(topic)).items():
+        starts[partition] = max(starts[partition], committed or 0)
+    return starts, ends
+
+
+def _group(topic: str) -> str:
+    """Return the consumer group that records how far dead letters were redriven."""
+    return f"{topic}.redrive"
 
 
 def _dead_letter(message: Message) -> DeadLetter:
