@@ -254,6 +254,8 @@ class LogAgent:
             table_id = UUID(offset.table_id)
             until = offset.until - rescan_micros(self._settings.scylla_cdc)
             # No watermark passes a truncation that is not known.
+            if until > self._truncations_at:
+                self._look_for_truncations()
             until = 0 if self.snapshots.is_pending(table_id) else min(until, self._truncations_at)
             taken_at, truncation = self.snapshots.taken_at(table_id), self._truncations.get(table_id)
             if truncation is not None and truncation.at <= offset.since:
