@@ -1,9 +1,9 @@
 """Lands many tables: none of them stops another one.
 
 Whatever is raised while a table is landed is caught at that table. What is not available (a broker, a disk) is waited
-for. What a person has to mend, and an unknown error that came again three times, sets the table aside: it is tried
-again each minute, as the cause may be mended, and the others go on. Nothing of a table counts as landed that was not
-committed.
+for. An error that a person has to correct, and an unknown error that came again three times, sets the table aside: it
+is tried again each minute, as the cause may be gone, and the others go on. Nothing of a table counts as landed that was
+not committed.
 """
 
 import logging

@@ -105,6 +105,6 @@ def _unreadable(message: Message, error: Exception) -> WritetimeError:
     reason = str(error) if isinstance(error, WritetimeError) else f"{type(error).__name__}: {error}"
     return WritetimeError(
         f"topic {message.topic()}, partition {partition}, offset {offset}: {reason[:1000]}. Nothing from there on is "
-        "landed. Mend the cause; if the message is no change of the table, go on behind it by "
+        "landed. Correct the cause; if the message is no change of the table, go on behind it by "
         f"`writetime land --skip {message.topic()}/{partition}@{offset}`"
     )

@@ -197,7 +197,7 @@ class Tables:
         return {f"{t.keyspace}.{t.name}": t.fault for t in refused}
 
     def since(self, table_id: UUID) -> int:
-        """Return an instant (microseconds): what was captured before it under the name of this table is of an earlier
+        """Return an instant (microseconds): changes that were captured before it under this name are of an earlier
         table; 0 if none is known."""
         table = self.by_id[table_id]
         names = (table.keyspace, table.name)
