@@ -170,7 +170,7 @@ class CompactedTopic(Generic[T]):
         self.skipped = 0
 
     def read_on(self) -> list[tuple[int, T]]:
-        """Return what was written since the last call, in order, with the offsets; nothing if there is no such topic.
+        """Return the messages since the last call, in order, with their offsets; nothing if there is no such topic.
 
         Raises:
             WritetimeError: the topic cannot be read.
@@ -228,7 +228,7 @@ class SchemaTopic:
         return None if found is None else found.avro
 
     def read_on(self) -> None:
-        """Take up what was written since the last call. A message without a value deletes the schema of its key.
+        """Take up the messages since the last call. A message without a value deletes the schema of its key.
 
         Raises:
             WritetimeError: the topic cannot be read.

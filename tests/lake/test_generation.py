@@ -15,7 +15,7 @@ from tests.storage.generate import SEED
 from writetime.errors import WritetimeError
 from writetime.lake import generation, retention, state, views
 from writetime.lake.generation import Start, Truncation, renew
-from writetime.lake.horizon import raise_snapshot, register_source
+from writetime.lake.horizon import raise_snapshot, register_source, require_newer, retire_source
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable
 from writetime.rows import stream
@@ -157,3 +157,18 @@ def test_rows_of_cdc_logs_by_their_times(tmp_path: Path) -> None:
     for at, wanted in ((times[1], [1, 2]), (times[1] + 1, [2])):
         assert renew(table, {"shop.items_scylla_cdc_log": Start(truncation=Truncation(at), of_log=True)})
         assert keys(table) == wanted
+
+
+def test_a_snapshot_from_before_a_truncation_is_refused(tmp_path: Path) -> None:
+    """Its rows would come back. One that was taken later is not refused, whatever truncation a retired source had."""
+    table = new_table(tmp_path)
+    for source in NODES:
+        register_source(table, source)
+    renew(table, {"a": Start(truncation=Truncation(3_000, 1, 0)), "b": Start(truncation=Truncation(9_000, 1, 0))})
+    retire_source(table, "b")
+    for taken_at in (2_999, 3_000):
+        with pytest.raises(
+            WritetimeError, match=r"shop.items was truncated at 1970-01-01T00:00:00.003.*take a new one"
+        ):
+            require_newer(table, table.changes.load(), taken_at)
+    require_newer(table, table.changes.load(), 3_001)

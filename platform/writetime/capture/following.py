@@ -42,7 +42,7 @@ class TableLanding:
 
     def __init__(self, settings: Settings, table: str, topics: Topics, reporter: Reporter) -> None:
         self.name = table
-        # Attempts are counted anew by each process.
+        # Each process counts its own attempts.
         self.report = replace(topics.watermarks.reports.get(table) or LandingReport(0.0), attempts=0)
         self._settings = settings
         self._topics = topics

@@ -159,7 +159,7 @@ class SegmentFolder:
             # It was never captured before.
             return
         now = datetime.now(UTC)
-        reason = f"table {name} had cdc = false, and what was written to it meanwhile is in no segment"
+        reason = f"table {name} had cdc = false, and no segment has the writes of that time"
         content = {
             "reason": f"{reason}: bring a snapshot of it into the lake by `writetime backfill`, and delete this file",
             "tables": [str(table_id)],

@@ -36,8 +36,8 @@ class TableMark:
     """Of one table (instants in microseconds): all that was written before `until` is published, 0 if that is not
     known; and when the snapshot was taken that is published, or is to be now, 0 if there is none.
 
-    `id` is the table's id. What was captured before `since` is of an earlier table of the name. `truncation` is what
-    the database records of the last TRUNCATE.
+    `id` is the table's id. Changes that were captured before `since` are of an earlier table of the name.
+    `truncation` is the database's record of the last TRUNCATE.
     """
 
     until: _Instant

@@ -24,7 +24,7 @@ from writetime.errors import WritetimeError
 from writetime.instants import uuid_micros
 from writetime.lake.delta import DataFile, Snapshot
 from writetime.lake.history import raise_history
-from writetime.lake.horizon import newest_snapshot, registered_sources
+from writetime.lake.horizon import TRUNCATED, newest_snapshot, registered_sources
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, write_file
 from writetime.lake.state import BASE, generation_of, rebuild
@@ -35,7 +35,6 @@ from writetime.schema.table import TableSchema
 
 # `CommitLog-<version>-<id>.log`: ids rise on a node (`CommitLogDescriptor`).
 _SEGMENT = re.compile(r"CommitLog-\d+-(\d+)\.log")
-_TRUNCATED = "truncated/"
 LATEST = (1 << 63) - 1
 """An instant after all others."""
 
@@ -127,7 +126,7 @@ def renew(table: LakeTable, starts: Mapping[str, Start], run: Runner = map) -> b
     new = {
         source: start.truncation.at
         for source, start in starts.items()
-        if start.truncation is not None and start.truncation.at > (changes.transaction(_TRUNCATED + source) or 0)
+        if start.truncation is not None and start.truncation.at > (changes.transaction(TRUNCATED + source) or 0)
     }
     if new:
         _leave_out(table, changes, {source: starts[source] for source in new}, max(new.values()), run)
@@ -160,7 +159,7 @@ def _leave_out(table: LakeTable, changes: Snapshot, starts: Mapping[str, Start],
     for gone, rest in run(_LeaveOut.run, tasks):
         removed += gone
         written += rest
-    seen = {_TRUNCATED + source: start.truncation.at for source, start in starts.items() if start.truncation}
+    seen = {TRUNCATED + source: start.truncation.at for source, start in starts.items() if start.truncation}
     number = {GENERATION: generation_of(changes) + 1} if removed else {}
     table.changes.rewrite(changes, removed, written, data_change=True, also=seen | number)
 

@@ -26,6 +26,8 @@ HORIZON = "horizon"
 
 NEWEST_SNAPSHOT = "writetime.newest_snapshot"
 _SOURCE = "writetime.source."
+TRUNCATED = "truncated/"
+"""Of a commit to `changes`, with the name of a source: when the source truncated the table last, in microseconds."""
 
 # Fields of changes, however deep.
 WRITTEN = "write_time"
@@ -98,11 +100,17 @@ def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
 
 def require_newer(table: LakeTable, changes: Snapshot, taken_at: int) -> None:
     """Refuse a snapshot that was taken (microseconds) before the horizon, or before the horizon that a newer snapshot
-    implies: the database itself had dropped deletions by then.
+    implies: the database itself had dropped deletions by then. Refuse one from before a truncation, too.
 
     Raises:
         WritetimeError: see above.
     """
+    truncated_at = max((changes.transaction(TRUNCATED + s) or 0 for s in registered_sources(changes)), default=0)
+    if taken_at <= truncated_at:
+        raise WritetimeError(
+            f"{table.name} was truncated at {instant_text(truncated_at)}: a snapshot taken at {instant_text(taken_at)} "
+            f"is refused, as its rows would come back; take a new one by `writetime snapshot {table.name}`"
+        )
     grace = table.schema(changes).gc_grace_seconds * 1_000_000
     first = max(horizon_of(table.state.load()), newest_snapshot(changes) - grace)
     if taken_at < first:

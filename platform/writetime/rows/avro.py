@@ -1,7 +1,7 @@
 """Row events as Avro: the schema that follows from a table's, and the messages.
 
 Key columns are required and all other columns nullable with the default null, so a new schema of the table always reads
-what was written under an older one. Two kinds of key columns are nullable too. The clustering columns of a table that
+messages of an older one. Two kinds of key columns are nullable too. The clustering columns of a table that
 has static columns are: where a partition has static cells and no row, its one row has no clustering. Those with
 timestamps are: a timestamp that microseconds cannot hold is null, and `key` and `position` tell such rows apart.
 

@@ -130,6 +130,7 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
         # Of S3 it asks for the region at once.
         raise StorageError(f"{path} cannot be reached: {e}") from None
     except (ValueError, NotImplementedError):
+        # pyarrow raises these for a scheme that it does not know, or was built without.
         import fsspec
 
         filesystem, inner = fsspec.core.url_to_fs(path)
