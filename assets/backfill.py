@@ -29,16 +29,16 @@ from assets.checks import from_findings
 from assets.failures import by_kind
 from assets.naming import documents, key_of, pool_of
 from resources import DatabaseResource, LakeResource, SparkResource
-from writetime import quality
-from writetime.errors import WritetimeError
+from writetime.clients import quality
+from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
+from writetime.clients.quality import Finding
+from writetime.core.errors import WritetimeError
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
 from writetime.lake.buckets import buckets_of_share
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
-from writetime.lake.snapshot import clear_snapshot, take_snapshot
 from writetime.lake.spark import in_spark
 from writetime.lake.table import create_table
-from writetime.quality import Finding
-from writetime.tables import FollowedTable
 
 # Shares of the token's range; a table with fewer buckets has nothing to do in some of them.
 TOKEN_RANGES = 16

@@ -26,14 +26,14 @@ from assets.checks import from_waiting
 from assets.failures import by_kind
 from assets.naming import documents, key_of, pool_of
 from resources import KafkaResource
-from writetime.capture.landing import is_published, landed_offsets, not_landed
 from writetime.capture.metrics import summary
 from writetime.capture.publisher import topic_of
-from writetime.capture.watermarks import WatermarkTopic, statuses
-from writetime.kafka import beginning_offsets, end_offsets
+from writetime.clients.kafka import beginning_offsets, end_offsets
+from writetime.clients.topic_retention import waiting_too_long
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.views import time_now
-from writetime.retention import waiting_too_long
-from writetime.tables import FollowedTable
+from writetime.landing.landing import is_published, landed_offsets, not_landed
+from writetime.wire.watermarks import WatermarkTopic, statuses
 
 COMMIT_LOGS = AssetKey(["sources", "commit_logs"])
 AGENTS = AssetKey(["capture", "agents"])

@@ -1,7 +1,7 @@
 """The changes and the state of a table: the topic -> the lake's changes -> the merged state.
 
 What belongs here: the assets of one table, their checks, their metadata. Not here: how landing and merging work
-(`writetime.capture.landing`, `writetime.lake`).
+(`writetime.landing.landing`, `writetime.lake`).
 """
 
 import time
@@ -26,18 +26,18 @@ from assets.checks import from_findings
 from assets.failures import by_kind
 from assets.naming import arrow_columns, documents, key_of, pool_of
 from resources import KafkaResource, LakeResource, SparkResource
-from writetime import quality
-from writetime.capture.following import reported
-from writetime.capture.landing import Landing, is_published, not_landed
-from writetime.capture.reports import stopped
-from writetime.changes import change_schema
+from writetime.changes.model import change_schema
+from writetime.clients import quality
+from writetime.clients.quality import Finding
 from writetime.lake import state
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.horizon import captured_until, horizon_of
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
 from writetime.lake.table import LakeTable, is_in_lake, open_table, table_storage
-from writetime.quality import Finding
-from writetime.tables import FollowedTable
+from writetime.landing.following import reported
+from writetime.landing.landing import Landing, is_published, not_landed
+from writetime.landing.reports import stopped
 
 _NO_TOPIC = "no agent has published it yet: start `writetime agent`, and see that the table has cdc = true"
 

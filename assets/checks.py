@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from dagster import AssetCheckResult, AssetCheckSeverity, MetadataValue
 
-from writetime.quality import Finding, markdown
+from writetime.clients.quality import Finding, markdown
 
 
 def from_findings(

@@ -5,7 +5,7 @@ from dagster import Definitions, in_process_executor
 from assets import board, capture, demo, ingest, replay, runs, segments, tables, workqueue
 from assets.naming import documented
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
-from writetime import config
+from writetime.core import config
 from writetime.demo import board as departures
 from writetime.demo import published
 

@@ -9,17 +9,17 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from writetime.changes import KINDS, change_schema, field_name, udt_fields
-from writetime.errors import WritetimeError
+from writetime.changes.model import KINDS, change_schema, field_name, udt_fields
+from writetime.clients.quality import gxe
+from writetime.core.errors import WritetimeError
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import PARTITION, SORTED_BY, WrittenFile
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable, view_schema
-from writetime.quality import gxe
-from writetime.rows.events import KINDS as EVENT_KINDS
-from writetime.rows.events import event_schema
+from writetime.row_events.events import KINDS as EVENT_KINDS
+from writetime.row_events.events import event_schema
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Udt, is_complex
-from writetime.tables import FollowedTable
 
 _DAY = 86_400_000_000
 

@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from dagster import DagsterError, Failure, RetryRequested
 
-from writetime.errors import Transient, WritetimeError, reason_of
-from writetime.outages import is_outage
+from writetime.clients.zookeeper import NoZooKeeper
+from writetime.core.errors import Transient, WritetimeError, reason_of
+from writetime.core.outages import is_outage
 from writetime.replay import batches as replay
 from writetime.workqueue import statements as workqueue
-from writetime.zookeeper import NoZooKeeper
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")

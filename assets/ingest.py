@@ -42,14 +42,14 @@ from assets.demo import FLIGHTS
 from assets.failures import by_kind
 from assets.naming import arrow_columns
 from resources import KafkaResource, LakeResource, SparkResource
-from writetime import quality
-from writetime.errors import WritetimeError
+from writetime.clients import quality
+from writetime.clients.kafka import committed_offsets
+from writetime.clients.quality import gxe
+from writetime.clients.topic_retention import waiting_too_long
+from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, drain, readback
 from writetime.ingest.drain import OffsetRange
 from writetime.ingest.pipeline import Outcome
-from writetime.kafka import committed_offsets
-from writetime.quality import gxe
-from writetime.retention import waiting_too_long
 
 HTTP_EVENTS = AssetKey(["sources", "http_events"])
 USER_EVENTS_TOPIC = AssetKey(["sources", "user_events_topic"])

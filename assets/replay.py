@@ -47,9 +47,9 @@ from assets.checks import from_findings
 from assets.failures import apart, by_kind
 from assets.naming import arrow_columns
 from resources import DatabaseResource, LakeResource, SparkResource
-from writetime import quality
-from writetime.errors import WritetimeError
-from writetime.quality import gxe
+from writetime.clients import quality
+from writetime.clients.quality import gxe
+from writetime.core.errors import WritetimeError
 from writetime.replay import advance, check, extent, lag, sealed, trim
 from writetime.replay.rows import SCHEMA, read
 

@@ -1,7 +1,7 @@
 """Row events of a table: the state -> events in the lake -> the topic `rows.<keyspace>.<table>`.
 
 What belongs here: the assets of one table, their checks, their metadata. Not here: how events are found
-(`writetime.rows`).
+(`writetime.row_events`).
 """
 
 import time
@@ -22,16 +22,16 @@ from assets.checks import from_findings
 from assets.failures import by_kind
 from assets.naming import arrow_columns, documents, key_of, pool_of
 from resources import KafkaResource, LakeResource, SparkResource
-from writetime import quality
-from writetime.kafka import end_offsets, topic_names
+from writetime.clients import quality
+from writetime.clients.kafka import end_offsets, topic_names
+from writetime.clients.quality import Finding
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table
-from writetime.quality import Finding
-from writetime.rows.events import KINDS, event_schema
-from writetime.rows.publish import not_published, publish, published_since, topic_of
-from writetime.rows.stream import extend
-from writetime.tables import FollowedTable
+from writetime.row_events.events import KINDS, event_schema
+from writetime.row_events.publish import not_published, publish, published_since, topic_of
+from writetime.row_events.stream import extend
 
 
 def events(table: FollowedTable) -> AssetsDefinition:

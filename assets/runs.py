@@ -1,7 +1,7 @@
 """What is told of each run once it has ended: a report in Markdown, and an alert if something is wrong.
 
 What belongs here: what Dagster knows of a run, as text, and the sensors that tell it. Not here: how a webhook is called
-(`writetime.alerts`).
+(`writetime.core.alerts`).
 """
 
 import re
@@ -26,7 +26,7 @@ from dagster import (
     run_status_sensor,
 )
 
-from writetime import alerts, config
+from writetime.core import alerts, config
 
 # The tag of a run that has ended: where its report is.
 REPORT = "writetime/report"

@@ -31,7 +31,7 @@ from assets.capture import COMMIT_LOGS
 from assets.failures import by_kind
 from resources import KafkaResource, SparkResource
 from writetime.capture.archives import checkpoint_of, publish_segments, unpublished
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.lake.spark import in_spark
 
 PUBLISHED_SEGMENTS = AssetKey(["capture", "published_segments"])

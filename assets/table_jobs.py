@@ -38,16 +38,16 @@ from assets.automation import failed_lately, is_under_way, on_schedule
 from assets.failures import by_kind
 from assets.naming import key_of
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
-from writetime.capture.landing import captured_tables, not_landed, watermarks_not_landed
-from writetime.capture.watermarks import WatermarkTopic
-from writetime.errors import Transient, WritetimeError
+from writetime.core.errors import Transient, WritetimeError
+from writetime.core.outages import is_outage
+from writetime.lake.followed_tables import FollowedTable, followed_tables
 from writetime.lake.spark import in_spark
 from writetime.lake.state import count_tombstones
 from writetime.lake.table import open_table
-from writetime.maintain import upkeep
-from writetime.outages import is_outage
+from writetime.landing.landing import captured_tables, not_landed, watermarks_not_landed
+from writetime.row_events.upkeep import upkeep
 from writetime.schema.describe import to_cql
-from writetime.tables import FollowedTable, followed_tables
+from writetime.wire.watermarks import WatermarkTopic
 
 # Checks that are not part of an asset's run.
 PROOF = "rows_are_those_of_the_database"

@@ -27,10 +27,17 @@ from assets import backfill, capture, changes, expectations, rows, table_jobs, v
 from assets.failures import by_kind
 from assets.naming import cql_columns, documents, key_of, pool_of
 from resources import DatabaseResource
-from writetime import config
-from writetime.errors import WritetimeError
+from writetime.core import config
+from writetime.core.errors import WritetimeError
+from writetime.lake.followed_tables import (
+    FollowedTable,
+    Refused,
+    cdc_option,
+    followed_tables,
+    is_captured,
+    read_entries,
+)
 from writetime.schema.describe import to_cql
-from writetime.tables import FollowedTable, Refused, cdc_option, followed_tables, is_captured, read_entries
 
 log = logging.getLogger(__name__)
 

@@ -30,14 +30,14 @@ from assets.checks import from_findings, from_unfit
 from assets.failures import by_kind
 from assets.naming import arrow_columns, documents, key_of, pool_of
 from resources import LakeResource, SparkResource
-from writetime import quality
-from writetime.errors import Transient
+from writetime.clients import quality
+from writetime.clients.quality import Finding
+from writetime.core.errors import Transient
 from writetime.lake import views
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table, view_schema
-from writetime.quality import Finding
-from writetime.tables import FollowedTable
 from writetime.verify.verify import verify
 
 # Rows that differ which a check shows; `writetime verify` prints all.

@@ -39,9 +39,9 @@ from assets.demo import FLIGHT_ITEMS
 from assets.failures import apart, by_kind
 from assets.naming import arrow_columns
 from resources import DatabaseResource, LakeResource, SparkResource
+from writetime.core.errors import WritetimeError
+from writetime.core.handlers import load_handler
 from writetime.demo import enrichment
-from writetime.errors import WritetimeError
-from writetime.handlers import load_handler
 from writetime.workqueue import audit, completed, drain
 from writetime.workqueue.inspect import inspect, queues
 from writetime.workqueue.items import Place

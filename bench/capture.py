@@ -28,14 +28,14 @@ from confluent_kafka import Consumer, TopicPartition
 
 from tests.conftest import write_settings
 from tests.storage.databases import FormatServer
-from writetime import config
-from writetime.config import Settings
-from writetime.kafka import client_config, end_offsets, ensure_topics
+from writetime.clients.kafka import client_config, end_offsets, ensure_topics
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.lake import views
 from writetime.lake.table import LakeTable, open_table, table_storage
-from writetime.servers import jars
-from writetime.servers.cassandra import MODULE_EXPORTS, MODULE_OPENS
-from writetime.servers.java import java
+from writetime.runtime import jars
+from writetime.runtime.cassandra_java import module_options
+from writetime.runtime.java import java
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
 from writetime.storage.commitlog import CommitLogReader
@@ -169,8 +169,7 @@ def debezium(home: Path, settings: Settings, node: FormatServer, cdc_raw: Path) 
     (connector,) = jars.fetch("bench")
     command = [
         str(java()),
-        *(f"--add-exports={p}=ALL-UNNAMED" for p in MODULE_EXPORTS),
-        *(f"--add-opens={p}=ALL-UNNAMED" for p in MODULE_OPENS),
+        *module_options(),
         f"-Dcassandra.storagedir={home}",
         f"-Dlogback.configurationFile={home / 'logback.xml'}",
         "-Xmx1g",

@@ -19,12 +19,13 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from bench import ingress as bench_ingress
 from bench import rounds
 from bench.rounds import Result
-from writetime import config, database
-from writetime.config import Settings
+from writetime.clients import database
+from writetime.clients.kafka import client_config, end_offsets
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.ingest.drain import OffsetRange, store_range
 from writetime.ingest.event import accept, decode
 from writetime.ingest.topics import ensure_ingest_topics
-from writetime.kafka import client_config, end_offsets
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 

@@ -35,9 +35,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from writetime.config import Ingest, Settings, load
-from writetime.ingest.ingress import serve
-from writetime.kafka import client_config, end_offsets
+from writetime.clients.kafka import client_config, end_offsets
+from writetime.core.config import Ingest, Settings, load
+from writetime.http.ingress import serve
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
 

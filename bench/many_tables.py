@@ -18,15 +18,15 @@ from pathlib import Path
 
 from tests.conftest import write_settings
 from tests.lake.made import SCHEMA, batch, write
-from writetime import config
-from writetime.capture import watermarks
 from writetime.capture.publisher import ChangePublisher
-from writetime.capture.watermarks import SourceMarks, TableMark, ensure_watermarks_topic
-from writetime.config import Settings
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.lake.views import time_now
-from writetime.publishing import Sender
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
+from writetime.wire import watermarks
+from writetime.wire.publishing import Sender
+from writetime.wire.watermarks import SourceMarks, TableMark, ensure_watermarks_topic
 
 
 def children_cpu() -> float:

@@ -28,9 +28,11 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from kazoo.client import KazooClient
 
 from bench.rounds import Result, measure
-from writetime import config, database, servers
-from writetime.config import Settings
-from writetime.kafka import client_config, ensure_topics
+from writetime import servers
+from writetime.clients import database
+from writetime.clients.kafka import client_config, ensure_topics
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.replay import Batch, Publisher, Subscriber, replay
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer

@@ -15,17 +15,17 @@ import numba
 import numpy as np
 import pyarrow as pa
 
-from writetime import config
-from writetime.changes import change_schema
+from writetime.changes.model import change_schema
+from writetime.core import config
 from writetime.lake import state
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, create_table
-from writetime.rows import stream
-from writetime.rows.avro import encode_events
-from writetime.rows.events import event_schema
+from writetime.row_events import stream
+from writetime.row_events.events import event_schema
+from writetime.row_events.messages import encode_events
 from writetime.schema.cql import parse_table
-from writetime.storage.primitives import token_at
+from writetime.storage.kernel.primitives import token_at
 
 COLUMNS = {"a": pa.int32(), "b": pa.int64(), "c": pa.float64(), "d": pa.string(), "e": pa.string()}
 SCHEMA = parse_table("CREATE TABLE bench.rows (id bigint PRIMARY KEY, a int, b bigint, c double, d text, e text)")

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.rows import SCHEMA, tokens_of, updates
-from writetime import config
-from writetime.capture.landing import Landing
 from writetime.capture.publisher import ChangePublisher, topic_of
+from writetime.core import config
 from writetime.lake.table import open_table
+from writetime.landing.landing import Landing
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
 

@@ -29,8 +29,9 @@ from cassandra.concurrent import execute_concurrent_with_args
 
 from bench.rounds import Result, cpu_seconds, measure
 from tests.conftest import write_settings
-from writetime import config, database
-from writetime.config import Settings, WorkQueue
+from writetime.clients import database
+from writetime.core import config
+from writetime.core.config import Settings, WorkQueue
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port

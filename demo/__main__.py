@@ -19,16 +19,18 @@ from demo.dagster_run import Dagster, RunResult
 from demo.page import write_page
 from demo.report import Report, Stage, Sum, render
 from resources import KafkaResource
-from writetime import config, database, servers
-from writetime.config import Settings
+from writetime import servers
+from writetime.clients import database
+from writetime.clients.kafka import client_config
+from writetime.core import config
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.demo import board, enrichment, figures
-from writetime.errors import WritetimeError
 from writetime.ingest.topics import ensure_ingest_topics
-from writetime.kafka import client_config
+from writetime.lake.followed_tables import cdc_option, followed_tables
 from writetime.lake.table import open_table
-from writetime.servers import jars
+from writetime.runtime import jars
 from writetime.servers.process import port_answers
-from writetime.tables import cdc_option, followed_tables
 from writetime.workqueue.audit import database_time
 
 FLIGHTS = int(os.environ.get("DEMO_FLIGHTS", "20000"))

@@ -11,7 +11,7 @@ from dagster import DagsterEventType, DagsterInstance
 from dagster_graphql import DagsterGraphQLClient, DagsterGraphQLClientError
 
 from assets.runs import ended
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port, port_answers
 
 # No step is silent for so long unless its process has died.

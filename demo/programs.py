@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from writetime.capture.watermarks import WatermarkTopic
-from writetime.config import Settings
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.demo import enrichment
-from writetime.errors import WritetimeError
 from writetime.lake.views import time_now
 from writetime.servers.process import port_answers
+from writetime.wire.watermarks import WatermarkTopic
 from writetime.workqueue.inspect import inspect
 
 Program = subprocess.Popen[bytes]

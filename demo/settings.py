@@ -9,8 +9,8 @@ from pathlib import Path
 import tomlkit
 from cassandra.cluster import Cluster, NoHostAvailable
 
-from writetime import config
-from writetime.errors import WritetimeError
+from writetime.core import config
+from writetime.core.errors import WritetimeError
 
 SHIPPED = Path(__file__).with_name("writetime.toml")
 _COMMENT = "# The ScyllaDB of `make demo SCYLLA=...`: Kafka and ZooKeeper are started here, and CDC logs are read."

@@ -2,8 +2,8 @@
 
 from dagster import ConfigurableResource
 
-from writetime import config
-from writetime.config import Settings
+from writetime.core import config
+from writetime.core.config import Settings
 
 
 class WritetimeResource(ConfigurableResource):

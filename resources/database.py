@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from cassandra.cluster import Session
 
 from resources.base import WritetimeResource
-from writetime import database
+from writetime.clients import database
 
 
 class DatabaseResource(WritetimeResource):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from resources.base import WritetimeResource
-from writetime import kafka
+from writetime.clients import kafka
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dagster_pyspark import LazyPySparkResource
 from pydantic import Field, PrivateAttr
 from pyspark.sql import SparkSession
 
-from writetime import config
-from writetime.spark import spark_conf, start_session
+from writetime.clients.spark import spark_conf, start_session
+from writetime.core import config
 
 
 class SparkResource(LazyPySparkResource):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from kazoo.client import KazooClient
 
 from resources.base import WritetimeResource
-from writetime.zookeeper import connect
+from writetime.clients.zookeeper import connect
 
 _SECONDS = 15
 

@@ -15,11 +15,13 @@ from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.scylla import server
-from writetime import config, database, servers
-from writetime.config import Settings
+from writetime import servers
+from writetime.clients import database
+from writetime.clients.spark import spark_conf
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.servers.process import free_port
-from writetime.spark import spark_conf
 
 # `make test` runs two processes. A folder of tests is one piece of work, as its tests share servers; long ones first.
 _LONGEST_FIRST = (

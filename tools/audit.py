@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from writetime.servers import jars
+from writetime.runtime import jars
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"

@@ -8,7 +8,7 @@ import duckdb
 import numpy as np
 
 from bench.rows import COLUMNS, SCHEMA, add, tokens_of, updates
-from writetime import config
+from writetime.core import config
 from writetime.lake.table import LakeTable, create_table, open_table
 
 # Updates that are merged before anything is measured.

@@ -18,10 +18,10 @@ from pyspark.sql import functions as F
 from bench.merge import data
 from bench.rows import COLUMNS
 from bench.storage.measure import python, with_others
-from writetime.config import load
+from writetime.clients.spark import spark_conf
+from writetime.core.config import load
 from writetime.lake import state
 from writetime.lake.spark import in_spark
-from writetime.spark import spark_conf
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 
 from bench.storage.measure import Comparison, Cost, best, with_others
 from tests.storage.databases import FormatServer
-from writetime.config import load
+from writetime.clients.spark import spark_conf
+from writetime.core.config import load
 from writetime.sources.sstable import SSTableSource
-from writetime.spark import spark_conf
 from writetime.storage.files import Location
 
 CREATE = (

@@ -18,10 +18,10 @@ from cassandra.concurrent import execute_concurrent_with_args
 from bench.storage.measure import Comparison, Cost, best, here, printed
 from tests import oracle
 from tests.storage.databases import FormatServer
+from writetime.runtime import jars
+from writetime.runtime.cassandra_java import module_options
+from writetime.runtime.java import java
 from writetime.schema.table import TableSchema
-from writetime.servers import jars
-from writetime.servers.cassandra import MODULE_EXPORTS, MODULE_OPENS
-from writetime.servers.java import java
 from writetime.storage.commitlog import CommitLogReader
 from writetime.storage.segment import Segment, find_segments
 
@@ -99,8 +99,7 @@ def _debezium(scratch: Path, server: FormatServer, step: str, paths: list[str], 
     _run(list(map(str, compilation)))
     command = [
         str(java()),
-        *(f"--add-exports={p}=ALL-UNNAMED" for p in MODULE_EXPORTS),
-        *(f"--add-opens={p}=ALL-UNNAMED" for p in MODULE_OPENS),
+        *module_options(),
         f"-Dcassandra.storagedir={home}",
         f"-Dlogback.configurationFile={home / 'logback.xml'}",
         "-Xmx1g",

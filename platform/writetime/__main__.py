@@ -1,5 +1,5 @@
 """Runs the shell command as `python -m writetime`."""
 
-from writetime.cli import main
+from writetime.cli.main import main
 
 main()

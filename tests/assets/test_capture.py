@@ -23,18 +23,18 @@ from assets.table_jobs import definitions
 from resources import KafkaResource, LakeResource, SparkResource
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, batch, write
-from writetime import retention
-from writetime.capture import watermarks
 from writetime.capture.metrics import Lag, summary
 from writetime.capture.progress import Totals
 from writetime.capture.publisher import ChangePublisher
-from writetime.capture.watermarks import SourceMarks, TableMark, ensure_watermarks_topic
-from writetime.config import Settings
+from writetime.clients import topic_retention
+from writetime.core.config import Settings
 from writetime.lake import views
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now
-from writetime.publishing import Sender
-from writetime.tables import FollowedTable
+from writetime.wire import watermarks
+from writetime.wire.publishing import Sender
+from writetime.wire.watermarks import SourceMarks, TableMark, ensure_watermarks_topic
 
 
 def requests(instance: DagsterInstance, table: str) -> list[RunRequest]:
@@ -89,7 +89,7 @@ def test_landing_by_the_sensor(settings: Settings, spark: SparkSession, monkeypa
     assert publisher.flush()
     assert waiting_too_long(schema.full_name) == 0
     # As if half of the retention were over.
-    monkeypatch.setattr(retention, "RETENTION_ALARM", 0.0)
+    monkeypatch.setattr(topic_retention, "RETENTION_ALARM", 0.0)
     assert waiting_too_long(schema.full_name) == 20
     with DagsterInstance.ephemeral() as instance:
         (request,) = requests(instance, schema.full_name)

@@ -15,9 +15,9 @@ from dagster._core.scheduler.instigation import ScheduleInstigatorData
 
 from assets.backfill import token_ranges
 from tests.conftest import write_settings
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.lake.snapshot import take_snapshot
+from writetime.clients.database import connect
+from writetime.clients.node_snapshots import take_snapshot
+from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer
 
 ROOT = Path(__file__).parents[2]

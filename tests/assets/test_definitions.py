@@ -20,8 +20,8 @@ from assets.naming import documented, key_of
 from assets.table_jobs import PROOF
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 from tests.conftest import write_settings
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 from writetime.demo.enrichment import HANDLER
 from writetime.servers.process import free_port
 

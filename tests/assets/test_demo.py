@@ -13,7 +13,7 @@ import tomlkit
 from kazoo.client import KazooClient
 
 from tests.conftest import write_settings
-from writetime.config import Settings
+from writetime.core.config import Settings
 
 ROOT = Path(__file__).parents[2]
 

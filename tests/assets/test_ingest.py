@@ -23,9 +23,9 @@ from pyspark.sql import SparkSession
 
 from assets import ingest
 from resources import KafkaResource, LakeResource, SparkResource
-from writetime import database, kafka
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.clients import database, kafka
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.ingest import deadletters, drain
 from writetime.ingest.event import accept
 

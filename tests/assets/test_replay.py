@@ -23,9 +23,9 @@ from pyspark.sql import SparkSession
 
 from assets import replay
 from resources import DatabaseResource, LakeResource, SparkResource
-from writetime import database
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.clients import database
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.replay import Publisher, Subscriber
 
 RESOURCES: dict[str, Any] = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}

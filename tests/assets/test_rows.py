@@ -15,13 +15,13 @@ from tests.assets.test_tables import numbers
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, add, write
 from tests.rows.test_stream import replayed
-from writetime.config import Settings
+from writetime.core.config import Settings
 from writetime.lake import state, views
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import create_table
-from writetime.rows import publish as publishing
-from writetime.rows import stream
-from writetime.rows.retention import merged_to
-from writetime.tables import FollowedTable
+from writetime.row_events import publish as publishing
+from writetime.row_events import stream
+from writetime.row_events.trimming import merged_to
 
 RESOURCES = {"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()}
 

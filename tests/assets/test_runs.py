@@ -24,7 +24,7 @@ from dagster import (
 
 from assets import runs
 from assets.failures import by_kind
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 
 ORDERS = AssetKey(["shop.orders", "view"])
 
@@ -130,7 +130,7 @@ def test_report_and_alert(
 def test_nothing_wrong_is_no_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setenv("WRITETIME_ALERTS__REPORTS", str(tmp_path))
-    monkeypatch.setattr("writetime.alerts.send", lambda *_: told.append("alert"))
+    monkeypatch.setattr("writetime.core.alerts.send", lambda *_: told.append("alert"))
 
     @asset
     def fine() -> None:

@@ -24,20 +24,20 @@ from resources import DatabaseResource, LakeResource, SparkResource
 from tests.lake.answers import cql_rows, view_rows
 from tests.lake.made import SCHEMA, add, batch, write
 from tests.lake.test_run import compacted, schema_of
-from writetime import quality
-from writetime.config import Settings, Table
-from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.clients import quality
+from writetime.clients.database import connect
+from writetime.clients.node_snapshots import take_snapshot
+from writetime.core.config import Settings, Table
+from writetime.core.errors import WritetimeError
 from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import find_snapshots
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import write_file
-from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.lake.views import virtual
 from writetime.schema.cql import parse_table
 from writetime.servers.process import free_port
-from writetime.storage.primitives import token
-from writetime.tables import FollowedTable
+from writetime.storage.kernel.primitives import token
 
 RESOURCES: dict[str, Any] = {"spark": SparkResource(), "lake": LakeResource(), "database": DatabaseResource()}
 

@@ -21,8 +21,8 @@ from assets import workqueue
 from assets.definitions import defs
 from resources import DatabaseResource, LakeResource, SparkResource
 from tests.conftest import write_settings
-from writetime import database
-from writetime.config import Settings
+from writetime.clients import database
+from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, Item, NewItem, audit
 from writetime.workqueue.audit import InLake
 from writetime.workqueue.inspect import QueueState

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.attack.mutate import mutate
 from tests.attack.values import Body, event_body, item_body
-from writetime.ingest.protocol import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
+from writetime.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
 
 TOKEN = "a-token-of-sixteen-characters"
 QUEUES = ("a", "b%20c", "%C3%A9")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.attack.mutate import mutate
-from writetime.capture.avro import HEADER_BYTES
+from writetime.wire.change_messages import HEADER_BYTES
 
 LARGE = 700_000
 Value = bytes | None

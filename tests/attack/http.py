@@ -30,10 +30,10 @@ from tests.attack.report import Report
 from tests.attack.serving import Ingress
 from tests.attack.values import is_same
 from tests.conftest import running_servers
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.clients.kafka import end_offsets, messages_between
+from writetime.core.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
-from writetime.kafka import end_offsets, messages_between
 from writetime.servers.process import free_port
 
 MIB = 1 << 20

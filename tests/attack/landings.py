@@ -25,37 +25,32 @@ from tests.attack import hostile
 from tests.attack.command import numbers
 from tests.attack.watched import Limits
 from tests.lake.made import cell
-from writetime.capture import following, landing, watermarks
-from writetime.capture.avro import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
-from writetime.capture.following import Tables
-from writetime.capture.landing_tasks import decode
 from writetime.capture.publisher import ChangePublisher, topic_of
-from writetime.capture.skipping import MessagePlace, skip
-from writetime.capture.watermarks import (
-    WATERMARKS_TOPIC,
-    LandingReport,
-    SourceMarks,
-    TableMark,
-    ensure_watermarks_topic,
-)
-from writetime.changes import AT, change_schema, field_name, position_encoder
-from writetime.config import Settings
-from writetime.kafka import client_config
+from writetime.changes.model import AT, change_schema, field_name, position_encoder
+from writetime.clients.kafka import client_config
+from writetime.clients.schema_registry import HEADER_BYTES as REGISTRY_HEADER_BYTES
+from writetime.clients.schema_registry import wire_header
+from writetime.core.config import Settings
 from writetime.lake import state, views
 from writetime.lake.horizon import captured_until
 from writetime.lake.parquet import read_file
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now
+from writetime.landing import following, landing
+from writetime.landing.following import Tables
+from writetime.landing.skipping import MessagePlace, skip
+from writetime.landing.tasks import decode
 from writetime.merge import live_rows, merge
-from writetime.publishing import SCHEMAS_TOPIC, Sender
-from writetime.registry import HEADER_BYTES as REGISTRY_HEADER_BYTES
-from writetime.registry import wire_header
 from writetime.schema.avro import fingerprint
 from writetime.schema.cql import parse_table
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Native
-from writetime.storage.primitives import token
+from writetime.storage.kernel.primitives import token
+from writetime.wire import watermarks
+from writetime.wire.change_messages import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
+from writetime.wire.publishing import SCHEMAS_TOPIC, Sender
+from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, SourceMarks, TableMark, ensure_watermarks_topic
 
 # The lake and Arrow reserve more than they touch.
 LIMITS = Limits(seconds=60.0, touched_mib=512, reserved_mib=16_384)

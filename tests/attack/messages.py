@@ -19,8 +19,8 @@ from tests.attack.landings import LIMITS, Landings
 from tests.attack.report import Report
 from tests.attack.watched import watch, work
 from tests.conftest import running_servers, write_settings
-from writetime import config
-from writetime.config import Settings
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
 
 # Messages to the sink for each trial of landing.

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.attack.answers import Answer, Connection
 from tests.attack.calls import AUTHORIZED, framed
 from tests.conftest import write_settings
-from writetime.config import Settings
+from writetime.core.config import Settings
 
 
 class Ingress:

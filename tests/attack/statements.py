@@ -32,9 +32,9 @@ from tests.capture.workload import TYPES
 from tests.conftest import running_servers, write_settings
 from tests.merge import answers
 from tests.merge.tables import counted
-from writetime.capture.landing import Landing
-from writetime.config import Capture, Settings
+from writetime.core.config import Capture, Settings
 from writetime.lake.table import open_table
+from writetime.landing.landing import Landing
 from writetime.verify.verify import verify
 
 _TABLES = 3

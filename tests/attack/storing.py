@@ -19,9 +19,8 @@ from confluent_kafka import Message, Producer
 from tests.attack import hostile
 from tests.attack.report import Report
 from tests.faults.sinks import SinkProcess
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.kafka import (
+from writetime.clients.database import connect
+from writetime.clients.kafka import (
     beginning_offsets,
     client_config,
     committed_offsets,
@@ -29,6 +28,7 @@ from writetime.kafka import (
     headers_of,
     messages_between,
 )
+from writetime.core.config import Settings
 
 _TARGET = "events of the sink"
 _PATIENCE_SECONDS = 180.0

@@ -13,7 +13,7 @@ import pytest
 from tests.attack.answers import Connection
 from tests.attack.calls import Call, Input, framed
 from tests.attack.http import Attack, attack
-from writetime.config import Settings
+from writetime.core.config import Settings
 
 
 @pytest.mark.usefixtures("queue_tables")

@@ -8,10 +8,10 @@ import pytest
 
 from tests.attack.landings import Landings
 from tests.attack.messages import attack
-from writetime.capture import following, landing, landing_tasks
-from writetime.config import Settings
-from writetime.errors import WritetimeError
-from writetime.publishing import CompactedTopic
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.landing import following, landing, tasks
+from writetime.wire.publishing import CompactedTopic
 
 
 def test_no_message_harms_a_reader(settings: Settings, tmp_path: Path) -> None:
@@ -26,13 +26,13 @@ def test_no_message_harms_a_reader(settings: Settings, tmp_path: Path) -> None:
 
 def name_the_next(patch: pytest.MonkeyPatch) -> None:
     """Let errors name the message behind the one that is refused."""
-    unreadable: Callable[..., WritetimeError] = landing_tasks._unreadable
+    unreadable: Callable[..., WritetimeError] = tasks._unreadable
 
     def name(message: Any, error: Exception) -> WritetimeError:
         offset = message.offset()
         return WritetimeError(str(unreadable(message, error)).replace(f"offset {offset}:", f"offset {offset + 50}:"))
 
-    patch.setattr(landing_tasks, "_unreadable", name)
+    patch.setattr(tasks, "_unreadable", name)
 
 
 def let_watermarks_pass(patch: pytest.MonkeyPatch) -> None:
@@ -42,8 +42,8 @@ def let_watermarks_pass(patch: pytest.MonkeyPatch) -> None:
 
 def leave_out_the_first(patch: pytest.MonkeyPatch) -> None:
     """Let landing lose a message of each part."""
-    decoded = landing_tasks._decoded
-    patch.setattr(landing_tasks, "_decoded", lambda decoder, schema, messages: decoded(decoder, schema, messages[1:]))
+    decoded = tasks._decoded
+    patch.setattr(tasks, "_decoded", lambda decoder, schema, messages: decoded(decoder, schema, messages[1:]))
 
 
 def stop_all(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.attack.statements import attack
-from writetime.config import Settings
+from writetime.core.config import Settings
 
 
 def test_no_table_or_statement_harms_capture(

@@ -9,7 +9,7 @@ import pytest
 from tests.capture.endtoend import NODE
 from tests.capture.harness import Captured
 from tests.storage.databases import FormatServer
-from writetime.config import Capture, Settings
+from writetime.core.config import Capture, Settings
 
 
 @pytest.fixture(scope="package")

@@ -35,18 +35,18 @@ from tests.conftest import write_settings
 from tests.lake.compare import assert_views
 from tests.merge import answers
 from tests.storage.databases import FormatServer
-from writetime import config
 from writetime.capture.agent import Agent
-from writetime.capture.landing import Landing, not_landed
 from writetime.capture.progress import Progress
 from writetime.capture.schemas import Node
-from writetime.changes import change_schema
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.changes.model import change_schema
+from writetime.clients.database import connect
+from writetime.core import config
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake import state
 from writetime.lake.parquet import read_file
 from writetime.lake.table import open_table
+from writetime.landing.landing import Landing, not_landed
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer, free_port
 

@@ -17,18 +17,18 @@ from tests.lake.answers import cql_rows, view_rows
 from tests.rows.test_publish import messages
 from tests.storage.databases import FormatServer
 from writetime.capture.agent import run
-from writetime.capture.avro import ChangeDecoder
 from writetime.capture.publisher import topic_of
-from writetime.changes import change_schema
-from writetime.config import Settings
-from writetime.errors import WritetimeError
-from writetime.kafka import end_offsets, messages_between
+from writetime.changes.model import change_schema
+from writetime.clients.kafka import end_offsets, messages_between
+from writetime.clients.schema_registry import registry_of
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake.row_form import fit
 from writetime.merge import live_rows, merge
-from writetime.publishing import SchemaTopic
-from writetime.registry import registry_of
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
+from writetime.wire.change_messages import ChangeDecoder
+from writetime.wire.publishing import SchemaTopic
 
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
 

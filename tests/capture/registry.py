@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from writetime.servers import jars
-from writetime.servers.java import java
+from writetime.runtime import jars
+from writetime.runtime.java import java
 from writetime.servers.process import EmbeddedServer, free_port
 
 

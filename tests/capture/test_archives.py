@@ -18,8 +18,8 @@ from tests.capture.harness import Captured
 from tests.capture.test_segments import complete, wait_for
 from tests.conftest import write_settings
 from writetime.capture.archives import Checkpoint, Report, follow_segments, publish_segments, unpublished
-from writetime.cli import main
-from writetime.errors import WritetimeError
+from writetime.cli.main import main
+from writetime.core.errors import WritetimeError
 from writetime.storage.segment import find_segments
 
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tests.merge import generated
 from tests.rows.test_avro import as_avro, numbers, plain
 from tests.storage.generate import UDTS, Generator
-from writetime.capture.avro import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
-from writetime.changes import KINDS, RESERVED, change_schema
-from writetime.errors import WritetimeError
+from writetime.changes.model import KINDS, RESERVED, change_schema
+from writetime.core.errors import WritetimeError
 from writetime.schema.avro import fingerprint, single_object_header
 from writetime.schema.avro_decode import AvroReader
 from writetime.schema.cql import parse_schemas, parse_table
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native
+from writetime.wire.change_messages import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
 
 EXAMPLES = settings(max_examples=100, deadline=None)
 # What a struct of a change always has.

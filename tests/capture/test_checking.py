@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lake.made import cell
-from writetime.capture.checking import check_texts
-from writetime.changes import change_schema
-from writetime.errors import WritetimeError
+from writetime.changes.model import change_schema
+from writetime.core.errors import WritetimeError
+from writetime.landing.checking import check_texts
 from writetime.schema.cql import parse_table
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.capture.endtoend import EndToEnd
 from tests.storage.databases import FormatServer
 from tests.storage.generate import SEED
-from writetime.config import Settings
+from writetime.core.config import Settings
 from writetime.servers.kafka import KafkaServer
 
 

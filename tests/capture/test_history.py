@@ -10,11 +10,11 @@ from tests.capture.test_odd_values import with_lake
 from tests.capture.test_segments import wait_for
 from tests.lake.answers import view_rows
 from writetime.capture import agent
-from writetime.capture.landing import Landing, captured_tables
+from writetime.clients.node_snapshots import take_snapshot
 from writetime.lake import views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import create_table, open_table
+from writetime.landing.landing import Landing, captured_tables
 from writetime.schema.table import SchemaError
 from writetime.verify.verify import verify
 

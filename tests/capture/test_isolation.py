@@ -13,16 +13,16 @@ import pytest
 from tests.capture.harness import Captured
 from tests.capture.test_segments import put_back, wait_for
 from writetime.capture import durable, snapshots
-from writetime.capture.avro import ChangeEncoder
 from writetime.capture.metrics import read_status
 from writetime.capture.publisher import check_publishable, topic_of
 from writetime.capture.segments import SegmentFolder
-from writetime.capture.watermarks import WatermarkTopic
-from writetime.errors import WritetimeError
-from writetime.kafka import ensure_topics
+from writetime.clients.kafka import ensure_topics
+from writetime.core.errors import WritetimeError
 from writetime.schema import system
 from writetime.schema.cql import parse_table
 from writetime.storage.batch import BatchMaker
+from writetime.wire.change_messages import ChangeEncoder
+from writetime.wire.watermarks import WatermarkTopic
 
 _TABLE = "(k int PRIMARY KEY, v int) WITH cdc = true"
 # What is wrong with this value, and with this table.

@@ -15,19 +15,19 @@ from pyspark.sql import SparkSession
 from tests.capture.harness import Captured
 from tests.conftest import write_settings
 from tests.lake.answers import cql_rows, view_rows
-from writetime.capture import landing
-from writetime.capture.landing import Landing, captured_tables, not_landed
 from writetime.capture.publisher import topic_of
-from writetime.cli import main
-from writetime.config import Settings
-from writetime.errors import WritetimeError
-from writetime.kafka import client_config, end_offsets
+from writetime.cli.main import main
+from writetime.clients.kafka import client_config, end_offsets
+from writetime.clients.node_snapshots import take_snapshot
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.delta import BucketedTable
-from writetime.lake.snapshot import take_snapshot
 from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table
+from writetime.landing import landing
+from writetime.landing.landing import Landing, captured_tables, not_landed
 
 
 @pytest.fixture

@@ -19,17 +19,29 @@ from confluent_kafka import Producer
 
 from tests.capture.test_landing import count
 from tests.lake.made import SCHEMA, batch, write
-from writetime import kafka
-from writetime.capture import following, landing, watermarks
-from writetime.capture.avro import change_avro
-from writetime.capture.following import Tables
-from writetime.capture.landing import Landing, captured_tables
-from writetime.capture.landing_metrics import LandingMetrics
 from writetime.capture.publisher import ChangePublisher, topic_of
-from writetime.capture.reports import stopped
-from writetime.capture.skipping import dead_topic_of
-from writetime.capture.status import status_lines
-from writetime.capture.watermarks import (
+from writetime.cli.main import main
+from writetime.cli.status import status_lines
+from writetime.clients import kafka
+from writetime.clients.kafka import client_config, end_offsets, ensure_topics, messages_between
+from writetime.core.config import Settings
+from writetime.core.outages import is_outage
+from writetime.lake.delta import BucketedTable
+from writetime.lake.horizon import captured_until, raise_snapshot
+from writetime.lake.table import is_in_lake, open_table, table_storage
+from writetime.lake.views import time_now
+from writetime.landing import following, landing
+from writetime.landing.following import Tables
+from writetime.landing.landing import Landing, captured_tables
+from writetime.landing.landing_metrics import LandingMetrics
+from writetime.landing.reports import stopped
+from writetime.landing.skipping import dead_topic_of
+from writetime.schema.avro import fingerprint
+from writetime.schema.table import TableSchema
+from writetime.wire import watermarks
+from writetime.wire.change_messages import change_avro
+from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
+from writetime.wire.watermarks import (
     WATERMARKS_TOPIC,
     LandingReport,
     SourceMarks,
@@ -37,17 +49,6 @@ from writetime.capture.watermarks import (
     WatermarkTopic,
     ensure_watermarks_topic,
 )
-from writetime.cli import main
-from writetime.config import Settings
-from writetime.kafka import client_config, end_offsets, ensure_topics, messages_between
-from writetime.lake.delta import BucketedTable
-from writetime.lake.horizon import captured_until, raise_snapshot
-from writetime.lake.table import is_in_lake, open_table, table_storage
-from writetime.lake.views import time_now
-from writetime.outages import is_outage
-from writetime.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
-from writetime.schema.avro import fingerprint
-from writetime.schema.table import TableSchema
 
 
 def schema_of(settings: Settings, name: str) -> TableSchema:

@@ -20,15 +20,15 @@ from tests.merge import answers
 from tests.rows.replay import Consumer, in_order
 from tests.rows.test_publish import decoded
 from tests.unit.test_text import PIECES
-from writetime.capture.landing import Landing
-from writetime.changes import RESERVED
-from writetime.config import Settings
+from writetime.changes.model import RESERVED
+from writetime.cli.lake import filtered
+from writetime.clients.node_snapshots import take_snapshot
+from writetime.core.config import Settings
 from writetime.lake import views
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
-from writetime.lake.cli import filtered
-from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import LakeTable, create_table, open_table
-from writetime.rows import publish, stream
+from writetime.landing.landing import Landing
+from writetime.row_events import publish, stream
 from writetime.schema.text import bytes_of_text
 from writetime.verify.verify import verify
 

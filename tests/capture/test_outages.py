@@ -8,7 +8,7 @@ import pytest
 from tests.capture.harness import Captured
 from tests.faults.proxy import Proxy
 from tests.storage.generate import SEED
-from writetime import database
+from writetime.clients import database
 
 # Time runs so much faster here: between attempts to connect, and in outages.
 _FASTER = 60

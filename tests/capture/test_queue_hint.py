@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.capture.harness import Captured
-from writetime import database
-from writetime.config import WorkQueue
+from writetime.clients import database
+from writetime.core.config import WorkQueue
 from writetime.workqueue import Enqueuer, Worker
 from writetime.workqueue.hints import KafkaHint
 

@@ -17,19 +17,19 @@ from tests.capture.test_isolation import status_of
 from tests.capture.test_landing import assert_view, landed
 from tests.capture.test_segments import complete, progress_of, put_back, wait_for
 from tests.rows.test_publish import messages, plain
-from writetime import config
-from writetime import registry as client
 from writetime.capture import agent
-from writetime.capture.avro import change_avro
-from writetime.capture.landing import Landing
 from writetime.capture.publisher import topic_of
-from writetime.config import SchemaRegistry, Settings
-from writetime.errors import Transient, WritetimeError
+from writetime.clients import schema_registry as client
+from writetime.clients.schema_registry import Registry
+from writetime.core import config
+from writetime.core.config import SchemaRegistry, Settings
+from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.table import open_table
-from writetime.registry import Registry
-from writetime.rows import publish, stream
-from writetime.rows.avro import event_avro
+from writetime.landing.landing import Landing
+from writetime.row_events import publish, stream
+from writetime.row_events.messages import event_avro
 from writetime.schema.cql import parse_schemas
+from writetime.wire.change_messages import change_avro
 
 __all__ = ["landed"]
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from tests.capture.fake_registry import BAD_ANSWERS, JSON_ANSWERS, Answer, FakeRegistry, answer, error, fake_registry
 from tests.capture.test_segments import wait_for
-from writetime import config, registry
-from writetime.errors import Transient, WritetimeError
-from writetime.registry import Registry, SchemaRefused
+from writetime.clients import schema_registry
+from writetime.clients.schema_registry import Registry, SchemaRefused
+from writetime.core import config
+from writetime.core.errors import Transient, WritetimeError
 from writetime.servers.process import free_port
 
 TOPIC, SUBJECT = "changes.ks.t", "changes.ks.t-value"
@@ -24,7 +25,7 @@ AVRO = {"type": "record", "name": "t", "namespace": "ks", "fields": []}
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(schema_registry, "TIMEOUT_SECONDS", 1.0)
 
 
 @pytest.fixture

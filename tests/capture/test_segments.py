@@ -22,12 +22,12 @@ from writetime.capture.metrics import summary
 from writetime.capture.progress import Progress, SegmentProgress
 from writetime.capture.publisher import topic_of
 from writetime.capture.segments import readable
-from writetime.capture.watermarks import statuses
-from writetime.cli import main
-from writetime.errors import WritetimeError
-from writetime.kafka import client_config, ensure_topics
+from writetime.cli.main import main
+from writetime.clients.kafka import client_config, ensure_topics
+from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port
 from writetime.storage.segment import END, find_segments
+from writetime.wire.watermarks import statuses
 
 
 def wait_for(reached: Callable[[], Any], seconds: float = 60) -> None:

@@ -17,14 +17,14 @@ from tests.capture.harness import Captured
 from tests.capture.test_segments import wait_for
 from tests.lake.answers import cql_rows, view_rows
 from writetime.capture import agent
-from writetime.capture.landing import Landing, captured_tables
-from writetime.capture.watermarks import WatermarkTopic
-from writetime.lake import snapshot
+from writetime.clients import node_snapshots
 from writetime.lake.history import history_from
 from writetime.lake.horizon import captured_until
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now, virtual
+from writetime.landing.landing import Landing, captured_tables
 from writetime.servers.process import free_port
+from writetime.wire.watermarks import WatermarkTopic
 
 ROWS, FILES = 4_000, 2
 
@@ -146,7 +146,7 @@ def without_cdc(captured: Captured, table: str) -> str:
 
 
 def of_snapshot(captured: Captured, table: str) -> int:
-    """How many changes of a table came from its snapshot."""
+    """How many changes of a table came from its node_snapshots."""
     return sum(origin["source"] == "sstable" for origin in captured.changes(table)["origin"].to_pylist())
 
 
@@ -163,7 +163,7 @@ def test_snapshots_that_are_broken_or_gone(
     tables = {name: without_cdc(landed, name) for name in ("broken", "gone", "sound")}
     landed.write(*(f"ALTER TABLE {name} WITH cdc = true" for name in tables.values()))
     calls: list[tuple[str, ...]] = []
-    ask, take = snapshot.nodetool, snapshot.take
+    ask, take = node_snapshots.nodetool, node_snapshots.take
 
     def nodetool(port: int, *arguments: str) -> None:
         calls.append(arguments)
@@ -181,7 +181,7 @@ def test_snapshots_that_are_broken_or_gone(
             shutil.rmtree(found[tables["gone"]][0])
         return found
 
-    monkeypatch.setattr(snapshot, "nodetool", nodetool)
+    monkeypatch.setattr(node_snapshots, "nodetool", nodetool)
     monkeypatch.setattr("writetime.capture.taking.take", take_and_damage)
     monkeypatch.setattr("writetime.capture.snapshots._AGAIN_SECONDS", 0.1)
     port = free_port()
@@ -245,7 +245,7 @@ def test_modes(landed: Captured) -> None:
     with landed.agent(snapshot="always"):
         wait_for(lambda: landed.changes("old").num_rows == 2)
         wait_for(lambda: is_done(landed, "old", "empty", "marks"))
-    # As an agent leaves it that ended before it had deleted the snapshot.
+    # As an agent leaves it that ended before it had deleted the node_snapshots.
     stored = landed.settings.capture.state / "snapshots.json"
     content = json.loads(stored.read_text())
     stored.write_text(json.dumps({key: value | {"state": "published"} for key, value in content.items()}))

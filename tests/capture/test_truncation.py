@@ -8,11 +8,11 @@ from tests.capture.harness import Captured
 from tests.capture.test_odd_values import with_lake
 from tests.lake.answers import cql_rows, view_rows
 from tests.rows.replay import Consumer, in_order
-from writetime.capture.landing import Landing
 from writetime.lake import state, views
 from writetime.lake.horizon import captured_until
 from writetime.lake.table import LakeTable, open_table
-from writetime.rows import stream
+from writetime.landing.landing import Landing
+from writetime.row_events import stream
 from writetime.verify.verify import verify
 
 FUTURE = "USING TIMESTAMP 4000000000000000"

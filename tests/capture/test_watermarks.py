@@ -17,18 +17,18 @@ from tests.conftest import write_settings
 from tests.lake.test_horizon import held
 from writetime.capture import agent
 from writetime.capture.agent import Agent
-from writetime.capture.landing import Landing, watermarks_not_landed
 from writetime.capture.progress import Progress
 from writetime.capture.schemas import Node
-from writetime.capture.watermarks import SourceMarks, TableMark, WatermarkTopic, statuses
-from writetime.cli import main
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.cli.main import main
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 from writetime.lake import state
 from writetime.lake.delta import Snapshot
 from writetime.lake.horizon import captured_until, next_horizon, registered_sources
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now, virtual
+from writetime.landing.landing import Landing, watermarks_not_landed
+from writetime.wire.watermarks import SourceMarks, TableMark, WatermarkTopic, statuses
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch
         wait_for((landed.settings.capture.state / "status.json").exists)
         time.sleep(1.1)
         landed.settle()
-        monkeypatch.setattr("writetime.capture.landing._WATERMARK_MICROS", 1)
+        monkeypatch.setattr("writetime.landing.landing._WATERMARK_MICROS", 1)
         assert land(landed).version == changes.version + 1
     # A node that is not there any more: it holds back nothing, until an agent says that it is there.
     write_settings(landed.settings, tmp_path / "writetime.toml")
@@ -166,7 +166,7 @@ def test_tombstones_wait_for_the_slowest_node(
     landed: Captured, server_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two nodes, each with an agent, write to one table; tombstones go as far as both are landed."""
-    monkeypatch.setattr("writetime.capture.landing._WATERMARK_MICROS", 1)
+    monkeypatch.setattr("writetime.landing.landing._WATERMARK_MICROS", 1)
     name, grace = f"{landed.keyspace}.t", 1_000_000
     other = copy(landed)
     capture = landed.settings.capture.model_copy(update={"state": tmp_path / "other"})

@@ -17,8 +17,8 @@ from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
 from tests.storage.generate import UDTS, Generator, Places
-from writetime.database import DRIVER_FAULTS
-from writetime.merge.arrow import pc
+from writetime.clients.database import DRIVER_FAULTS
+from writetime.core.arrow import pc
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Udt, is_complex, quote_name

@@ -34,23 +34,23 @@ from tests.merge import answers
 from tests.merge.test_cql import with_one_form
 from tests.rows.test_publish import decoded
 from tests.storage.expected import assert_same
-from writetime.capture.landing import Landing, captured_tables
 from writetime.capture.publisher import topic_of
-from writetime.capture.watermarks import WatermarkTopic
-from writetime.changes import change_schema
-from writetime.config import Settings
-from writetime.errors import Transient, WritetimeError
-from writetime.kafka import beginning_offsets, end_offsets
+from writetime.changes.model import change_schema
+from writetime.clients.kafka import beginning_offsets, end_offsets
+from writetime.clients.node_snapshots import take_snapshot
+from writetime.core.config import Settings
+from writetime.core.errors import Transient, WritetimeError
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.parquet import PARTITION, read_file
 from writetime.lake.row_form import fit
-from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import LakeTable, create_table, open_table, view_schema
-from writetime.rows import publish, stream
+from writetime.landing.landing import Landing, captured_tables
+from writetime.row_events import publish, stream
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.verify.verify import verify
+from writetime.wire.watermarks import WatermarkTopic
 
 _PATIENCE_SECONDS = 240.0
 # Writes of each thread that have to be acknowledged while a node is away.

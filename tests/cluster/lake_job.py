@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from writetime import config
+from writetime.clients.spark import spark_session
+from writetime.core import config
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.spark import in_spark
 from writetime.lake.table import create_table
-from writetime.rows.stream import extend
-from writetime.spark import spark_session
+from writetime.row_events.stream import extend
 
 
 def main() -> None:

@@ -17,9 +17,9 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, S
 from cassandra.policies import ConstantReconnectionPolicy, FallthroughRetryPolicy
 from cassandra.pool import Host
 
-from writetime import config
-from writetime.config import Settings
-from writetime.database import DRIVER_FAULTS
+from writetime.clients.database import DRIVER_FAULTS
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer

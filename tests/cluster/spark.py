@@ -3,8 +3,8 @@
 import importlib.util
 from pathlib import Path
 
-from writetime.servers import jars
-from writetime.servers.java import spark_java_home
+from writetime.runtime import jars
+from writetime.runtime.java import spark_java_home
 from writetime.servers.process import EmbeddedServer, free_port, port_answers
 
 

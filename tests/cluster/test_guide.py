@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.sizing import LOADS, Costs, Load, freshness, table
-from writetime import config
-from writetime.spark import spark_conf
+from writetime.clients.spark import spark_conf
+from writetime.core import config
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -15,12 +15,12 @@ from tests.cluster.servers import ADDRESSES, REPLICATION, Servers, session_at
 from tests.cluster.spark import SparkMaster, SparkWorker
 from tests.conftest import write_settings
 from tests.lake.store import BUCKET, ObjectStore
-from writetime import config
-from writetime.config import Settings
-from writetime.errors import WritetimeError
-from writetime.lake.snapshot import take_snapshot
+from writetime.clients.node_snapshots import take_snapshot
+from writetime.clients.spark import spark_conf
+from writetime.core import config
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake.table import open_table
-from writetime.spark import spark_conf
 from writetime.verify.verify import verify
 
 _ROWS = 500

@@ -15,9 +15,9 @@ import duckdb
 import pytest
 
 from tests.docs.documents import ROOT, Block
-from writetime import config
-from writetime.capture.watermarks import statuses
+from writetime.core import config
 from writetime.servers.process import port_answers
+from writetime.wire.watermarks import statuses
 
 # Programs that run until Ctrl-C: the test starts and ends them.
 SERVICES = ("serve", "sink", "agent", "land --follow", "work")

@@ -14,18 +14,18 @@ from pyspark.sql import SparkSession
 
 from tests.docs.documents import ROOT, SCYLLA_TUTORIAL, blocks, documents, mentioned
 from tests.docs.running import Folder
-from writetime import config
 from writetime.capture.publisher import ChangePublisher
-from writetime.cli import main
-from writetime.config import Settings
-from writetime.database import apply_schema, connect
+from writetime.cli.main import main
+from writetime.clients.database import apply_schema, connect
+from writetime.clients.node_snapshots import take_snapshot
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
-from writetime.lake.snapshot import take_snapshot
+from writetime.lake.followed_tables import read_entries
 from writetime.schema.system import read_schema
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
-from writetime.tables import read_entries
 
 TUTORIAL = "docs/tutorial.md"
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"

@@ -5,9 +5,9 @@ from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from writetime.config import Settings
+from writetime.clients.kafka import client_config, place_of
+from writetime.core.config import Settings
 from writetime.ingest.event import InvalidEvent, decode
-from writetime.kafka import client_config, place_of
 
 from .ledger import Fate, Ledger, Place
 from .watch import Watch

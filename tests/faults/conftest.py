@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from writetime.config import Settings
+from writetime.core.config import Settings
 
 from .stage import Stage
 

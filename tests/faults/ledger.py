@@ -8,9 +8,9 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from writetime.config import Settings
+from writetime.clients.kafka import client_config, place_of
+from writetime.core.config import Settings
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event, accept
-from writetime.kafka import client_config, place_of
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 Place = tuple[int, int]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from writetime.config import Settings
+from writetime.core.config import Settings
 
 _STOP_SECONDS = 60
 

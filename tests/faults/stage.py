@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from writetime.config import Settings
+from writetime.clients.kafka import client_config
+from writetime.core.config import Settings
 from writetime.ingest.event import Event
-from writetime.kafka import client_config
 
 from .checker import check
 from .ledger import Ledger

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from writetime.clients.kafka import client_config
 from writetime.ingest.topics import ensure_ingest_topics
-from writetime.kafka import client_config
 
 from .stage import MODES, Stage, alter_topic
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from writetime.database import connect
+from writetime.clients.database import connect
 from writetime.ingest.event import Event, accept
 
 from .ledger import Fate, Ledger

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Consumer
 
-from writetime.config import Settings
-from writetime.kafka import client_config
+from writetime.clients.kafka import client_config
+from writetime.core.config import Settings
 
 from .stage import MODES, Stage, until
 

@@ -10,9 +10,9 @@ from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from writetime.config import Settings
-from writetime.database import DRIVER_FAULTS, connect
-from writetime.kafka import client_config, headers_of
+from writetime.clients.database import DRIVER_FAULTS, connect
+from writetime.clients.kafka import client_config, headers_of
+from writetime.core.config import Settings
 
 from .ledger import Place
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from writetime import database
-from writetime.cli import main
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.cli.main import main
+from writetime.clients import database
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 
 
 @pytest.mark.usefixtures("queue_tables")

@@ -4,8 +4,8 @@ import pytest
 from click.testing import CliRunner
 from kafka import KafkaProducer
 
-from writetime.cli import main
-from writetime.config import Settings
+from writetime.cli.main import main
+from writetime.core.config import Settings
 from writetime.ingest import deadletters, writer
 from writetime.ingest.event import InvalidEvent
 

@@ -22,11 +22,11 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.clients.kafka import client_config, end_offsets, ensure_topics
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.http.ingress import Ingress, create_app, serve, server_config
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event, decode
-from writetime.ingest.ingress import Ingress, create_app, serve, server_config
-from writetime.kafka import client_config, end_offsets, ensure_topics
 from writetime.servers.process import free_port
 from writetime.workqueue import inspect
 
@@ -449,7 +449,7 @@ def test_a_wrong_client_setting_is_an_error(broker: Settings) -> None:
 def serving(settings: Settings) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `serve` in a process of its own; yield it and its address."""
     code = (
-        "import sys; from writetime.config import Settings; from writetime.ingest.ingress import serve;"
+        "import sys; from writetime.core.config import Settings; from writetime.http.ingress import serve;"
         "serve(Settings.model_validate_json(sys.argv[1]))"
     )
     process = subprocess.Popen(

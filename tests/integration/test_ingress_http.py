@@ -20,12 +20,12 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from writetime.config import Settings
-from writetime.ingest.bodies import MAX_PARTS
-from writetime.ingest.protocol import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
-from writetime.kafka import ensure_topics
-from writetime.servers import jars
-from writetime.servers.java import java
+from writetime.clients.kafka import ensure_topics
+from writetime.core.config import Settings
+from writetime.http.bodies import MAX_PARTS
+from writetime.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
+from writetime.runtime import jars
+from writetime.runtime.java import java
 
 from .test_ingress import EVENT, NO_BROKER, NO_DATABASE, Running, changed, cut_off_from, running, serving, stored, until
 
@@ -385,7 +385,7 @@ def test_nor_may_a_call_that_was_answered_go_on_for_ever(hasty: Running) -> None
 
 
 def test_a_connection_without_calls_is_closed(alone: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("writetime.ingest.ingress.KEEP_ALIVE_SECONDS", 0.3)
+    monkeypatch.setattr("writetime.http.ingress.KEEP_ALIVE_SECONDS", 0.3)
     with running(alone) as ingress:
         for begin in (b"", b"\r\n", GET, GET + b"\r\n"):
             for piece in (b"", b"\r\n"):

@@ -1,7 +1,7 @@
 import great_expectations.expectations as gxe
 from pyspark.sql import SparkSession
 
-from writetime.quality import markdown, validate
+from writetime.clients.quality import markdown, validate
 
 
 def test_findings_name_what_is_wrong(spark: SparkSession) -> None:

@@ -10,10 +10,11 @@ from click.testing import CliRunner
 from kazoo.client import KazooClient
 
 from tests.conftest import write_settings
-from writetime import config, servers
-from writetime.cli import main
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime import servers
+from writetime.cli.main import main
+from writetime.core import config
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
 

@@ -11,13 +11,13 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.clients.database import connect
+from writetime.clients.kafka import beginning_offsets, client_config, commit_offsets, end_offsets
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.ingest import deadletters, drain, pipeline, sink, writer
 from writetime.ingest.event import Event
 from writetime.ingest.writer import EventWriter
-from writetime.kafka import beginning_offsets, client_config, commit_offsets, end_offsets
 
 MODES = ["lwt", "lwt-batch", "upsert"]
 AT = datetime(2013, 1, 1, 5, 15, 0, 123000, tzinfo=UTC)

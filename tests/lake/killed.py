@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, add, settings_at, write
-from writetime.changes import change_schema
+from writetime.changes.model import change_schema
 from writetime.lake import retention, state, views
 from writetime.lake.delta import BucketedTable
 from writetime.lake.parquet import read_file

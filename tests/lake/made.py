@@ -6,16 +6,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from writetime import config
-from writetime.changes import AT, change_schema, position_encoder
-from writetime.config import Settings
+from writetime.changes.model import AT, change_schema, position_encoder
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.table import LakeTable, create_table
 from writetime.schema.cql import parse_table
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Native
-from writetime.storage.primitives import token
+from writetime.storage.kernel.primitives import token
 
 SCHEMA = parse_table("CREATE TABLE shop.items (id int, n int, v text, w int, PRIMARY KEY (id, n))")
 

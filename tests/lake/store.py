@@ -12,7 +12,7 @@ from sysconfig import get_path
 
 from pyarrow import fs
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.servers.process import EmbeddedServer, free_port
 
 BUCKET = "lake"

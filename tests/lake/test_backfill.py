@@ -13,13 +13,13 @@ from pyspark.sql import SparkSession
 from tests.lake.answers import cql_rows, view_rows
 from tests.lake.made import settings_at
 from tests.lake.test_run import run, schema_of
-from writetime.cli import main
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import Transient, WritetimeError
+from writetime.cli.main import main
+from writetime.clients.database import connect
+from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
+from writetime.core.config import Settings
+from writetime.core.errors import Transient, WritetimeError
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.snapshot import clear_snapshot, take_snapshot
 from writetime.lake.spark import append_frame, in_spark
 from writetime.lake.table import create_table
 from writetime.sources.sstable import SSTableSource

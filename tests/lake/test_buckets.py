@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.lake.made import SCHEMA, new_table, settings_at
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import buckets_of, buckets_of_share, check_buckets, token_range
 from writetime.lake.delta import BUCKETS
 from writetime.lake.table import create_table, open_table

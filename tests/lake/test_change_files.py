@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.lake.made import SCHEMA, batch, cell, write
-from writetime.changes import change_schema
+from writetime.changes.model import change_schema
 from writetime.lake.change_files import open_changes, read_changes, read_groups
 from writetime.lake.parquet import READ_SOON, conform, without_empty, write_file
 from writetime.lake.storage import Storage

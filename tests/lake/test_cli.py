@@ -10,13 +10,13 @@ from click.testing import CliRunner, Result
 
 from tests.conftest import write_settings
 from tests.lake.made import add, batch, new_table, settings_at, write
-from writetime.cli import main
-from writetime.lake.cli import filtered
+from writetime.cli.lake import filtered
+from writetime.cli.main import main
+from writetime.cli.storage import write_changes
+from writetime.core.printing import json_line
 from writetime.lake.table import LakeTable
 from writetime.lake.text import print_table
-from writetime.printing import json_line
 from writetime.schema.cql import parse_table
-from writetime.storage.cli import write_changes
 
 
 @pytest.fixture

@@ -4,11 +4,12 @@ import pytest
 
 from tests.lake.answers import cql_rows, view_rows
 from tests.lake.test_run import run, schema_of
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.lake import snapshot, views
+from writetime.clients import node_snapshots
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.lake import views
 from writetime.lake.table import open_table
-from writetime.servers.nodetool import nodetool
+from writetime.runtime.nodetool import nodetool
 
 
 @pytest.mark.parametrize("compression", ["{'class': 'LZ4Compressor'}", "{'enabled': 'false'}"])
@@ -16,7 +17,7 @@ def test_what_the_database_compacted(settings: Settings, compression: str) -> No
     table = f"{settings.cassandra.keyspace}.compacted"
     with connect(settings) as session:
         session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text) WITH compression = {compression}")
-        _, port = snapshot.local_node(session)
+        _, port = node_snapshots.local_node(session)
         for part in range(2):
             for i in range(100):
                 session.execute(f"INSERT INTO {table} (id, v) VALUES ({i}, '{part}')")

@@ -17,15 +17,16 @@ from tests.lake.made import settings_at
 from tests.lake.test_run import compacted, run, schema_of
 from tests.merge.generated import NODES
 from tests.rows.test_stream import events, replayed
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.lake import snapshot, state, views
+from writetime.clients import node_snapshots
+from writetime.clients.database import connect
+from writetime.clients.node_snapshots import take_snapshot
+from writetime.core.config import Settings
+from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import create_table
-from writetime.rows.avro import encode_events, event_avro
-from writetime.rows.stream import extend
-from writetime.servers.nodetool import nodetool
+from writetime.row_events.messages import encode_events, event_avro
+from writetime.row_events.stream import extend
+from writetime.runtime.nodetool import nodetool
 from writetime.sources.sstable import SSTableSource
 from writetime.verify.verify import verify
 
@@ -69,7 +70,7 @@ def test_shards_of_many_nodes(settings: Settings, tmp_path: Path) -> None:
         session.execute(f"CREATE TABLE {table} (k int, c int, n counter, s counter STATIC, PRIMARY KEY (k, c))")
         schema = schema_of(session, table)
         shutil.copytree(tmp_path / "made", tmp_path / "given")
-        _, port = snapshot.local_node(session)
+        _, port = node_snapshots.local_node(session)
         nodetool(port, "import", keyspace, "counters", str(tmp_path / "given"))
         wanted = cql_rows(session, schema)
         assert len(wanted) > PARTITIONS
@@ -121,7 +122,7 @@ def test_from_cql_to_views_events_and_verify(settings: Settings, spark: SparkSes
             extend(lake)
             assert replayed(lake) == wanted
             if number == 1:
-                _, port = snapshot.local_node(session)
+                _, port = node_snapshots.local_node(session)
                 nodetool(port, "compact", keyspace, "counters")
         run("maintain", table)
         assert view_rows(compacted(lake)) == wanted

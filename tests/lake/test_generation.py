@@ -12,13 +12,13 @@ from tests.lake.answers import view_rows
 from tests.lake.made import add, new_table, write
 from tests.rows.replay import Consumer, in_order
 from tests.storage.generate import SEED
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.lake import generation, retention, state, views
 from writetime.lake.generation import Start, Truncation, renew
 from writetime.lake.horizon import raise_snapshot, register_source, require_newer, retire_source
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable
-from writetime.rows import stream
+from writetime.row_events import stream
 from writetime.scylla_cdc.log import first_uuid
 
 NODES = ("a", "b")

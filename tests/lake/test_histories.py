@@ -5,7 +5,7 @@ from tests.lake.histories.plan import Plan, make_plan, size
 from tests.lake.histories.run import Failure, run_plans, shrink
 from tests.storage.conftest import create_udts
 from tests.storage.generate import KEYSPACE, SEED
-from writetime.config import Settings
+from writetime.core.config import Settings
 
 
 def test_the_lake_says_what_the_database_answers(server_settings: Settings) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, add, batch, new_table, write
-from writetime.changes import change_schema
-from writetime.errors import WritetimeError
+from writetime.changes.model import change_schema
+from writetime.cli.lake import parse_instant
+from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
-from writetime.lake.cli import parse_instant
 from writetime.lake.history import after, history_from, raise_history, until
 from writetime.lake.state import BASE
 from writetime.lake.table import LakeTable

@@ -17,11 +17,13 @@ from tests.lake.made import SCHEMA, add, new_table, settings_at, write
 from tests.lake.test_run import run, schema_of
 from tests.merge import generated
 from tests.rows.test_stream import replayed
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.clients import node_snapshots
+from writetime.clients.database import connect
+from writetime.clients.node_snapshots import take_snapshot
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake import backfill as backfilling
-from writetime.lake import snapshot, state, views
+from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.delta import Conflict
 from writetime.lake.horizon import (
@@ -35,14 +37,13 @@ from writetime.lake.horizon import (
     without_dropped,
 )
 from writetime.lake.merging import Runner, Source, merge_files
-from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import LakeTable, create_table
 from writetime.merge import live_rows, merge
-from writetime.rows import stream
+from writetime.row_events import stream
+from writetime.runtime.nodetool import nodetool
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.table import TableSchema
-from writetime.servers.nodetool import nodetool
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -229,7 +230,7 @@ def test_a_snapshot_from_before_a_deletion_that_the_database_forgot(
             session.execute(f"INSERT INTO {table} (id, n, v) VALUES (1, {n}, 'a')")
         (older,) = take_snapshot(settings, table, "older")
         session.execute(f"DELETE FROM {table} WHERE id = 1 AND n = 1")
-        _, port = snapshot.local_node(session)
+        _, port = node_snapshots.local_node(session)
         nodetool(port, "flush", keyspace, "forgotten")
         time.sleep(2)
         # A node counts deletions of whole seconds.

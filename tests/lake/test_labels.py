@@ -14,9 +14,9 @@ from tests.lake.answers import view_rows
 from tests.lake.made import add, new_table, write
 from tests.unit import test_names as names_test
 from tests.unit.test_names import NAMES
-from writetime.changes import field_name
+from writetime.changes.model import field_name
+from writetime.cli.lake import filtered
 from writetime.lake import state, views
-from writetime.lake.cli import filtered
 from writetime.lake.labels import labelled, labelled_anew, recorded_labels
 from writetime.lake.table import LakeTable
 from writetime.schema.cql import parse_table

@@ -16,9 +16,9 @@ from tests.capture.test_avro import EXAMPLES, made, numbers
 from tests.conftest import write_settings
 from tests.lake.made import add, settings_at, write
 from tests.storage.generate import Generator
-from writetime.changes import change_schema
-from writetime.cli import main
-from writetime.errors import WritetimeError
+from writetime.changes.model import change_schema
+from writetime.cli.main import main
+from writetime.core.errors import WritetimeError
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.row_form import fit
 from writetime.lake.table import create_table, open_table

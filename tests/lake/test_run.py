@@ -8,13 +8,13 @@ from cassandra.cluster import Session
 from click.testing import CliRunner
 
 from tests.lake.answers import cql_rows, view_rows
-from writetime.cli import main
-from writetime.config import Lake, Settings
-from writetime.database import connect
+from writetime.cli.main import main
+from writetime.clients.database import connect
+from writetime.clients.node_snapshots import take_snapshot
+from writetime.core.config import Lake, Settings
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.parquet import PARTITION
-from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema

@@ -14,8 +14,8 @@ from tests import oracle
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, add, batch, new_table, write
 from tests.lake.store import BUCKET, ObjectStore
-from writetime import config
-from writetime.config import Settings
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.lake import retention, state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.table import create_table, open_table

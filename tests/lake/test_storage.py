@@ -6,8 +6,8 @@ import pytest
 
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, add, settings_at, write
-from writetime import config
-from writetime.errors import WritetimeError
+from writetime.core import config
+from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
 from writetime.lake.storage import Storage, lake_storage
 from writetime.lake.table import create_table, open_table

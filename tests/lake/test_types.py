@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.lake.made import settings_at
-from writetime.changes import change_schema
+from writetime.changes.model import change_schema
 from writetime.lake.delta import BucketedTable
 from writetime.lake.parquet import PROBED, conform, read_file, without_empty, write_file
 from writetime.lake.table import LakeTable, create_table, view_schema

@@ -14,7 +14,7 @@ from tests.merge.tables import ALTERED, counted, counter_writes, every_type, tie
 from tests.storage.conftest import create_udts
 from tests.storage.databases import FormatServer
 from tests.storage.generate import KEYSPACE, Generator
-from writetime.changes import change_schema
+from writetime.changes.model import change_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader
 from writetime.storage.files import Location

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from writetime.changes import (
+from writetime.changes.model import (
     AFTER,
     AT,
     BEFORE,
@@ -23,7 +23,7 @@ from writetime.schema.cql import parse_table
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
-from writetime.storage.primitives import token
+from writetime.storage.kernel.primitives import token
 
 SCHEMA = parse_table("""
     CREATE TYPE k.pair (x int, y text);

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tests.merge.conftest import History
 from tests.storage.expected import assert_same, plain
-from writetime.changes import field_name
+from writetime.changes.model import field_name
 from writetime.merge import live_rows, merge
 from writetime.merge.values import has_forms
 from writetime.schema.table import Column, TableSchema

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from writetime.runtime import jars
+from writetime.runtime.cassandra_java import module_options
+from writetime.runtime.java import java
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Udt, quote_name
-from writetime.servers import jars
-from writetime.servers.cassandra import MODULE_EXPORTS, MODULE_OPENS
-from writetime.servers.java import java
 
 _CONFIGURATION = {
     "cluster_name": "oracle",
@@ -61,8 +61,7 @@ def java_command(*arguments: str | Path) -> list[str]:
     home = _home()
     return [
         str(java()),
-        *(f"--add-exports={p}=ALL-UNNAMED" for p in MODULE_EXPORTS),
-        *(f"--add-opens={p}=ALL-UNNAMED" for p in MODULE_OPENS),
+        *module_options(),
         f"-Dcassandra.config={(home / 'cassandra.yaml').as_uri()}",
         f"-Dcassandra.storagedir={home}",
         f"-Duser.home={home}",

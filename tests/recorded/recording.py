@@ -18,7 +18,7 @@ import pyarrow as pa
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
-from writetime.instants import UUID_EPOCH
+from writetime.core.instants import UUID_EPOCH
 from writetime.schema.system import schemas_of, settled_rows
 from writetime.schema.table import TableSchema
 from writetime.schema.types import parse_cql

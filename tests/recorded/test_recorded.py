@@ -13,9 +13,9 @@ from tests.merge.test_cql import with_one_form, with_times_as_values
 from tests.recorded.conftest import RECORDED
 from tests.recorded.recording import Recording, Rows, pages_of, session_of
 from tests.storage.expected import as_rows, plain
-from writetime import config
-from writetime.changes import change_schema, field_name
-from writetime.config import Settings
+from writetime.changes.model import change_schema, field_name
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.merge import live_rows, merge
 from writetime.schema.cql import parse_schemas
 from writetime.schema.system import schemas_of, settled_rows

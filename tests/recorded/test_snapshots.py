@@ -15,9 +15,9 @@ from tests.merge.test_cql import with_one_form
 from tests.recorded.conftest import RECORDED
 from tests.recorded.recording import Recording
 from tests.recorded.test_recorded import answered, texts
-from writetime import config
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.core import config
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake import backfill as module
 from writetime.lake import views
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots

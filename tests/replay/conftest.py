@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from writetime.config import Settings
+from writetime.core.config import Settings
 
 
 @pytest.fixture

@@ -26,8 +26,10 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 from tests.conftest import write_settings
 from tests.replay import process
 from tests.replay.process import THE_END, items_of
-from writetime import config, database, servers
-from writetime.config import Settings
+from writetime import servers
+from writetime.clients import database
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.replay import Publisher, check, extent, lag, replay, trim
 from writetime.replay.batches import Batches, Seal
 from writetime.servers.process import EmbeddedServer, free_port

@@ -19,7 +19,8 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
-from writetime import config, replay
+from writetime import replay
+from writetime.core import config
 from writetime.replay import Batch, Publisher, Subscriber, coordination
 from writetime.replay.batches import Batches
 from writetime.replay.coordination import Coordination

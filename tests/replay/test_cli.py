@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.conftest import write_settings
-from writetime.cli import main
-from writetime.config import Settings
+from writetime.cli.main import main
+from writetime.core.config import Settings
 
 HANDLER = "import os\ndef handle(batch):\n    print(batch.id, *(i.decode() for i in batch.items))\n"
 

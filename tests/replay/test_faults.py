@@ -7,7 +7,7 @@ import pytest
 
 from tests.replay.faults import FAULTS, run_fault
 from tests.storage.generate import SEED
-from writetime.config import Settings
+from writetime.core.config import Settings
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from writetime import database
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.clients import database
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.replay import Batch, Effects, Publisher, Subscriber, check, lag, rebuild, replay, seek
 from writetime.replay.batches import Batches, Damaged, NoBatch
 from writetime.replay.blocks import BLOCK_BYTES, decode, encode

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from tests.conftest import write_settings
 from tests.replay.test_replay import done
-from writetime import database
-from writetime.cli import main
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.cli.main import main
+from writetime.clients import database
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.replay import (
     Batch,
     Effects,

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from writetime.config import Settings
+from writetime.core.config import Settings
 from writetime.replay import Publisher, replay, sealed
 from writetime.replay.rows import SCHEMA, _ranges, _rows
 

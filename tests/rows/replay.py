@@ -8,8 +8,8 @@ import pyarrow as pa
 from tests.lake.answers import view_rows
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable
-from writetime.rows.events import event_schema
-from writetime.rows.stream import batch_files, position_of
+from writetime.row_events.events import event_schema
+from writetime.row_events.stream import batch_files, position_of
 
 Place = tuple[int, bytes, bytes]
 Image = dict[str, Any]

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from tests.merge import generated
 from tests.storage.generate import Generator
-from writetime.capture.avro import change_avro
 from writetime.merge import merge
-from writetime.rows.avro import encode_events, event_avro
-from writetime.rows.events import Batch, fitted_rows, row_events
+from writetime.row_events.events import Batch, fitted_rows, row_events
+from writetime.row_events.messages import encode_events, event_avro
 from writetime.schema.avro import canonical, encode, fingerprint, nullable
 from writetime.schema.mapping import arrow_type, avro_name, avro_type
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, parse_cql
+from writetime.wire.change_messages import change_avro
 
 EXAMPLES = settings(max_examples=150, deadline=None)
 

@@ -9,9 +9,9 @@ from tests.lake.answers import view_rows
 from tests.merge.generated import SCHEMA, Change, change, table
 from tests.rows.replay import apply, in_order
 from writetime.merge import live_rows, merge
-from writetime.rows.compare import different
-from writetime.rows.events import Batch, fitted_rows, row_events
-from writetime.rows.ids import siphash
+from writetime.row_events.compare import different
+from writetime.row_events.events import Batch, fitted_rows, row_events
+from writetime.row_events.ids import siphash
 
 EXAMPLES = settings(max_examples=100, deadline=None)
 BATCHES = st.lists(st.tuples(st.lists(change(), max_size=5), st.integers(0, 2)), max_size=4)

@@ -19,18 +19,18 @@ from tests.lake.made import SCHEMA, add, cell, write
 from tests.lake.test_run import run, schema_of
 from tests.rows.test_stream import events as stream_of
 from tests.rows.test_stream import replayed
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError
-from writetime.kafka import client_config, end_offsets
+from writetime.clients.database import connect
+from writetime.clients.kafka import client_config, end_offsets
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import create_table, open_table
-from writetime.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
-from writetime.rows import publish, stream
+from writetime.row_events import publish, stream
 from writetime.schema.avro import fingerprint
 from writetime.schema.cql import parse_table
 from writetime.schema.table import DroppedColumn
 from writetime.schema.types import Native
+from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
 
 KILLED = """
 import os, sys

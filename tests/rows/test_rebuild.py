@@ -12,11 +12,11 @@ from tests.lake.made import SCHEMA, add, new_table, settings_at, write
 from tests.lake.test_run import compacted, run
 from tests.rows.replay import apply, in_order
 from tests.rows.test_stream import events, replayed
-from writetime.cli import main
+from writetime.cli.main import main
 from writetime.lake import state, views
 from writetime.lake.delta import Conflict
 from writetime.lake.table import LakeTable
-from writetime.rows import stream
+from writetime.row_events import stream
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from tests.merge import generated
 from tests.rows.test_stream import SECOND, events, replayed
 from writetime.lake import views
 from writetime.lake.table import LakeTable
-from writetime.rows import stream
-from writetime.rows.publish import PUBLISHED
-from writetime.rows.retention import merge_events, merged_to
+from writetime.row_events import stream
+from writetime.row_events.publish import PUBLISHED
+from writetime.row_events.trimming import merge_events, merged_to
 
 
 def published(table: LakeTable, sequence: int) -> None:

@@ -16,12 +16,12 @@ from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, add, new_table, write
 from tests.merge import generated
 from tests.rows.replay import apply, in_order
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
 from writetime.lake.parquet import WrittenFile, read_file
 from writetime.lake.table import LakeTable
-from writetime.rows import stream
-from writetime.rows.events import event_schema
+from writetime.row_events import stream
+from writetime.row_events.events import event_schema
 from writetime.schema.table import Column, DroppedColumn
 from writetime.schema.types import Native
 

@@ -10,8 +10,8 @@ from cassandra.cluster import Session
 from tests.scylla import server
 from tests.scylla.node import Node
 from tests.storage.generate import SEED
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

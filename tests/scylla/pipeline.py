@@ -22,12 +22,12 @@ from tests.merge import answers
 from tests.rows.replay import Consumer, in_order
 from tests.rows.test_publish import decoded
 from tests.scylla.workload import TYPES, LiveWriter
-from writetime.capture.landing import Landing
-from writetime.config import Capture, ScyllaCdc, Settings
-from writetime.errors import WritetimeError
+from writetime.core.config import Capture, ScyllaCdc, Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import LakeTable, open_table, view_schema
-from writetime.rows import publish, stream
+from writetime.landing.landing import Landing
+from writetime.row_events import publish, stream
 from writetime.schema.system import read_schema
 from writetime.verify.verify import Report, verify
 

@@ -8,8 +8,8 @@ import pytest
 from cassandra.cluster import Session
 
 from demo.settings import address_of, datacenter_of
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 
 # A change of the schema takes a busy cluster that long.
 _PATIENCE_SECONDS = 120

@@ -15,8 +15,8 @@ from tests.scylla.node import Node
 from tests.scylla.server import new_name
 from tests.scylla.workload import TYPES, LiveGenerator
 from tests.storage.generate import SEED
-from writetime.changes import change_schema
-from writetime.config import Settings
+from writetime.changes.model import change_schema
+from writetime.core.config import Settings
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, create_table

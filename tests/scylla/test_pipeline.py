@@ -8,7 +8,7 @@ from cassandra.cluster import Session
 from tests.scylla.pipeline import SPLITS, Followed, Pipeline
 from tests.scylla.server import uses_tablets
 from tests.storage.generate import SEED
-from writetime.config import Settings
+from writetime.core.config import Settings
 
 TABLES = [f"t{i}" for i in range(10)]
 # How long is written and killed, at least.

@@ -12,16 +12,16 @@ from tests.lake.answers import view_rows
 from tests.scylla.node import Node
 from tests.scylla.server import new_name
 from tests.scylla_cdc.test_agent import agent
-from writetime.capture.landing import Landing, is_published
-from writetime.capture.watermarks import TableMark, WatermarkTopic
-from writetime.config import Capture, Settings
+from writetime.core.config import Capture, Settings
 from writetime.lake import views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.horizon import captured_until
 from writetime.lake.table import open_table
+from writetime.landing.landing import Landing, is_published
 from writetime.schema.system import read_schema
 from writetime.scylla_cdc.log import SUFFIX
 from writetime.verify.verify import verify
+from writetime.wire.watermarks import TableMark, WatermarkTopic
 
 
 def settings_for(live: Settings, name: str, folder: Path) -> Settings:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.docs.documents import SCYLLA_TUTORIAL, blocks
 from tests.docs.running import Folder
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 from writetime.servers.process import free_port
 
 

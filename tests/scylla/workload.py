@@ -25,7 +25,7 @@ from cassandra.cluster import Session
 from cassandra.query import SimpleStatement
 
 from tests.storage.generate import UDTS, Generator
-from writetime.database import DRIVER_FAULTS
+from writetime.clients.database import DRIVER_FAULTS
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Udt, Vector, is_complex, quote_name

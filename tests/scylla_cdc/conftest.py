@@ -14,7 +14,7 @@ from tests.scylla_cdc.examples import EXAMPLES, LATE, examples, late_writes
 from tests.scylla_cdc.writer import Group
 from tests.storage.conftest import create_udts
 from tests.storage.generate import SEED, Generator
-from writetime.config import Settings
+from writetime.core.config import Settings
 from writetime.schema.table import TableSchema
 from writetime.sources.scylla_cdc import ScyllaCdcSource
 

@@ -15,13 +15,13 @@ from cassandra.query import UNSET_VALUE, BoundStatement
 
 from tests import oracle
 from tests.scylla_cdc.writer import Group, Mutation, Splitter, mutations, numbered
-from writetime.config import ScyllaCdc, Settings
+from writetime.core.config import ScyllaCdc, Settings
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
 from writetime.scylla_cdc.log import log_table
 from writetime.servers.cassandra import CassandraServer
-from writetime.storage.primitives import token
+from writetime.storage.kernel.primitives import token
 from writetime.storage.segment import find_segments
 
 META = "cdc_streams"

@@ -29,20 +29,20 @@ from tests.scylla_cdc.writer import Group
 from tests.storage.expected import assert_same
 from tests.storage.generate import SEED
 from writetime.capture import cdc_log
-from writetime.capture.landing import Landing
-from writetime.capture.status import agents_lines, status_lines
-from writetime.capture.watermarks import WatermarkTopic, statuses
-from writetime.changes import change_schema
-from writetime.config import Capture, Settings
+from writetime.changes.model import change_schema
+from writetime.cli.status import agents_lines, status_lines
+from writetime.clients.node_snapshots import take_snapshot
+from writetime.core.config import Capture, Settings
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.horizon import captured_until, next_horizon, registered_sources
 from writetime.lake.parquet import read_file
 from writetime.lake.row_form import fit
-from writetime.lake.snapshot import take_snapshot
 from writetime.lake.table import open_table, view_schema
+from writetime.landing.landing import Landing
 from writetime.servers.process import free_port
 from writetime.verify.verify import verify
+from writetime.wire.watermarks import WatermarkTopic, statuses
 
 
 def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: object) -> Settings:

@@ -13,8 +13,8 @@ from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now
 from tests.scylla_cdc.test_agent import agent, settings_for, wait_for_metrics, wait_until
 from tests.scylla_cdc.test_refusals import STREAM, Odd
-from writetime.capture.status import status_lines
-from writetime.cli import main
+from writetime.cli.main import main
+from writetime.cli.status import status_lines
 from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.offsets import interval
 from writetime.scylla_cdc.source import open_source
@@ -133,7 +133,7 @@ def test_skipped_rows_are_shown(cdc: CdcDatabase, tmp_path: Path, monkeypatch: p
         wait_for_metrics(port, f'writetime_capture_log_findings_total{{kind="static_dropped",table="{odd.name}"}} 3.0')
         text = "3 rows skipped, which had values of dropped static columns only"
         wait_for(lambda: any(text in line for line in status_lines(settings)))
-    monkeypatch.setattr("writetime.scylla_cdc.cli.config.load", lambda: cdc.settings)
+    monkeypatch.setattr("writetime.cli.scylla_cdc.config.load", lambda: cdc.settings)
     shown = CliRunner().invoke(main, ["scylla-cdc", odd.name, "--fields", "kind"])
     assert shown.stdout.splitlines() == ['{"kind":"row"}']
     assert text in shown.stderr

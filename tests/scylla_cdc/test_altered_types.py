@@ -11,7 +11,7 @@ from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
 from tests.scylla_cdc.test_agent import agent, assert_view, land, reached, settings_for, wait_until
 from writetime.capture.metrics import read_status
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.schema.system import read_schema, read_schemas
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc import source as source_module

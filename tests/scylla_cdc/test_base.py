@@ -10,7 +10,7 @@ from tests.merge.conftest import History
 from tests.merge.test_cql import assert_answers
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import CdcDatabase
-from writetime.changes import change_schema
+from writetime.changes.model import change_schema
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.offsets import interval

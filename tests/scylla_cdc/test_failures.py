@@ -19,8 +19,8 @@ from tests.scylla_cdc.test_agent import agent, insert, land, settings_for, wait_
 from tests.scylla_cdc.test_base import origins
 from tests.storage.generate import SEED
 from writetime.capture.metrics import read_status
-from writetime.capture.status import status_lines
-from writetime.database import DatabaseUnreachable
+from writetime.cli.status import status_lines
+from writetime.clients.database import DatabaseUnreachable
 from writetime.scylla_cdc.offsets import interval
 from writetime.scylla_cdc.pages import _PageProtocol
 from writetime.scylla_cdc.source import open_source

@@ -15,11 +15,11 @@ from tests.scylla_cdc.test_agent import agent, reached, settings_for, source_of,
 from tests.scylla_cdc.test_altered_tables import read
 from tests.scylla_cdc.test_refusals import STREAM, Odd
 from writetime.capture.metrics import read_status
-from writetime.capture.status import status_lines
-from writetime.capture.watermarks import WatermarkTopic
+from writetime.cli.status import status_lines
 from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, interval, next_offset, pieces_between
 from writetime.scylla_cdc.source import open_source
+from writetime.wire.watermarks import WatermarkTopic
 
 LACKING = pytest.mark.parametrize(
     ("options", "while_so", "afterwards"),

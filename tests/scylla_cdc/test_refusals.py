@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now
 from tests.scylla_cdc.test_base import read_all
-from writetime.cli import main
-from writetime.errors import WritetimeError
+from writetime.cli.main import main
+from writetime.core.errors import WritetimeError
 from writetime.merge import live_rows, merge
 from writetime.schema.cql import parse_table
 from writetime.schema.system import read_schema
@@ -206,7 +206,7 @@ def test_the_command(cdc: CdcDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = Odd(cdc)
     odd.log(1, UPDATE)
     odd.log(2, {"operation": 3, "p": 1, "c": 2})
-    monkeypatch.setattr("writetime.scylla_cdc.cli.config.load", lambda: cdc.settings)
+    monkeypatch.setattr("writetime.cli.scylla_cdc.config.load", lambda: cdc.settings)
     lines = CliRunner().invoke(main, ["scylla-cdc", odd.name, "--fields", "kind,v,origin"]).stdout.splitlines()
     assert len(lines) == 2
     assert '"kind":"row","v":{"value":1,"write_time"' in lines[0]

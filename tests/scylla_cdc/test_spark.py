@@ -13,7 +13,7 @@ from tests.merge.test_cql import assert_answers
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import CdcDatabase
 from tests.scylla_cdc.test_base import asked, origins
-from writetime.changes import change_schema
+from writetime.changes.model import change_schema
 from writetime.merge import merge
 from writetime.sources.scylla_cdc import ScyllaCdcSource
 

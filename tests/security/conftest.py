@@ -17,9 +17,9 @@ from tests.security.servers import (
     grant,
     issue,
 )
-from writetime import config
-from writetime.config import Settings
-from writetime.database import apply_schema, connect
+from writetime.clients.database import apply_schema, connect
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.servers.process import EmbeddedServer, free_port
 

@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
 
-from writetime import database, zookeeper
-from writetime.config import Settings
-from writetime.errors import WritetimeError
-from writetime.kafka import client_config, fault_of_connections
+from writetime.clients import database, zookeeper
+from writetime.clients.kafka import client_config, fault_of_connections
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.zookeeper import ZooKeeperServer

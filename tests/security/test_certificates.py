@@ -18,10 +18,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from tests.security.servers import Identity, SecuredCassandra, issue
-from writetime import config, database, kafka, zookeeper
-from writetime.config import Settings
-from writetime.errors import WritetimeError
-from writetime.registry import Registry
+from writetime.clients import database, kafka, zookeeper
+from writetime.clients.schema_registry import Registry
+from writetime.core import config
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 
 
 def server_context(identity: Identity, folder: Path, clients: Path | None = None) -> ssl.SSLContext:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.security.conftest import USER, Secured
 from tests.security.servers import issue
-from writetime import database
-from writetime.config import Cassandra
-from writetime.errors import WritetimeError
+from writetime.clients import database
+from writetime.core.config import Cassandra
+from writetime.core.errors import WritetimeError
 
 ELSEWHERE = "127.0.0.2"
 

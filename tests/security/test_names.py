@@ -14,9 +14,9 @@ import pytest
 from tests.security.conftest import Secured
 from tests.security.test_paths import command, in_thread, landed
 from writetime.capture.agent import run as run_agent
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import open_table, table_storage
 from writetime.schema.cql import parse_table

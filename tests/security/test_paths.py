@@ -29,18 +29,18 @@ from resources import DatabaseResource, KafkaResource, ZooKeeperResource
 from tests.security.conftest import SECRETS, USER, Secured
 from tests.security.servers import issue
 from writetime.capture.agent import run as run_agent
-from writetime.capture.landing import Landing
-from writetime.cli import main
-from writetime.config import Settings, ZooKeeper
-from writetime.database import connect, count_rows
-from writetime.errors import WritetimeError
+from writetime.cli.main import main
+from writetime.clients.database import connect, count_rows
+from writetime.clients.kafka import client_config, end_offsets, topic_names
+from writetime.clients.zookeeper import client_options
+from writetime.core.config import Settings, ZooKeeper
+from writetime.core.errors import WritetimeError
 from writetime.ingest import sink
-from writetime.kafka import client_config, end_offsets, topic_names
 from writetime.lake.table import open_table
+from writetime.landing.landing import Landing
 from writetime.replay import lag
 from writetime.verify.verify import verify
 from writetime.workqueue import Worker
-from writetime.zookeeper import client_options
 
 
 def command(*arguments: str, given: bytes | None = None) -> str:

@@ -16,9 +16,10 @@ from pydantic import SecretStr
 
 from tests.conftest import write_settings
 from tests.security.conftest import SECRETS, Secured
-from writetime import config, kafka
-from writetime.cli import main
-from writetime.config import Settings
+from writetime.cli.main import main
+from writetime.clients import kafka
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.ingest.event import accept
 from writetime.replay import coordination
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from cassandra.cluster import Cluster
 
-from writetime.config import load
+from writetime.core.config import load
+from writetime.runtime.nodetool import nodetool
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
 from writetime.servers.cassandra import CassandraServer
-from writetime.servers.nodetool import nodetool
 from writetime.servers.process import free_port
 from writetime.storage.files import Location, find_sstables
 

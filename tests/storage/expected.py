@@ -6,11 +6,11 @@ from typing import Any
 import pyarrow as pa
 
 from tests import oracle
-from writetime.changes import change_schema, field_name, udt_fields
+from writetime.changes.model import change_schema, field_name, udt_fields
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.schema.values import decoder
-from writetime.storage.primitives import token
+from writetime.storage.kernel.primitives import token
 
 
 def expected_changes(lines: list[dict[str, Any]], schema: TableSchema) -> pa.Table:

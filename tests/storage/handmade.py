@@ -7,7 +7,7 @@ from typing import Any
 from tests.storage.databases import FormatServer
 from tests.storage.generate import KEYSPACE as GENERATED
 from tests.storage.generate import SCALARS, Generator
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Native

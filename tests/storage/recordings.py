@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.storage.expected import plain
-from writetime.changes import change_schema, field_name
+from writetime.changes.model import change_schema, field_name
 from writetime.merge import live_rows, merge
 from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema

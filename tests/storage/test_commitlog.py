@@ -23,8 +23,8 @@ from tests.storage.databases import cql_with_ids
 from tests.storage.expected import assert_same, without_origin
 from tests.storage.generate import KEYSPACE, SEED
 from tests.storage.guarded import guard, in_a_process
-from writetime.cli import main
-from writetime.errors import WritetimeError
+from writetime.cli.main import main
+from writetime.core.errors import WritetimeError
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.sources.commitlog import CommitLogSource, CommitLogStreamReader

@@ -16,8 +16,8 @@ from tests.storage.generate import KEYSPACE
 from tests.storage.handmade import MANY
 from tests.storage.rewriting import copy
 from tests.storage.test_sstable_faults import break_chunk
-from writetime.changes import change_schema
-from writetime.cli import main
+from writetime.changes.model import change_schema
+from writetime.cli.main import main
 from writetime.sources.sstable import SSTableSource
 from writetime.storage.commitlog import CommitLogReader
 from writetime.storage.segment import find_segments

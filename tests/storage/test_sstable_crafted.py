@@ -10,9 +10,9 @@ from tests.storage.expected import as_rows, assert_same, expected_changes, witho
 from tests.storage.rewriting import copy
 from tests.storage.test_sstable import make_plain
 from writetime.schema.values import read_vint
-from writetime.storage import primitives
 from writetime.storage.errors import StorageError
 from writetime.storage.files import Location, find_sstables
+from writetime.storage.kernel import primitives
 from writetime.storage.sstable import SSTable
 
 VERSIONS = ("nb", "oa", "da")

@@ -13,7 +13,7 @@ import zstandard
 from tests.storage.expected import as_rows
 from tests.storage.recordings import RecordedTable, dictionary_table
 from tests.storage.rewriting import PART, compression, copy, dictionary_of, parts, recompress, set_compression
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.storage.errors import CorruptFile, Unsupported
 from writetime.storage.files import Location
 from writetime.storage.sstable import SSTable

@@ -18,13 +18,13 @@ import pytest
 from tests.storage import tries
 from tests.storage.expected import as_rows
 from tests.storage.rewriting import copy
-from writetime.changes import change_schema
+from writetime.changes.model import change_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin
 from writetime.storage.errors import CorruptFile, StorageError
 from writetime.storage.files import Location, find_sstables
+from writetime.storage.kernel.trie import trie_payloads
 from writetime.storage.sstable import WINDOW, SSTable
-from writetime.storage.trie import trie_payloads
 from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 
 RECORDED = Path(__file__).parents[1] / "data" / "scylla"

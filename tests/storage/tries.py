@@ -14,7 +14,7 @@ import numpy as np
 
 from writetime.schema.values import read_vint
 from writetime.storage.files import Location
-from writetime.storage.primitives import filter_byte, token
+from writetime.storage.kernel.primitives import filter_byte, token
 from writetime.storage.sstable import SSTable
 from writetime.storage.statistics import Header, wrap64
 

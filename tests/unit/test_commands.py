@@ -6,7 +6,7 @@ from cassandra.cluster import NoHostAvailable
 from cassandra.protocol import OverloadedErrorMessage
 from click.testing import CliRunner
 
-from writetime.cli import main
+from writetime.cli.main import main
 from writetime.ingest import sink
 
 FAULTS = [

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from writetime import config
-from writetime.errors import WritetimeError
+from writetime.core import config
+from writetime.core.errors import WritetimeError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from cassandra.cluster import Session
 from cassandra.protocol import OverloadedErrorMessage
 
 from writetime.capture.schemas import Node, Unreachable
-from writetime.database import node_of
+from writetime.clients.database import node_of
 
 
 class _ShuttingDown:

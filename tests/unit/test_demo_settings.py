@@ -4,9 +4,10 @@ import pytest
 
 from demo import settings as demo_settings
 from demo.settings import SHIPPED, ensure_settings
-from writetime import config, servers
-from writetime.errors import WritetimeError
-from writetime.tables import cdc_option
+from writetime import servers
+from writetime.core import config
+from writetime.core.errors import WritetimeError
+from writetime.lake.followed_tables import cdc_option
 
 
 @pytest.fixture

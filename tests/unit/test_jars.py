@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from writetime.errors import WritetimeError
-from writetime.servers import jars
+from writetime.core.errors import WritetimeError
+from writetime.runtime import jars
 
 
 @pytest.mark.parametrize("name", ["cassandra", "kafka", "zookeeper", "registry", "spark", "bench"])

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from writetime.errors import WritetimeError
-from writetime.servers import java
+from writetime.core.errors import WritetimeError
+from writetime.runtime import java
 
 
 @pytest.fixture(autouse=True)

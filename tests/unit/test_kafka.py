@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from writetime import config, kafka
-from writetime.config import Kafka, Settings
-from writetime.errors import WritetimeError
+from writetime.clients import kafka
+from writetime.core import config
+from writetime.core.config import Kafka, Settings
+from writetime.core.errors import WritetimeError
 
 QUESTIONS: dict[str, Callable[[Settings], Any]] = {
     "topics": kafka.topic_names,

@@ -5,7 +5,7 @@ import re
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from writetime.changes import RESERVED, change_schema, field_name
+from writetime.changes.model import RESERVED, change_schema, field_name
 from writetime.lake.labels import extend, labelled, labelled_anew, without_labels
 from writetime.lake.parquet import PARTITION
 from writetime.lake.table import view_schema

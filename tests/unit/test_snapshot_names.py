@@ -3,10 +3,10 @@
 import pytest
 from click.testing import CliRunner
 
-from writetime.cli import main
-from writetime.config import Settings
-from writetime.errors import WritetimeError
-from writetime.lake.snapshot import clear_snapshot
+from writetime.cli.main import main
+from writetime.clients.node_snapshots import clear_snapshot
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 
 WRONG = ["..", ".", "", "a/b", "../x", "-t", "a b", "a\n", "ä", "x" * 201]
 

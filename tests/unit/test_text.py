@@ -4,8 +4,7 @@ import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from writetime.capture.avro import ChangeDecoder, ChangeEncoder, change_avro
-from writetime.changes import AT, change_schema, position_encoder
+from writetime.changes.model import AT, change_schema, position_encoder
 from writetime.merge.conform import conform
 from writetime.merge.values import comparable, serialised
 from writetime.schema.avro import fingerprint
@@ -16,6 +15,7 @@ from writetime.schema.table import Column
 from writetime.schema.text import bytes_of_text, bytes_of_texts, text_of, texts_of
 from writetime.schema.types import Native, parse_cql
 from writetime.schema.values import decoder
+from writetime.wire.change_messages import ChangeDecoder, ChangeEncoder, change_avro
 
 EXAMPLES = settings(max_examples=300, deadline=None)
 TEXT = Native("text")

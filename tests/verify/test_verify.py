@@ -11,16 +11,16 @@ from click.testing import CliRunner
 
 from tests.lake.made import add, write
 from tests.lake.test_run import run, schema_of
-from writetime.capture.watermarks import LandingReport, ensure_watermarks_topic, send_report
-from writetime.cli import main
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.cli.main import main
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import LakeTable, open_table
-from writetime.publishing import Sender
 from writetime.verify import verify as verifying
 from writetime.verify.verify import verify
+from writetime.wire.publishing import Sender
+from writetime.wire.watermarks import LandingReport, ensure_watermarks_topic, send_report
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from writetime import database
-from writetime.config import Queue, Settings, WorkQueue
+from writetime.clients import database
+from writetime.core.config import Queue, Settings, WorkQueue
 
 QUICK = {
     "lease_seconds": 15.0,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import click
 
-from writetime import config, database
-from writetime.config import Settings
+from writetime.clients import database
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.process import free_port
 

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from writetime.config import Settings
+from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, EnqueueUnknown, Item, NewItem, Worker
 from writetime.workqueue.items import Entry
 from writetime.workqueue.runner import ShardRunner

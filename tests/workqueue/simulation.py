@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from writetime.config import Queue, Settings, WorkQueue
+from writetime.core.config import Queue, Settings, WorkQueue
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, NewItem
 from writetime.workqueue.items import GiveUp, Item, Status
 from writetime.workqueue.running import Running

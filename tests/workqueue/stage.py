@@ -20,8 +20,8 @@ from typing import Any, Self
 from cassandra.cluster import Session
 
 from tests.faults.proxy import Proxy
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 
 from .process import Task
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.faults.sinks import to_toml
-from writetime.cli import main
-from writetime.config import Settings
+from writetime.cli.main import main
+from writetime.core.config import Settings
 from writetime.servers.process import free_port
 
 from .stage import until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from writetime.config import Settings
+from writetime.core.config import Settings
 
 from .faults import run
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from writetime import database
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.clients import database
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.workqueue import faults, handling, running, shards
 from writetime.workqueue.buckets import Buckets
 from writetime.workqueue.deadletters import dead_letters, redrive

@@ -10,9 +10,9 @@ from uuid import UUID
 
 import pytest
 
-from writetime import database
-from writetime.config import Queue, Settings
-from writetime.errors import WritetimeError
+from writetime.clients import database
+from writetime.core.config import Queue, Settings
+from writetime.core.errors import WritetimeError
 from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, inspect, redrive
 from writetime.workqueue.deadletters import dead_letters
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidItem, TooLarge

@@ -35,13 +35,13 @@ from writetime.capture.segments import Gap, SegmentFolder, readable, space_of
 from writetime.capture.snapshots import Snapshots, id_of
 from writetime.capture.taking import NodeTaker
 from writetime.capture.truncations import read_truncations
-from writetime.capture.watermarks import SourceMarks, TableMark
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError, reason_of
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.lake.generation import Truncation
 from writetime.storage.errors import Missing
 from writetime.storage.segment import END, Segment, find_segments
+from writetime.wire.watermarks import SourceMarks, TableMark
 
 log = logging.getLogger(__name__)
 

@@ -26,13 +26,13 @@ from writetime.capture.handover import hand_over, unbalanced
 from writetime.capture.progress import SegmentProgress
 from writetime.capture.publisher import ChangePublisher
 from writetime.capture.schemas import FixedSchemas, Node, SchemaWatch, Tables
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError, reason_of
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.lake.merging import Runner
-from writetime.publishing import Refused
 from writetime.storage.errors import CorruptFile, Missing
 from writetime.storage.segment import END, Segment, find_segments
+from writetime.wire.publishing import Refused
 
 log = logging.getLogger(__name__)
 

@@ -27,11 +27,10 @@ from writetime.capture.schemas import SchemaEvents
 from writetime.capture.snapshots import Snapshots
 from writetime.capture.taking import NamedTaker
 from writetime.capture.truncations import read_cluster_truncations
-from writetime.capture.watermarks import SourceMarks, TableMark
-from writetime.config import Settings
-from writetime.database import DRIVER_FAULTS, DatabaseUnreachable
-from writetime.errors import WritetimeError, reason_of
-from writetime.kafka import topic_names
+from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable
+from writetime.clients.kafka import topic_names
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.lake.generation import Truncation
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.checking import ImageCheck
@@ -49,6 +48,7 @@ from writetime.scylla_cdc.offsets import (
 )
 from writetime.scylla_cdc.pages import Pages
 from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
+from writetime.wire.watermarks import SourceMarks, TableMark
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from writetime.capture.progress import SegmentProgress
 from writetime.capture.schemas import Schemas
-from writetime.errors import Transient, reason_of
+from writetime.core.errors import Transient, reason_of
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.errors import CorruptFile, Missing, StorageError

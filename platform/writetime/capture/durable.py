@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 
 
 def lock_folder(folder: Path) -> int:

@@ -15,10 +15,10 @@ from prometheus_client.registry import Collector
 
 from writetime.capture.durable import read_json, write_json
 from writetime.capture.progress import Totals
-from writetime.changes import KINDS
-from writetime.config import Settings
-from writetime.errors import WritetimeError
-from writetime.merge.arrow import pc
+from writetime.changes.model import KINDS
+from writetime.core.arrow import pc
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 
 _FILE = "status.json"
 

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from writetime.capture.durable import lock_folder, read_json, write_json
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 
 _FILE = "progress.json"
 

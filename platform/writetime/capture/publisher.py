@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from writetime.capture import watermarks
-from writetime.capture.avro import ChangeEncoder, change_avro
-from writetime.config import Settings
-from writetime.errors import Transient, WritetimeError, reason_of
-from writetime.kafka import ensure_topics, max_message_bytes, partitions_of, topic_names
+from writetime.clients.kafka import ensure_topics, max_message_bytes, partitions_of, topic_names
+from writetime.clients.schema_registry import SchemaRefused
+from writetime.core.arrow import pc
+from writetime.core.config import Settings
+from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.lake.buckets import buckets_of, partition_of_bucket
-from writetime.merge.arrow import pc
-from writetime.publishing import Refused, Sender, ensure_schemas_topic
-from writetime.registry import SchemaRefused
 from writetime.schema.table import TableSchema
+from writetime.wire import watermarks
+from writetime.wire.change_messages import ChangeEncoder, change_avro
+from writetime.wire.publishing import Refused, Sender, ensure_schemas_topic
 
 # A mutation is at most half of a segment, and Avro may take some more bytes for the same.
 MAX_MESSAGE_BYTES = 64 << 20

@@ -24,8 +24,8 @@ from cassandra.pool import Host
 
 from writetime.capture.durable import read_json, write_json
 from writetime.capture.publisher import check_publishable
-from writetime.database import DRIVER_FAULTS, node_of
-from writetime.errors import Transient, WritetimeError, reason_of
+from writetime.clients.database import DRIVER_FAULTS, node_of
+from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.system import from_rows, settled_rows

@@ -15,8 +15,8 @@ from pyarrow import fs
 
 from writetime.capture.durable import lock_segments, read_json, sync_folder, write_json
 from writetime.capture.progress import OPEN, SegmentProgress
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.storage.errors import CorruptFile
 from writetime.storage.files import resolve
 from writetime.storage.segment import END, Segment

@@ -26,8 +26,8 @@ from writetime.capture.durable import read_json, write_json
 from writetime.capture.metrics import AgentMetrics, counts_of
 from writetime.capture.publisher import ChangePublisher, Unpublishable
 from writetime.capture.taking import Taker
-from writetime.config import Settings
-from writetime.errors import WritetimeError, reason_of
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.values import BadValue
 from writetime.storage.batch import Origin

@@ -7,10 +7,10 @@ from typing import Protocol
 from uuid import UUID
 
 from writetime.capture.schemas import Node
-from writetime.errors import WritetimeError
-from writetime.instants import instant_text
+from writetime.clients.node_snapshots import delete, jmx_port, listed, take
+from writetime.core.errors import WritetimeError
+from writetime.core.instants import instant_text
 from writetime.lake.backfill import find_snapshots
-from writetime.lake.snapshot import delete, jmx_port, listed, take
 
 
 @dataclass(frozen=True)

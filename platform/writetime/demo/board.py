@@ -19,18 +19,18 @@ from cassandra.cluster import Session
 from cassandra.concurrent import execute_concurrent
 from cassandra.query import BatchStatement, BatchType, PreparedStatement
 
-from writetime import config
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core import config
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.demo import dataset
 from writetime.demo.enrichment import ENRICHED
 from writetime.demo.published import QUEUE
-from writetime.errors import WritetimeError
+from writetime.lake.followed_tables import cdc_option
 from writetime.replay import Batch, Subscriber
 from writetime.replay.batches import named
 from writetime.schema.cql import parse_table
 from writetime.schema.table import TableSchema
-from writetime.tables import cdc_option
 
 TABLE = "flights"
 PROCESSOR = "board"

@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 from cassandra.cluster import Session
 
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 from writetime.demo import dataset
 from writetime.demo.flights import FACTS, record
 from writetime.workqueue import Enqueuer, EnqueueUnknown, GiveUp, Item, NewItem

@@ -8,8 +8,8 @@ from typing import Any
 import duckdb
 from cassandra.concurrent import execute_concurrent_with_args
 
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 from writetime.demo import dataset
 from writetime.demo.board import TABLE
 from writetime.lake.table import open_table

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import orjson
 
-from writetime.config import Settings
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.demo import enrichment
-from writetime.errors import WritetimeError
 from writetime.replay import Publisher
 
 QUEUE = "flights"

@@ -6,11 +6,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.clients.kafka import beginning_offsets, end_offsets
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.ingest import deadletters
 from writetime.ingest.drain import OffsetRange
-from writetime.kafka import beginning_offsets, end_offsets
 
 SCHEMA = pa.schema(
     [

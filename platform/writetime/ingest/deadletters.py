@@ -17,10 +17,7 @@ from datetime import UTC, datetime
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from writetime.config import Settings
-from writetime.errors import WritetimeError, reason_of
-from writetime.ingest.event import REDRIVEN_HEADER
-from writetime.kafka import (
+from writetime.clients.kafka import (
     NoTopic,
     UnreadableHeaders,
     answers,
@@ -33,6 +30,9 @@ from writetime.kafka import (
     messages_between,
     place_of,
 )
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError, reason_of
+from writetime.ingest.event import REDRIVEN_HEADER
 
 HEADER_PREFIX = "dead-letter."
 BACKOFF_BASE_SECONDS = 0.2

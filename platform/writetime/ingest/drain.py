@@ -13,12 +13,8 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError
-from writetime.ingest.pipeline import EventPipeline, Receipt
-from writetime.ingest.sink import start_offset
-from writetime.kafka import (
+from writetime.clients.database import connect
+from writetime.clients.kafka import (
     TIMEOUT_SECONDS,
     beginning_offsets,
     client_config,
@@ -29,6 +25,10 @@ from writetime.kafka import (
     messages_between,
     place_of,
 )
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.ingest.pipeline import EventPipeline, Receipt
+from writetime.ingest.sink import start_offset
 
 RECEIPT_SCHEMA = pa.schema(
     [

@@ -13,13 +13,13 @@ from uuid import UUID
 from cassandra.cluster import Session
 from confluent_kafka import Message
 
-from writetime.config import Settings
-from writetime.errors import reason_of
+from writetime.clients.kafka import UnreadableHeaders, headers_of, place_of
+from writetime.core.config import Settings
+from writetime.core.errors import reason_of
 from writetime.ingest.deadletters import DeadLetters
 from writetime.ingest.event import InvalidEvent, decode
 from writetime.ingest.offsets import PartitionProgress
 from writetime.ingest.writer import TRIES, EventWriter, Outcome, Write
-from writetime.kafka import UnreadableHeaders, headers_of, place_of
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from writetime.config import Settings
-from writetime.database import connect, timestamp_as_written
-from writetime.errors import WritetimeError
+from writetime.clients.database import connect, timestamp_as_written
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 
 ROW_SCHEMA = pa.schema(
     [

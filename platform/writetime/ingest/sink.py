@@ -13,12 +13,12 @@ from collections import Counter
 from cassandra.cluster import Session
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import Transient, WritetimeError, reason_of
+from writetime.clients.database import connect
+from writetime.clients.kafka import beginning_offsets, client_config, may_pass
+from writetime.core.config import Settings
+from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.ingest.pipeline import EventPipeline, Receipt
 from writetime.ingest.sink_metrics import SinkMetrics
-from writetime.kafka import beginning_offsets, client_config, may_pass
 
 log = logging.getLogger(__name__)
 

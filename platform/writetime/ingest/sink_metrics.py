@@ -6,10 +6,10 @@ import time
 from confluent_kafka import Consumer, TopicPartition
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.clients.topic_retention import RETENTION_ALARM, topic_retention_seconds
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.ingest.pipeline import EventPipeline, Receipt
-from writetime.retention import RETENTION_ALARM, topic_retention_seconds
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The topics of ingest."""
 
-from writetime.config import Settings
-from writetime.kafka import ensure_topics
+from writetime.clients.kafka import ensure_topics
+from writetime.core.config import Settings
 
 # What the headers and the batch around a message may add to it; a dead letter must have room for its original.
 _ENVELOPE_BYTES = 64 * 1024

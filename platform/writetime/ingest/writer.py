@@ -31,9 +31,9 @@ from cassandra.cluster import Session
 from cassandra.protocol import SyntaxException
 from cassandra.query import BatchStatement, BatchType, BoundStatement
 
-from writetime.config import Settings
-from writetime.database import DRIVER_FAULTS, timestamp_as_written
-from writetime.errors import WritetimeError, reason_of
+from writetime.clients.database import DRIVER_FAULTS, timestamp_as_written
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.ingest.event import Event
 
 log = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from uuid import UUID
 import pyarrow as pa
 from pyarrow.fs import FileSystem, FileType
 
-from writetime.config import Settings
-from writetime.database import DRIVER_FAULTS, connect
-from writetime.errors import WritetimeError
+from writetime.clients.database import DRIVER_FAULTS, connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import token_range
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.evolution import join_schemas

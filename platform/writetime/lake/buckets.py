@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 
 Number = TypeVar("Number", int, np.ndarray)
 MAX_BUCKETS = 1 << 16

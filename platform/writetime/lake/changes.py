@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from writetime.changes import change_schema
+from writetime.changes.model import change_schema
 from writetime.lake.parquet import (
     READ_SOON,
     WRITTEN_SCHEMA,

@@ -16,7 +16,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 
-from writetime.errors import Transient, WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.parquet import PARTITION, WrittenFile
 from writetime.lake.storage import Storage
 

@@ -19,9 +19,10 @@ from pathlib import PurePosixPath
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import change_schema
-from writetime.errors import WritetimeError
-from writetime.instants import uuid_micros
+from writetime.changes.model import change_schema
+from writetime.core.arrow import one_chunk, pc
+from writetime.core.errors import WritetimeError
+from writetime.core.instants import uuid_micros
 from writetime.lake.delta import DataFile, Snapshot
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import TRUNCATED, newest_snapshot, registered_sources
@@ -30,7 +31,6 @@ from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, write_file
 from writetime.lake.state import BASE, generation_of, rebuild
 from writetime.lake.storage import Storage
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of, view_schema
-from writetime.merge.arrow import one_chunk, pc
 from writetime.schema.table import TableSchema
 
 # `CommitLog-<version>-<id>.log`: ids rise on a node (`CommitLogDescriptor`).

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as _compute
 
-from writetime.changes import field_name
-from writetime.errors import WritetimeError
+from writetime.changes.model import field_name
+from writetime.core.arrow import one_chunk
+from writetime.core.errors import WritetimeError
 from writetime.lake.delta import Snapshot
 from writetime.lake.table import LakeTable
-from writetime.merge.arrow import one_chunk
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 

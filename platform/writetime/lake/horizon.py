@@ -14,7 +14,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.lake.delta import DataFile, Snapshot
 from writetime.lake.history import instant_text, pc, select
 from writetime.lake.storage import Storage

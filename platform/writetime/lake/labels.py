@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from writetime.changes import RESERVED, labelled_field
+from writetime.changes.model import RESERVED, labelled_field
 from writetime.lake.parquet import PARTITION
 from writetime.schema.names import TakenNames, candidates, fold
 from writetime.schema.table import Column, TableSchema

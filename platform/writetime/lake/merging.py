@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from writetime.changes import change_schema
+from writetime.changes.model import change_schema
 from writetime.lake.change_files import read_changes
 from writetime.lake.delta import DataFile
 from writetime.lake.horizon import without_dropped

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from writetime.errors import WritetimeError
+from writetime.core.arrow import one_chunk, pc
+from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import buckets_of
 from writetime.lake.storage import Storage
-from writetime.merge.arrow import one_chunk, pc
 
 PARTITION = "token_bucket"
 """The Delta tables' partition column."""

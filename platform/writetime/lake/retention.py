@@ -5,7 +5,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from writetime.changes import change_schema
+from writetime.changes.model import change_schema
 from writetime.lake.history import after, raise_history, until
 from writetime.lake.merging import Runner, Source, merge_files
 from writetime.lake.parquet import WrittenFile, read_file, write_file

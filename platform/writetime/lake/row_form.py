@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import udt_fields
+from writetime.changes.model import udt_fields
+from writetime.core.arrow import mask_of, one_chunk, pc
 from writetime.lake.parquet import list_offsets
-from writetime.merge.arrow import mask_of, one_chunk, pc
 from writetime.schema.mapping import arrow_type, stored_type
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Vector

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.parquet import WRITTEN_SCHEMA, WrittenFile
 from writetime.lake.table import LakeTable

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
-from writetime.changes import change_schema
-from writetime.errors import WritetimeError
+from writetime.changes.model import change_schema
+from writetime.core.errors import WritetimeError
 from writetime.lake.delta import DataFile, Snapshot
 from writetime.lake.horizon import DELETED, HORIZON, WRITTEN, horizon_of, may_hold
 from writetime.lake.merging import MergeTask, Runner, Source, run_merge

@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
-from writetime.config import Settings
+from writetime.core.config import Settings
 
 
 @dataclass(frozen=True)

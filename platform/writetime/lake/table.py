@@ -14,9 +14,9 @@ from pathlib import PurePosixPath
 
 import pyarrow as pa
 
-from writetime.changes import change_schema, field_name
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.changes.model import change_schema, field_name
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import check_buckets
 from writetime.lake.delta import BUCKETS, BucketedTable, Snapshot
 from writetime.lake.evolution import join_schemas
@@ -49,7 +49,7 @@ class LakeTable:
         self.changes = BucketedTable(storage.folder("changes"))
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
-        # Of the row events, once someone asked for them: `writetime.rows.stream`.
+        # Of the row events, once someone asked for them: `writetime.row_events.stream`.
         self.rows = BucketedTable(storage.folder("rows"))
 
     @property

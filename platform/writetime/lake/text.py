@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import click
 from rich.cells import cell_len
 
-from writetime.printing import printable
+from writetime.core.printing import printable
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

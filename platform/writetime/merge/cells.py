@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from writetime.core.arrow import bytes_of, mask_of, numbers, numbers_present, pc, valid
 from writetime.merge import kernels
-from writetime.merge.arrow import bytes_of, mask_of, numbers, numbers_present, pc, valid
 
 NEVER = -(1 << 63)
 """The write time of no deletion: less than any the database allows."""

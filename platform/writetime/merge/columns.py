@@ -7,8 +7,8 @@ one a field; both have a column tombstone besides, which deletes the cells befor
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import udt_fields
-from writetime.merge.arrow import numbers, pc, take_present
+from writetime.changes.model import udt_fields
+from writetime.core.arrow import numbers, pc, take_present
 from writetime.merge.cells import NEVER, cell_times, deletion_times
 from writetime.merge.counters import merge_counter
 from writetime.merge.order import group_by

@@ -7,7 +7,7 @@ them (fields keep their places). Old databases made `text` or `ascii` a `blob`; 
 
 import pyarrow as pa
 
-from writetime.changes import change_schema, field_name
+from writetime.changes.model import change_schema, field_name
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.text import bytes_of_texts
 

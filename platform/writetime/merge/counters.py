@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import GLOBAL, LOCAL
-from writetime.merge.arrow import mask_of, numbers, pc, take
+from writetime.changes.model import GLOBAL, LOCAL
+from writetime.core.arrow import mask_of, numbers, pc, take
 from writetime.merge.cells import NEVER, Times, cell_times
 from writetime.merge.tombstones import Deletion
 from writetime.schema.table import SchemaError

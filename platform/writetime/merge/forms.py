@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import field_name
-from writetime.merge.arrow import numbers, one_chunk, pc
+from writetime.changes.model import field_name
+from writetime.core.arrow import numbers, one_chunk, pc
 from writetime.merge.cells import NEVER, Times, cell_times, deletion_times, marker_times
 from writetime.merge.columns import dropped_times
 from writetime.merge.counters import newest_shards

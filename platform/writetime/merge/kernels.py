@@ -14,7 +14,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from writetime.storage.memory import load8, load32, load64, load_native32
+from writetime.storage.kernel.memory import load8, load32, load64, load_native32
 
 _njit: Any = numba.njit(cache=True, nogil=True)
 _BLOCK = 16

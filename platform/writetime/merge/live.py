@@ -3,8 +3,8 @@
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import field_name, udt_fields
-from writetime.merge.arrow import mask_of, numbers, one_chunk, pc, take
+from writetime.changes.model import field_name, udt_fields
+from writetime.core.arrow import mask_of, numbers, one_chunk, pc, take
 from writetime.merge.cells import EXPIRED_TTL
 from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import KINDS, RANGE_TOMBSTONE
+from writetime.changes.model import KINDS, RANGE_TOMBSTONE
+from writetime.core.arrow import bytes_of, decoded, numbers, one_chunk, pc
 from writetime.merge import kernels
-from writetime.merge.arrow import bytes_of, decoded, numbers, one_chunk, pc
 
 
 @dataclass(frozen=True)

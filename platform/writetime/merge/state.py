@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import KINDS, RANGE_TOMBSTONE, ROW, change_schema, field_name
-from writetime.merge.arrow import decoded, one_chunk, take
+from writetime.changes.model import KINDS, RANGE_TOMBSTONE, ROW, change_schema, field_name
+from writetime.core.arrow import decoded, one_chunk, take
 from writetime.merge.cells import NEVER, marker_times
 from writetime.merge.columns import dropped_times, merge_column
 from writetime.merge.conform import conform

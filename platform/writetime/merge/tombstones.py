@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import PARTITION_TOMBSTONE, RANGE_TOMBSTONE, TOMBSTONE
+from writetime.changes.model import PARTITION_TOMBSTONE, RANGE_TOMBSTONE, TOMBSTONE
 from writetime.merge import kernels
 from writetime.merge.cells import NEVER, Times, deletion_times
 from writetime.merge.order import Order

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import AT, position_encoder
-from writetime.merge.arrow import pc
+from writetime.changes.model import AT, position_encoder
+from writetime.core.arrow import pc
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import Column
 from writetime.schema.text import bytes_of_texts

@@ -19,9 +19,9 @@ from cassandra.concurrent import execute_concurrent_with_args
 from cassandra.protocol import SyntaxException
 from cassandra.query import BatchStatement, PreparedStatement
 
-from writetime.config import Settings
-from writetime.database import timestamp_as_written
-from writetime.errors import WritetimeError
+from writetime.clients.database import timestamp_as_written
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.replay.blocks import CHUNK_BLOCKS, decode
 
 ERA = 10_000

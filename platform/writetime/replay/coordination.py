@@ -27,9 +27,9 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import KazooTimeoutError
 
-from writetime.config import Settings
-from writetime.errors import WritetimeError
-from writetime.zookeeper import NoZooKeeper, connect
+from writetime.clients.zookeeper import NoZooKeeper, connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 
 ROOT = "/queues"
 TIMEOUT_SECONDS = 15

@@ -4,9 +4,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.replay.batches import Batches, Gone, NoBatch
 from writetime.replay.coordination import Moved, coordination
 from writetime.replay.reading import find_time

@@ -20,13 +20,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Self
 
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.clients.database import connect
+from writetime.clients.zookeeper import NoZooKeeper
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.replay.batches import Batches, NoBatch, Seal, Unknown
 from writetime.replay.blocks import MAX_ITEM_BYTES, encode
 from writetime.replay.coordination import Coordination, check_name, coordination
-from writetime.zookeeper import NoZooKeeper
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.clients.zookeeper import NoZooKeeper
+from writetime.core.config import Settings
 from writetime.replay.batches import Batch, Batches, Damaged, Gone, NoBatch, Seal
 from writetime.replay.coordination import coordination
-from writetime.zookeeper import NoZooKeeper
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from writetime.config import Settings
+from writetime.core.config import Settings
 from writetime.replay.batches import Batch, Seal
 from writetime.replay.reading import replay
 

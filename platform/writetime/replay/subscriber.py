@@ -18,12 +18,12 @@ from typing import Any, Self
 
 from cassandra.query import BatchStatement, BatchType, BoundStatement
 
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.clients.zookeeper import NoZooKeeper
+from writetime.core.config import Settings
 from writetime.replay.batches import Batch, Batches, NoBatch, Unknown
 from writetime.replay.coordination import Cursor, Moved, check_name, coordination
 from writetime.replay.publisher import tell
-from writetime.zookeeper import NoZooKeeper
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 import pyarrow as pa
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.schema.avro import pc
 from writetime.schema.mapping import avro_name
 from writetime.schema.text import bytes_of_texts

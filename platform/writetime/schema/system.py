@@ -7,15 +7,8 @@ ScyllaDB differs (2026.1): `clustering_order` is in capitals, and `dropped_colum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from writetime.errors import WritetimeError
-from writetime.schema.table import (
-    GC_GRACE_SECONDS,
-    Column,
-    DroppedColumn,
-    SchemaError,
-    TableSchema,
-    compact_storage,
-)
+from writetime.core.errors import WritetimeError
+from writetime.schema.table import GC_GRACE_SECONDS, Column, DroppedColumn, SchemaError, TableSchema, compact_storage
 from writetime.schema.types import CqlTypeError, Udt, parse_cql
 
 _ITSELF = "system_schema"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.schema.compatible import is_readable
 from writetime.schema.types import CqlType, Udt, is_complex, quote_name
 

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from cassandra.metadata import cql_keywords_reserved
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.schema.names import distinct
 
 MARSHAL = "org.apache.cassandra.db.marshal."

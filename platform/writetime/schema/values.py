@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.schema.mapping import stored_type
 from writetime.schema.text import text_of
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector

@@ -10,8 +10,8 @@ from datetime import datetime
 import numpy as np
 import pyarrow as pa
 
-from writetime.instants import instant_text
-from writetime.merge.arrow import pc
+from writetime.core.arrow import pc
+from writetime.core.instants import instant_text
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.deltas import Deltas

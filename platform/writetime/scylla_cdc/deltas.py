@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from writetime.changes import (
+from writetime.changes.model import (
     AFTER,
     AT,
     BEFORE,
@@ -42,7 +42,7 @@ from writetime.schema.values import UnknownFields, split_fields, split_sequence
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.history import History, nulls_of, where_in
 from writetime.scylla_cdc.log import LogError
-from writetime.storage.primitives import tokens
+from writetime.storage.kernel.primitives import tokens
 
 # pyarrow makes the functions of this module as it is imported, where type checkers do not see them.
 pc: Any = pyarrow.compute

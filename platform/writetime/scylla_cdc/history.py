@@ -19,7 +19,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from writetime.instants import uuid_micros
+from writetime.core.instants import uuid_micros
 from writetime.schema.table import Column, TableSchema
 from writetime.scylla_cdc import log as L
 from writetime.scylla_cdc.findings import DOUBTFUL_INSERT, IN_SNAPSHOT, STATIC_DROPPED

@@ -14,10 +14,10 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import PARTITION_POSITION, STATIC_POSITION, field_name, position_encoder
-from writetime.instants import UUID_EPOCH
+from writetime.changes.model import PARTITION_POSITION, STATIC_POSITION, field_name, position_encoder
+from writetime.core.arrow import pc
+from writetime.core.instants import UUID_EPOCH
 from writetime.merge import merge
-from writetime.merge.arrow import pc
 from writetime.merge.values import plain
 from writetime.schema.columnar import decode
 from writetime.schema.mapping import stored_type

@@ -9,8 +9,8 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from writetime.errors import Transient, WritetimeError
-from writetime.instants import UUID_EPOCH, instant_text, uuid_micros
+from writetime.core.errors import Transient, WritetimeError
+from writetime.core.instants import UUID_EPOCH, instant_text, uuid_micros
 from writetime.schema.columnar import decode, fixed_width
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, freeze, is_complex

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from writetime.config import ScyllaCdc
-from writetime.instants import instant_text
+from writetime.core.config import ScyllaCdc
+from writetime.core.instants import instant_text
 from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.reading import Piece
 from writetime.scylla_cdc.source import CdcSource, Lack, now

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from cassandra import InvalidRequest
 
-from writetime.config import ScyllaCdc
+from writetime.core.config import ScyllaCdc
 from writetime.schema.types import Collection, Native, freeze, quote_table
 from writetime.schema.values import decoder
 from writetime.scylla_cdc.log import LogError

@@ -22,8 +22,8 @@ from cassandra.policies import RetryPolicy
 from cassandra.protocol import _ProtocolHandler, read_int  # type: ignore[attr-defined]
 from cassandra.query import PreparedStatement
 
-from writetime.database import DRIVER_FAULTS, DatabaseUnreachable
-from writetime.untyped import UntypedResult
+from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable
+from writetime.clients.untyped_rows import UntypedResult
 
 log = logging.getLogger(__name__)
 

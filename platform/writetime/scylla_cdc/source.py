@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from cassandra.cluster import Session
 
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.values import BadValue, UnknownFields

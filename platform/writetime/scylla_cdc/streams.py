@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from cassandra import ConsistencyLevel, InvalidRequest
 
-from writetime.config import ScyllaCdc
+from writetime.core.config import ScyllaCdc
 from writetime.schema.columnar import decode
 from writetime.schema.types import Native, quote_table
 from writetime.schema.values import split_sequence

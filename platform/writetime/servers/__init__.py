@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from writetime.config import Settings, is_loopback
-from writetime.errors import WritetimeError
+from writetime.core.config import Settings, is_loopback
+from writetime.core.errors import WritetimeError
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer

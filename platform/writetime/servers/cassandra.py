@@ -5,37 +5,12 @@ import os
 
 from cassandra.cluster import Cluster
 
-from writetime.config import Settings
-from writetime.database import DRIVER_FAULTS, driver_reason
-from writetime.servers import jars
-from writetime.servers.java import java
+from writetime.clients.database import DRIVER_FAULTS, driver_reason
+from writetime.core.config import Settings
+from writetime.runtime import jars
+from writetime.runtime.cassandra_java import module_options
+from writetime.runtime.java import java
 from writetime.servers.process import EmbeddedServer, free_port, port_answers
-
-# Module access that Cassandra 5.0 needs on Java 17 (its own conf/jvm17-server.options asks for the same packages).
-MODULE_EXPORTS = [
-    "java.base/jdk.internal.misc",
-    "java.base/java.lang.ref",
-    "java.management.rmi/com.sun.jmx.remote.internal.rmi",
-    "java.rmi/sun.rmi.registry",
-    "java.rmi/sun.rmi.server",
-    "java.rmi/sun.rmi.transport.tcp",
-    "java.sql/java.sql",
-    "jdk.unsupported/sun.misc",
-]
-MODULE_OPENS = [
-    *(f"java.base/java.{p}" for p in ["io", "lang", "lang.module", "lang.reflect", "math", "net", "nio", "util"]),
-    *(f"java.base/java.util.{p}" for p in ["concurrent", "concurrent.atomic"]),
-    *(f"java.base/jdk.internal.{p}" for p in ["loader", "math", "module", "ref", "reflect", "util.jar"]),
-    "java.base/sun.nio.ch",
-    "jdk.management/com.sun.management.internal",
-]
-
-
-def module_options() -> list[str]:
-    """Return the options of a Java 17 that runs Cassandra's classes."""
-    exports = [f"--add-exports={p}=ALL-UNNAMED" for p in MODULE_EXPORTS]
-    return exports + [f"--add-opens={p}=ALL-UNNAMED" for p in MODULE_OPENS]
-
 
 _LOGBACK = """<configuration>
   <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">

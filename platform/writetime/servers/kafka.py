@@ -9,10 +9,10 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from writetime.config import Settings
-from writetime.errors import WritetimeError
-from writetime.servers import jars
-from writetime.servers.java import java
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.runtime import jars
+from writetime.runtime.java import java
 from writetime.servers.process import EmbeddedServer, port_answers, port_of
 
 _LOG4J = """status: WARN

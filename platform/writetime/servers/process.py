@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from writetime.errors import WritetimeError
-from writetime.servers.java import java_home
+from writetime.core.errors import WritetimeError
+from writetime.runtime.java import java_home
 
 STOP_SECONDS = 30.0
 # The kernel takes a moment to give back the ports of a large process that was killed.

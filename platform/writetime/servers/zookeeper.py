@@ -3,9 +3,9 @@
 import os
 import socket
 
-from writetime.config import Settings
-from writetime.servers import jars
-from writetime.servers.java import java
+from writetime.core.config import Settings
+from writetime.runtime import jars
+from writetime.runtime.java import java
 from writetime.servers.process import EmbeddedServer, port_of
 
 _LOGBACK = """<configuration>

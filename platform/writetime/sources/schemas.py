@@ -11,13 +11,13 @@ from uuid import UUID
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from writetime.changes import change_schema, field_name
-from writetime.errors import WritetimeError
+from writetime.changes.model import change_schema, field_name
+from writetime.core.errors import WritetimeError
 from writetime.lake.labels import labelled_anew
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlType, Native
-from writetime.storage.primitives import token
+from writetime.storage.kernel.primitives import token
 from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 
 

@@ -24,13 +24,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from writetime import config
-from writetime.changes import change_schema
-from writetime.config import Settings
-from writetime.errors import WritetimeError
-from writetime.instants import parse_instant
+from writetime.changes.model import change_schema
+from writetime.core import config
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.core.instants import parse_instant
+from writetime.core.settings_errors import told
 from writetime.lake.labels import labelled_anew
-from writetime.mistakes import told
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.offsets import (
     Offset,

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.lake.labels import labelled_anew
 from writetime.schema.table import TableSchema
 from writetime.sources.schemas import Selection, option_choice, option_fields, option_schemas, option_tokens

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import (
+from writetime.changes.model import (
     AFTER,
     AT,
     BEFORE,
@@ -24,16 +24,16 @@ from writetime.changes import (
     field_name,
     position_encoder,
 )
-from writetime.errors import reason_of
+from writetime.core.constant_arrays import Constant
+from writetime.core.errors import reason_of
 from writetime.schema.text import texts_of
 from writetime.schema.types import Collection, Native
 from writetime.schema.values import BadValue, decoder, read_vint
 from writetime.storage import counters
-from writetime.storage import layout as L
-from writetime.storage.constant import Constant
 from writetime.storage.errors import CorruptFile
+from writetime.storage.kernel import layout as L
+from writetime.storage.kernel.repeat import repeat_values
 from writetime.storage.plan import Buffers, Line, Plan
-from writetime.storage.repeat import repeat_values
 
 # Offsets of texts and bytes have 32 bits.
 _MAX_BYTES = (1 << 31) - 1

@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.schema.table import SchemaError, TableSchema
-from writetime.storage import frames
-from writetime.storage import layout as L
 from writetime.storage.batch import BatchMaker, Origin
 from writetime.storage.errors import CorruptFile, TornTail
+from writetime.storage.kernel import frames
+from writetime.storage.kernel import layout as L
+from writetime.storage.kernel.room import room
+from writetime.storage.kernel.walk_mutations import walk_mutations
 from writetime.storage.plan import Buffers, Plan
-from writetime.storage.room import room
 from writetime.storage.segment import END, Place, Segment, Stretch, stretches
-from writetime.storage.walk_mutations import walk_mutations
 
 # Bytes of mutations that are turned into one batch a table, at least; a larger mutation makes a larger batch.
 WINDOW = 1 << 20

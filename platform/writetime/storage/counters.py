@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes import GLOBAL, LOCAL, REMOTE, SHARD_KINDS
+from writetime.changes.model import GLOBAL, LOCAL, REMOTE, SHARD_KINDS
 
 _SHARD_BYTES = 32
 _DASHES = (8, 13, 18, 23)

@@ -4,7 +4,7 @@ import numpy as np
 
 from writetime.storage.errors import CorruptFile
 from writetime.storage.files import Location
-from writetime.storage.memory import compiled
+from writetime.storage.kernel.memory import compiled
 
 _POLYNOMIAL = 0xEDB88320
 # Of a CRC32, at most.

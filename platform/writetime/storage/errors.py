@@ -1,6 +1,6 @@
 """What can be wrong with a file, always with its name."""
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 
 
 class StorageError(WritetimeError):

@@ -15,10 +15,10 @@ import numpy as np
 
 from writetime.storage.errors import CorruptFile
 from writetime.storage.files import Location
-from writetime.storage.memory import compiled, load8, load16
-from writetime.storage.primitives import filter_byte, read_vint, skip, token
-from writetime.storage.room import room
-from writetime.storage.trie import trie_leaf, trie_payloads
+from writetime.storage.kernel.memory import compiled, load8, load16
+from writetime.storage.kernel.primitives import filter_byte, read_vint, skip, token
+from writetime.storage.kernel.room import room
+from writetime.storage.kernel.trie import trie_leaf, trie_payloads
 
 # The bit of a leaf's payload that a byte of the key's hash comes before the position.
 _HASHED = 8

@@ -7,14 +7,14 @@ from functools import cached_property
 
 import numpy as np
 
-from writetime.changes import cell_type, column_type, field_name, udt_fields
+from writetime.changes.model import cell_type, column_type, field_name, udt_fields
+from writetime.core.constant_arrays import Constant
 from writetime.schema.mapping import stored_type
 from writetime.schema.table import Column, DroppedColumn, TableSchema, storage_order
 from writetime.schema.types import Collection, CqlType, Native, is_complex
-from writetime.storage import layout as L
-from writetime.storage import primitives as P
-from writetime.storage.constant import Constant
-from writetime.storage.room import room
+from writetime.storage.kernel import layout as L
+from writetime.storage.kernel import primitives as P
+from writetime.storage.kernel.room import room
 
 _FORMS = {
     "bigint": L.FIXED8,

@@ -17,10 +17,10 @@ from writetime.schema.types import MarshalKey
 from writetime.storage.errors import CorruptFile
 from writetime.storage.files import Location
 from writetime.storage.index import PartitionIndex, signed
-from writetime.storage.memory import compiled, load8, load16, load32, load64, load_int32
-from writetime.storage.primitives import read_vint, skip
-from writetime.storage.room import room
-from writetime.storage.trie import trie_payloads
+from writetime.storage.kernel.memory import compiled, load8, load16, load32, load64, load_int32
+from writetime.storage.kernel.primitives import read_vint, skip
+from writetime.storage.kernel.room import room
+from writetime.storage.kernel.trie import trie_payloads
 
 _CLUSTERING = 4
 _OPEN = 8

@@ -19,7 +19,7 @@ from writetime.storage.files import Features, Location
 from writetime.storage.former import former_columns
 from writetime.storage.index import PartitionIndex, read_index
 from writetime.storage.infer import schema_of_headers
-from writetime.storage.primitives import token
+from writetime.storage.kernel.primitives import token
 from writetime.storage.row_index import read_blocks
 from writetime.storage.split import Cut, Split, cuts
 from writetime.storage.statistics import read_header

@@ -11,18 +11,18 @@ import pyarrow as pa
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
-from writetime.changes import AT, STATIC_POSITION, position_encoder
-from writetime.database import DRIVER_FAULTS
-from writetime.errors import Transient, WritetimeError
+from writetime.changes.model import AT, STATIC_POSITION, position_encoder
+from writetime.clients.database import DRIVER_FAULTS
+from writetime.clients.untyped_rows import UntypedProtocol
+from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.evolution import with_key_names
-from writetime.rows.compare import Rows
+from writetime.row_events.compare import Rows
 from writetime.schema.mapping import stored_type
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import is_complex, quote_name
 from writetime.schema.values import decoder
-from writetime.storage.primitives import token
-from writetime.untyped import UntypedProtocol
+from writetime.storage.kernel.primitives import token
 
 _PAGE_ROWS = 2000
 

@@ -16,19 +16,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from writetime.capture.reports import stopped
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core.arrow import bytes_of, one_chunk, take
+from writetime.core.config import Settings
+from writetime.core.printing import json_value
 from writetime.lake.buckets import token_range
 from writetime.lake.delta import BucketedTable
 from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views, time_now
-from writetime.merge.arrow import bytes_of, one_chunk, take
-from writetime.printing import json_value
-from writetime.rows.compare import Matched, Rows, changed
-from writetime.rows.events import placed_rows
-from writetime.rows.ids import siphash
-from writetime.rows.touched import merge_touched
+from writetime.landing.reports import stopped
+from writetime.row_events.compare import Matched, Rows, changed
+from writetime.row_events.events import placed_rows
+from writetime.row_events.ids import siphash
+from writetime.row_events.touched import merge_touched
 from writetime.schema.avro import encode, joined, nullable
 from writetime.schema.table import TableSchema
 from writetime.verify.database import DatabaseTable

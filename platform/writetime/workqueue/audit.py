@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 from writetime.lake.storage import lake_storage
 from writetime.workqueue.items import Place, Status
 from writetime.workqueue.partition import LAST_ID, NO_ID

@@ -7,8 +7,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 from writetime.workqueue.items import Place
 from writetime.workqueue.tables import Tables
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from writetime.config import Queue, WorkQueue
+from writetime.core.config import Queue, WorkQueue
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.items import Place
 from writetime.workqueue.tables import Tables

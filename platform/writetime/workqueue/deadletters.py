@@ -7,8 +7,8 @@ an item that another worker goes on with; such a letter is passed over.
 import asyncio
 from functools import partial
 
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, IdMaker, Place, Status, bucket_of, shard_of, time_of

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from writetime.config import Settings
+from writetime.core.config import Settings
 from writetime.workqueue.worker import Handler, Worker
 
 _SCHEMA = pa.schema([pa.field("outcome", pa.string()), pa.field("count", pa.int64())])

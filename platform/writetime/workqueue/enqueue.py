@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, IdMaker, Place, bucket_of, instant, shard_of, time_of

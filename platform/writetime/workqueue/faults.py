@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from writetime.errors import WritetimeError, reason_of
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.workqueue.metrics import QueueMetrics
 from writetime.workqueue.tables import Tables
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Any
 
-from writetime.errors import reason_of
+from writetime.core.errors import reason_of
 from writetime.workqueue.items import Entry, GiveUp, Item, Status
 from writetime.workqueue.tables import as_json
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
-from writetime.config import Settings
-from writetime.kafka import client_config
+from writetime.clients.kafka import client_config
+from writetime.core.config import Settings
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from writetime.config import Settings
-from writetime.database import connect
-from writetime.errors import WritetimeError
-from writetime.printing import printable
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.core.printing import printable
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.deadletters import read_letters
 from writetime.workqueue.items import Place, Status, time_of

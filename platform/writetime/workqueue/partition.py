@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Place, first_id, time_of
 from writetime.workqueue.tables import Change, Statics, Tables

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from writetime.config import WorkQueue
-from writetime.errors import WritetimeError, reason_of
+from writetime.core.config import WorkQueue
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import REST_SECONDS, TRIES, Faults

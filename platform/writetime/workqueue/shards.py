@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from writetime.errors import reason_of
+from writetime.core.errors import reason_of
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import REST_SECONDS, Faults
 from writetime.workqueue.statements import Unknown

@@ -9,7 +9,7 @@ from cassandra.cluster import ResponseFuture
 from cassandra.protocol import SyntaxException
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStatement, PreparedStatement
 
-from writetime.errors import WritetimeError
+from writetime.core.errors import WritetimeError
 
 integer = Struct(">i").pack
 bigint = Struct(">q").pack

@@ -20,8 +20,8 @@ from cassandra import ConsistencyLevel, InvalidRequest
 from cassandra.cluster import Session
 from cassandra.query import UNSET_VALUE, PreparedStatement
 
-from writetime.config import Settings
-from writetime.errors import WritetimeError
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.workqueue.items import Entry, Place, Status, millis
 from writetime.workqueue.statements import answer_of, bigint, bound, integer, text, text_of, timestamp, together
 

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
-from writetime.config import Settings
-from writetime.database import connect
+from writetime.clients.database import connect
+from writetime.core.config import Settings
 from writetime.workqueue.hints import Hint
 from writetime.workqueue.metrics import WorkerMetrics
 from writetime.workqueue.running import Handler, Running

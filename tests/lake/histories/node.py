@@ -13,14 +13,14 @@ from cassandra.protocol import QueryMessage
 from cassandra.query import SimpleStatement
 
 from tests.merge.answers import decoded
-from writetime.lake.snapshot import listed, local_node
+from writetime.clients.node_snapshots import listed, local_node
+from writetime.clients.untyped_rows import UntypedProtocol
+from writetime.runtime.nodetool import nodetool
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
-from writetime.servers.nodetool import nodetool
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.segment import find_segments, trusted
-from writetime.untyped import UntypedProtocol
 
 _IN_FLIGHT = 64
 _NOW_IN_SECONDS = 0x100

@@ -17,14 +17,14 @@ from tests.lake.histories.plan import Plan
 from tests.merge.test_cql import with_one_form
 from tests.rows.replay import Consumer, in_order
 from tests.storage.expected import assert_same
-from writetime import config
+from writetime.core import config
 from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.parquet import PARTITION
 from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, create_table, view_schema
-from writetime.rows import stream
+from writetime.row_events import stream
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlTypeError
 

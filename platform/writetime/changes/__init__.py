@@ -1,0 +1,1 @@
+"""The change: what everything that is read becomes, and its place in its partition."""

@@ -1,0 +1,153 @@
+"""`writetime agent | land | publish-segments | retire | forget`."""
+
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+
+from writetime.capture import archives, cdc_log
+from writetime.capture.agent import run
+from writetime.core import config
+from writetime.core.errors import WritetimeError
+from writetime.core.instants import parse_instant
+from writetime.core.logs import log_as_json
+from writetime.landing.following import Tables
+from writetime.landing.forgetting import find_traces
+from writetime.landing.landing_metrics import LandingMetrics
+from writetime.landing.skipping import MessagePlace, dead_topic_of, skip
+from writetime.wire.watermarks import retire as retire_source
+
+
+@click.command()
+@click.option(
+    "--snapshot-at",
+    help="When the snapshot was begun that closes the gap in a ScyllaDB table's log, or that capture.snapshot_folders "
+    "names.",
+)
+def agent(*, snapshot_at: str | None) -> None:
+    """Publish changes to Kafka until SIGTERM or Ctrl-C: those of this machine's Cassandra node, or of ScyllaDB tables
+    (capture.source)."""
+    log_as_json()
+    settings, stop = config.load(), _stopped_by_signal()
+    if settings.capture.source == "scylla-cdc":
+        published = cdc_log.run(settings, stop, None if snapshot_at is None else parse_instant(snapshot_at))
+    elif snapshot_at is not None:
+        raise WritetimeError('--snapshot-at is for capture.source = "scylla-cdc"')
+    else:
+        published = run(settings, stop)
+    click.echo(", ".join(f"{count} changes of {table}" for table, count in sorted(published.items())) or "no changes")
+
+
+@click.command()
+@click.argument("tables", nargs=-1, metavar="[KS.TABLE]...")
+@click.option("--follow", is_flag=True, help="Go on until SIGTERM or Ctrl-C; also with tables that are yet to come.")
+@click.option("--accept-gap", is_flag=True, help="Go on where a topic begins, after a snapshot was brought in.")
+@click.option(
+    "--skip",
+    "places",
+    multiple=True,
+    metavar="TOPIC/PARTITION@OFFSET",
+    help="First copy a message that cannot be landed to TOPIC.dead, and go on behind it; may be given several times. "
+    "The table's watermark stays until there is a newer snapshot.",
+)
+def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tuple[str, ...]) -> None:
+    """Bring captured changes from Kafka into the lake: those of all captured tables, or of these.
+
+    A table that fails stops no other one. The exit status is 1 if one failed.
+    """
+    settings = config.load()
+    for place in map(MessagePlace.parse, places):
+        size = skip(settings, place)
+        click.echo(
+            f"{place}: {size} bytes copied to {dead_topic_of(place.table)}; landing goes on behind it. The watermark "
+            f"of {place.table} stays until a snapshot that is taken from now on is in the lake"
+        )
+    if follow:
+        log_as_json()
+        metrics = LandingMetrics(settings)
+        Tables(settings, tables, accept_gap=accept_gap, metrics=metrics).follow(_stopped_by_signal())
+        return
+    failed = []
+    for table, outcome in Tables(settings, tables, accept_gap=accept_gap).land_once():
+        if isinstance(outcome, Exception):
+            failed.append(table)
+            click.echo(f"Error: {table}: {outcome}", err=True)
+        else:
+            click.echo(f"{outcome} changes of {table}")
+    if failed:
+        click.echo(f"{len(failed)} tables were not landed: {', '.join(failed)}", err=True)
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--follow", is_flag=True, help="Go on until SIGTERM or Ctrl-C.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    help="The folder that keeps how far the segments are; by default `segments` in capture.state.",
+)
+def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path | None) -> None:
+    """Publish the changes in folders of commit log segments, each of one node, by Spark's tasks; a PATH may be a URL.
+
+    Nothing is deleted. The exit status is 1 if changes of a segment are missing.
+    """
+    # Only this command needs Spark.
+    from writetime.clients.spark import spark_session
+    from writetime.lake.spark import in_spark
+
+    settings, stop = config.load(), _stopped_by_signal() if follow else None
+    kept = checkpoint or archives.checkpoint_of(settings)
+    with spark_session(settings) as spark:
+        run, tasks = in_spark(spark), spark.sparkContext.defaultParallelism
+        if stop is None:
+            report = archives.publish_segments(settings, paths, kept, run=run, tasks=tasks)
+        else:
+            log_as_json()
+            report = archives.follow_segments(settings, paths, kept, stop, run=run, tasks=tasks)
+    changes = ", ".join(f"{count} changes of {table}" for table, count in sorted(report.changes.items()))
+    click.echo(f"{report.segments} segments, {report.mutations} mutations: {changes or 'no changes'}")
+    for key in report.growing:
+        click.echo(f"not complete, and published as far as its _cdc.idx says: {key}", err=True)
+    for key, reason in sorted(report.faults.items()):
+        click.echo(f"changes are missing: {key}: {reason}", err=True)
+    if report.faults:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("source", metavar="HOST_ID|KS.LOG")
+def retire(*, source: str) -> None:
+    """Say that a node was decommissioned, or that a ScyllaDB table's CDC log is not followed any more: the lake no
+    longer waits for its changes. Stop its agent first."""
+    retire_source(config.load(), source)
+    click.echo(f"{source} is retired: each table of the lake takes that up when its changes are landed next")
+
+
+@click.command()
+@click.argument("table", metavar="KS.TABLE")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def forget(*, table: str, yes: bool) -> None:
+    """Delete all that the platform keeps of a table, such as one that was dropped: its topics, its schemas, its folder
+    in the lake, and what the agent of this machine knows of it. The database is not touched."""
+    traces = find_traces(config.load(), table)
+    if not traces:
+        click.echo(f"nothing is kept of {table}")
+        return
+    click.echo(f"Of {table} there is:")
+    for trace in traces:
+        click.echo(f"  {trace.text}")
+    if not yes:
+        click.confirm("Delete all of it? It cannot be undone", abort=True)
+    for trace in traces:
+        trace.delete()
+        click.echo(f"deleted: {trace.text}")
+
+
+def _stopped_by_signal() -> threading.Event:
+    stop = threading.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: stop.set())
+    return stop

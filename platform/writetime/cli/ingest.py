@@ -1,0 +1,49 @@
+"""The shell commands `writetime serve | sink | dead-letters`."""
+
+import signal
+import threading
+
+import click
+
+from writetime.clients.kafka import beginning_offsets, end_offsets
+from writetime.core import config
+from writetime.core.printing import printable
+from writetime.http import ingress
+from writetime.ingest import deadletters, sink
+
+
+@click.command()
+def serve() -> None:
+    """Accept events over HTTP until SIGTERM or Ctrl-C, then drain."""
+    ingress.serve(config.load())
+
+
+@click.command(name="sink")
+def run_sink() -> None:
+    """Store events from Kafka until SIGTERM or Ctrl-C, then drain and commit."""
+    stop = threading.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: stop.set())
+    outcomes = sink.run(config.load(), stop)
+    click.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "no messages")
+
+
+@click.group(name="dead-letters")
+def dead_letters() -> None:
+    """Look at messages that could not be stored, and send them once more."""
+
+
+@dead_letters.command(name="list")
+def list_dead_letters() -> None:
+    """Print every dead letter: where it came from, why it is one, and the start of its value."""
+    settings = config.load()
+    topic = settings.ingest.dead_letter_topic
+    for letter in deadletters.read(settings, beginning_offsets(settings, topic), end_offsets(settings, topic)):
+        value = (letter.value or b"")[:80].decode(errors="replace")
+        click.echo("\t".join(map(printable, (letter.origin, letter.reason, value))))
+
+
+@dead_letters.command()
+def redrive() -> None:
+    """Send the dead letters that were not redriven yet back to the events' topic."""
+    click.echo(f"{deadletters.redrive(config.load())} redriven")

@@ -1,0 +1,129 @@
+"""The shell commands of replay queues: `writetime replay ...`."""
+
+import json
+import signal
+import threading
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import BinaryIO
+
+import click
+
+from writetime.core import config
+from writetime.core.errors import WritetimeError
+from writetime.core.handlers import load_handler
+from writetime.replay import Publisher, Subscriber, check, forget, lag, rebuild, replay, seek, trim
+
+
+@click.group(name="replay")
+def replay_group() -> None:
+    """Publish batches, process them, and read them again."""
+
+
+@replay_group.command()
+@click.argument("queue")
+@click.argument("file", type=click.File("rb"), default="-")
+@click.option("--producer", help="Who publishes; with --sequence, publishing it again changes nothing.")
+@click.option("--sequence", type=int, help="The producer's own number of the batch, which rises.")
+def publish(queue: str, file: BinaryIO, producer: str | None, sequence: int | None) -> None:
+    """Publish the lines of a file, or of standard input, as one batch, and print its id."""
+    items = file.read().splitlines()
+    with Publisher(config.load(), queue) as publisher:
+        click.echo(f"{queue}-{publisher.publish(items, producer=producer, sequence=sequence)}")
+
+
+@replay_group.command()
+@click.argument("queue")
+@click.argument("processor")
+@click.option("--handler", "path", required=True, help="module:function, called with each batch.")
+@click.option("--until-idle", is_flag=True, help="End when there is no batch left.")
+def work(queue: str, processor: str, path: str, until_idle: bool) -> None:
+    """Process batches in their order until SIGTERM or Ctrl-C; the one under way is finished."""
+    handler = load_handler(path)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with Subscriber(config.load(), queue, processor) as subscriber:
+        click.echo(f"{subscriber.run(handler, stop, until_idle=until_idle)} batches")
+
+
+@replay_group.command()
+@click.argument("queue")
+@click.option("--from", "first", type=int, help="The first batch; by default the first that is there.")
+@click.option("--to", "last", type=int, help="The last batch; by default the newest.")
+def read(queue: str, first: int | None, last: int | None) -> None:
+    """Print batches as JSON lines: number, time, items (text, or hexadecimal after `0x` where they are not UTF-8)."""
+    for batch in replay(config.load(), queue, first, last):
+        at = batch.seal.published_at.isoformat()
+        click.echo(json.dumps({"n": batch.n, "published_at": at, "items": [_text(item) for item in batch.items]}))
+
+
+@replay_group.command(name="seek")
+@click.argument("queue")
+@click.argument("processor")
+@click.argument("to")
+def seek_command(queue: str, processor: str, to: str) -> None:
+    """Let a batch be the next that a processor does: its number, or a time (ISO 8601, UTC if it does not say)."""
+    click.echo(f"next: {queue}-{seek(config.load(), queue, processor, _place(to))}")
+
+
+@replay_group.command(name="lag")
+@click.argument("queue")
+def lag_command(queue: str) -> None:
+    """Print how far each processor is behind, as JSON lines."""
+    for found in lag(config.load(), queue):
+        click.echo(json.dumps(asdict(found)))
+
+
+@replay_group.command(name="rebuild")
+@click.argument("queue")
+def rebuild_command(queue: str) -> None:
+    """Make what ZooKeeper lost of a queue anew from the database."""
+    newest, processors = rebuild(config.load(), queue)
+    click.echo(f"newest batch {newest}; cursors made anew: {', '.join(processors) or 'none'}")
+
+
+@replay_group.command(name="check")
+@click.argument("queue")
+def check_command(queue: str) -> None:
+    """Read all batches and compare them with what was sealed; exits with 1 if one is damaged or missing."""
+    found = check(config.load(), queue)
+    gone = f"; those up to {found.gone} are gone" if found.gone else ""
+    click.echo(f"{found.batches} batches, {found.items} items, {len(found.faults)} faults{gone}")
+    if found.faults:
+        raise WritetimeError("\n".join(found.faults))
+
+
+@replay_group.command(name="trim")
+@click.argument("queue")
+def trim_command(queue: str) -> None:
+    """Delete batches that are older than the queue's `replay.keep_days`, and done by all processors."""
+    found = trim(config.load(), queue)
+    waits = f"; those up to {found.due} are old enough: processor {found.waits_for} has not done them all"
+    gone = f"deleted {found.deleted} batches; those up to {found.gone} are gone"
+    click.echo(gone + (waits if found.waits_for else ""))
+
+
+@replay_group.command(name="forget")
+@click.argument("queue")
+@click.argument("processor")
+def forget_command(queue: str, processor: str) -> None:
+    """Forget a processor that there is no more; `trim` waits for those that are known."""
+    forget(config.load(), queue, processor)
+
+
+def _place(text: str) -> int | datetime:
+    if text.isdigit():
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise WritetimeError(f"{text!r} is neither the number of a batch nor a time (ISO 8601)") from None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def _text(item: bytes) -> str:
+    try:
+        return item.decode()
+    except UnicodeDecodeError:
+        return f"0x{item.hex()}"

@@ -1,0 +1,89 @@
+"""`writetime rows | publish | rebuild KS.TABLE`."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import click
+import pyarrow as pa
+
+from writetime.core import config
+from writetime.core.errors import WritetimeError
+from writetime.core.printing import json_line, json_value
+from writetime.lake import state, views
+from writetime.lake.parquet import read_file
+from writetime.lake.table import LakeTable, open_table
+from writetime.lake.text import print_table
+from writetime.row_events.events import event_schema
+from writetime.row_events.messages import event_avro
+from writetime.row_events.publish import publish as publish_events
+from writetime.row_events.publish import topic_of
+from writetime.row_events.stream import batch_files, extend
+
+_REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
+    "state": (state.rebuild, "files of changes merged"),
+    "view": (views.refresh, "rows"),
+    "rows": (partial(extend, rebuild=True), "events"),
+}
+
+
+@click.command()
+@click.argument("table", metavar="KS.TABLE")
+@click.option("--from", "first", default=1, show_default=True, help="The first batch (`sequence`) to print.")
+@click.option("--format", "form", type=click.Choice(["jsonl", "table", "avsc"]), default="jsonl", show_default=True)
+def rows(*, table: str, first: int, form: str) -> None:
+    """Print the row events that the lake keeps, in order, or the Avro schema of those in Kafka (avsc)."""
+    lake_table = open_table(config.load(), table)
+    if form == "avsc":
+        click.echo(json.dumps(event_avro(lake_table.schema()), indent=2))
+    elif form == "jsonl":
+        for part in _events(lake_table, first):
+            for i in range(part.num_rows):
+                click.echo(json_line({name: part[name][i] for name in part.column_names}))
+    else:
+        _print_table(_events(lake_table, first))
+
+
+@click.command()
+@click.argument("table", metavar="KS.TABLE")
+@click.option("--lake-only", is_flag=True, help="Keep the events in the lake, and send none to Kafka.")
+def publish(*, table: str, lake_only: bool) -> None:
+    """Find the row events since the last batch, keep them in the lake, and publish them to Kafka."""
+    settings = config.load()
+    lake_table = open_table(settings, table)
+    click.echo(f"rows       {extend(lake_table)} events added")
+    if not lake_only:
+        click.echo(f"topic      {publish_events(settings, lake_table)} events published to {topic_of(table)}")
+
+
+@click.command()
+@click.argument("table", metavar="KS.TABLE")
+@click.argument("parts", metavar="[state|view|rows]...", type=click.Choice(list(_REBUILD)), nargs=-1)
+def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
+    """Make the state anew from the changes, the compacted view or the row events from the state; by default the state
+    and the view. The database is not asked."""
+    lake_table = open_table(config.load(), table)
+    for part in parts or ("state", "view"):
+        make, what = _REBUILD[part]
+        click.echo(f"{part:<10} {make(lake_table)} {what}")
+
+
+def _events(table: LakeTable, first: int) -> Iterator[pa.Table]:
+    stream = table.rows
+    if not stream.exists():
+        raise WritetimeError(f"{table.name} has no row events yet: make them by `writetime publish {table.name}`")
+    schema = event_schema(table.schema())
+    for sequence, file in batch_files(stream.load()):
+        if sequence >= first:
+            yield read_file(stream.storage, file.path, schema)
+
+
+def _print_table(parts: Iterator[pa.Table]) -> None:
+    def rows() -> Iterator[list[str]]:
+        for part in parts:
+            for i in range(part.num_rows):
+                before, after = (json_value(part[name][i]) for name in ("before", "after"))
+                images = ("" if image is None else json.dumps(image, ensure_ascii=False) for image in (before, after))
+                yield [str(part["sequence"][i]), str(part["kind"][i]), *images]
+
+    print_table(["sequence", "kind", "before", "after"], rows())

@@ -1,0 +1,214 @@
+"""`writetime sstable PATH` and `writetime commitlog PATH`: changes as JSON lines, Parquet or Arrow, or their
+statistics."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import click
+import orjson
+import pyarrow as pa
+import pyarrow.compute as _compute
+import pyarrow.parquet as pq
+
+from writetime.changes.model import KINDS, change_schema, field_name
+from writetime.core.errors import WritetimeError
+from writetime.core.printing import json_line
+from writetime.schema.cql import parse_schemas
+from writetime.schema.table import TableSchema
+from writetime.schema.types import is_complex
+from writetime.storage.commitlog import CommitLogReader, SegmentReport
+from writetime.storage.files import find_sstables
+from writetime.storage.infer import infer_schema
+from writetime.storage.segment import find_segments, trusted
+from writetime.storage.sstable import OnCorrupt, Report, SSTable
+
+# pyarrow makes these functions as it is loaded, so a type checker does not know them.
+pc: Any = _compute
+
+Batches = Iterator[tuple[TableSchema, pa.RecordBatch]]
+
+
+def _shared(command: Any) -> Any:
+    for option in reversed(
+        [
+            click.argument("path"),
+            click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="A file with CREATE TABLE."),
+            click.option("--fields", help="The fields to read, separated by commas; all by default."),
+            click.option("--output", type=click.Path(path_type=Path), help="Write a .parquet or .arrow file instead."),
+            click.option("--stats", is_flag=True, help="Print counts, sizes and time ranges instead of changes."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_shared
+@click.option("--on-corrupt", type=click.Choice(["fail", "skip-partition", "skip-file"]), default="fail")
+def sstable(
+    *, path: str, schema_file: Path | None, fields: str | None, output: Path | None, stats: bool, on_corrupt: str
+) -> None:
+    """Print the changes in the SSTable at PATH, or in all those of the folder PATH, one JSON object a line."""
+    locations = list(find_sstables(path))
+    schema = _one(parse_schemas(schema_file.read_text())) if schema_file else infer_schema(locations)
+    wanted = chosen_fields(fields, [schema])
+    report = Report()
+
+    def batches() -> Batches:
+        for location in locations:
+            for batch in SSTable(location, schema).scan(wanted, on_corrupt=cast(OnCorrupt, on_corrupt), report=report):
+                yield schema, batch
+
+    write_changes(batches(), [schema], wanted, output, stats=stats)
+    for skipped in report.skipped:
+        click.echo(f"left out: {skipped}", err=True)
+
+
+@click.command()
+@_shared
+@click.option(
+    "--table", "tables", multiple=True, help="A table to read, as keyspace.table; all of the schema by default."
+)
+@click.option("--on-corrupt", type=click.Choice(["fail", "skip-file"]), default="fail")
+def commitlog(
+    *,
+    path: str,
+    schema_file: Path | None,
+    fields: str | None,
+    output: Path | None,
+    stats: bool,
+    tables: tuple[str, ...],
+    on_corrupt: Literal["fail", "skip-file"],
+) -> None:
+    """Print the changes in the commit log segment at PATH, or in all those of the folder PATH.
+
+    The schema has to give each table its id (CREATE TABLE ... WITH ID = ...). Writes to other tables are counted.
+    """
+    if schema_file is None:
+        raise WritetimeError("commit logs do not tell their tables' columns: name a file with CREATE TABLE by --schema")
+    schemas = parse_schemas(schema_file.read_text())
+    chosen = [s for s in schemas if not tables or s.full_name in tables]
+    wanted = chosen_fields(fields, chosen)
+    reader = CommitLogReader(
+        *(schemas, tables or None), fields=wanted, on_unknown_table="skip", torn_tail="stop", on_corrupt=on_corrupt
+    )
+    report = SegmentReport()
+
+    def batches() -> Batches:
+        for segment, until in trusted(find_segments(path)):
+            report.position, report.torn_at = 0, None
+            yield from reader.read(segment, until=until, report=report)
+            if report.torn_at is not None:
+                click.echo(f"{segment.path} ends at offset {report.torn_at} in what was not finished", err=True)
+
+    write_changes(batches(), chosen, wanted, output, stats=stats)
+    for skipped in report.skipped:
+        click.echo(f"left out: {skipped}", err=True)
+    for table, count in report.unknown_tables.items():
+        click.echo(
+            f"{count} mutations were not read from the write to table {table} on: its schema is not known", err=True
+        )
+
+
+def _one(schemas: list[TableSchema]) -> TableSchema:
+    if len(schemas) != 1:
+        raise WritetimeError(f"the schema holds {len(schemas)} tables; one was expected")
+    return schemas[0]
+
+
+def chosen_fields(text: str | None, schemas: list[TableSchema]) -> list[str] | None:
+    """Return the fields that a text names, separated by commas; None if there is none.
+
+    Raises:
+        WritetimeError: a field that changes of one of the tables do not have.
+    """
+    if text is None:
+        return None
+    fields = [name.strip() for name in text.split(",")]
+    for schema in schemas:
+        if unknown := [f for f in fields if f not in change_schema(schema).names]:
+            raise WritetimeError(f"changes of {schema.full_name} have no field {unknown[0]}")
+    return fields
+
+
+def write_changes(
+    batches: Batches, schemas: list[TableSchema], fields: list[str] | None, output: Path | None, *, stats: bool
+) -> None:
+    """Print changes as JSON lines, or their statistics, or write them to a Parquet or Arrow file.
+
+    Raises:
+        WritetimeError: the file's name ends in something else, or would hold the changes of several tables.
+    """
+    if stats:
+        click.echo(orjson.dumps(statistics(batches), option=orjson.OPT_INDENT_2).decode())
+        return
+    if output is None:
+        for schema, batch in batches:
+            several = {"table": pa.scalar(schema.full_name)} if len(schemas) > 1 else {}
+            for i in range(batch.num_rows):
+                change = {name: batch[name][i] for name in batch.schema.names}
+                sys.stdout.buffer.write(json_line(several | change, nulls=False) + b"\n")
+        return
+    if len(schemas) != 1:
+        raise WritetimeError("a file holds the changes of one table: name it by --table")
+    full = change_schema(schemas[0])
+    arrow = full if fields is None else pa.schema([full.field(f) for f in fields])
+    if output.suffix == ".parquet":
+        with pq.ParquetWriter(output, arrow, compression="zstd") as parquet:
+            for _, batch in batches:
+                parquet.write_batch(batch)
+    elif output.suffix == ".arrow":
+        with pa.OSFile(str(output), "wb") as file, pa.ipc.new_file(file, arrow) as writer:
+            for _, batch in batches:
+                writer.write_batch(batch)
+    else:
+        raise WritetimeError(f"{output} is neither a .parquet nor an .arrow file")
+
+
+def statistics(batches: Iterable[tuple[TableSchema, pa.RecordBatch]]) -> dict[str, Any]:
+    """Count changes by table and kind, cells and tombstones by column, and give the range of write times.
+
+    Sizes are those of the changes in Arrow, in bytes.
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    for schema, batch in batches:
+        found = tables.setdefault(
+            schema.full_name, {"changes": 0, "bytes": 0, "kinds": dict.fromkeys(KINDS, 0), "columns": {}}
+        )
+        found["changes"] += batch.num_rows
+        found["bytes"] += batch.nbytes
+        if "kind" in batch.schema.names:
+            for entry in batch.column("kind").value_counts().to_pylist():
+                found["kinds"][entry["values"]] += entry["counts"]
+        times = [
+            batch.column(name).field("write_time") for name in ("marker", "tombstone") if name in batch.schema.names
+        ]
+        for column in schema.static + schema.regular:
+            if field_name(column) not in batch.schema.names:
+                continue
+            array = batch.column(field_name(column))
+            cells = (
+                array.field("elements").flatten() if is_complex(column.type) and "elements" in _names(array) else array
+            )
+            totals = found["columns"].setdefault(column.name, {"cells": 0, "tombstones": 0})
+            if "write_time" in _names(cells):
+                totals["cells"] += len(cells) - cells.null_count
+                totals["tombstones"] += pc.sum(pc.and_(cells.is_valid(), cells.field("tombstone"))).as_py() or 0
+                times.append(cells.field("write_time"))
+        for array in times:
+            low_high = pc.min_max(array.drop_null())
+            if low_high["min"].is_valid:
+                found["first_write_time"] = min(found.get("first_write_time", 1 << 63), low_high["min"].as_py())
+                found["last_write_time"] = max(found.get("last_write_time", -(1 << 63)), low_high["max"].as_py())
+    for found in tables.values():
+        for name in ("first_write_time", "last_write_time"):
+            if name in found and abs(found[name]) < 253_402_300_800_000_000:
+                found[name.replace("write_time", "write")] = datetime.fromtimestamp(found[name] / 1e6, UTC).isoformat()
+    return tables
+
+
+def _names(array: pa.Array) -> list[str]:
+    return [array.type.field(i).name for i in range(array.type.num_fields)]

@@ -1,0 +1,93 @@
+"""The shell commands of the work queue: `writetime work` and `writetime queue`."""
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import asdict
+
+import click
+
+from writetime.core import config
+from writetime.core.errors import WritetimeError
+from writetime.core.handlers import load_handler
+from writetime.core.printing import printable
+from writetime.workqueue import deadletters
+from writetime.workqueue.enqueue import Enqueuer
+from writetime.workqueue.hints import KafkaHint
+from writetime.workqueue.inspect import inspect, queues
+from writetime.workqueue.items import instant
+from writetime.workqueue.metrics import WorkerMetrics
+from writetime.workqueue.worker import Worker
+
+
+@click.command()
+@click.option("--queue", "names", multiple=True, required=True, help="A queue to work on; may be given several times.")
+@click.option("--handler", "paths", multiple=True, required=True, help="module:function, one for each queue.")
+def work(names: tuple[str, ...], paths: tuple[str, ...]) -> None:
+    """Run a handler for the items of a queue until SIGTERM or Ctrl-C, then end gracefully."""
+    if len(names) != len(paths):
+        raise WritetimeError(f"{len(names)} queues and {len(paths)} handlers; name one handler for each queue")
+    settings = config.load()
+    handlers = {name: load_handler(path) for name, path in zip(names, paths, strict=True)}
+    logging.getLogger("writetime").setLevel(logging.INFO)
+    stop = threading.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: stop.set())
+    hint = KafkaHint(settings) if settings.workqueue.hints else None
+    own = settings.workqueue
+    metrics = None if own.metrics_port is None else WorkerMetrics(own.metrics_host, own.metrics_port)
+    outcomes = Worker(settings, handlers, hint, metrics).run(stop)
+    click.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "no items")
+    if any(thread.name.startswith("handler") and thread.is_alive() for thread in threading.enumerate()):
+        sys.stdout.flush()
+        # A handler that outlived workqueue.drain_seconds would keep the process for ever.
+        os._exit(0)
+
+
+@click.group(name="queue")
+def queue_group() -> None:
+    """Look at work queues, enqueue items, and send dead letters once more."""
+
+
+@queue_group.command(name="inspect")
+@click.argument("queue", required=False)
+@click.option("--dead-letters", "letters", is_flag=True, help="List the dead letters.")
+def inspect_command(queue: str | None, letters: bool) -> None:
+    """Show the state of one queue, or of all, as JSON lines."""
+    settings = config.load()
+    for name in queues(settings) if queue is None else [queue]:
+        if not letters:
+            state = inspect(settings, name)
+            click.echo(json.dumps({"depth": state.depth, **asdict(state)}))
+            continue
+        for letter in deadletters.dead_letters(settings, name):
+            redriven = f"redriven as {letter.redriven_as}" if letter.redriven_as else "-"
+            click.echo(
+                f"{letter.item_id}\t{instant(letter.dead_at):%Y-%m-%dT%H:%M:%SZ}\t{letter.attempts} attempts\t"
+                f"{printable(letter.error)}\t{redriven}\t{printable(letter.payload[:80])}"
+            )
+
+
+@queue_group.command(name="enqueue")
+@click.argument("queue")
+@click.argument("payload")
+@click.option("--key", help="Items of a key run in order.")
+@click.option("--delay", default=0.0, show_default=True, help="Seconds until it may run.")
+def enqueue_command(queue: str, payload: str, key: str | None, delay: float) -> None:
+    """Enqueue one item with a JSON payload, and print its id."""
+    try:
+        value = json.loads(payload)
+    except ValueError as e:
+        raise WritetimeError(f"the payload is not JSON: {e}") from None
+    with Enqueuer(config.load()) as enqueuer:
+        click.echo(enqueuer.enqueue(queue, value, key=key, delay_seconds=delay))
+
+
+@queue_group.command(name="redrive")
+@click.argument("queue")
+def redrive_command(queue: str) -> None:
+    """Enqueue the dead letters that were not redriven yet once more, as new items."""
+    click.echo(f"{deadletters.redrive(config.load(), queue)} redriven")

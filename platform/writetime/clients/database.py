@@ -1,0 +1,222 @@
+"""Connections to the database, Apache Cassandra or ScyllaDB, and the schema files that the platform applies to it."""
+
+import hashlib
+import json
+import logging
+import re
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from string import Template
+
+from cassandra import ConsistencyLevel, DriverException
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.concurrent import execute_concurrent_with_args
+from cassandra.connection import ConnectionException
+from cassandra.policies import (
+    DCAwareRoundRobinPolicy,
+    ExponentialReconnectionPolicy,
+    FallthroughRetryPolicy,
+    TokenAwarePolicy,
+)
+from cassandra.pool import Host
+from cassandra.protocol import ErrorMessage
+
+from writetime.clients import tls
+from writetime.core.config import Cassandra, Settings
+from writetime.core.errors import Transient, WritetimeError
+
+log = logging.getLogger(__name__)
+
+# ScyllaDB's newest. Cassandra has 5, but its checksums of every message are slow in this driver.
+PROTOCOL_VERSION = 4
+COUNT_RANGES = 128
+_CONNECT_SECONDS = 10
+# All that the driver raises when the database does not answer, or answers with an error: these have no base in common,
+# and some answers ("overloaded", as of a node that is shutting down) come as the message itself.
+DRIVER_FAULTS = (DriverException, ErrorMessage, NoHostAvailable, ConnectionException)
+# Between attempts to connect to a node that is down: at first, and at most.
+_RECONNECT_SECONDS = (0.5, 2.0)
+_REMEDY = "start the embedded servers with `writetime up`, or set cassandra.contact_points, port and credentials"
+
+
+class DatabaseUnreachable(Transient):
+    """No contact point answers, or lets us in; or one does not answer any more."""
+
+
+@contextmanager
+def connect(settings: Settings) -> Iterator[Session]:
+    """Open a session: token-aware, at the consistency of the settings, and without retries of the driver's own.
+
+    The driver must not retry by itself: only the caller knows which statement may be sent twice.
+
+    Raises:
+        DatabaseUnreachable: no contact point answers, or the credentials or certificates are refused.
+    """
+    cassandra = settings.cassandra
+    profile = ExecutionProfile(
+        load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy(cassandra.local_datacenter)),
+        retry_policy=FallthroughRetryPolicy(),
+        consistency_level=getattr(ConsistencyLevel, cassandra.consistency),
+        serial_consistency_level=getattr(ConsistencyLevel, cassandra.serial_consistency),
+        request_timeout=cassandra.request_timeout_seconds,
+    )
+    cluster = Cluster(
+        cassandra.contact_points,
+        port=cassandra.port,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        auth_provider=_credentials(cassandra),
+        ssl_context=_tls(cassandra),
+        protocol_version=PROTOCOL_VERSION,
+        # A request of more than 4,096 bytes is sent in pieces, the last of which would wait for the acknowledgement of
+        # those before it, which the other side delays by 40 ms.
+        sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
+        # For ever: by default the driver gives up a node after 64 attempts, and never connects to it again.
+        reconnection_policy=ExponentialReconnectionPolicy(*_RECONNECT_SECONDS, max_attempts=sys.maxsize),
+        connect_timeout=_CONNECT_SECONDS,
+        # Two seconds by default, which a busy node may take to tell its schema.
+        control_connection_timeout=_CONNECT_SECONDS,
+    )
+    try:
+        try:
+            session = cluster.connect()
+        except NoHostAvailable as e:
+            points = ", ".join(f"{p}:{cassandra.port}" for p in cassandra.contact_points)
+            reason = driver_reason(e)
+            raise DatabaseUnreachable(
+                f"no database answers at {points} ({reason}); {tls.remedy(reason, 'cassandra') or _REMEDY}"
+            ) from None
+        yield session
+    finally:
+        cluster.shutdown()
+
+
+def node_of(session: Session, address: str | None) -> Host:
+    """Return the node of this machine, by its address; without one, the only node that there is. It is connected, if it
+    answers.
+
+    Raises:
+        WritetimeError: there are several, or none with this address.
+    """
+    hosts: list[Host] = list(session.hosts or ())
+    found = hosts if address is None and len(hosts) == 1 else [h for h in hosts if h.address == address]
+    if not found:
+        known = ", ".join(sorted(str(h.address) for h in hosts))
+        raise WritetimeError(f"capture.node has to name the node of this machine, one of {known}")
+    # A session is there as soon as one node is connected, of those that there are; it calls the others down until then.
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while all(pool.host != found[0] for pool in session.get_pools()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found[0]
+
+
+def apply_schema(settings: Settings) -> list[str]:
+    """Apply the schema files that this database has not seen, in the order of their numbers; return their names.
+
+    Every statement says IF NOT EXISTS, so a file that was applied and not recorded (a crash between) does no harm.
+
+    Raises:
+        WritetimeError: a file that was applied has been changed since.
+    """
+    keyspace = settings.cassandra.keyspace
+    replication = json.dumps(settings.cassandra.replication).replace('"', "'")
+    applied = []
+    with connect(settings) as session:
+        known: dict[str, str] = {}
+        rows = session.execute("SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", [keyspace])
+        if "schema_files" in {row.table_name for row in rows}:
+            known = dict(iter(session.execute(f"SELECT name, sha256 FROM {keyspace}.schema_files")))
+        for path in sorted(schema_folder().glob("*.cql")):
+            text = path.read_text()
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            if path.name in known:
+                if known[path.name] != digest:
+                    raise WritetimeError(
+                        f"{path.name} was changed after keyspace {keyspace} had it applied; restore the file and put "
+                        "the change into a new one with the next number"
+                    )
+                continue
+            for statement in _statements(Template(text).substitute(keyspace=keyspace, replication=replication)):
+                session.execute(statement, timeout=60)
+            session.execute(
+                f"INSERT INTO {keyspace}.schema_files (name, sha256, applied_at) VALUES (%s, %s, %s)",
+                [path.name, digest, datetime.now(UTC)],
+            )
+            applied.append(path.name)
+    return applied
+
+
+def count_rows(session: Session, table: str, partition_key: str) -> int:
+    """Count the rows of `keyspace.table` by token ranges, so that a large table does not time out.
+
+    Raises:
+        WritetimeError: a range could not be counted.
+    """
+    count = session.prepare(
+        f"SELECT count(*) FROM {table} WHERE token({partition_key}) >= ? AND token({partition_key}) <= ?"
+    )
+    step = 2**64 // COUNT_RANGES
+    starts = range(-(2**63), 2**63, step)
+    answers = execute_concurrent_with_args(
+        session, count, [(start, start + step - 1) for start in starts], concurrency=8
+    )
+    total = 0
+    for start, (success, answer) in zip(starts, answers, strict=True):
+        if not success:
+            raise WritetimeError(f"{table} cannot be counted from token {start} on: {answer}")
+        total += next(iter(answer))[0]
+    return total
+
+
+def driver_reason(fault: Exception) -> str:
+    """Return what one of `DRIVER_FAULTS` reports; where no node answers, the reason of each."""
+    if not isinstance(fault, NoHostAvailable):
+        return str(fault)
+    reasons = fault.errors.values() if isinstance(fault.errors, dict) else fault.errors or ()
+    return "; ".join(dict.fromkeys(map(str, reasons))) or "no host"
+
+
+def timestamp_as_written(read: datetime) -> datetime:
+    """Return a `timestamp` value as the database has it, in UTC.
+
+    The driver decodes it by way of a float, which costs an instant in a far year some microseconds.
+    """
+    rounded = read + timedelta(microseconds=500)
+    return rounded.replace(microsecond=rounded.microsecond // 1000 * 1000, tzinfo=UTC)
+
+
+def schema_folder() -> Path:
+    """Return the folder of the numbered schema files: in the installed package, else in the source tree."""
+    installed = Path(__file__).parents[1] / "cql"
+    return installed if installed.is_dir() else Path(__file__).parents[3] / "cql"
+
+
+def _statements(text: str) -> list[str]:
+    without_comments = re.sub(r"--.*", "", text)
+    return [s.strip() for s in without_comments.split(";") if s.strip()]
+
+
+def _credentials(cassandra: Cassandra) -> PlainTextAuthProvider | None:
+    if cassandra.username is None or cassandra.password is None:
+        return None
+    return PlainTextAuthProvider(cassandra.username, cassandra.password.get_secret_value())
+
+
+def _tls(cassandra: Cassandra) -> ssl.SSLContext | None:
+    if cassandra.tls_ca_file is None:
+        return None
+    context = ssl.create_default_context(cafile=str(cassandra.tls_ca_file))
+    if not cassandra.tls_check_addresses:
+        log.warning("any certificate of %s passes for a node's: tls_check_addresses is off", cassandra.tls_ca_file)
+        context.check_hostname = False
+    if cassandra.tls_certificate_file is not None:
+        context.load_cert_chain(
+            str(cassandra.tls_certificate_file), cassandra.tls_key_file and str(cassandra.tls_key_file)
+        )
+    return context

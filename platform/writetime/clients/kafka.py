@@ -1,0 +1,415 @@
+"""Kafka clients and the few questions that are asked of a cluster: topics, ends, and the offsets of a group."""
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any, TypeVar
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupState,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka._model import IsolationLevel
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
+
+from writetime.core.config import Settings
+from writetime.core.errors import Transient, WritetimeError
+
+_T = TypeVar("_T")
+
+
+class NoTopic(WritetimeError):
+    """There is no such topic."""
+
+
+class UnreadableHeaders(ValueError):
+    """A header of a message has a name that is not UTF-8."""
+
+
+TIMEOUT_SECONDS = 15.0
+_REASON_SECONDS = 1.0
+_NO_ANSWER = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
+# Of brokers that are away, not all there, or just moving a group or a topic. librdkafka has given up by then, and calls
+# none of these retriable.
+_MAY_PASS = _NO_ANSWER | {
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._RESOLVE,
+    KafkaError._DESTROY,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.REBALANCE_IN_PROGRESS,
+}
+# Python checks that a C function has not both returned and failed; where it has made a plain `message.headers()` fast,
+# it does not.
+_get_headers = methodcaller("headers")
+# Answers of a cluster in which a topic, a group or a broker is just being made or moved.
+_ASK_AGAIN = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+    }
+)
+
+
+def client_config(settings: Settings, **own: Any) -> dict[str, Any]:
+    """Return the configuration of a confluent-kafka client: brokers, the settings' client options, then `own`."""
+    shared = {name: value.get_secret_value() for name, value in settings.kafka.client.items()}
+    return {"bootstrap.servers": settings.kafka.bootstrap_servers, **shared, **own}
+
+
+def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], partitions: int) -> list[str]:
+    """Create the topics that do not exist, with their own options, and wait until brokers name them all.
+
+    Returns:
+        The names of those that were created.
+    """
+    # What this asks tells the client, too, which broker is the controller now.
+    there = set(topic_names(settings))
+    replicas = settings.kafka.replication_factor
+    new = [NewTopic(t, partitions, replicas, config=dict(o)) for t, o in topics.items() if t not in there]
+    if not new:
+        return []
+    created = []
+    for name, future in _admin(settings).create_topics(new, request_timeout=TIMEOUT_SECONDS).items():
+        try:
+            future.result()
+            created.append(name)
+        except KafkaException as e:
+            if e.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise _fault_of(settings, f"topic {name} cannot be created", e) from None
+    # A broker answers that a topic was created before it learns of it itself.
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while missing := sorted(set(topics) - set(topic_names(settings))):
+        if time.monotonic() > deadline:
+            raise Transient(f"topic {missing[0]} was created, and brokers do not name it after {TIMEOUT_SECONDS:.0f} s")
+        time.sleep(0.05)
+    return created
+
+
+def delete_topics(settings: Settings, topics: Sequence[str]) -> None:
+    """Delete topics, and wait until brokers name them no longer.
+
+    Raises:
+        WritetimeError: Kafka refuses it, or does not answer.
+    """
+    for name, future in _admin(settings).delete_topics(list(topics), request_timeout=TIMEOUT_SECONDS).items():
+        try:
+            future.result()
+        except KafkaException as e:
+            if e.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise _fault_of(settings, f"topic {name} cannot be deleted", e) from None
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while left := sorted(set(topics) & set(topic_names(settings))):
+        if time.monotonic() > deadline:
+            raise Transient(f"topic {left[0]} was deleted, and brokers still name it after {TIMEOUT_SECONDS:.0f} s")
+        time.sleep(0.05)
+
+
+def topic_names(settings: Settings) -> list[str]:
+    """Return the names of all topics.
+
+    Raises:
+        WritetimeError: no broker answers.
+    """
+    return _ask(settings, "topics", lambda admin: sorted(admin.list_topics(timeout=TIMEOUT_SECONDS).topics))
+
+
+def partitions_of(settings: Settings, topic: str) -> list[int]:
+    """Return the partitions of a topic.
+
+    Raises:
+        WritetimeError: there is no such topic, or no broker answers.
+    """
+
+    def ask(admin: AdminClient) -> list[int]:
+        described = admin.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic]
+        if described.error is not None:
+            raise KafkaException(described.error)
+        return sorted(described.partitions)
+
+    return _ask(settings, f"topic {topic}", ask)
+
+
+def max_message_bytes(settings: Settings, topic: str) -> int:
+    """Return how large a message of a topic may be.
+
+    Raises:
+        WritetimeError: there is no such topic, or no broker answers.
+    """
+    asked = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
+    options = _ask(
+        settings, f"topic {topic}", lambda admin: _first(admin.describe_configs(asked, request_timeout=TIMEOUT_SECONDS))
+    )
+    return int(options["max.message.bytes"].value)
+
+
+def beginning_offsets(settings: Settings, topic: str) -> dict[int, int]:
+    """Return the first offset that each partition still has."""
+    return _offsets(settings, topic, OffsetSpec.earliest())
+
+
+def end_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None = None) -> dict[int, int]:
+    """Return the offset after the last message that may be read (of no open transaction) of each partition, or of some
+    that are known to be there."""
+    return _offsets(settings, topic, OffsetSpec.latest(), partitions)
+
+
+@dataclass(frozen=True)
+class TopicEnds:
+    """The end offsets of topics by partition, and why those of others are not known just now, by the topics' names."""
+
+    ends: Mapping[str, Mapping[int, int]]
+    faults: Mapping[str, WritetimeError]
+
+
+def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEnds:
+    """Return the end offsets, as `end_offsets` does, of all topics whose names are wanted, by two requests for all.
+
+    Raises:
+        WritetimeError: no broker answers.
+    """
+    found = _ask(settings, "topics", lambda admin: admin.list_topics(timeout=TIMEOUT_SECONDS).topics)
+    latest: Any = OffsetSpec.latest()
+    request = {TopicPartition(name, p): latest for name, t in found.items() if wanted(name) for p in t.partitions}
+    if not request:
+        return TopicEnds({}, {})
+    futures = _ask(
+        settings,
+        "offsets of topics",
+        lambda admin: admin.list_offsets(
+            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
+        ),
+    )
+    ends: dict[str, dict[int, int]] = {}
+    refused: dict[str, KafkaException] = {}
+    for tp, future in futures.items():
+        try:
+            ends.setdefault(tp.topic, {})[tp.partition] = future.result().offset
+        except KafkaException as e:
+            refused.setdefault(tp.topic, e)
+    if len(refused) == len(ends.keys() | refused.keys()):
+        raise _fault_of(settings, "offsets of topics", next(iter(refused.values())))
+    faults = {name: _fault_of(settings, f"offsets of topic {name}", e) for name, e in refused.items()}
+    return TopicEnds({name: known for name, known in ends.items() if name not in faults}, faults)
+
+
+def offsets_at(settings: Settings, topic: str, at: float) -> dict[int, int]:
+    """Return the offset of the first message of each partition that is not older than `at`, in seconds since 1970.
+
+    Where all are older, it is the offset after the last message.
+    """
+    found = _offsets(settings, topic, OffsetSpec.for_timestamp(int(at * 1000)))
+    ends = end_offsets(settings, topic)
+    return {p: ends[p] if offset < 0 else offset for p, offset in found.items()}
+
+
+def committed_offsets(settings: Settings, topic: str, group: str) -> dict[int, int | None]:
+    """Return the offset that the group has committed for each partition; None where it has committed nothing."""
+    partitions = [TopicPartition(topic, p) for p in partitions_of(settings, topic)]
+    with _member_of(settings, group) as consumer:
+        answer = _ask(settings, f"group {group}", lambda _: consumer.committed(partitions, TIMEOUT_SECONDS))
+    for tp in answer:
+        if tp.error is not None:
+            raise WritetimeError(f"{topic}/{tp.partition}: the offset of group {group} is not known: {tp.error.str()}")
+    return {tp.partition: tp.offset if tp.offset >= 0 else None for tp in answer}
+
+
+def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+    """Commit offsets for a group that has no live members.
+
+    Raises:
+        WritetimeError: the group has live members, which own its offsets.
+    """
+    wanted = [TopicPartition(topic, p, o) for p, o in offsets.items()]
+    with _member_of(settings, group) as consumer:
+        answer = _ask(settings, f"group {group}", lambda _: consumer.commit(offsets=wanted, asynchronous=False))
+    for tp in answer or []:
+        if tp.error is not None:
+            raise WritetimeError(f"{topic}/{tp.partition}: group {group} cannot commit {tp.offset}: {tp.error.str()}")
+
+
+@contextmanager
+def _member_of(settings: Settings, group: str) -> Iterator[Consumer]:
+    """A consumer that may ask for a group's offsets and set them, and reads nothing.
+
+    Not an admin client: librdkafka's kills the process where the group's coordinator is not available just then.
+    """
+    consumer = Consumer(client_config(settings, **{"group.id": group, "enable.auto.commit": False}))
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def group_is_live(settings: Settings, group: str) -> bool:
+    """Return whether a consumer group has members at this moment."""
+    described = _ask(
+        settings,
+        f"group {group}",
+        lambda admin: _first(admin.describe_consumer_groups([group], request_timeout=TIMEOUT_SECONDS)),
+    )
+    return described.state not in (ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD)
+
+
+def messages_between(
+    settings: Settings, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]
+) -> Iterator[Message]:
+    """Yield the messages of a topic from the start up to, not including, the end of each partition; commit nothing.
+
+    Raises:
+        WritetimeError: the topic cannot be read, or has lost these messages.
+    """
+    own = {
+        "group.id": "writetime-reader",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+    }
+    consumer = Consumer(client_config(settings, **own))
+    try:
+        unread = {p for p in ends if starts[p] < ends[p]}
+        consumer.assign([TopicPartition(topic, p, starts[p]) for p in unread])
+        while unread:
+            message = consumer.poll(TIMEOUT_SECONDS)
+            if message is None:
+                raise Transient(f"topic {topic} cannot be read: no answer for {TIMEOUT_SECONDS:.0f} s")
+            error = message.error()
+            if error is not None and error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+                continue  # The client connects again by itself; if it cannot, no answer comes.
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise WritetimeError(f"topic {topic} cannot be read: {error.str()}")
+            partition, offset = place_of(message)
+            if error is None and offset < ends[partition]:
+                yield message
+            # The end of a partition is told by its offset, past control records that are no messages.
+            if offset + (error is None) >= ends[partition]:
+                unread.discard(partition)
+    finally:
+        consumer.close()
+
+
+def place_of(message: Message) -> tuple[int, int]:
+    """Return partition and offset of a delivered message."""
+    partition, offset = message.partition(), message.offset()
+    if partition is None or offset is None:
+        raise ValueError(f"a message of topic {message.topic()} was not delivered by a broker")
+    return partition, offset
+
+
+def headers_of(message: Message) -> list[tuple[str, bytes]]:
+    """Return the headers of a delivered message in their order; one without a value has an empty one.
+
+    Raises:
+        UnreadableHeaders: the client cannot give the headers. It is raised once; from then on the message has none.
+    """
+    try:
+        headers = _get_headers(message) or []
+    except (SystemError, UnicodeDecodeError):
+        # confluent-kafka 2.16 (c_headers_to_py) puts a null pointer in place of such a name and keeps the list. To look
+        # at that list ends the process.
+        message.set_headers([])
+        raise UnreadableHeaders("the name of a header is not UTF-8") from None
+    pairs = headers.items() if isinstance(headers, dict) else headers
+    return [(name, value.encode() if isinstance(value, str) else value or b"") for name, value in pairs]
+
+
+def answers(settings: Settings) -> bool:
+    """Return whether a broker answers within a second."""
+    try:
+        return bool(_admin(settings).list_topics(timeout=_REASON_SECONDS).brokers)
+    except KafkaException:
+        return False
+
+
+def fault_of_connections(settings: Settings) -> str | None:
+    """Return why no broker can be reached, such as a refused certificate; None if there is no report within a second.
+
+    Requests that fail do not have the reason: librdkafka reports it beside them.
+    """
+    found: list[KafkaError] = []
+    client = AdminClient(client_config(settings, log_level=0, error_cb=found.append))
+    deadline = time.monotonic() + _REASON_SECONDS
+    while not found and time.monotonic() < deadline:
+        client.poll(0.1)
+    return found[0].str() if found else None
+
+
+def _offsets(settings: Settings, topic: str, spec: Any, partitions: Sequence[int] | None = None) -> dict[int, int]:
+    known = partitions_of(settings, topic) if partitions is None else partitions
+    request = {TopicPartition(topic, p): spec for p in known}
+
+    def ask(admin: AdminClient) -> dict[int, int]:
+        futures = admin.list_offsets(
+            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
+        )
+        return {tp.partition: future.result().offset for tp, future in futures.items()}
+
+    return _ask(settings, f"offsets of topic {topic}", ask)
+
+
+def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -> _T:
+    """Ask the cluster, and again while what is asked about is just being made or moved."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        try:
+            return question(_admin(settings))
+        except KafkaException as e:
+            if e.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise NoTopic(f"{what} does not exist; run `writetime init`") from None
+            if e.args[0].code() not in _ASK_AGAIN or time.monotonic() > deadline:
+                raise _fault_of(settings, what, e) from None
+        time.sleep(0.1)
+
+
+def _first(futures: Mapping[Any, Future[Any]]) -> Any:
+    return next(iter(futures.values())).result()
+
+
+def _admin(settings: Settings) -> AdminClient:
+    return _admin_of(tuple(client_config(settings).items()))
+
+
+# Kept, because answers that are still awaited are lost with the client.
+@functools.cache
+def _admin_of(configuration: tuple[tuple[str, Any], ...]) -> AdminClient:
+    return AdminClient(dict(configuration))
+
+
+def may_pass(error: KafkaError) -> bool:
+    """Return whether an error may pass by itself, as that of a broker that does not answer; errors of authorization and
+    configuration do not."""
+    return error.retriable() or error.code() in _MAY_PASS
+
+
+def _fault_of(settings: Settings, what: str, error: KafkaException) -> WritetimeError:
+    fault, brokers = error.args[0], settings.kafka.bootstrap_servers
+    if fault.code() in _NO_ANSWER:
+        return Transient(
+            f"{what}: no broker answers at {brokers} ({fault_of_connections(settings) or fault.str()}); start the "
+            "embedded servers with `writetime up`, or set kafka.bootstrap_servers and kafka.client"
+        )
+    kind = Transient if may_pass(fault) else WritetimeError
+    return kind(f"{what}: {fault.name()} {fault.str()} (brokers {brokers})")

@@ -1,0 +1,130 @@
+"""Takes a snapshot of a table on the Cassandra node of this machine, and finds its files.
+
+CQL has no statement for it, so this is Cassandra's own `nodetool` over JMX. The node itself tells its JMX port and its
+data folders, in its virtual tables.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from uuid import UUID
+
+from cassandra import InvalidRequest
+from cassandra.cluster import Session
+
+from writetime.clients.database import connect, node_of
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.runtime.nodetool import nodetool
+
+# Cassandra takes the tag for a folder: `..` would be the table's own.
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_JMX_PORTS = ("cassandra.jmx.local.port", "cassandra.jmx.remote.port")
+
+
+def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
+    """Flush `keyspace.table` and snapshot it under a tag; return the folders of the snapshot, one a data folder.
+
+    Raises:
+        WritetimeError: the tag cannot be a folder, there is no such table, the node is not Cassandra or has no JMX
+            port, or nodetool fails.
+    """
+    _check_tag(tag)
+    keyspace, _, name = table.partition(".")
+    with connect(settings) as session:
+        query = "SELECT id FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
+        found = session.execute(query, [keyspace, name]).one()
+        if found is None:
+            raise WritetimeError(f"the database has no table {table}: name it as KEYSPACE.TABLE")
+        properties, port = local_node(session, settings.capture.node)
+    return take(listed(properties["data_file_directories"]), port, {table: found.id}, tag)[table]
+
+
+def take(data_folders: list[str], port: int, tables: Mapping[str, UUID], tag: str) -> dict[str, list[Path]]:
+    """Do what `take_snapshot` does, of some tables at once, on a node whose data folders and JMX port are known.
+
+    Raises:
+        WritetimeError: nodetool fails, or a snapshot is not where it was to be.
+    """
+    nodetool(port, "snapshot", "-t", tag, "-kt", ",".join(tables))
+    return {table: _folders(data_folders, table, table_id, tag) for table, table_id in tables.items()}
+
+
+def _folders(data_folders: list[str], table: str, table_id: UUID, tag: str) -> list[Path]:
+    keyspace, _, name = table.partition(".")
+    folders = [Path(folder) / keyspace / f"{name}-{table_id.hex}" / "snapshots" / tag for folder in data_folders]
+    present = [folder for folder in folders if folder.is_dir()]
+    if not present:
+        raise WritetimeError(
+            f"the snapshot {tag} of {table} is not at {folders[0]}: `writetime snapshot` has to run on the node's "
+            "own machine, as a user who may read its data folders"
+        )
+    return present
+
+
+def clear_snapshot(settings: Settings, table: str, tag: str) -> None:
+    """Delete a snapshot.
+
+    Raises:
+        WritetimeError: the tag cannot be a folder, or nodetool fails.
+    """
+    _check_tag(tag)
+    with connect(settings) as session:
+        _, port = local_node(session, settings.capture.node)
+    delete(port, [table], tag)
+
+
+def _check_tag(tag: str) -> None:
+    if not _TAG.fullmatch(tag):
+        raise WritetimeError(
+            f"a snapshot cannot be named {tag!r}: use 1 to 200 letters, digits, '_', '-' and '.', and begin with a "
+            "letter, a digit or '_'"
+        )
+
+
+def delete(port: int, tables: Iterable[str], tag: str) -> None:
+    """Delete all that has a tag in the keyspaces of some tables, on a node of which the JMX port is known."""
+    nodetool(port, "clearsnapshot", "-t", tag, "--", *sorted({table.partition(".")[0] for table in tables}))
+
+
+def local_node(session: Session, address: str | None = None) -> tuple[Mapping[str, str], int]:
+    """Return the settings that the Cassandra node of this machine has in force, by name, and its JMX port.
+
+    Args:
+        session: of the node's cluster.
+        address: the node's, needed where the cluster has others.
+
+    Raises:
+        WritetimeError: the node is not named, or is not Cassandra, or has no JMX port.
+    """
+    node = node_of(session, address)
+    try:
+        settings = dict(iter(session.execute("SELECT name, value FROM system_views.settings", host=node)))
+        properties = dict(iter(session.execute("SELECT name, value FROM system_views.system_properties", host=node)))
+    except InvalidRequest:
+        raise WritetimeError(
+            "the database has no virtual tables of Cassandra 4 or later: take the snapshot with the node's own "
+            "nodetool, and give its folder to `writetime backfill`"
+        ) from None
+    return settings, jmx_port(properties)
+
+
+def jmx_port(properties: Mapping[str, str | None]) -> int:
+    """Return the JMX port that a node's system properties say.
+
+    Raises:
+        WritetimeError: they say none.
+    """
+    for name in _JMX_PORTS:
+        if port := properties.get(name):
+            return int(port)
+    raise WritetimeError(f"the node says no JMX port: start it with -D{_JMX_PORTS[0]}=7199 (cassandra-env.sh does)")
+
+
+def listed(text: str) -> list[str]:
+    """Read a list as the virtual table has it: `[a, b]`, without quotes."""
+    try:
+        return [str(item) for item in ast.literal_eval(text)]
+    except (ValueError, SyntaxError):
+        return [item.strip() for item in text.strip("[]").split(",")]

@@ -1,0 +1,46 @@
+"""How near the messages that wait are to the topic's retention, beyond which the broker deletes them."""
+
+import logging
+import time
+from collections.abc import Mapping
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from writetime.clients import kafka
+from writetime.core.config import Settings
+
+log = logging.getLogger(__name__)
+
+# The share of the topic's retention that the oldest message not done may have used up before someone is warned.
+RETENTION_ALARM = 0.5
+
+
+def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
+    """Return the topic's retention time, None where it is unlimited or may not be asked for."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = AdminClient(kafka.client_config(settings))
+    try:
+        answer = admin.describe_configs([resource], request_timeout=kafka.TIMEOUT_SECONDS)[resource].result()
+    except KafkaException as e:
+        log.warning("topic %s: no alarm when lag nears retention, which cannot be read: %s", topic, e.args[0].str())
+        return None
+    milliseconds = int(answer["retention.ms"].value)
+    return milliseconds / 1000 if milliseconds >= 0 else None
+
+
+def waiting_too_long(settings: Settings, topic: str, done: Mapping[int, int | None]) -> dict[int, int]:
+    """Count, by partition, the messages not done that have used up `RETENTION_ALARM` of the topic's retention.
+
+    Args:
+        settings: where Kafka is.
+        topic: the topic.
+        done: the offset up to which each partition is done with; None if nothing of it is.
+    """
+    retention = topic_retention_seconds(settings, topic)
+    if retention is None:
+        return {}
+    old = kafka.offsets_at(settings, topic, time.time() - retention * RETENTION_ALARM)
+    first = kafka.beginning_offsets(settings, topic)
+    waiting = {p: offset - max(first[p], done.get(p) or 0) for p, offset in old.items()}
+    return {p: count for p, count in waiting.items() if count > 0}

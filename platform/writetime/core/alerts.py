@@ -1,0 +1,32 @@
+"""Tells people that something is wrong: in the log, and by a webhook."""
+
+import http.client
+import json
+import logging
+import urllib.request
+from collections.abc import Sequence
+
+from writetime.core.config import Settings
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_SECONDS = 10.0
+
+
+def send(settings: Settings, title: str, lines: Sequence[str]) -> None:
+    """Log an alert, and post it as JSON with `text`, `title` and `lines` to `alerts.webhook`, if that is set.
+
+    A webhook that does not take it is logged, and its URL, which may hold a token, is not.
+    """
+    text = "\n".join([title, *(f"- {line}" for line in lines)])
+    log.error("%s", text)
+    if settings.alerts.webhook is None:
+        return
+    body = json.dumps({"text": text, "title": title, "lines": list(lines)}).encode()
+    url, headers = settings.alerts.webhook.get_secret_value(), {"Content-Type": "application/json"}
+    try:
+        request = urllib.request.Request(url, body, headers)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):
+            pass
+    except (OSError, ValueError, http.client.HTTPException) as e:
+        log.error("alerts.webhook does not take the alert: %s", type(e).__name__)

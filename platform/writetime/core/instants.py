@@ -1,0 +1,44 @@
+"""Instants: microseconds since 1970, as write times are; ISO 8601, as people write them; and the times of UUIDs."""
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+
+from writetime.core.errors import WritetimeError
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# 1970-01-01 in the time of version 1 UUIDs, which counts 100 ns since 1582-10-15.
+UUID_EPOCH = 0x01B21DD213814000
+
+
+def parse_instant(text: str) -> int:
+    """Read an instant: ISO 8601 (UTC if it names no zone), or microseconds since 1970.
+
+    Raises:
+        WritetimeError: it is neither.
+    """
+    if text.lstrip("-").isdigit():
+        return int(text)
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        raise WritetimeError(f"{text!r} is no time such as 2025-06-01T12:00:00Z, nor microseconds") from None
+    return ((read if read.tzinfo else read.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+
+
+def instant_text(micros: int) -> str:
+    """Return an instant in ISO 8601, or the microseconds if they are beyond the year 9999."""
+    try:
+        return (_EPOCH + timedelta(microseconds=micros)).isoformat()
+    except OverflowError:
+        return f"{micros} microseconds since 1970"
+
+
+def uuid_micros(uuids: np.ndarray) -> np.ndarray:
+    """Return the times of UUIDs, given as rows of 16 bytes, in microseconds since 1970. Their variant is not looked at,
+    as older releases did not set it."""
+    parts = uuids[:, :8].astype(np.int64)
+    ticks = np.zeros(len(uuids), np.int64)
+    for i in (6, 7, 4, 5, 0, 1, 2, 3):
+        ticks = ticks << 8 | (parts[:, i] & 0x0F if i == 6 else parts[:, i])
+    return (ticks - UUID_EPOCH) // 10

@@ -1,0 +1,1 @@
+"""The HTTP ingress of events and of work items."""

@@ -1,0 +1,170 @@
+"""Events on their way to the broker: queued, sent by librdkafka's threads, acknowledged on the event loop."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from writetime.clients.kafka import client_config
+from writetime.core.config import Settings
+from writetime.core.errors import Transient, WritetimeError
+from writetime.http.ingress_metrics import IngressMetrics
+from writetime.ingest.event import FIRST_SEEN_HEADER, Event
+
+_POLL_SECONDS = 0.002
+_PROBE_SECONDS = 2.0
+_PROBE_KEPT_SECONDS = 1.0
+_FIRST_SEEN: list[tuple[str, str | bytes | None]] = [(FIRST_SEEN_HEADER, b"1")]
+# Room for a message's key, headers and framing beside its value.
+_MESSAGE_OVERHEAD_BYTES = 4096
+
+
+class BrokerUnreachableError(Transient):
+    """No broker answers now; it may later."""
+
+
+class _Call:
+    """The events of one call of `deliver`, and what became of each."""
+
+    __slots__ = ("done", "faults", "waiting")
+
+    def __init__(self, done: asyncio.Future[None], events: int) -> None:
+        self.done = done
+        self.waiting = 0
+        self.faults: list[str | None] = ["not queued"] * events
+
+
+class Outbox:
+    """The producer of the ingress. It belongs to the event loop that is running when it is built.
+
+    Raises:
+        WritetimeError: librdkafka refuses a setting of `kafka.client`.
+    """
+
+    def __init__(self, settings: Settings, metrics: IngressMetrics) -> None:
+        self._settings = settings
+        self._topic = settings.ingest.topic
+        self._metrics = metrics
+        self._producer = _producer(settings, error_cb=self._on_error)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._fatal: str | None = None
+        self._probe_lock = asyncio.Lock()
+        self._probe_fault: str | None = None
+        self._probe_kept_until = 0.0
+        self.pending = 0
+        metrics.pending.set_function(lambda: self.pending)
+
+    async def deliver(self, messages: Sequence[tuple[Event, bytes]]) -> list[str | None]:
+        """Send events with their Kafka values; return, for each, None once the broker has it, else the fault.
+
+        An event with a fault may be in the topic nevertheless.
+        """
+        call = _Call(self._loop.create_future(), len(messages))
+        started = perf_counter()
+        for index, (event, value) in enumerate(messages):
+            try:
+                self._producer.produce(
+                    self._topic,
+                    value,
+                    event.key(),
+                    on_delivery=partial(self._on_delivery, call, index),
+                    headers=_FIRST_SEEN if event.first_seen else [],
+                )
+            except (BufferError, KafkaException) as e:
+                call.faults[index] = str(e)
+                break
+            call.waiting += 1
+        if call.waiting:
+            self.pending += call.waiting
+            self._metrics.accepted.inc(call.waiting)
+            if self._timer is None:
+                self._timer = self._loop.call_later(_POLL_SECONDS, self._poll)
+            await call.done
+            self._metrics.ack_seconds.observe(perf_counter() - started)
+        return call.faults
+
+    async def fault(self) -> str | None:
+        """Return why events cannot be sent now, or None. The broker is asked in a thread, at most once a second."""
+        async with self._probe_lock:
+            if self._loop.time() >= self._probe_kept_until:
+                # Errors reach their callback by a poll, and an idle ingress has no other.
+                self._producer.poll(0)
+                try:
+                    await asyncio.to_thread(_probe, self._producer, self._settings)
+                    self._probe_fault = None
+                except WritetimeError as e:
+                    self._probe_fault = str(e)
+                self._probe_kept_until = self._loop.time() + _PROBE_KEPT_SECONDS
+        return self._fatal or self._probe_fault
+
+    def close(self) -> None:
+        """Wait for the broker's answer to what is still pending; each comes within `ack_timeout_seconds`."""
+        self._producer.flush()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _poll(self) -> None:
+        # Acknowledgements run as callbacks inside poll(), here on the loop: many per turn, with no thread to wake.
+        self._producer.poll(0)
+        self._timer = self._loop.call_later(_POLL_SECONDS, self._poll) if self.pending else None
+
+    def _on_delivery(self, call: _Call, index: int, error: KafkaError | None, _message: Message) -> None:
+        self.pending -= 1
+        call.waiting -= 1
+        call.faults[index] = None if error is None else error.str()
+        (self._metrics.acknowledged if error is None else self._metrics.failed).inc()
+        # A call that a stop has cancelled no longer waits.
+        if call.waiting == 0 and not call.done.done():
+            call.done.set_result(None)
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._fatal = f"the Kafka producer has failed and needs a restart: {error.str()}"
+
+
+def check(settings: Settings) -> None:
+    """Ask the brokers for the topic.
+
+    Raises:
+        BrokerUnreachableError: no broker answers.
+        WritetimeError: the topic is missing, or librdkafka refuses a setting of `kafka.client`.
+    """
+    _probe(_producer(settings), settings)
+
+
+def _probe(producer: Producer, settings: Settings) -> None:
+    name, brokers = settings.ingest.topic, settings.kafka.bootstrap_servers
+    try:
+        topic = producer.list_topics(name, timeout=_PROBE_SECONDS).topics[name]
+    except KafkaException as e:
+        raise BrokerUnreachableError(
+            f"Kafka at {brokers} does not answer ({e.args[0].str()}); start it or set kafka.bootstrap_servers"
+        ) from None
+    if topic.error is not None:
+        raise WritetimeError(
+            f"the topic {name} at {brokers} is missing ({topic.error.str()}); run `writetime init` or set ingest.topic"
+        )
+
+
+def _producer(settings: Settings, **callbacks: Any) -> Producer:
+    ingest = settings.ingest
+    own = {
+        "acks": "all",
+        "enable.idempotence": True,
+        "compression.type": "gzip",
+        "linger.ms": 5,
+        "message.timeout.ms": round(ingest.ack_timeout_seconds * 1000),
+        "message.max.bytes": max(1_000_000, ingest.max_event_bytes + _MESSAGE_OVERHEAD_BYTES),
+        "queue.buffering.max.messages": ingest.max_pending_events,
+        # The partitioner of the Java client: whoever writes events of a user, they share a partition.
+        "partitioner": "murmur2_random",
+        "allow.auto.create.topics": False,
+    }
+    try:
+        return Producer(client_config(settings, **own, **callbacks))
+    except KafkaException as e:
+        raise WritetimeError(f"Kafka refuses a setting of kafka.client: {e.args[0].str()}") from None

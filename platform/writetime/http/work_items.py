@@ -1,0 +1,211 @@
+"""Work items over HTTP: `POST /queues/<queue>/items`, a part of the ingress. `202` means that the database has them."""
+
+import asyncio
+from contextlib import ExitStack
+from typing import Any
+from uuid import UUID
+
+import orjson
+from prometheus_client import CollectorRegistry, Counter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.http import bodies
+from writetime.http.bodies import Disconnected, Refused
+from writetime.workqueue.enqueue import (
+    MAX_DELAY_SECONDS,
+    MAX_PAYLOAD_LEVELS,
+    AsyncEnqueuer,
+    EnqueueUnknown,
+    InvalidItem,
+    NewItem,
+    TooLarge,
+)
+from writetime.workqueue.tables import Tables
+
+_FIELDS = frozenset({"payload", "key", "delaySeconds", "itemId"})
+_RETRY_AFTER = {"Retry-After": "1"}
+# What an item may have around its payload.
+_OVERHEAD_BYTES = 4096
+
+
+class ItemsEndpoint:
+    """Takes work items. The database is connected to when the first one comes, and again until it answers."""
+
+    def __init__(self, settings: Settings, max_batch: int, registry: CollectorRegistry) -> None:
+        self._settings = settings
+        self._limits = settings.ingest
+        self.max_body_bytes = settings.workqueue.max_payload_bytes + _OVERHEAD_BYTES
+        self._max_batch = max_batch
+        self._requests = Counter(
+            "writetime_ingress_queue_requests", "Calls of /queues by status.", ["status"], registry=registry
+        )
+        self._enqueued = Counter("writetime_ingress_items_enqueued", "Items the database has.", registry=registry)
+        self._resources = ExitStack()
+        self._connecting: asyncio.Task[AsyncEnqueuer] | None = None
+        self._pending = 0
+        self.route = Route("/queues/{queue:path}/items", self._post, methods=["POST"])
+
+    async def close(self) -> None:
+        """Wait for what is pending, and disconnect."""
+        while self._pending:
+            await asyncio.sleep(0.01)
+        if self._connecting is not None and not self._connecting.done():
+            self._connecting.cancel()
+        await asyncio.to_thread(self._resources.close)
+
+    async def _post(self, request: Request) -> Response:
+        headers: dict[str, str] = {}
+        try:
+            body = await bodies.read(request.receive, self.max_body_bytes, self._limits.max_batch_bytes)
+            status, answer = 202, await self._enqueue(request.path_params["queue"], body)
+        except Refused as e:
+            status, answer = e.status, e.body
+            headers = _RETRY_AFTER if status in (429, 503) else {}
+        except Disconnected:
+            return Response(status_code=400)
+        self._requests.labels(status).inc()
+        return Response(orjson.dumps(answer), status, headers, "application/json")
+
+    async def _enqueue(self, queue: str, body: bytearray) -> dict[str, Any]:
+        parsed = bodies.parse(body)
+        is_batch = isinstance(parsed, list)
+        items = [_item(value) for value in (parsed if is_batch else [parsed])]
+        if not items:
+            raise Refused(400, "the batch is empty")
+        if len(items) > self._max_batch:
+            raise Refused(413, f"the batch has more than {self._max_batch} items")
+        if self._pending + len(items) > self._limits.max_pending_events:
+            raise Refused(429, "too many items are waiting for the database; repeat the call later")
+        self._pending += len(items)
+        try:
+            ids = await self._insert(queue, items)
+        finally:
+            self._pending -= len(items)
+        self._enqueued.inc(len(ids))
+        texts = [str(item_id) for item_id in ids]
+        return {"status": "queued", "itemIds": texts} if is_batch else {"status": "queued", "itemId": texts[0]}
+
+    async def _insert(self, queue: str, items: list[NewItem]) -> list[UUID]:
+        try:
+            async with asyncio.timeout(self._settings.workqueue.enqueue_timeout_seconds):
+                enqueuer = await self._enqueuer()
+            return await enqueuer.enqueue(queue, items)
+        except TooLarge as e:
+            raise Refused(413, str(e)) from None
+        except InvalidItem as e:
+            raise Refused(400, str(e)) from None
+        except EnqueueUnknown as e:
+            raise Refused(503, str(e), itemIds=[str(item_id) for item_id in e.item_ids]) from None
+        except (WritetimeError, TimeoutError) as e:
+            reason = str(e) or "the database does not answer"
+            raise Refused(503, f"nothing was enqueued, repeat the call later: {reason}", itemIds=[]) from None
+
+    async def _enqueuer(self) -> AsyncEnqueuer:
+        """Return what enqueues; calls that come meanwhile wait for the same connection."""
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(asyncio.to_thread(self._connect))
+        task = self._connecting
+        try:
+            return await asyncio.shield(task)
+        except WritetimeError:
+            if self._connecting is task:
+                self._connecting = None
+            raise
+
+    def _connect(self) -> AsyncEnqueuer:
+        session = self._resources.enter_context(connect(self._settings))
+        session.use_client_timestamp = False
+        return AsyncEnqueuer(Tables(session, self._settings), self._settings)
+
+
+def _item(value: Any) -> NewItem:
+    if not isinstance(value, dict) or "payload" not in value:
+        raise Refused(400, "an item must be a JSON object with a payload")
+    if unknown := value.keys() - _FIELDS:
+        raise Refused(400, f"unknown field {min(unknown)!r}; known are {', '.join(sorted(_FIELDS))}")
+    key, delay, item_id = value.get("key"), value.get("delaySeconds", 0), value.get("itemId")
+    if key is not None and not isinstance(key, str):
+        raise Refused(400, "key must be a string")
+    if not isinstance(delay, int | float) or isinstance(delay, bool):
+        raise Refused(400, "delaySeconds must be a number")
+    try:
+        own_id = None if item_id is None else UUID(item_id)
+    except (ValueError, AttributeError, TypeError):
+        raise Refused(400, "itemId is not a UUID") from None
+    return NewItem(value["payload"], key, delay, own_id)
+
+
+def openapi_path(max_payload_bytes: int, max_batch: int) -> dict[str, Any]:
+    """Return the OpenAPI description of the path."""
+    item_id = {"type": "string", "format": "uuid"}
+    retry = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
+    error = {"$ref": "#/components/schemas/Error"}
+    item = {
+        "type": "object",
+        "required": ["payload"],
+        "additionalProperties": False,
+        "properties": {
+            "payload": {"description": f"Any JSON value, at most {MAX_PAYLOAD_LEVELS} levels."},
+            "key": {"type": "string", "description": "Items of a key run in order. 1 to 1024 bytes."},
+            "delaySeconds": {"type": "number", "minimum": 0, "maximum": MAX_DELAY_SECONDS},
+            "itemId": {
+                **item_id,
+                "description": "A UUID of version 7, of about now: a repeated call with it adds no second item.",
+            },
+        },
+    }
+
+    def queued(**properties: Any) -> dict[str, Any]:
+        return {"type": "object", "required": [*properties], "properties": properties}
+
+    def answer(description: str, schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {"description": description, "content": {"application/json": {"schema": schema}}, **more}
+
+    ids = {"type": "array", "items": item_id}
+    not_acknowledged = queued(status={"const": "error"}, reason={"type": "string"}, itemIds=ids)
+    return {
+        "post": {
+            "operationId": "postItems",
+            "summary": "Put one item, or several, in a work queue.",
+            "parameters": [{"name": "queue", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/json": {
+                        "schema": {
+                            "oneOf": [item, {"type": "array", "items": item, "minItems": 1, "maxItems": max_batch}]
+                        }
+                    }
+                },
+            },
+            "responses": {
+                "202": answer(
+                    "The database has every item of the call.",
+                    {
+                        "oneOf": [
+                            queued(status={"const": "queued"}, itemId=item_id),
+                            queued(status={"const": "queued"}, itemIds=ids),
+                        ]
+                    },
+                ),
+                "400": answer("The body or an item breaks a rule; nothing of the call is enqueued.", error),
+                "413": answer(
+                    f"A payload is larger than {max_payload_bytes} bytes, or the body or the batch is too large; "
+                    "nothing of the call is enqueued.",
+                    error,
+                ),
+                "429": answer("Too many items wait for the database; nothing is enqueued.", error, headers=retry),
+                "503": answer(
+                    "The database has not acknowledged every item. Repeat the call with the itemIds of the answer, in "
+                    "their order, as itemId: then no item is added twice. With none, nothing was enqueued.",
+                    not_acknowledged,
+                    headers=retry,
+                ),
+            },
+        }
+    }

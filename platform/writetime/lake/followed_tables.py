@@ -1,0 +1,147 @@
+"""The tables that the platform follows: the entries `[tables.<keyspace>.<table>]` of the settings.
+
+Each entry is read by itself. One that cannot be is refused with its reason, and the others are none the worse.
+"""
+
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cassandra.cluster import Session
+from pydantic import ValidationError
+
+from writetime.clients.database import DRIVER_FAULTS, connect
+from writetime.core.config import Settings, Table
+from writetime.core.errors import WritetimeError
+from writetime.core.settings_errors import told
+from writetime.lake.labels import labelled_anew
+from writetime.lake.table import open_table
+from writetime.schema.system import read_schemas
+from writetime.schema.table import TableSchema
+from writetime.scylla_cdc.log import SUFFIX
+
+_PROBE_SECONDS = 1.0
+# What the database lets a keyspace or table be called, quoted or not.
+_NAME = re.compile(r"\w+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class FollowedTable:
+    """A table that is followed: its name as `keyspace.table`, its entry, and its schema if that could be learnt."""
+
+    name: str
+    entry: Table = field(default_factory=Table)
+    schema: TableSchema | None = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An entry that cannot be followed, and why."""
+
+    name: str
+    reason: str
+
+
+def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[Refused]]:
+    """Return the tables that are followed, and the entries that are refused.
+
+    Schemas are the database's. Where it does not answer at once they are the lake's, or not known, and nothing is
+    refused for it.
+    """
+    tables: list[FollowedTable] = []
+    read, refused = read_entries(settings)
+    known = _schemas(settings) if settings.tables else None
+    for table in read:
+        try:
+            tables.append(replace(table, schema=_schema_of(settings, table.name, known)))
+        except Exception as e:
+            refused.append(Refused(table.name, str(e)))
+    return tables, refused
+
+
+def read_entries(settings: Settings) -> tuple[list[FollowedTable], list[Refused]]:
+    """Return the tables that the entries name, without their schemas, and the entries that are none."""
+    tables: list[FollowedTable] = []
+    refused: list[Refused] = []
+    for name, entry in _entries(settings.tables):
+        try:
+            tables.append(FollowedTable(name, _entry_of(name, entry)))
+        except Exception as e:
+            refused.append(Refused(name, str(e)))
+    return tables, refused
+
+
+def _entries(tables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for keyspace, entries in tables.items():
+        if not isinstance(entries, dict) or not entries:
+            yield keyspace, None
+            continue
+        for name, entry in entries.items():
+            yield f"{keyspace}.{name}", entry if isinstance(entry, dict) else None
+
+
+def _entry_of(name: str, entry: dict[str, Any] | None) -> Table:
+    parts = name.split(".")
+    if entry is None or len(parts) != 2 or not all(map(_NAME.fullmatch, parts)):
+        raise WritetimeError("a table's entry is written [tables.<keyspace>.<table>]")
+    try:
+        return Table.model_validate(entry)
+    except ValidationError as e:
+        raise WritetimeError(f"[tables.{name}] {told(e, Table)}") from None
+
+
+def _schema_of(
+    settings: Settings, name: str, known: dict[str, TableSchema | WritetimeError] | None
+) -> TableSchema | None:
+    if known is None:
+        return _schema_of_lake(settings, name)
+    schema = known.get(name)
+    if schema is None:
+        raise WritetimeError(f"the database has no table {name}: create it, or correct the entry [tables.{name}]")
+    if isinstance(schema, WritetimeError):
+        raise schema
+    return labelled_anew(schema)
+
+
+def _schemas(settings: Settings) -> dict[str, TableSchema | WritetimeError] | None:
+    """Return the schemas of all tables of the keyspaces that are named, or why one cannot be read; None if no database
+    answers."""
+    if not any(_answers(point, settings.cassandra.port) for point in settings.cassandra.contact_points):
+        return None
+    try:
+        with connect(settings) as session:
+            return read_schemas(session, [name for name in settings.tables if _NAME.fullmatch(name)])
+    except (WritetimeError, *DRIVER_FAULTS):
+        return None
+
+
+def _answers(host: str, port: int) -> bool:
+    """Return whether a port is open; the driver would take much longer to say that it is not."""
+    try:
+        with socket.create_connection((host, port), _PROBE_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _schema_of_lake(settings: Settings, name: str) -> TableSchema | None:
+    try:
+        return open_table(settings, name).schema()
+    except WritetimeError:
+        return None
+
+
+def cdc_option(settings: Settings) -> str:
+    """Return the value of a table's option `cdc` that lets the database log its changes."""
+    return "true" if settings.capture.source == "commitlog" else "{'enabled': true}"
+
+
+def is_captured(session: Session, settings: Settings, name: str) -> bool:
+    """Return whether the database logs the changes of a table: `cdc = true` in Cassandra, a CDC log in ScyllaDB."""
+    keyspace, _, table = name.partition(".")
+    query = "SELECT * FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
+    if settings.capture.source == "scylla-cdc":
+        return session.execute(query, [keyspace, table + SUFFIX]).one() is not None
+    return bool(getattr(session.execute(query, [keyspace, table]).one(), "cdc", False))

@@ -1,0 +1,291 @@
+"""Lands many tables: none of them stops another one.
+
+Whatever is raised while a table is landed is caught at that table. What is not available (a broker, a disk) is waited
+for. An error that a person has to correct, and an unknown error that came again three times, sets the table aside: it
+is tried again each minute, as the cause may be gone, and the others go on. Nothing of a table counts as landed that was
+not committed.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from writetime.capture.publisher import topic_of
+from writetime.clients.kafka import TopicEnds, ends_of_topics
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.core.outages import is_outage
+from writetime.landing.landing import Landing, Topics, no_topic, table_of
+from writetime.landing.landing_metrics import LandingMetrics
+from writetime.landing.reports import Reporter
+from writetime.wire.publishing import SCHEMAS_TOPIC
+from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, SourceMarks
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""How often what failed by an unknown error is tried again."""
+_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+_SET_ASIDE_SECONDS = 60.0
+# How often landing reports of a table that has changes.
+_REPORT_SECONDS = 30.0
+_SHOWN = 2000
+
+
+class TableLanding:
+    """The boundary of one table: it lands, or it reports why it does not."""
+
+    def __init__(self, settings: Settings, table: str, topics: Topics, reporter: Reporter) -> None:
+        self.name = table
+        # Each process counts its own attempts.
+        self.report = replace(topics.watermarks.reports.get(table) or LandingReport(0.0), attempts=0)
+        self._settings = settings
+        self._topics = topics
+        self._reporter = reporter
+        self._landing: Landing | None = None
+        self._changes = 0
+        self._next_try = 0.0
+        self._next_report = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is to be tried now."""
+        return time.monotonic() >= self._next_try
+
+    def land(
+        self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks], *, accept_gap: bool = False
+    ) -> int | Exception:
+        """Land what there is, once; return how many changes that was, or why it failed.
+
+        Args:
+            ends: where the table's topic ends, or why that is not known.
+            sources: what the topic of the watermarks had before that was asked.
+            accept_gap: as for `Landing.drain`.
+        """
+        try:
+            if isinstance(ends, Exception):
+                raise ends
+            if self._landing is None:
+                self._landing = Landing(self._settings, self.name, self._topics, self.report.place)
+            count = self._landing.land(ends, sources, accept_gap=accept_gap)
+        except Exception as e:
+            self._failed(e)
+            return e
+        self._succeeded(count)
+        return count
+
+    def _succeeded(self, count: int) -> None:
+        self._changes += count
+        self._next_try = 0.0
+        assert self._landing is not None
+        was, held_by = self.report, self._landing.held_by
+        if was.fault is not None and was.state != "landing":
+            log.info("%s lands again", self.name)
+        if held_by is not None and held_by != was.fault:
+            log.warning("the watermarks of %s stay: %s", self.name, held_by)
+        is_due = was.place != self._landing.place and time.monotonic() >= self._next_report
+        if was.at == 0.0 or was.fault != held_by or is_due:
+            since = 0.0 if held_by is None else was.since if held_by == was.fault else time.time()
+            self._send(
+                LandingReport(time.time(), changes=self._changes, fault=held_by, since=since, place=self._landing.place)
+            )
+
+    def _failed(self, error: Exception) -> None:
+        was = self.report
+        report = failure(was, error, self._changes)
+        # What is remembered may be what is wrong.
+        self._landing = None
+        self._next_try = time.monotonic() + _pause(report)
+        if (was.fault, was.state) != (report.fault, report.state):
+            what = "it is set aside, and tried again each minute" if report.state == "set aside" else "trying again"
+            log.error("%s cannot be landed: %s; %s", self.name, report.fault, what, exc_info=_unknown(error))
+            self._send(report)
+        elif time.monotonic() >= self._next_report:
+            self._send(report)
+        self.report = report
+
+    def _send(self, report: LandingReport) -> None:
+        self.report = report
+        self._next_report = time.monotonic() + _REPORT_SECONDS
+        self._reporter.send(self.name, report)
+
+
+class Tables:
+    """Lands tables, all that are captured or those that are named, as often as it is asked to."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        names: Sequence[str] = (),
+        *,
+        accept_gap: bool = False,
+        metrics: LandingMetrics | None = None,
+    ) -> None:
+        self._settings = settings
+        self._names = names
+        self._accept_gap = accept_gap
+        self._metrics = metrics
+        self._topics: Topics | None = None
+        self._reporter = Reporter(settings)
+        self._tables: dict[str, TableLanding] = {}
+        self._fault: str | None = None
+
+    def follow(self, stop: threading.Event) -> None:
+        """Land what comes until it is to stop; tables that are yet to come, too."""
+        while not stop.is_set():
+            next_look = time.monotonic() + self._settings.capture.land_seconds
+            self.look(stop)
+            stop.wait(max(next_look - time.monotonic(), 0))
+        self._reporter.flush()
+
+    def look(self, stop: threading.Event) -> None:
+        """Land what there is of each table that is due. A few requests ask for all tables at once, and a table that has
+        nothing new costs none."""
+        try:
+            sources, ends = self._ask()
+        except Exception as e:
+            self._failed(e)
+            return
+        if self._fault is not None:
+            self._fault = None
+            log.info("Kafka answers again")
+        for table in self._wanted(ends):
+            if stop.is_set():
+                break
+            if table.is_due:
+                outcome = table.land(_ends_of(ends, table.name), sources, accept_gap=self._accept_gap)
+                self._note(table, outcome)
+        self._show()
+
+    def land_once(self) -> Iterator[tuple[str, int | Exception]]:
+        """Land what there is of each table; yield each with how many changes that was, or why it failed. An error that
+        may pass, or is unknown, is tried again three times.
+
+        Raises:
+            WritetimeError: Kafka cannot be asked.
+        """
+        sources, ends = self._ask()
+        for table in self._wanted(ends):
+            outcome: int | Exception = 0
+            for attempt in range(ATTEMPTS + 1):
+                if attempt:
+                    time.sleep(_PAUSE_SECONDS)
+                outcome = table.land(_ends_of(ends, table.name), sources, accept_gap=self._accept_gap)
+                if isinstance(outcome, int) or (isinstance(outcome, WritetimeError) and not is_outage(outcome)):
+                    break
+            yield table.name, outcome
+        self._reporter.flush()
+
+    def _ask(self) -> tuple[dict[str, SourceMarks], TopicEnds]:
+        """Ask for what concerns all tables: first the watermarks, then the ends, then the schemas; see `Landing`."""
+        if self._topics is None:
+            self._topics = Topics(self._settings)
+        sources = self._topics.watermarks.read()
+        ends = ends_of_topics(self._settings, lambda topic: table_of(topic) is not None)
+        self._topics.schemas.read_on()
+        return sources, ends
+
+    def _wanted(self, ends: TopicEnds) -> list[TableLanding]:
+        assert self._topics is not None
+        there = sorted({str(table_of(topic)) for topic in (*ends.ends, *ends.faults)})
+        names = self._names or there
+        for name in names:
+            if name not in self._tables:
+                self._tables[name] = TableLanding(self._settings, name, self._topics, self._reporter)
+        if not self._names:
+            # A table whose topic was deleted, such as by `writetime forget`, is not there any more.
+            self._tables = {name: table for name, table in self._tables.items() if name in set(there)}
+        return [self._tables[name] for name in names]
+
+    def _note(self, table: TableLanding, outcome: int | Exception) -> None:
+        if isinstance(outcome, int):
+            if outcome:
+                log.info("%d changes of %s landed", outcome, table.name)
+            if self._metrics is not None and outcome:
+                self._metrics.landed(table.name, outcome)
+        elif self._metrics is not None:
+            self._metrics.failed(table.name)
+
+    def _failed(self, error: Exception) -> None:
+        """Report an error of what all tables need, such as Kafka, once."""
+        fault = _text(error)
+        if fault != self._fault:
+            self._fault = fault
+            log.error("no table can be landed: %s; trying again", fault, exc_info=_unknown(error))
+        if self._metrics is not None:
+            self._metrics.failed("")
+
+    def _show(self) -> None:
+        if self._metrics is None or self._topics is None:
+            return
+        states = Counter({"landing": 0, "waiting": 0, "set aside": 0})
+        states.update(table.report.state for table in self._tables.values())
+        self._metrics.tables(states)
+        self._metrics.skipped(SCHEMAS_TOPIC, self._topics.schemas.skipped)
+        self._metrics.skipped(WATERMARKS_TOPIC, self._topics.watermarks.skipped)
+
+
+def _ends_of(ends: TopicEnds, table: str) -> Mapping[int, int] | Exception:
+    topic = topic_of(table)
+    return ends.ends.get(topic) or ends.faults.get(topic) or no_topic(table)
+
+
+def failure(was: LandingReport, error: Exception, changes: int) -> LandingReport:
+    """Return what is to be reported of a table that failed, after what was reported before."""
+    attempts = was.attempts + 1 if was.fault is not None else 1
+    lasting = not is_outage(error) and (isinstance(error, WritetimeError) or attempts > ATTEMPTS)
+    return LandingReport(
+        time.time(),
+        "set aside" if lasting else "waiting",
+        changes,
+        _text(error),
+        time.time() if was.fault is None else was.since,
+        attempts,
+        was.place,
+    )
+
+
+@contextmanager
+def reported(settings: Settings, landing: Landing) -> Iterator[None]:
+    """Report how the landing of one table ends, which the body does once."""
+    topics, reporter = landing.topics, Reporter(settings)
+    topics.watermarks.read()
+    was = topics.watermarks.reports.get(landing.name, LandingReport(0.0))
+    try:
+        yield
+    except Exception as e:
+        reporter.send(landing.name, failure(was, e, 0))
+        raise
+    else:
+        since = 0.0 if landing.held_by is None else was.since or time.time()
+        reporter.send(
+            landing.name,
+            LandingReport(
+                time.time(), changes=landing.offsets_landed, fault=landing.held_by, since=since, place=landing.place
+            ),
+        )
+    finally:
+        reporter.flush()
+
+
+def _pause(report: LandingReport) -> float:
+    """Return after how many seconds a table that failed is tried again. An outage may last, and each try may have to
+    wait for an answer."""
+    if report.state == "set aside":
+        return _SET_ASIDE_SECONDS
+    return min(_PAUSE_SECONDS * 2 ** min(report.attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
+
+
+def _unknown(error: Exception) -> Exception | None:
+    """Return an error whose traceback is of use."""
+    return None if isinstance(error, WritetimeError) or is_outage(error) else error
+
+
+def _text(error: Exception) -> str:
+    text = str(error) if isinstance(error, WritetimeError) else f"{type(error).__name__}: {error}"
+    return text[:_SHOWN]

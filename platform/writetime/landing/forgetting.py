@@ -1,0 +1,111 @@
+"""Forgets a table, such as one that was dropped: `writetime forget KS.TABLE` deletes all that the platform keeps of it.
+
+That is what comes of its changes: topics, schemas, reports, its folder in the lake, and what the agent of this machine
+knows. The database is not touched, and neither are snapshots, settings and the subjects of a schema registry.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyarrow.fs import FileType
+
+from writetime.capture.durable import lock_folder, read_json, write_json
+from writetime.capture.publisher import topic_of
+from writetime.clients.kafka import delete_topics, topic_names
+from writetime.core.config import Settings
+from writetime.lake.storage import lake_storage
+from writetime.lake.table import table_storage
+from writetime.landing.skipping import dead_topic_of
+from writetime.row_events.publish import topic_of as rows_topic_of
+from writetime.schema.cql import parse_table
+from writetime.wire.change_messages import namespace_of
+from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
+from writetime.wire.watermarks import WatermarkTopic, send_report
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A thing that is kept of a table, in words, and how to delete it."""
+
+    text: str
+    delete: Callable[[], Any]
+
+
+def find_traces(settings: Settings, table: str) -> list[Trace]:
+    """Return what is kept of a table, in the order in which it is to be deleted: first what would make the rest again.
+
+    Raises:
+        WritetimeError: the text names no table, or Kafka does not answer.
+    """
+    storage = table_storage(settings, table)
+    traces = _agent_traces(settings.capture.state, table)
+    schemas = SchemaTopic(settings)
+    schemas.read_on()
+    found = [s for s in schemas.of_namespace(namespace_of(table)) if _is_of(s.avro.get("cql"), table)]
+    there = set(topic_names(settings))
+    topics = [name for name in (topic_of(table), dead_topic_of(table), rows_topic_of(table)) if name in there]
+    if topics:
+        text = f"topics {', '.join(topics)} with their messages"
+        traces.append(Trace(text, lambda: delete_topics(settings, topics)))
+    if found:
+        keys = [f"{schema.fingerprint:016x}".encode() for schema in found]
+        traces.append(Trace(f"{len(found)} schemas in {SCHEMAS_TOPIC}", lambda: _delete_keys(settings, keys)))
+    lake = lake_storage(settings).filesystem()
+    if lake.get_file_info(table).type == FileType.Directory:
+        traces.append(Trace(f"folder {storage.address} of the lake", lambda: lake.delete_dir(table)))
+    watermarks = WatermarkTopic(settings)
+    watermarks.read()
+    if table in watermarks.reports:
+        traces.append(Trace("what landing reports of it", lambda: _delete_report(settings, table)))
+    return traces
+
+
+def _agent_traces(folder: Path, table: str) -> list[Trace]:
+    """Return what an agent keeps of a table in its state folder: schemas and snapshots by the table's id, the place in
+    the log of a ScyllaDB table by its name."""
+    ids = [
+        path.stem
+        for path in sorted((folder / "schemas").glob("*.json"))
+        if any(_is_of(version.get("cql"), table) for version in (read_json(path) or {}).get("versions", []))
+    ]
+    logs = read_json(folder / "logs.json") or {}
+    if not ids and table not in logs:
+        return []
+
+    def delete() -> None:
+        lock = lock_folder(folder)
+        try:
+            for name, keys in (("snapshots.json", ids), ("logs.json", [table])):
+                kept = read_json(folder / name)
+                if kept is not None:
+                    write_json(folder / name, {key: value for key, value in kept.items() if key not in keys})
+            for table_id in ids:
+                (folder / "schemas" / f"{table_id}.json").unlink(missing_ok=True)
+        finally:
+            os.close(lock)
+
+    return [Trace(f"what the agent knows of it in {folder}, which must not run meanwhile", delete)]
+
+
+def _is_of(cql: Any, table: str) -> bool:
+    try:
+        return parse_table(cql).full_name == table
+    except Exception:
+        # Whatever else is kept of other tables does not matter here.
+        return False
+
+
+def _delete_keys(settings: Settings, keys: list[bytes]) -> None:
+    sender = Sender(settings, "schemas cannot be deleted")
+    for key in keys:
+        sender.produce(SCHEMAS_TOPIC, None, key, 0)
+    sender.flush()
+
+
+def _delete_report(settings: Settings, table: str) -> None:
+    sender = Sender(settings, "a report cannot be deleted")
+    send_report(sender, table, None)
+    sender.flush()

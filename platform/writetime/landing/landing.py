@@ -1,0 +1,423 @@
+"""Lands captured changes: from the topic `changes.<keyspace>.<table>` into the lake's `changes`, each message once.
+
+A batch takes each partition of the topic up to an offset. Its commit carries, as transactions of Delta, its number and
+where each partition is then. So the lake itself says how far landing is: a batch that was killed before its commit was
+never there, and of two that run at once one counts. Late, repeated and disordered changes need no care, as merging is
+associative, commutative and idempotent.
+
+A commit also carries until when each source's changes are in the lake: what the topic of the watermarks said before the
+ends of this table's topic were asked for, once all up to these ends has landed.
+
+The table and its schema come from the topic of the schemas, in which each schema has its table's CQL: a new table or
+column needs no word from anyone.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from writetime.capture.publisher import topic_of
+from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, topic_names
+from writetime.clients.schema_registry import registry_of
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.core.instants import instant_text
+from writetime.lake.changes import ChangeWriter
+from writetime.lake.delta import BUCKETS, Snapshot
+from writetime.lake.generation import LATEST, Start, renew
+from writetime.lake.history import raise_history
+from writetime.lake.horizon import (
+    newest_snapshot,
+    raise_snapshot,
+    register_source,
+    registered_sources,
+    retire_source,
+    watermark,
+    watermark_of,
+)
+from writetime.lake.merging import Runner
+from writetime.lake.state import generation_of
+from writetime.lake.table import GENERATION, LakeTable, names_table, open_table, table_storage
+from writetime.lake.views import time_now
+from writetime.landing.schema_changes import LakeSchemas
+from writetime.landing.skipping import held_since, release, skips_of
+from writetime.landing.tasks import DECODED_TOGETHER, Part, write_part
+from writetime.scylla_cdc.log import SUFFIX
+from writetime.wire.change_messages import namespace_of
+from writetime.wire.publishing import RegisteredSchema, SchemaTopic
+from writetime.wire.watermarks import Place, SourceMarks, TableMark, WatermarkTopic
+
+# Messages of a partition in one batch: a lake of few large files, and no batch that takes for ever.
+BATCH_MESSAGES = 1_000_000
+# How far watermarks move before there is a commit for them alone: of a table without changes, one in five minutes at
+# most, as each costs some 50 ms of CPU; or in a third of `capture.stale_seconds`, if that is less.
+_WATERMARK_MICROS = 300_000_000
+# How often it is looked whether a snapshot has come that releases watermarks.
+_RELEASE_SECONDS = 60.0
+# How many commits are read to find one that says where landing is; others come from backfills and properties.
+_COMMITS_LOOKED_AT = 5
+
+
+def captured_tables(settings: Settings) -> list[str]:
+    """Return the tables that have a topic of changes, as keyspace.table. Topics that name no table do not count."""
+    return sorted(table for topic in topic_names(settings) if (table := table_of(topic)) is not None)
+
+
+def table_of(topic: str) -> str | None:
+    """Return the table of which a topic has the changes; None if it is another topic."""
+    prefix = topic_of("")
+    table = topic.removeprefix(prefix)
+    return table if topic.startswith(prefix) and names_table(table) else None
+
+
+def no_topic(table: str) -> WritetimeError:
+    """Return the error of a table that has no topic."""
+    return WritetimeError(
+        f"{topic_of(table)} is not there: no agent has published {table} yet. Start `writetime agent`, and see that "
+        "the table has cdc = true"
+    )
+
+
+def is_published(settings: Settings, table: str) -> bool:
+    """Return whether there is a topic of a table's changes."""
+    return topic_of(table) in topic_names(settings)
+
+
+class Topics:
+    """What landings of several tables share: the topics of the schemas and the watermarks, each read once for all."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.schemas = SchemaTopic(settings)
+        self.watermarks = WatermarkTopic(settings)
+
+
+class Landing:
+    """Lands the changes of one table, as often as it is asked to."""
+
+    def __init__(
+        self, settings: Settings, table: str, topics: Topics | None = None, place: Place | None = None
+    ) -> None:
+        """Land a table's changes.
+
+        Args:
+            settings: where Kafka and the lake are.
+            table: the table, as keyspace.table.
+            topics: what landings of several tables share.
+            place: where landing of the table was when it last reported.
+        """
+        self._settings = settings
+        self.name = table
+        self._topic = topic_of(table)
+        self.namespace = namespace_of(table)
+        self.topics = topics or Topics(settings)
+        self._registry = registry_of(settings)
+        self._watermark_micros = min(_WATERMARK_MICROS, settings.capture.stale_seconds * 1e6 / 3)
+        self._lake = LakeTable(table_storage(settings, table), 0)
+        self._schemas = LakeSchemas(settings, self._lake)
+        self._opened: LakeTable | None = None
+        # The schemas that the lake's table follows, as they were in the topic then.
+        self._followed: tuple[RegisteredSchema, ...] | None = None
+        # And what the sources said of truncations and table ids.
+        self._marked: Mapping[str, TableMark] = {}
+        # The offsets up to which the lake has the topic, as they are known without asking it.
+        self._landed: Mapping[int, int] | None = None
+        # The generation of the lake's table, and from where on changes count in it.
+        self._generation: tuple[int, Mapping[str, Start]] | None = None
+        self._snapshot_at = 0
+        self._next_release = 0.0
+        # Where the table is after the last call, so that a process that starts later need not ask the lake.
+        self.place = place
+        # Why its watermarks stay though it lands, if they do.
+        self.held_by: str | None = None
+        # Offsets between where its commits began and where they ended: as many as the changes, if none is missing.
+        self.offsets_landed = 0
+
+    def drain(self, run: Runner = map, *, accept_gap: bool = False) -> int:
+        """Land what the topic holds at this moment; return how many changes that was.
+
+        Args:
+            run: runs the tasks, one a partition, or one if there is little.
+            accept_gap: go on where the topic begins, though messages before are gone and were not landed.
+
+        Raises:
+            WritetimeError: the topic is missing, is another one than before, or has lost messages that were not landed;
+                or a message is no change of this table, in which case nothing of its batch is landed.
+        """
+        sources = self.topics.watermarks.read()
+        try:
+            ends = end_offsets(self._settings, self._topic)
+        except NoTopic:
+            raise no_topic(self.name) from None
+        # Now that the ends are known: all schemas of the messages before are in their topic.
+        self.topics.schemas.read_on()
+        return self.land(ends, sources, run, accept_gap=accept_gap)
+
+    def land(
+        self,
+        ends: Mapping[int, int],
+        sources: Mapping[str, SourceMarks],
+        run: Runner = map,
+        *,
+        accept_gap: bool = False,
+    ) -> int:
+        """Land the messages below the ends of the partitions; return how many changes that was.
+
+        Args:
+            ends: the offsets where the partitions of the topic end.
+            sources: what the topic of the watermarks had before the ends were asked for.
+            run: as for `drain`.
+            accept_gap: as for `drain`.
+
+        Raises:
+            WritetimeError: as `drain` raises it.
+        """
+        if self._is_current(ends, sources):
+            return 0
+        schemas = self.topics.schemas.of_namespace(self.namespace)
+        now = self._schemas.follow(schemas)
+        self._followed, self._marked = schemas, _marked(self.name, sources)
+        if now is None:
+            self._opened = None
+            if not any(ends.values()):
+                return 0
+            raise WritetimeError(f"{self._topic} has no schema in the topic of the schemas: no agent has written to it")
+        if self._opened is None or self._opened.buckets != int(now.properties[BUCKETS]):
+            self._opened = open_table(self._settings, self.name)
+        table = self._opened
+        if _follow_sources(table, now, sources):
+            now = table.changes.load()
+        table_id = table.schema(now).id
+        log_name = self.name + SUFFIX
+        starts = {source: mark.start(table_id, of_log=source == log_name) for source, mark in self._marked.items()}
+        if self._generation != (generation_of(now), starts):
+            renew(table, starts, run)
+            now = table.changes.load()
+            self._generation = (generation_of(now), starts)
+        count = 0
+        firsts: Mapping[int, int] | None = None
+        while True:
+            landed = {p: now.transaction(_place(self._topic, p)) or 0 for p in ends}
+            if landed != ends and firsts is None:
+                firsts = beginning_offsets(self._settings, self._topic)
+            first = landed if firsts is None else firsts
+            begins = {p: self._start(p, landed[p], first[p], end, accept_gap=accept_gap) for p, end in ends.items()}
+            if begins != landed:
+                raise_history(table, time_now())
+            reached = {p: min(ends[p], begin + BATCH_MESSAGES) for p, begin in begins.items()}
+            known = {source: watermark_of(now, source) for source in registered_sources(now)}
+            held = held_since(now)
+            if held and release(table, now, sources):
+                held = 0
+            self._next_release = time.monotonic() + _RELEASE_SECONDS
+            self.held_by = _needs_snapshot(self.name, now, starts)
+            moved = {} if held or self.held_by or reached != ends else self._moved(known, sources)
+            if reached == landed and not self._is_far(known, moved):
+                self._keep_place(now, reached, known, held)
+                return count
+            self._note_snapshots(table)
+            skipped = skips_of(now).keys()
+            parts = self._parts(begins, reached, ChangeWriter.of(table, table.schema(now)), skipped, starts)
+            written = list(run(write_part, parts))
+            files = [file for each in written for file in each.files]
+            number = (now.transaction(self._topic) or 0) + 1
+            places = {_place(self._topic, p): offset for p, offset in reached.items()}
+            for source, until in moved.items():
+                places |= watermark(source, until)
+            given = {GENERATION: generation_of(now)}
+            is_new = table.changes.append(files, self._topic, number, places, given)
+            if is_new:
+                count += sum(file.rows for file in files)
+                passed = sum(begins[p] <= offset < reached[p] for p, offset in skipped if p in reached)
+                passed += sum(each.void for each in written)
+                self.offsets_landed += sum(offset - begins[p] for p, offset in reached.items()) - passed
+            now = table.changes.load()
+            if is_new and reached == ends:
+                self._keep_place(now, reached, known | moved, held)
+                return count
+
+    def _parts(
+        self,
+        begins: Mapping[int, int],
+        ends: Mapping[int, int],
+        writer: ChangeWriter,
+        skipped: Collection[tuple[int, int]],
+        starts: Mapping[str, Start],
+    ) -> list[Part]:
+        """Share the partitions out: each by itself, or few messages together, as each part costs a connection."""
+        new = [p for p, begin in begins.items() if begin < ends[p]]
+        few = sum(ends[p] - begins[p] for p in new) <= DECODED_TOGETHER
+        schemas = {schema.fingerprint: schema.avro for schema in self.topics.schemas.of_namespace(self.namespace)}
+        return [
+            Part(
+                self._settings,
+                {p: begins[p] for p in some},
+                {p: ends[p] for p in some},
+                writer,
+                schemas,
+                self._registry,
+                frozenset(skipped),
+                {source: start for source, start in starts.items() if start.since or start.truncation},
+            )
+            for some in ([new] if few and new else [[p] for p in new])
+        ]
+
+    def _is_current(self, ends: Mapping[int, int], sources: Mapping[str, SourceMarks]) -> bool:
+        """Return whether there is nothing to do, without opening the table of the lake: by what is remembered of the
+        last call, or by where another process reported that it was and the one commit of the lake that proves it."""
+        if self.place is None:
+            return False
+        schemas = self.topics.schemas.of_namespace(self.namespace)
+        if self._landed is None:
+            if self.place.schemas != _digest(schemas, _marked(self.name, sources)):
+                return False
+            numbers = self._lake.changes.transactions_of(self.place.version)
+            self._landed = {p: numbers.get(_place(self._topic, p), -1) for p in ends}
+            self._followed, self._marked = schemas, _marked(self.name, sources)
+        known = self.place.until
+        return (
+            self._landed == ends
+            and self._followed is schemas
+            and self._marked == _marked(self.name, sources)
+            and not _other_sources(self.name, known.keys(), sources)
+            and (
+                # A backfill may release them, which only the lake knows.
+                time.monotonic() < self._next_release
+                if self.place.held_since or self.held_by
+                else not self._is_far(known, self._moved(known, sources))
+            )
+        )
+
+    def _keep_place(self, now: Snapshot, landed: Mapping[int, int], known: Mapping[str, int], held: int) -> None:
+        """Remember where the table is, and which commit proves it: the newest one, or one shortly before."""
+        self._landed = dict(landed)
+        places = {_place(self._topic, p): offset for p, offset in landed.items()}
+        if self.place is not None and self.place.version == now.version:
+            proof: int | None = now.version
+        else:
+            newest = range(now.version, max(now.version - _COMMITS_LOOKED_AT, -1), -1)
+            proof = next((v for v in newest if places.items() <= self._lake.changes.transactions_of(v).items()), None)
+        self.place = Place(
+            now.version if proof is None else proof, dict(known), held, _digest(self._followed or (), self._marked)
+        )
+
+    def _moved(self, known: Mapping[str, int], sources: Mapping[str, SourceMarks]) -> dict[str, int]:
+        """Return the watermarks of registered sources that are beyond those that are known, but for sources that know
+        only an earlier table of the name."""
+        starts = self._generation[1] if self._generation else {}
+        found = {
+            source: marks.tables[self.name].until
+            for source, marks in sources.items()
+            if source in known and self.name in marks.tables and starts.get(source, Start()).since < LATEST
+        }
+        return {source: until for source, until in found.items() if until > known[source]}
+
+    def _is_far(self, known: Mapping[str, int], moved: Mapping[str, int]) -> bool:
+        """Return whether watermarks have moved so far that they are worth a commit of their own."""
+        return any(until - known[source] >= self._watermark_micros for source, until in moved.items())
+
+    def _note_snapshots(self, table: LakeTable) -> None:
+        """Record the snapshots that messages may be of. An agent says when one was taken before it publishes it, so
+        all of those are known of which there are messages below the ends."""
+        sources = self.topics.watermarks.read().values()
+        marks = [marks.tables[self.name] for marks in sources if self.name in marks.tables]
+        snapshot_at = max((mark.snapshot_at for mark in marks), default=0)
+        if snapshot_at > self._snapshot_at:
+            raise_history(table, snapshot_at)
+            raise_snapshot(table, snapshot_at)
+            self._snapshot_at = snapshot_at
+
+    def _start(self, partition: int, landed: int, first: int, end: int, *, accept_gap: bool) -> int:
+        where = f"topic {self._topic}, partition {partition}"
+        if landed > end:
+            raise WritetimeError(
+                f"{where} ends at offset {end}, but up to {landed} was landed before: it is not the same topic; bring "
+                f"the table {self.name} in under another lake.path"
+            )
+        if landed < first and not accept_gap:
+            raise WritetimeError(
+                f"{where} begins at offset {first}, and the messages from {landed} on were not landed: they are gone. "
+                f"Bring a snapshot in that is taken now, by `writetime backfill {self.name}`, then go on by "
+                f"`writetime land {self.name} --accept-gap`"
+            )
+        return max(landed, first)
+
+
+def landed_offsets(settings: Settings, table: str) -> dict[int, int]:
+    """Return the offset of each partition of a table's changes up to which the lake has them.
+
+    Raises:
+        WritetimeError: the topic is missing.
+    """
+    changes = LakeTable(table_storage(settings, table), 0).changes
+    now = changes.load() if changes.exists() else None
+    topic = topic_of(table)
+    firsts = beginning_offsets(settings, topic)
+    return {p: max((now and now.transaction(_place(topic, p))) or 0, first) for p, first in firsts.items()}
+
+
+def not_landed(settings: Settings, table: str) -> int:
+    """Return how many messages of a table's changes are not in the lake yet.
+
+    Raises:
+        WritetimeError: the topic is missing.
+    """
+    landed = landed_offsets(settings, table)
+    return sum(max(end - landed[p], 0) for p, end in end_offsets(settings, topic_of(table)).items())
+
+
+def _other_sources(table: str, known: Collection[str], sources: Mapping[str, SourceMarks]) -> list[str]:
+    """Return the sources of a table that are registered and retired since, or not registered yet."""
+    return [s for s, marks in sources.items() if table in marks.tables and marks.retired == (s in known)]
+
+
+def _follow_sources(table: LakeTable, now: Snapshot, sources: Mapping[str, SourceMarks]) -> bool:
+    """Let the lake's table know which sources send changes of it; return whether it did not."""
+    other = _other_sources(table.name, registered_sources(now), sources)
+    for source in other:
+        (retire_source if sources[source].retired else register_source)(table, source)
+    return bool(other)
+
+
+def watermarks_not_landed(settings: Settings, table: str, sources: Mapping[str, SourceMarks]) -> float:
+    """Return how many seconds the lake could know more of a table's sources than it does, at most; without messages,
+    too, as a table that nobody writes to is as of now."""
+    changes = LakeTable(table_storage(settings, table), 0).changes
+    if not changes.exists():
+        return 0.0
+    now = changes.load()
+    live = {name: m.tables[table].until for name, m in sources.items() if table in m.tables and not m.retired}
+    return max((until - watermark_of(now, name) for name, until in live.items()), default=0) / 1_000_000
+
+
+def _place(topic: str, partition: int) -> str:
+    """Return the name under which the lake keeps the offset that landing has reached in a partition."""
+    return f"{topic}/{partition}"
+
+
+def _needs_snapshot(table: str, now: Snapshot, starts: Mapping[str, Start]) -> str | None:
+    """Return why a truncation holds the watermarks of a ScyllaDB table: its log has write times, which clients may
+    choose, so it does not show whether a write came before the truncation. A later snapshot does."""
+    truncated = [start.truncation.at for start in starts.values() if start.of_log and start.truncation is not None]
+    if not truncated or newest_snapshot(now) > max(truncated):
+        return None
+    return (
+        f"{table} was truncated at {instant_text(max(truncated))}: bring in a snapshot that was taken later, by "
+        f"`writetime backfill {table}` with the folders of all nodes"
+    )
+
+
+def _marked(table: str, sources: Mapping[str, SourceMarks]) -> dict[str, TableMark]:
+    """Return what the sources of a table say of its id and its truncation, without how far they are."""
+    marks = {source: found.tables[table] for source, found in sources.items() if table in found.tables}
+    return {
+        source: replace(mark, until=0, snapshot_at=mark.snapshot_at if mark.truncation else 0)
+        for source, mark in marks.items()
+    }
+
+
+def _digest(schemas: tuple[RegisteredSchema, ...], marked: Mapping[str, TableMark]) -> str:
+    """Return a digest of the schemas of a table, and of what sources say of it: another one if any of that changes."""
+    content = json.dumps([[(s.fingerprint, s.avro.get("cql")) for s in schemas], sorted(map(repr, marked.items()))])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -1,0 +1,125 @@
+"""What landing reports of tables, and what it means that a table does not land.
+
+A report goes to the topic of the watermarks, as those of agents do: `writetime status`, `writetime verify` and Dagster
+read it there, from any machine.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from writetime.capture.publisher import topic_of
+from writetime.clients.kafka import NoTopic, beginning_offsets, offsets_at
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.core.instants import instant_text
+from writetime.lake.delta import Snapshot
+from writetime.lake.horizon import registered_sources
+from writetime.lake.table import LakeTable
+from writetime.wire.publishing import Sender
+from writetime.wire.watermarks import LandingReport, SourceMarks, WatermarkTopic, ensure_watermarks_topic, send_report
+
+log = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Sends reports. One that cannot be sent is logged, and stops nothing."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._sender: Sender | None = None
+
+    def send(self, table: str, report: LandingReport) -> None:
+        """Hand over a report of a table."""
+        try:
+            if self._sender is None:
+                ensure_watermarks_topic(self._settings)
+                self._sender = Sender(self._settings, "what landing reports cannot be sent")
+            send_report(self._sender, table, report)
+        except WritetimeError as e:
+            log.warning("%s", e)
+            self._sender = None
+
+    def flush(self) -> None:
+        """Wait until the broker has all reports, or has not answered for a while."""
+        if self._sender is not None:
+            try:
+                stop = threading.Event()
+                stop.set()
+                self._sender.flush(stop)
+            except WritetimeError as e:
+                log.warning("%s", e)
+
+
+def stopped(settings: Settings, table: LakeTable) -> list[str]:
+    """Return why the changes of a captured table do not reach the lake, or not within `capture.stale_seconds`: what
+    landing reports, messages that wait for longer, sources that are published no further. Nothing if they do, or if the
+    table is not captured.
+
+    Raises:
+        WritetimeError: the lake cannot be read.
+    """
+    now = table.changes.find()
+    try:
+        topic = WatermarkTopic(settings)
+        marks = topic.read()
+        return [
+            *_of_landing(settings, topic.reports.get(table.name)),
+            *_of_messages(settings, table.name, now),
+            *_of_sources(settings, table.name, marks, now),
+        ]
+    except WritetimeError as e:
+        if now is None or not registered_sources(now):
+            return []
+        return [f"whether the table is captured and landed cannot be seen: {e}"]
+
+
+def _of_landing(settings: Settings, report: LandingReport | None) -> Iterator[str]:
+    if report is None or report.fault is None:
+        return
+    if report.state == "landing":
+        yield f"the watermarks of the table stay: {report.fault}"
+    elif report.state == "set aside" or report.since < time.time() - settings.capture.stale_seconds:
+        since = instant_text(round(report.since * 1e6))
+        yield f"landing has failed since {since}, the table is {report.state}: {report.fault}"
+
+
+def _of_messages(settings: Settings, table: str, now: Snapshot | None) -> Iterator[str]:
+    topic, seconds = topic_of(table), settings.capture.stale_seconds
+    try:
+        firsts = beginning_offsets(settings, topic)
+    except NoTopic:
+        return
+    old = offsets_at(settings, topic, time.time() - seconds)
+    waiting = sum(max(old[p] - max((now and now.transaction(f"{topic}/{p}")) or 0, firsts[p]), 0) for p in old)
+    if waiting:
+        yield f"{waiting} messages of {topic} have not been landed for more than {seconds:.0f} s: run `writetime land`"
+
+
+def _of_sources(
+    settings: Settings, table: str, marks: Mapping[str, SourceMarks], now: Snapshot | None
+) -> Iterator[str]:
+    stale = time.time() - settings.capture.stale_seconds
+    registered = registered_sources(now) if now else set()
+    for source in sorted(registered | {s for s, m in marks.items() if table in m.tables}):
+        found = marks.get(source, SourceMarks())
+        if found.retired:
+            continue
+        until = found.tables[table].until if table in found.tables else None
+        fault, at = _fault(found, table), found.status.get("at", 0.0)
+        silent = not isinstance(at, int | float) or at < stale
+        # A table whose snapshot is being published has no watermark: that is nothing by itself.
+        if until is None or (until / 1e6 < stale if until else silent or fault):
+            where = f"up to {instant_text(until)}" if until else "no longer" if until is None else "not yet"
+            why = fault or (
+                f"its agent has not reported since {instant_text(round(at * 1e6))}" if silent else "it is behind"
+            )
+            yield f"source {source} is published {where}: {why}"
+
+
+def _fault(marks: SourceMarks, table: str) -> str | None:
+    """Return what an agent says holds a table back."""
+    logs = marks.status.get("logs")
+    found = (logs.get(table) or {}).get("fault") if isinstance(logs, Mapping) else marks.status.get("held_by")
+    return None if not found else str(found)

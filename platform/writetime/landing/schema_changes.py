@@ -1,0 +1,82 @@
+"""A table of the lake follows the schemas that the topic of the schemas has of it.
+
+Each is registered with the table's CQL. A CQL that the lake has already is not parsed. One that cannot be read is
+skipped: it stops no table, and no other schema of its table.
+"""
+
+import logging
+from collections.abc import Iterable
+
+from writetime.core.config import Settings
+from writetime.lake.delta import Snapshot
+from writetime.lake.evolution import join_schemas
+from writetime.lake.history import raise_history
+from writetime.lake.table import LakeTable, cql_of, create_table
+from writetime.lake.views import time_now
+from writetime.schema.cql import parse_table
+from writetime.schema.describe import to_cql
+from writetime.schema.table import TableSchema, is_later
+from writetime.wire.publishing import SCHEMAS_TOPIC, RegisteredSchema
+
+log = logging.getLogger(__name__)
+
+
+class LakeSchemas:
+    """Lets one table of the lake follow its schemas."""
+
+    def __init__(self, settings: Settings, lake: LakeTable) -> None:
+        self._settings = settings
+        self._lake = lake
+        self._unreadable: set[int] = set()
+
+    def follow(self, schemas: Iterable[RegisteredSchema]) -> Snapshot | None:
+        """Take up the schemas; create the table if it is not there. Return the newest version of its changes, None if
+        no schema can be read.
+
+        Raises:
+            WritetimeError: the lake cannot follow one, or has another table of this name.
+        """
+        now = self._lake.changes.find()
+        seen = False
+        for registered in schemas:
+            if now is not None and registered.avro.get("cql") == cql_of(now):
+                seen = True
+            elif (schema := self._parsed(registered)) is not None:
+                seen = True
+                now = self._create(schema) if now is None else self._follow(schema, now)
+        return now if seen else None
+
+    def _parsed(self, registered: RegisteredSchema) -> TableSchema | None:
+        """Return the table's schema as registered; None if its CQL is that of another table or cannot be read, which is
+        logged once. A message of such a schema cannot be landed, others can."""
+        try:
+            schema = parse_table(registered.avro["cql"])
+        except Exception as e:
+            if registered.offset not in self._unreadable:
+                self._unreadable.add(registered.offset)
+                log.warning(
+                    "topic %s, partition 0, offset %d is skipped, as the CQL of %s in it cannot be read: %s: %s",
+                    *(SCHEMAS_TOPIC, registered.offset, self._lake.name, type(e).__name__, str(e)[:300]),
+                )
+            return None
+        # Two names may become one namespace in Avro.
+        return schema if schema.full_name == self._lake.name else None
+
+    def _create(self, schema: TableSchema) -> Snapshot:
+        table = create_table(self._settings, schema)
+        # What the table had before its capture began is not among the changes.
+        raise_history(table, time_now())
+        return table.changes.load()
+
+    def _follow(self, schema: TableSchema, now: Snapshot) -> Snapshot:
+        current = self._lake.schema(now)
+        if is_later(current, schema):
+            return now
+        if is_later(schema, current):
+            log.info("%s was dropped and created again (id %s): a generation of it begins", self._lake.name, schema.id)
+            self._lake.begin(schema)
+            raise_history(self._lake, time_now())
+            return self._lake.changes.load()
+        if to_cql(join_schemas(current, schema)) == to_cql(current):
+            return now
+        return create_table(self._settings, schema).changes.load()

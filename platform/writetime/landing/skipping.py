@@ -1,0 +1,165 @@
+"""The way out of a message that landing cannot read: `writetime land --skip TOPIC/PARTITION@OFFSET`.
+
+The message is copied to the topic `changes.<keyspace>.<table>.dead`, whole, and the lake's table remembers its place:
+every landing of the table goes on behind it. What the message said may be missing from the lake. So the watermarks of
+the table stay where they are until there is a snapshot that was begun later.
+"""
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException, Message, Producer
+
+from writetime.capture.publisher import MAX_MESSAGE_BYTES, topic_of
+from writetime.clients.kafka import (
+    TIMEOUT_SECONDS,
+    UnreadableHeaders,
+    beginning_offsets,
+    client_config,
+    end_offsets,
+    ensure_topics,
+    headers_of,
+    messages_between,
+)
+from writetime.core.config import Settings
+from writetime.core.errors import Transient, WritetimeError
+from writetime.lake.delta import Snapshot
+from writetime.lake.horizon import newest_snapshot, registered_sources
+from writetime.lake.table import LakeTable, table_storage
+from writetime.lake.views import time_now
+from writetime.wire.watermarks import SourceMarks
+
+_PROPERTY = "writetime.skip."
+_PLACE = re.compile(r"changes\.(\w+\.\w+)/(\d+)@(\d+)", re.ASCII)
+_DEAD_LETTER = "dead-letter."
+
+
+@dataclass(frozen=True)
+class MessagePlace:
+    """The place of a message of a table's topic."""
+
+    table: str
+    partition: int
+    offset: int
+
+    @classmethod
+    def parse(cls, text: str) -> "MessagePlace":
+        """Read `changes.<keyspace>.<table>/<partition>@<offset>`.
+
+        Raises:
+            WritetimeError: the text is something else.
+        """
+        found = _PLACE.fullmatch(text)
+        if found is None:
+            raise WritetimeError(f"{text!r} is no place of a message: changes.KEYSPACE.TABLE/PARTITION@OFFSET")
+        return cls(found[1], int(found[2]), int(found[3]))
+
+    def __str__(self) -> str:
+        return f"{topic_of(self.table)}/{self.partition}@{self.offset}"
+
+
+def dead_topic_of(table: str) -> str:
+    """Return the topic of a table's messages that were skipped."""
+    return f"{topic_of(table)}.dead"
+
+
+def skips_of(changes: Snapshot) -> dict[tuple[int, int], int]:
+    """Return the messages of a table that are skipped, by partition and offset: since when (microseconds), or 0 where a
+    later snapshot has what they said."""
+    found = {}
+    for name, value in changes.properties.items():
+        if name.startswith(_PROPERTY):
+            partition, _, offset = name.removeprefix(_PROPERTY).partition("@")
+            found[int(partition), int(offset)] = int(value)
+    return found
+
+
+def held_since(changes: Snapshot) -> int:
+    """Return since when (microseconds) a skipped message holds the watermarks of a table; 0 if none does."""
+    return max(skips_of(changes).values(), default=0)
+
+
+def release(table: LakeTable, changes: Snapshot, marks: Mapping[str, SourceMarks]) -> bool:
+    """Let go of the watermarks that a skipped message holds, if there is a snapshot that was begun later: one that was
+    brought in by a backfill, or one of each source that sends changes. Return whether they are free now.
+
+    Args:
+        table: the table.
+        changes: a version of its changes.
+        marks: what is said of the sources.
+    """
+    held = held_since(changes)
+    sources = registered_sources(changes)
+    published = {s: m.tables[table.name].snapshot_at for s, m in marks.items() if table.name in m.tables}
+    newest = newest_snapshot(changes)
+    by_backfill = newest > held and newest > max(published.values(), default=0)
+    by_sources = bool(sources) and all(published.get(source, 0) > held for source in sources)
+    if not by_backfill and not by_sources:
+        return False
+    for (partition, offset), since in skips_of(changes).items():
+        if since:
+            table.changes.set_property(_name(partition, offset), "0")
+    return True
+
+
+def skip(settings: Settings, place: MessagePlace) -> int:
+    """Copy a message to the topic of the dead letters and let landing go on behind it; return how many bytes it has.
+
+    Raises:
+        WritetimeError: there is no such message, it was landed or skipped before, or the lake has no such table.
+    """
+    topic = topic_of(place.table)
+    changes = LakeTable(table_storage(settings, place.table), 0).changes
+    now = changes.find()
+    if now is None:
+        raise WritetimeError(f"the lake has no table {place.table}: run `writetime land {place.table}` first")
+    if (place.partition, place.offset) in skips_of(now):
+        raise WritetimeError(f"{place} was skipped before")
+    firsts, ends = beginning_offsets(settings, topic), end_offsets(settings, topic)
+    if place.partition not in ends or not firsts[place.partition] <= place.offset < ends[place.partition]:
+        there = ", ".join(f"{p}@{firsts[p]} to {p}@{ends[p] - 1}" for p in sorted(ends) if firsts[p] < ends[p])
+        raise WritetimeError(f"there is no message {place}; {topic} has {there or 'none'}")
+    if place.offset < (landed := now.transaction(f"{topic}/{place.partition}") or 0):
+        raise WritetimeError(f"{place} has landed: partition {place.partition} is landed up to offset {landed}")
+    message = _read(settings, topic, place)
+    _copy(settings, message, dead_topic_of(place.table), place)
+    changes.set_property(_name(place.partition, place.offset), str(time_now()))
+    return len(message.value() or b"")
+
+
+def _read(settings: Settings, topic: str, place: MessagePlace) -> Message:
+    starts, ends = {place.partition: place.offset}, {place.partition: place.offset + 1}
+    for message in messages_between(settings, topic, starts, ends):
+        return message
+    raise WritetimeError(f"there is no message {place}: Kafka has a gap in its offsets there")
+
+
+def _copy(settings: Settings, message: Message, topic: str, place: MessagePlace) -> None:
+    """Copy a message, with its place as headers; wait for the acknowledgement."""
+    ensure_topics(settings, {topic: {"retention.ms": "-1", "max.message.bytes": str(MAX_MESSAGE_BYTES + 65_536)}}, 1)
+    try:
+        headers: list[tuple[str, bytes]] = headers_of(message)
+    except UnreadableHeaders:
+        headers = []
+    origin = {"topic": topic_of(place.table), "partition": place.partition, "offset": place.offset, "at": time.time()}
+    own: Iterable[tuple[str, bytes]] = ((_DEAD_LETTER + name, str(value).encode()) for name, value in origin.items())
+    faults: list[str] = []
+    producer = Producer(client_config(settings, **{"acks": "all", "message.max.bytes": MAX_MESSAGE_BYTES + 65_536}))
+    try:
+        producer.produce(
+            topic,
+            key=message.key(),
+            value=message.value(),
+            headers=[*headers, *own],
+            on_delivery=lambda error, _: faults.append(error.str()) if error is not None else None,
+        )
+    except KafkaException as e:
+        raise WritetimeError(f"{place} cannot be copied to {topic}: {e.args[0].str()}") from None
+    if producer.flush(TIMEOUT_SECONDS) or faults:
+        raise Transient(f"{place} cannot be copied to {topic}: {', '.join(faults) or 'no answer from the broker'}")
+
+
+def _name(partition: int, offset: int) -> str:
+    return f"{_PROPERTY}{partition}@{offset}"

@@ -1,0 +1,110 @@
+"""What one task of landing does: messages of a table's topic become files of the lake. It may run in Spark."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Message
+
+from writetime.capture.publisher import topic_of
+from writetime.clients.kafka import messages_between, place_of
+from writetime.clients.schema_registry import Registry
+from writetime.core.config import Settings
+from writetime.core.errors import Transient, WritetimeError
+from writetime.lake.changes import ChangeWriter
+from writetime.lake.generation import Start, which_count
+from writetime.lake.parquet import WrittenFile
+from writetime.landing.checking import check_texts
+from writetime.schema.table import TableSchema
+from writetime.wire.change_messages import ChangeDecoder
+
+DECODED_TOGETHER = 20_000
+"""The number of messages that are decoded at once."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The messages of some partitions from `starts` up to, not including, `ends`.
+
+    `schemas` are the table's by their fingerprints, as far as messages before the ends may name them, and `registry` is
+    where those are that are named by its ids. The messages in `skipped`, by partition and offset, are left out.
+    `counted_from` has from where on the changes of a source count.
+    """
+
+    settings: Settings
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+    writer: ChangeWriter
+    schemas: Mapping[int, Any]
+    registry: Registry | None
+    skipped: frozenset[tuple[int, int]]
+    counted_from: Mapping[str | None, Start]
+
+
+@dataclass
+class Written:
+    """The files of a part, and how many changes do not count, as the table was truncated or created again since."""
+
+    files: list[WrittenFile] = field(default_factory=list)
+    void: int = 0
+
+
+def write_part(part: Part) -> Written:
+    """Decode the messages of a part and write their changes as files, which no one sees until they are committed.
+
+    Raises:
+        WritetimeError: a message is no change of the table; the error names its place.
+    """
+    written = Written()
+    written.files = part.writer.write(_changes(part, written))
+    return written
+
+
+def _changes(part: Part, written: Written) -> Iterator[pa.RecordBatch]:
+    topic = topic_of(part.writer.schema.full_name)
+    decoder = ChangeDecoder(part.writer.schema, part.schemas, part.registry and part.registry.get)
+    read = messages_between(part.settings, topic, part.starts, part.ends)
+    messages = (message for message in read if place_of(message) not in part.skipped)
+    while some := list(islice(messages, DECODED_TOGETHER)):
+        changes = _decoded(decoder, part.writer.schema, some)
+        if part.counted_from:
+            changes = changes.filter(pa.array(which_count(changes, part.counted_from)))
+        written.void += len(some) - len(changes)
+        yield from changes.to_batches()
+
+
+def _decoded(decoder: ChangeDecoder, schema: TableSchema, messages: list[Message]) -> pa.Table:
+    try:
+        return decode(decoder, schema, [message.value() for message in messages])
+    except Transient:
+        raise
+    except Exception:
+        for message in messages:
+            try:
+                decode(decoder, schema, [message.value()])
+            except Exception as e:
+                raise _unreadable(message, e) from e
+        raise
+
+
+def decode(decoder: ChangeDecoder, schema: TableSchema, values: list[bytes | None]) -> pa.Table:
+    """Return the changes in the values of messages, checked so that they can be merged.
+
+    Raises:
+        WritetimeError: a value is no change of the table.
+    """
+    changes = decoder.decode(values)
+    check_texts(changes, schema)
+    return changes
+
+
+def _unreadable(message: Message, error: Exception) -> WritetimeError:
+    partition, offset = place_of(message)
+    reason = str(error) if isinstance(error, WritetimeError) else f"{type(error).__name__}: {error}"
+    return WritetimeError(
+        f"topic {message.topic()}, partition {partition}, offset {offset}: {reason[:1000]}. Nothing from there on is "
+        "landed. Correct the cause; if the message is no change of the table, go on behind it by "
+        f"`writetime land --skip {message.topic()}/{partition}@{offset}`"
+    )

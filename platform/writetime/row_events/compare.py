@@ -1,0 +1,94 @@
+"""Compares rows, column by column, of any Arrow type: what differs is what a reader can tell apart.
+
+Numbers are compared by their bits, so a not-a-number equals itself and -0.0 differs from 0.0.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.core.arrow import mask_of, numbers, one_chunk, pc, take
+from writetime.merge.order import group_by
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows in the order of the database, each at most once, with the place of each: token, partition key, position."""
+
+    values: pa.Table
+    tokens: pa.Array
+    keys: pa.Array
+    positions: pa.Array
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The rows of two tables by their places, in order: the index in each table, -1 where it has no such row."""
+
+    before: np.ndarray
+    after: np.ndarray
+
+
+def match(before: Rows, after: Rows) -> Matched:
+    """Find the rows of two tables that have the same place."""
+    tokens = np.concatenate([numbers(before.tokens), numbers(after.tokens)])
+    keys = pa.concat_arrays([before.keys, after.keys])
+    positions = pa.concat_arrays([before.positions, after.positions])
+    group, head, _ = group_by(tokens, keys, positions)
+    count = len(before.tokens)
+    return Matched(_places(group[:count], len(head)), _places(group[count:], len(head)))
+
+
+def changed(before: Rows, after: Rows) -> Matched:
+    """Return the places where the two tables differ: a row that only one of them has, or two rows that differ."""
+    found = match(before, after)
+    differs = (found.before < 0) | (found.after < 0)
+    both = np.flatnonzero(~differs)
+    i, j = found.before[both], found.after[both]
+    for name in after.values.column_names:
+        one, other = one_chunk(before.values[name]), one_chunk(after.values[name])
+        differs[both] |= different(take(one, i), take(other, j))
+    return Matched(found.before[differs], found.after[differs])
+
+
+def different(one: pa.Array, other: pa.Array) -> np.ndarray:
+    """Return where two arrays of the same type and length differ."""
+    arrow = one.type
+    one_valid, other_valid = mask_of(one.is_valid()), mask_of(other.is_valid())
+    if pa.types.is_struct(arrow):
+        found = np.zeros(len(one), bool)
+        for a, b in zip(one.flatten(), other.flatten(), strict=True):
+            found |= different(a, b)
+    elif pa.types.is_map(arrow):
+        entries = pa.list_(pa.struct([("key", arrow.key_type), ("value", arrow.item_type)]))
+        return different(one.cast(entries), other.cast(entries))
+    elif pa.types.is_list(arrow):
+        found = _lists_different(one, other)
+    elif pa.types.is_null(arrow):
+        found = np.zeros(len(one), bool)
+    else:
+        found = mask_of(pc.not_equal(_bits(one), _bits(other)).fill_null(False))
+    return np.where(one_valid & other_valid, found, one_valid != other_valid)
+
+
+def _lists_different(one: pa.ListArray, other: pa.ListArray) -> np.ndarray:
+    lengths, other_lengths = (pc.list_value_length(a).fill_null(0).to_numpy() for a in (one, other))
+    found = lengths != other_lengths
+    same = pa.array(~found)
+    elements = different(one.filter(same).flatten(), other.filter(same).flatten())
+    row = np.repeat(np.flatnonzero(~found), lengths[~found])
+    found[row[elements]] = True
+    return found
+
+
+def _bits(array: pa.Array) -> pa.Array:
+    if pa.types.is_floating(array.type):
+        return array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
+    return array
+
+
+def _places(group: np.ndarray, groups: int) -> np.ndarray:
+    places = np.full(groups, -1)
+    places[group] = np.arange(len(group))
+    return places

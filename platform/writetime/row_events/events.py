@@ -1,0 +1,110 @@
+"""The event of a row: what it is made of, and how the events of a batch come from the rows before and after it.
+
+- `event_id`: see `ids`
+- `kind`: CREATE, UPDATE or DELETE
+- `sequence`: the batch, counted from 1. A row has at most one event in a batch, so its events are in this order.
+- `generation`: how many times the stream was made anew from the state; a consumer that sees a larger one starts from
+  no rows
+- `as_of`: the instant that expiry was judged at
+- `token`, `key` (the partition key as serialised) and `position`: where the row is
+- `before`, `after`: the row, as `SELECT *` gives it and the view holds it; null if it was not, or is no more
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.core.arrow import one_chunk, take
+from writetime.lake.parquet import conform
+from writetime.lake.row_form import fit
+from writetime.lake.table import view_schema
+from writetime.merge.live import live
+from writetime.row_events.compare import Rows, changed
+from writetime.row_events.ids import event_ids
+from writetime.schema.table import TableSchema
+
+CREATE, UPDATE, DELETE = range(3)
+KINDS = ("CREATE", "UPDATE", "DELETE")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Which batch of which stream events are of. `as_of` is in microseconds."""
+
+    generation: int
+    sequence: int
+    as_of: int
+
+
+def event_schema(schema: TableSchema) -> pa.Schema:
+    """Return the Arrow schema of a table's row events."""
+    row = pa.struct(list(view_schema(schema)))
+    return pa.schema(
+        [
+            ("event_id", pa.string()),
+            ("kind", pa.string()),
+            ("sequence", pa.int64()),
+            ("generation", pa.int64()),
+            ("as_of", pa.timestamp("us", "UTC")),
+            ("token", pa.int64()),
+            ("key", pa.binary()),
+            ("position", pa.binary()),
+            ("before", row),
+            ("after", row),
+        ]
+    )
+
+
+def placed_rows(state: pa.Table, schema: TableSchema, as_of: int) -> Rows:
+    """Return the rows that live in a state at an instant (microseconds), with their places. Values have the stored
+    form."""
+    values, index = live(state, schema, as_of // 1_000_000)
+    return Rows(values, *(take(one_chunk(state[name]), index) for name in ("token", "key", "position")))
+
+
+def fitted_rows(state: pa.Table, schema: TableSchema, as_of: int) -> Rows:
+    """Return what `placed_rows` does in the row form, which row events have."""
+    rows = placed_rows(state, schema, as_of)
+    return replace(rows, values=fit(rows.values, schema))
+
+
+def row_events(before: Rows, after: Rows, schema: TableSchema, batch: Batch) -> pa.Table:
+    """Return the events that lead from the rows before a batch to the rows after it, in the order of the database.
+
+    Args:
+        before: the rows before, as `fitted_rows` returns them, maybe of an older schema of the table.
+        after: the rows after, as `fitted_rows` returns them.
+        schema: the table.
+        batch: which batch it is.
+    """
+    wanted = view_schema(schema)
+    before = Rows(
+        conform(before.values, wanted, f"rows of {schema.full_name}"), before.tokens, before.keys, before.positions
+    )
+    found = changed(before, after)
+    kinds = np.where(found.before < 0, CREATE, np.where(found.after < 0, DELETE, UPDATE)).astype(np.int8)
+    merged = np.where(found.after < 0, found.before, found.after + len(before.tokens))
+    token, key, position = (
+        pa.concat_arrays([getattr(before, name), getattr(after, name)]).take(pa.array(merged))
+        for name in ("tokens", "keys", "positions")
+    )
+    count = len(kinds)
+    columns = [
+        event_ids(schema, batch.generation, batch.sequence, key, position),
+        pa.DictionaryArray.from_arrays(pa.array(kinds), list(KINDS)).dictionary_decode(),
+        pa.array(np.full(count, batch.sequence)),
+        pa.array(np.full(count, batch.generation)),
+        pa.array(np.full(count, batch.as_of)).cast(pa.timestamp("us", "UTC")),
+        token,
+        key,
+        position,
+        _images(before.values, found.before),
+        _images(after.values, found.after),
+    ]
+    return pa.Table.from_arrays(columns, schema=event_schema(schema))
+
+
+def _images(rows: pa.Table, index: np.ndarray) -> pa.StructArray:
+    columns = [take(one_chunk(column), index) for column in rows.columns]
+    return pa.StructArray.from_arrays(columns, fields=list(rows.schema), mask=pa.array(index < 0))

@@ -1,0 +1,107 @@
+"""Row events as Avro: the schema that follows from a table's, and the messages.
+
+Key columns are required and all other columns nullable with the default null, so a new schema of the table always reads
+messages of an older one. Two kinds of key columns are nullable too. The clustering columns of a table that
+has static columns are: where a partition has static cells and no row, its one row has no clustering. Those with
+timestamps are: a timestamp that microseconds cannot hold is null, and `key` and `position` tell such rows apart.
+
+A message's key is the partition key as serialised. Its value is in Avro's single-object encoding (the topic
+`writetime.schemas` has the schemas by their fingerprints), or in Confluent's wire format.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+
+from writetime.core.arrow import pc
+from writetime.core.errors import WritetimeError
+from writetime.row_events.events import KINDS
+from writetime.schema.avro import encode, encode_bytes, encode_long, joined, nullable, single_object_header
+from writetime.schema.mapping import arrow_type, avro_name, avro_type, stored_type
+from writetime.schema.table import Column, TableSchema
+
+
+def event_avro(schema: TableSchema) -> dict[str, Any]:
+    """Return the Avro schema of a table's row events."""
+    namespace = f"rows.{avro_name(schema.keyspace)}.{avro_name(schema.name)}"
+    row = {"type": "record", "name": "row", "fields": [_field(c, schema, namespace) for c in schema.columns]}
+    fields = [
+        {"name": "event_id", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "kind", "type": {"type": "enum", "name": "kind", "symbols": list(KINDS)}},
+        {"name": "sequence", "type": "long"},
+        {"name": "generation", "type": "long"},
+        {"name": "as_of", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "token", "type": "long"},
+        {"name": "key", "type": "bytes"},
+        {"name": "position", "type": "bytes"},
+        {"name": "before", "type": ["null", row], "default": None},
+        {"name": "after", "type": ["null", "row"], "default": None},
+    ]
+    return {"type": "record", "name": "event", "namespace": namespace, "fields": fields}
+
+
+def encode_events(events: pa.RecordBatch, schema: TableSchema, header: bytes | None = None) -> pa.Array:
+    """Return the value of the message of each event.
+
+    Args:
+        events: those of one batch.
+        schema: the table's.
+        header: what each message begins with; by default that of the single-object encoding.
+
+    Raises:
+        WritetimeError: a key column holds a value of no bytes where its type has none (`blobAsInt(0x)`), which a
+            required field cannot say.
+    """
+    kinds = pc.index_in(events["kind"], pa.array(KINDS))
+    return joined(
+        [
+            pa.scalar(header or single_object_header(event_avro(schema)), pa.large_binary()),
+            encode_bytes(events["event_id"]),
+            *(
+                encode_long(part)
+                for part in (kinds, *(events[n] for n in ("sequence", "generation", "as_of", "token")))
+            ),
+            encode_bytes(events["key"]),
+            encode_bytes(events["position"]),
+            nullable(_rows(events["before"], schema)),
+            nullable(_rows(events["after"], schema)),
+        ]
+    )
+
+
+def _rows(rows: pa.StructArray, schema: TableSchema) -> pa.Array:
+    fields = []
+    for column, values in zip(schema.columns, rows.flatten(), strict=True):
+        encoded = encode(values, column.type)
+        if not _required(column, schema):
+            encoded = nullable(encoded)
+        elif values.null_count > rows.null_count:
+            raise WritetimeError(
+                f"{schema.full_name}: a row has no bytes in its key column {column.name} ({column.type}), which its "
+                "row event cannot say: delete that row"
+            )
+        fields.append(encoded)
+    if rows.null_count:
+        return pc.if_else(rows.is_valid(), joined(fields), pa.scalar(None, pa.large_binary()))
+    return joined(fields)
+
+
+def _field(column: Column, schema: TableSchema, namespace: str) -> dict[str, Any]:
+    name = avro_name(column.name)
+    # A namespace of its own, so that the records of two columns never share a name.
+    cql = avro_type(column.type, name, f"{namespace}.{name}")
+    field: dict[str, Any] = {"name": name, "doc": f"{column.name} {column.type}"}
+    return field | ({"type": cql} if _required(column, schema) else {"type": ["null", cql], "default": None})
+
+
+def _required(column: Column, schema: TableSchema) -> bool:
+    """Return whether every event has a value of the column, whatever schema the table had before.
+
+    A partition with static cells and no row has an event without clustering columns. Such events stay in the stream
+    after the last static column is dropped, and ScyllaDB does not record whether a dropped column was static.
+    """
+    if stored_type(column.type) != arrow_type(column.type):
+        # Not every timestamp fits.
+        return False
+    may_lack_clustering = bool(schema.static or schema.dropped)
+    return column in schema.partition_key or (column in schema.clustering and not may_lack_clustering)

@@ -1,0 +1,193 @@
+"""Publishes the stream of row events to the Kafka topic `rows.<keyspace>.<table>`, from the lake table that keeps it.
+
+The lake comes first: what is published was committed there, so it never changes. Events go out in Kafka transactions,
+each with the place in the stream that it reaches, as the offset of a consumer group. A publisher that was killed leaves
+a transaction that nobody sees, and the next one goes on from the last that counts; of two at once, the broker lets the
+later one. So a consumer with `isolation.level=read_committed` gets each event once, in order of each row. If the broker
+forgets the group (an idle week, by its defaults), the lake's own record is at most one run behind, and an event that
+comes again has the id that it had.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from writetime.clients.kafka import (
+    TIMEOUT_SECONDS,
+    client_config,
+    end_offsets,
+    ensure_topics,
+    messages_between,
+    partitions_of,
+)
+from writetime.core.config import Settings
+from writetime.lake.buckets import partition_of_bucket
+from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.parquet import conform
+from writetime.lake.storage import Storage
+from writetime.lake.table import LakeTable
+from writetime.row_events.events import event_schema
+from writetime.row_events.messages import encode_events, event_avro
+from writetime.row_events.stream import batch_files, has_other_table
+from writetime.schema.table import TableSchema
+from writetime.wire.publishing import Sender, ensure_schemas_topic
+
+PUBLISHED = "rows/published"
+# Events of one transaction, about: it ends at the end of a part of this size at most.
+TRANSACTION_EVENTS = 50_000
+_PART_EVENTS = 10_000
+
+
+@dataclass(frozen=True, order=True)
+class Reached:
+    """A place in the stream: a batch, and how many of its events are before the place."""
+
+    sequence: int
+    events: int
+
+
+def topic_of(table: str) -> str:
+    """Return the topic of the row events of `keyspace.table`."""
+    return f"rows.{table}"
+
+
+def publish(settings: Settings, table: LakeTable) -> int:
+    """Publish the events of the stream that are not in Kafka yet; return how many they were.
+
+    Raises:
+        WritetimeError: the broker refuses something, or another publisher of the table has started since.
+    """
+    rows = table.rows
+    if has_other_table(table):
+        # The next batch takes their place.
+        return 0
+    schema = table.schema()
+    topic = topic_of(table.name)
+    ensure_topics(settings, {topic: {}}, settings.rows.partitions)
+    ensure_schemas_topic(settings)
+    with _Publisher(settings, topic, schema) as publisher:
+        stream = rows.load()
+        recorded = Reached((stream.transaction(PUBLISHED) or 0) + 1, 0)
+        place, count = max(publisher.reached() or recorded, recorded), 0
+        for place, file, part in _parts(stream, rows.storage, schema, place):  # noqa: B020 (it is where to start from)
+            publisher.send(part, file.bucket, table.buckets, place)
+            count += part.num_rows
+        publisher.commit()
+    if count:
+        rows.append([], PUBLISHED, place.sequence)
+    return count
+
+
+def published_since(settings: Settings, table: str, starts: Mapping[int, int], expected: int) -> int:
+    """Count the events that a reader of committed ones gets from these offsets on (0 where none is given), and wait a
+    little until they are as many as expected: the broker says that a transaction is committed before it shows it."""
+    topic, found, reached = topic_of(table), 0, dict(starts)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        ends = end_offsets(settings, topic)
+        begins = {p: reached.get(p, 0) for p in ends}
+        found += sum(1 for _ in messages_between(settings, topic, begins, ends))
+        if found >= expected or time.monotonic() > deadline:
+            return found
+        reached = ends
+        time.sleep(0.1)
+
+
+def not_published(table: LakeTable) -> int:
+    """Count the events of the lake that it does not record as published."""
+    rows = table.rows.load()
+    done = rows.transaction(PUBLISHED) or 0
+    return sum(file.rows for sequence, file in batch_files(rows) if sequence > done)
+
+
+class _Publisher(Sender):
+    """A transactional producer of one topic; a transaction is open from the first event to the commit."""
+
+    def __init__(self, settings: Settings, topic: str, schema: TableSchema) -> None:
+        self._schema = schema
+        self._topic = topic
+        self._partitions = len(partitions_of(settings, topic))
+        self._group = f"writetime-{topic}"
+        own = {"group.id": self._group, "enable.auto.commit": False, "isolation.level": "read_committed"}
+        self._consumer = Consumer(client_config(settings, **own))
+        what = f"row events cannot be published to {topic}"
+        super().__init__(settings, what, **{"transactional.id": self._group})
+        # The topic of the schemas is shared by all tables. In a transaction, a schema would hide all that comes after
+        # it from readers, also those of other tables, until the transaction ends.
+        self._schemas = Sender(settings, what)
+        self._is_open = False
+        self._open = 0
+        self._header = b""
+        self._reached: Reached | None = None
+
+    def __enter__(self) -> "_Publisher":
+        # It ends what an earlier publisher left open, and shuts that one out.
+        self.do(self._producer.init_transactions, TIMEOUT_SECONDS)
+        return self
+
+    def __exit__(self, fault: type[BaseException] | None, *_: object) -> None:
+        if fault is not None and self._is_open:
+            # Else the broker would end the transaction after its timeout, and readers would wait for that.
+            with suppress(KafkaException):
+                self._producer.abort_transaction(TIMEOUT_SECONDS)
+        self._consumer.close()
+
+    def reached(self) -> Reached | None:
+        """Return the place that the last committed transaction reached, if the broker knows it."""
+        (found,) = self.do(self._consumer.committed, [TopicPartition(self._topic, 0)], TIMEOUT_SECONDS)
+        if found.error is not None or found.offset < 0:
+            return None
+        return Reached(found.offset, int(found.metadata))
+
+    def send(self, events: pa.RecordBatch, bucket: int, buckets: int, reached: Reached) -> None:
+        """Send events of one bucket, after which the place in the stream is `reached`."""
+        if not self._header:
+            self._header = self._schemas.register(self._topic, event_avro(self._schema), "BACKWARD_TRANSITIVE")
+            self._schemas.flush()
+        if not self._is_open:
+            self.do(self._producer.begin_transaction)
+            self._is_open = True
+        partition = partition_of_bucket(bucket, buckets, self._partitions)
+        values = encode_events(events, self._schema, self._header).to_pylist()
+        for key, value in zip(events["key"].to_pylist(), values, strict=True):
+            self.produce(self._topic, value, key, partition)
+        self._open += events.num_rows
+        self._reached = reached
+        if self._open >= TRANSACTION_EVENTS:
+            self.commit()
+
+    def commit(self) -> None:
+        """End the open transaction, if there is one."""
+        if not self._is_open or self._reached is None:
+            return
+        place = TopicPartition(self._topic, 0, self._reached.sequence, str(self._reached.events))
+        group = self._consumer.consumer_group_metadata()
+        self.do(self._producer.send_offsets_to_transaction, [place], group, TIMEOUT_SECONDS)
+        self.do(self._producer.commit_transaction)
+        self._is_open, self._open = False, 0
+
+
+def _parts(
+    rows: Snapshot, storage: Storage, schema: TableSchema, start: Reached
+) -> Iterator[tuple[Reached, DataFile, pa.RecordBatch]]:
+    """Yield the events of the stream from a place on, each part with the place after it."""
+    filesystem = storage.filesystem()
+    wanted = event_schema(schema)
+    sequence = done = 0
+    for number, file in batch_files(rows):
+        sequence, done = number, done if number == sequence else 0
+        if Reached(sequence, done + file.rows) <= start:
+            done += file.rows
+            continue
+        with pq.ParquetFile(file.path, filesystem=filesystem) as opened:
+            for batch in opened.iter_batches(_PART_EVENTS):
+                skipped = min(max(start.events - done, 0), batch.num_rows) if sequence == start.sequence else 0
+                done += batch.num_rows
+                if skipped < batch.num_rows:
+                    part = conform(pa.Table.from_batches([batch.slice(skipped)]), wanted, file.path)
+                    yield Reached(sequence, done), file, part.combine_chunks().to_batches()[0]

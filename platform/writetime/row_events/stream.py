@@ -1,0 +1,249 @@
+"""The lake table `rows` of a captured table: its row events, one commit a batch, each following from the one before.
+
+A batch leads from one version of `changes`, judged at one instant, to the next. Its commit records both, the batch's
+number and a version of `state` that holds no more than that version of `changes`, all as transactions of Delta. So a
+batch that was killed before its commit was never there, and one that is run twice counts once.
+
+What a batch reads follows what it changes: the partitions that the new changes touch and those where something
+expires, from the recorded version of the state.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.core.errors import WritetimeError
+from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, Snapshot
+from writetime.lake.horizon import horizon_of
+from writetime.lake.merging import Runner, Source
+from writetime.lake.parquet import WrittenFile, write_file
+from writetime.lake.state import Staged, completed, files_since, folded_version, generation_of, pending
+from writetime.lake.storage import Storage
+from writetime.lake.table import CREATED, LakeTable, created_of
+from writetime.lake.table import GENERATION as TABLE_GENERATION
+from writetime.lake.views import time_now
+from writetime.merge import merge
+from writetime.row_events.events import Batch, event_schema, fitted_rows, row_events
+from writetime.row_events.touched import expiring_tokens, merge_touched
+from writetime.schema.table import TableSchema
+
+SEQUENCE, GENERATION, CHANGES, STATE, AS_OF = (
+    f"rows/{name}" for name in ("sequence", "generation", "changes", "state", "as_of")
+)
+PREFIX = "batch-"
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far the stream is: its last batch, and the versions of `changes` and `state` that this one goes up to."""
+
+    batch: Batch
+    changes: int
+    state: int
+
+    def numbers(self) -> dict[str, int]:
+        """Return what a commit records, but for the batch's number."""
+        return {
+            GENERATION: self.batch.generation,
+            CHANGES: self.changes,
+            STATE: self.state,
+            AS_OF: self.batch.as_of,
+        }
+
+
+@dataclass(frozen=True)
+class RowTask:
+    """Find the events of one bucket.
+
+    `old` are the files of what was known before the batch, `new` those of the batch's changes; `all_partitions` says
+    to compare all and not only those that changed.
+    """
+
+    bucket: int
+    old: tuple[Source, ...]
+    new: tuple[Source, ...]
+    schema_before: TableSchema
+    schema: TableSchema
+    as_of_before: int
+    batch: Batch
+    all_partitions: bool
+    target: Storage
+
+    def events(self) -> pa.Table:
+        """Compute the events."""
+        added = merge_touched(self.new, self.schema, None)
+        tokens = None if self.all_partitions else self._tokens(added)
+        old = merge_touched(self.old, self.schema, tokens)
+        was = old if self.schema == self.schema_before else merge_touched(self.old, self.schema_before, tokens)
+        before = fitted_rows(was, self.schema_before, self.as_of_before)
+        after = fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of)
+        return row_events(before, after, self.schema, self.batch)
+
+    def run(self) -> WrittenFile | None:
+        """Write the events; None if there are none."""
+        events = self.events()
+        if not events.num_rows:
+            return None
+        return write_file(self.target, events, self.bucket, events["token"], f"{PREFIX}{self.batch.sequence}-")
+
+    def _tokens(self, added: pa.Table) -> np.ndarray:
+        seconds = self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000
+        return np.union1d(added["token"].to_numpy(), expiring_tokens(self.old, self.schema, *seconds))
+
+
+def create_rows(table: LakeTable) -> BucketedTable:
+    """Return the Delta table of the row events, created if it is new, with the fields of the table's present schema. It
+    is empty if its events are those of an earlier table of the name."""
+    rows = table.rows
+    changes = table.changes.load()
+    schema = event_schema(table.schema(changes))
+    rows.create(schema, table.buckets, {})
+    if has_other_table(table):
+        rows.replace(rows.load(), [], schema, {CREATED: created_of(changes)})
+    rows.add_fields(schema)
+    if (found := rows.load().properties[BUCKETS]) != str(table.buckets):
+        raise WritetimeError(f"{rows.storage.address} has {found} buckets and the table {table.buckets}: restore it")
+    return rows
+
+
+def has_other_table(table: LakeTable) -> bool:
+    """Return whether the row events are those of an earlier table of the name, which was dropped."""
+    return created_of(table.rows.load()) != created_of(table.changes.load())
+
+
+def position_of(rows: Snapshot) -> Position | None:
+    """Return how far the stream is; None before its first batch."""
+    numbers = [rows.transaction(name) for name in (GENERATION, SEQUENCE, AS_OF, CHANGES, STATE)]
+    if any(number is None for number in numbers):
+        return None
+    generation, sequence, as_of, changes, state = (number or 0 for number in numbers)
+    return Position(Batch(generation, sequence, as_of), changes, state)
+
+
+def extend(
+    table: LakeTable,
+    as_of: int | None = None,
+    run: Runner = map,
+    staged: Staged | None = None,
+    *,
+    rebuild: bool = False,
+) -> int:
+    """Add the next batch of events to the stream: all that changed, or expired, since the last one; return their count.
+
+    If the table began a generation since (`lake.generation`), or to `rebuild` the stream, the batch creates all rows of
+    now, and is of the stream's next generation. The batches before it leave the lake table; in Kafka it follows them.
+
+    Args:
+        table: the table.
+        as_of: the instant to judge expiry at (microseconds), now by default; never before that of the last batch.
+        run: runs the tasks, one a bucket.
+        staged: is called with the new files before they are committed; if it raises, they never are.
+        rebuild: rebuild the stream from the state.
+
+    Raises:
+        Conflict: another process rewrote the stream meanwhile: run it again.
+        WritetimeError: the files that tell what the rows were before are gone, as the last batch was too long ago.
+    """
+    rows = create_rows(table)
+    stream = rows.load()
+    last = position_of(stream)
+    # The state first: it never holds more than the changes that are read after it.
+    state = table.state.load()
+    changes = table.changes.load()
+    generation = generation_of(changes)
+    if generation_of(state) != generation:
+        # Landing is about to rebuild the state.
+        return 0
+    instant = time_now() if as_of is None else as_of
+    follows = last is not None and not rebuild and generation_of(stream) == generation
+    if last is None:
+        batch = Batch(0, 1, instant)
+    else:
+        number = last.batch.generation if follows else last.batch.generation + 1
+        batch = Batch(number, last.batch.sequence + 1, max(instant, last.batch.as_of))
+    if last is not None and follows:
+        tasks = _next_tasks(table, last, state, changes, batch)
+    else:
+        tasks = _first_tasks(table, state, changes, batch)
+    try:
+        written = [file for file in run(RowTask.run, tasks) if file is not None]
+    except FileNotFoundError as e:
+        raise _too_late(table, e) from None
+    if last is not None and follows and not written and last.changes == changes.version:
+        return 0
+    if staged:
+        staged(written)
+    numbers = Position(batch, changes.version, state.version).numbers() | {TABLE_GENERATION: generation}
+    new = True
+    if last is None or follows:
+        new = rows.append(written, SEQUENCE, batch.sequence, numbers)
+    else:
+        rows.rewrite(stream, stream.files, written, data_change=True, also=numbers | {SEQUENCE: batch.sequence})
+    return sum(file.rows for file in written) if new else 0
+
+
+def _first_tasks(table: LakeTable, state: Snapshot, changes: Snapshot, batch: Batch) -> list[RowTask]:
+    """Return the tasks of a batch that begins with no rows."""
+    new = pending(table, changes, state)
+    schema = table.schema(changes)
+    target = table.rows.storage
+    return [
+        RowTask(bucket, (), _sources(table, state, new, bucket), schema, schema, 0, batch, True, target)
+        for bucket in sorted(state.by_bucket.keys() | new.keys())
+    ]
+
+
+def batch_files(rows: Snapshot) -> list[tuple[int, DataFile]]:
+    """Return the files of the stream with their batches, in order."""
+    found = [(int(file.path.rsplit("/", 1)[-1].split("-")[1]), file) for file in rows.files]
+    return sorted(found, key=lambda each: (each[0], each[1].bucket, each[1].path))
+
+
+def _next_tasks(table: LakeTable, last: Position, state: Snapshot, changes: Snapshot, batch: Batch) -> list[RowTask]:
+    try:
+        # Not a state that holds more, nor one that has dropped what lived at the last batch and has expired since.
+        if (folded_version(state) or 0) > last.changes or horizon_of(state) >= last.batch.as_of:
+            state = table.state.load(last.state)
+        known = table.changes.load(last.changes)
+    except WritetimeError as e:
+        raise _too_late(table, e) from None
+    old = pending(table, known, state)
+    new = completed(table, files_since(table, changes, last.changes), changes, state)
+    schema_before, schema = table.schema(known), table.schema(changes)
+    everything = _reshaped(schema_before, schema)
+    return [
+        RowTask(
+            bucket,
+            _sources(table, state, old, bucket),
+            (Source(table.changes.storage, tuple(new.get(bucket, ()))),),
+            schema_before,
+            schema,
+            last.batch.as_of,
+            batch,
+            everything,
+            table.rows.storage,
+        )
+        for bucket in sorted(state.by_bucket.keys() | old.keys() | new.keys())
+    ]
+
+
+def _sources(
+    table: LakeTable, state: Snapshot, changes: Mapping[int, list[DataFile]], bucket: int
+) -> tuple[Source, ...]:
+    levels = Source(table.state.storage, tuple(state.by_bucket.get(bucket, ())))
+    return levels, Source(table.changes.storage, tuple(changes.get(bucket, ())))
+
+
+def _reshaped(before: TableSchema, after: TableSchema) -> bool:
+    """Return whether a change of the schema alone may change rows: a column dropped, or another type."""
+    types = {c.name: c.type for c in after.columns}
+    return before.dropped != after.dropped or any(types.get(c.name) != c.type for c in before.columns)
+
+
+def _too_late(table: LakeTable, cause: Exception) -> WritetimeError:
+    return WritetimeError(
+        f"{table.name}: what the rows were at the last batch of row events is gone ({cause}), as that was longer ago "
+        f"than lake.vacuum_hours: begin anew by `writetime rebuild {table.name} rows`"
+    )

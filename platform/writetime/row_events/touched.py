@@ -1,0 +1,120 @@
+"""Reads of a bucket's files only what a batch is about: the partitions of some tokens, and those where cells expire.
+
+Files are sorted by token, so of each file only the row groups that hold one of the tokens are read. What expires is
+looked for in the row groups whose statistics say that something may, and there in the columns of expiry alone.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from writetime.changes.model import change_schema, field_name, udt_fields
+from writetime.core.arrow import mask_of, pc
+from writetime.lake.change_files import open_changes, read_groups
+from writetime.lake.merging import PORTION_BYTES, Source
+from writetime.lake.parquet import conform
+from writetime.merge import merge
+from writetime.schema.table import TableSchema
+from writetime.schema.types import Collection, CqlType, is_complex
+
+
+def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray | None) -> pa.Table:
+    """Merge what files hold of some tokens (sorted), or all that they hold; memory follows the result."""
+    state = merge([], schema)
+    portion: list[pa.Table] = []
+    size = 0
+    for table in _read(sources, change_schema(schema), tokens):
+        portion.append(table)
+        size += table.nbytes
+        if size > PORTION_BYTES:
+            state = merge([state, *portion], schema)
+            portion, size = [], 0
+    return merge([state, *portion], schema)
+
+
+def expiring_tokens(sources: Iterable[Source], schema: TableSchema, after: int, until: int) -> np.ndarray:
+    """Return the tokens (sorted) of partitions where something expires, or was deleted, in `after` < t <= `until`.
+
+    Both are in seconds.
+    """
+    wanted = expiry_paths(schema)
+    found = [np.empty(0, np.int64)]
+    for file in _open(sources):
+        columns = {c: file.schema.column(c).path for c in range(len(file.schema))}
+        times = [c for c, path in columns.items() if path in wanted]
+        groups = [g for g in range(file.num_row_groups) if _may_hold(file.metadata.row_group(g), times, after, until)]
+        if groups:
+            table = file.read_row_groups(groups, ["token", *(columns[c] for c in times)])
+            hit = np.zeros(table.num_rows, bool)
+            for column in table.drop_columns(["token"]).columns:
+                hit |= _any_between(column.combine_chunks(), after, until)
+            found.append(table["token"].to_numpy()[hit])
+    return np.unique(np.concatenate(found))
+
+
+def expiry_paths(schema: TableSchema) -> set[str]:
+    """Return the Parquet columns that hold the expiry of markers and cells."""
+    paths = {"marker.expiry"}
+    for column in schema.static + schema.regular:
+        paths |= {f"{field_name(column)}.{path}" for path in _cell_paths(column.type)}
+    return paths
+
+
+def _cell_paths(cql_type: CqlType) -> list[str]:
+    if not is_complex(cql_type):
+        return ["deletion_time"]
+    if isinstance(cql_type, Collection):
+        return ["elements.list.element.deletion_time"]
+    return [f"fields.{name}.deletion_time" for name, _ in udt_fields(cql_type)]
+
+
+def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray | None) -> Iterator[pa.Table]:
+    for file in _open(sources):
+        groups = range(file.num_row_groups)
+        if tokens is not None:
+            column = next(c for c in range(len(file.schema)) if file.schema.column(c).path == "token")
+            groups = [g for g in groups if _has_token(file.metadata.row_group(g), column, tokens)]
+        if not groups:
+            continue
+        table = read_groups(file, groups, wanted.names)
+        if tokens is not None:
+            table = table.filter(pa.array(np.isin(table["token"].to_numpy(), tokens)))
+        yield conform(table, wanted, "a file of changes")
+
+
+def _open(sources: Iterable[Source]) -> Iterator[pq.ParquetFile]:
+    for source in sources:
+        for file in source.files:
+            with open_changes(source.storage, file.path) as opened:
+                yield opened
+
+
+def _has_token(group: pq.RowGroupMetaData, column: int, tokens: np.ndarray) -> bool:
+    statistics = group.column(column).statistics
+    first = np.searchsorted(tokens, statistics.min)
+    return bool(first < len(tokens) and tokens[first] <= statistics.max)
+
+
+def _may_hold(group: pq.RowGroupMetaData, columns: Iterable[int], after: int, until: int) -> bool:
+    """Return whether one of these columns may hold a number in `after` < n <= `until`."""
+    for column in columns:
+        statistics = group.column(column).statistics
+        if statistics is None:
+            return True
+        if statistics.has_min_max and statistics.min <= until and statistics.max > after:
+            return True
+    return False
+
+
+def _any_between(array: pa.Array, after: int, until: int) -> np.ndarray:
+    """Return in which rows any number, however deep, is in `after` < n <= `until`."""
+    if pa.types.is_struct(array.type):
+        return np.logical_or.reduce([_any_between(field, after, until) for field in array.flatten()])
+    if pa.types.is_list(array.type):
+        found = np.zeros(len(array), bool)
+        found[pc.list_parent_indices(array).to_numpy()[_any_between(array.flatten(), after, until)]] = True
+        return found
+    hit = pc.and_(pc.greater(array, after), pc.less_equal(array, until))
+    return mask_of(hit.fill_null(False))

@@ -1,0 +1,92 @@
+"""Keeps the stream of row events small: old events give way to the rows that they led to.
+
+The batches up to one become a base: of each row that lived after them its last event, as a CREATE without an image
+before. So the stream, replayed from its start, still is the view. Who follows it from a batch within the base, and not
+from the start, misses deletes: such a reader begins anew, from no rows (`merged_to` tells).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.core.arrow import numbers, one_chunk, pc
+from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.merging import Runner
+from writetime.lake.parquet import WrittenFile, read_file, write_file
+from writetime.lake.storage import Storage
+from writetime.lake.table import LakeTable
+from writetime.merge.order import group_by
+from writetime.row_events.events import CREATE, DELETE, KINDS, event_schema
+from writetime.row_events.publish import PUBLISHED
+from writetime.row_events.stream import PREFIX, batch_files, has_other_table
+
+MERGED = "rows/merged"
+
+
+def merged_to(rows: Snapshot) -> int:
+    """Return the last batch of the base; 0 if there is none."""
+    return rows.transaction(MERGED) or 0
+
+
+def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
+    """Merge the batches that were added, and published, before an instant (microseconds); return how many events went.
+
+    Batches that are not in Kafka yet stay, however old; so do all of a stream that was never published.
+
+    Raises:
+        Conflict: the stream was made anew while this ran: run it again.
+    """
+    if not table.rows.exists() or has_other_table(table):
+        return 0
+    rows = table.rows.load()
+    found = batch_files(rows)
+    base = merged_to(rows)
+    newer = [(number, file) for number, file in found if number > base]
+    kept = min((number for number, file in newer if file.added_at >= instant), default=None)
+    last = rows.transaction(PUBLISHED) or 0
+    last = last if kept is None else min(last, kept - 1)
+    if not any(number <= last for number, _ in newer):
+        return 0
+    old = [file for number, file in found if number <= last]
+    schema = event_schema(table.schema())
+    by_bucket: dict[int, list[DataFile]] = {}
+    for file in old:
+        by_bucket.setdefault(file.bucket, []).append(file)
+    tasks = [_Merge(bucket, files, schema, last, table.rows.storage) for bucket, files in by_bucket.items()]
+    written = [file for file in run(_Merge.run, tasks) if file is not None]
+    table.rows.rewrite(rows, old, written, data_change=False, also={MERGED: last})
+    return sum(file.rows for file in old) - sum(file.rows for file in written)
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """Merge the files of one bucket, in the order of the stream."""
+
+    bucket: int
+    files: Sequence[DataFile]
+    schema: pa.Schema
+    last: int
+    storage: Storage
+
+    def run(self) -> WrittenFile | None:
+        base = self.schema.empty_table()
+        for file in self.files:
+            base = _last_of_each(pa.concat_tables([base, read_file(self.storage, file.path, self.schema)]))
+        base = base.filter(pc.not_equal(base["kind"], KINDS[DELETE]))
+        if not base.num_rows:
+            return None
+        created = {"kind": pa.repeat(KINDS[CREATE], len(base)), "before": pa.nulls(len(base), base["before"].type)}
+        for name, values in created.items():
+            base = base.set_column(base.schema.get_field_index(name), self.schema.field(name), values)
+        return write_file(self.storage, base, self.bucket, base["token"], f"{PREFIX}{self.last}-")
+
+
+def _last_of_each(events: pa.Table) -> pa.Table:
+    """Return the last event of each row, in the order of the database."""
+    tokens, keys, positions = (one_chunk(events[name]) for name in ("token", "key", "position"))
+    group, head, _ = group_by(numbers(tokens), keys, positions)
+    last = np.zeros(len(head), np.int64)
+    np.maximum.at(last, group, np.arange(len(events)))
+    return events.take(pa.array(last))

@@ -1,0 +1,51 @@
+"""Keeps a table of the lake small and quick to read, by the settings: what is to be done on a schedule."""
+
+from collections import Counter
+
+from writetime.core.config import Settings
+from writetime.lake import horizon, retention, state, views
+from writetime.lake.merging import Runner
+from writetime.lake.table import LakeTable
+from writetime.row_events.trimming import merge_events
+
+_DAY = 86_400_000_000
+
+
+def maintain(
+    settings: Settings, table: LakeTable, run: Runner = map, unfit: Counter[str] | None = None
+) -> dict[str, int]:
+    """Fold new changes into the state, renew the compacted view, and do the upkeep; return how much of each was done.
+
+    Args:
+        settings: how long what is kept.
+        table: the table.
+        run: runs the tasks.
+        unfit: as `lake.row_form.fit` has it.
+    """
+    folded, compacted = state.fold(table, run), state.compact(table, run)
+    kept = upkeep(settings, table, run)
+    return {
+        "files_folded": folded,
+        "buckets_compacted": compacted,
+        "rows": views.refresh(table, run, unfit=unfit),
+        **kept,
+    }
+
+
+def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:
+    """Drop old tombstones, merge old history and row events, delete files that no version needs; return how much of
+    each was done. It publishes nothing: state, view and row events tell the same before and after.
+    """
+    now = views.time_now()
+    keep_days = settings.rows.keep_days
+    return {
+        "buckets_without_old_tombstones": _drop_tombstones(settings, table, now, run),
+        "history_files_merged": retention.trim_history(table, now - round(settings.lake.keep_history_days * _DAY), run),
+        "row_events_merged": 0 if keep_days is None else merge_events(table, now - round(keep_days * _DAY), run),
+        "files_deleted": len(retention.vacuum(table, settings.lake.vacuum_hours)),
+    }
+
+
+def _drop_tombstones(settings: Settings, table: LakeTable, now: int, run: Runner) -> int:
+    due = horizon.next_horizon(table, now, settings.lake.drop_tombstones_hours)
+    return 0 if due is None else state.drop_tombstones(table, due, run)

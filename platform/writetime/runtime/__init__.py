@@ -1,0 +1,1 @@
+"""What production runs on beside Python: pinned jars, Java, nodetool."""

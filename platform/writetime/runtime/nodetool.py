@@ -1,0 +1,66 @@
+"""Cassandra's own `nodetool`, from the jars of the embedded server, on any JDK 17."""
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from writetime.core.errors import WritetimeError
+from writetime.runtime import jars
+from writetime.runtime.cassandra_java import module_options
+from writetime.runtime.java import java
+
+_TIMEOUT_SECONDS = 600.0
+_SOURCE = Path(__file__).with_name("rmiURLContextFactory.java")
+
+
+def nodetool(port: int, *arguments: str) -> None:
+    """Run a command of `nodetool` against the JMX port of a node on this machine.
+
+    Raises:
+        WritetimeError: nodetool failed; the text is what it said.
+    """
+    class_path = [_classes(), *jars.fetch("cassandra")]
+    with tempfile.TemporaryDirectory() as home:
+        command = [
+            str(java()),
+            *module_options(),
+            "-Xmx96m",
+            # It runs for a moment only.
+            "-XX:TieredStopAtLevel=1",
+            "-XX:+UseSerialGC",
+            # The JDK that comes from PyPI cannot look up an RMI address by JNDI itself.
+            "-Djava.naming.factory.url.pkgs=writetime",
+            # It keeps a history of its commands there.
+            f"-Duser.home={home}",
+            "-cp",
+            os.pathsep.join(map(str, class_path)),
+            "org.apache.cassandra.tools.NodeTool",
+            *("-h", "127.0.0.1", "-p", str(port)),
+            *arguments,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith(("error:", "nodetool:"))]
+        raise WritetimeError(f"nodetool {' '.join(arguments)} failed: {' '.join(said) or done.stderr or done.stdout}")
+
+
+def _classes() -> Path:
+    """Compile our part once for each of its versions, by the compiler among Cassandra's jars; return the class path."""
+    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
+    folder = jars.cache_folder().parent / "classes" / digest
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    compiler = next(p for p in jars.fetch("cassandra") if "ecj" in p.name)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        target = Path(made) / "made"
+        command = [java(), "-jar", compiler, "-17", "-nowarn", "-d", target, _SOURCE]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise WritetimeError(f"{_SOURCE.name} cannot be compiled: {(done.stdout + done.stderr)[-500:]}")
+        # Another process may have been as fast.
+        if not folder.is_dir():
+            target.rename(folder)
+    return folder

@@ -1,0 +1,1 @@
+"""What numba compiles to read SSTables and commit logs."""

@@ -1,0 +1,184 @@
+"""The tables of numbers through which Python tells the kernel what to read and where to write it.
+
+Every output buffer is sized by the number of input bytes that may be read before it is emptied, so the kernel never
+runs out of room and never has to look: a row or a cell takes at least two bytes of input, and no input byte is copied
+more than once (a UUID's 16 bytes become 36 characters; a byte of a clustering becomes two of a position at most).
+"""
+
+# --- COLUMNS: one line a column that the kernel knows, one number a field
+# ------------------------------------------------
+LENGTH = 0  # bytes of a value on disk, or -1 if its length precedes it
+FORM = 1  # how a value is written out, see below
+SHAPE = 2  # SIMPLE, COLLECTION or UDT
+DROPPED_AT = 3  # cells written at or before this time are void
+CHILD = 4  # COLLECTION: the line of the elements' cells (the next line holds their paths); UDT: of the first field
+CHILDREN = 5  # UDT: number of fields; of a collection's elements: how many were written
+WANTED = 6  # 0: read past
+EMPTY_IS_VALUE = 7  # text and blob: no bytes are a value, not null
+COMPARE = 8  # clustering column: method of `primitives.encode_comparable`
+REVERSE = 9  # clustering column: DESC
+STATE = 10  # addresses: one byte a cell, the bits below
+VALUES = 11  # fixed-width values; or the bytes of variable ones
+OFFSETS = 12  # int32 offsets into those bytes; COLLECTION: into the elements
+WRITE_TIME = 13  # int64 (COLLECTION, UDT: of the column tombstone, as below)
+TTL = 14  # int32
+DELETION_TIME = 15  # int64
+USED = 16  # bytes used of VALUES
+WITH_VALUE = 17  # how many cells have a value, a TTL, a deletion time, a tombstone; how many there are
+WITH_TTL = 18
+WITH_DELETION_TIME = 19
+WITH_TOMBSTONE = 20
+PRESENT = 21
+NAME_ADDRESS = 22  # the name's bytes, to find a column by name
+NAME_LENGTH = 23
+IS_STATIC = 24
+FORMER = 25  # 1: a column that was dropped; a cell that was written later is an error
+NAMED = 26  # the last update of a commit log that named the column, by its number
+COLUMN_FIELDS = 27
+
+SIMPLE, COLLECTION, UDT = range(3)
+
+# Bits of STATE. A collection's or UDT's own line uses IS_PRESENT (it has cells or a tombstone) and IS_TOMBSTONE.
+IS_PRESENT, HAS_VALUE, HAS_TTL, HAS_DELETION_TIME, IS_TOMBSTONE = 1, 2, 4, 8, 16
+
+# What is counted of a line's entries, by these bits.
+COUNTS = (
+    (PRESENT, IS_PRESENT),
+    (WITH_VALUE, HAS_VALUE),
+    (WITH_TTL, HAS_TTL),
+    (WITH_DELETION_TIME, HAS_DELETION_TIME),
+    (WITH_TOMBSTONE, IS_TOMBSTONE),
+)
+
+# Values of FORM: as they are in variable length, or integers and floats of 1 to 8 bytes, ...; COUNTER: as it is, for
+# `counters` to decode
+BYTES, FIXED1, FIXED2, FIXED4, FIXED8, BOOLEAN, DATE, UUID_TEXT, COUNTER = range(9)
+WIDTH = {FIXED1: 1, FIXED2: 2, FIXED4: 4, FIXED8: 8, BOOLEAN: 1, DATE: 4}
+
+# --- TABLES: one line a table
+# -------------------------------------------------------------------------------------------
+FIRST = 0  # the lines in COLUMNS that hold one value a row: clustering, static and regular columns, fields of UDTs
+LAST = 1  # ... up to here
+CLUSTERING = 2  # the line of the first clustering column
+CLUSTERINGS = 3
+KEY = 4  # the line of the first partition key column (one value a partition)
+KEYS = 5
+ROWS = 6  # number of changes written
+PARTITIONS = 7  # number of partitions written
+ENCODE_POSITION = (
+    8  # 1: byte-comparable positions; 0: the clustering as on disk, for `writetime.changes.model` to encode
+)
+ROW_KIND = 9  # addresses, one entry a change: int8
+FIRST_ROW = 10  # int32, one entry a partition: its first change
+ROW_OFFSET = 11  # int64, offset in the file
+POSITION_OFFSETS = 12  # int32
+POSITION_BYTES = 13
+POSITION_USED = 14
+END_OFFSETS = 15
+END_BYTES = 16
+END_USED = 17
+MARKER_STATE = 18  # IS_PRESENT, HAS_TTL
+MARKER_WRITE_TIME = 19
+MARKER_TTL = 20
+MARKER_EXPIRY = 21
+TOMBSTONE_STATE = 22  # IS_PRESENT
+TOMBSTONE_WRITE_TIME = 23
+TOMBSTONE_DELETION_TIME = 24
+KEY_OFFSETS = 25  # one entry a partition: int32 offsets, bytes, token
+KEY_BYTES = 26
+KEY_USED = 27
+TOKENS = 28
+ID_HIGH = 29  # table id
+ID_LOW = 30
+TABLE_FIELDS = 31
+
+# --- STATE of the walk
+# --------------------------------------------------------------------------------------------------
+START = 0  # address and end of the window, and its offset in the (uncompressed) file
+END = 1
+FILE_OFFSET = 2
+IS_LAST = 3  # 1: no window follows
+POSITION = 4  # address to go on at; after an error, of what is at fault
+IN_PARTITION = 5  # 0: a partition starts at POSITION
+MIN_WRITE_TIME = 6  # what deltas are added to
+MIN_DELETION_TIME = 7
+MIN_TTL = 8
+UNSIGNED_DELETION_TIME = 9  # format flags
+COMPACT_PARTITION_DELETION = 10
+IS_SSTABLE = 11
+STATICS = 12  # columns in the header
+REGULARS = 13
+TABLE = 14  # the line in TABLES
+OPEN = 15  # 1: a range tombstone is open, since the position kept at OPEN_BYTES; 2: since an earlier split
+OPEN_WRITE_TIME = 16
+OPEN_DELETION_TIME = 17
+OPEN_BYTES = 18
+OPEN_LENGTH = 19
+CURRENT_KEY = 20  # address of a copy of the partition key
+CURRENT_KEY_LENGTH = 21
+CURRENT_TOKEN = 22
+FIRST_TOKEN = 23  # partitions outside of these tokens, both included, are passed over
+LAST_TOKEN = 24
+PASS_OVER = 25
+PARTITION_OFFSET = 26  # where the current partition starts in the file
+STOP = 27  # address at which the split ends: between partitions, or between rows of one, ...
+STOP_PARTITION = 28  # ... which starts here in the file (-1: between partitions) ...
+STOP_OPEN = 29  # ... where a range tombstone is open (1) or not (0), with these times
+STOP_OPEN_WRITE_TIME = 30
+STOP_OPEN_DELETION_TIME = 31
+READ_ON = 32  # 1: beyond the split's end, for the end of the range tombstone that was opened in it
+TABLES = 33  # how many lines TABLES has
+UPDATE = 34  # updates of a commit log that were begun
+HEADER_ROOM = 35  # how many columns a header can have
+WALK_FIELDS = 36
+
+# Flags of a row or bound on disk (UnfilteredSerializer).
+END_OF_PARTITION, IS_MARKER, HAS_TIMESTAMP, ROW_HAS_TTL, HAS_DELETION = 0x01, 0x02, 0x04, 0x08, 0x10
+HAS_ALL_COLUMNS, HAS_COMPLEX_DELETION, EXTENDED, EXTENDED_STATIC = 0x20, 0x40, 0x80, 0x01
+
+NO_TIME = -0x8000000000000000
+
+# Bytes that a partition key has at most: its length has two.
+KEY_ROOM = 65535
+
+# What the walk returns: it needs the next window, is done, or met an error.
+MORE, DONE = 0, 1
+TRUNCATED = 10
+BAD_FLAGS = 11
+BAD_LENGTH = 12
+BAD_ROW_SIZE = 13
+BAD_COLUMNS = 14
+BAD_BOUND = 15
+BAD_TOKEN_ORDER = 16
+BAD_COUNTER = 18
+BAD_KEY = 19
+SHADOWABLE = 20
+BAD_DELETION = 21
+BAD_TTL = 22
+UNKNOWN_TABLE = 23
+UNKNOWN_COLUMN = 24
+BAD_PATH = 25
+BAD_CUT = 26
+FORMER_CELL = 27
+REPEATED_COLUMN = 28
+
+MESSAGES = {
+    TRUNCATED: "the data ends inside of a partition",
+    BAD_FLAGS: "flags that no row, bound or cell has",
+    BAD_LENGTH: "a value whose length is not that of its type",
+    BAD_ROW_SIZE: "a row whose cells do not end where its size says",
+    BAD_COLUMNS: "a set of columns that the header does not have",
+    BAD_BOUND: "range tombstone bounds that do not open and close in turn",
+    BAD_TOKEN_ORDER: "a partition whose token is smaller than that of the one before",
+    BAD_COUNTER: "a counter that is not made of whole shards",
+    BAD_KEY: "a partition key that is not of its type",
+    SHADOWABLE: "a shadowable deletion: materialised views are not supported",
+    BAD_DELETION: "a partition deletion that cannot be",
+    BAD_TTL: "a TTL that is negative",
+    UNKNOWN_TABLE: "a write to a table whose schema is not known",
+    UNKNOWN_COLUMN: "a column that the table's schema does not have",
+    BAD_PATH: "a cell path that its column cannot have",
+    BAD_CUT: "an end of the split that is not what the index says of it",
+    FORMER_CELL: "a cell of a column's older type, written after the column was dropped: the schema has another type",
+    REPEATED_COLUMN: "an update that names a column twice",
+}

@@ -1,0 +1,356 @@
+"""Rows with their clusterings and positions, and what makes a change count.
+
+Source: `UnfilteredSerializer`, `ClusteringPrefix`, `Columns`.
+"""
+
+# ruff: noqa: F403, F405, PLR0917 (the layout is a list of names, all of them used here; numba
+# has no keyword-only arguments, and compiles neither sets nor generators to fast code)
+
+import numpy as np
+
+from writetime.storage.kernel.cells import deletion_time_of, read_cell, read_complex, store_value
+from writetime.storage.kernel.layout import *
+from writetime.storage.kernel.memory import (
+    compiled,
+    copy,
+    inlined,
+    load8,
+    load16,
+    load_native32,
+    store8,
+    store32,
+    store64,
+)
+from writetime.storage.kernel.primitives import encode_comparable, read_vint, skip
+
+
+@inlined
+def _clear(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
+    """Mark every column of a new change as absent."""
+    for c in range(T[t, FIRST], T[t, LAST]):
+        if C[c, WANTED] != 0:
+            store8(C[c, STATE] + row, 0)
+            if C[c, SHAPE] == COLLECTION:
+                store32(C[c, OFFSETS] + 4 * (row + 1), C[C[c, CHILD], CHILDREN])
+            elif C[c, OFFSETS] != 0:
+                store32(C[c, OFFSETS] + 4 * (row + 1), C[c, USED])
+
+
+@inlined
+def read_clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, count: int, row: int, out: int) -> tuple:
+    """Read `count` clustering values, into their columns if `row` >= 0, and as a position at `out` if that is not 0.
+
+    Return the address after them (in the input), the end of the position, and 0 or an error.
+    """
+    start = p
+    encode = T[t, ENCODE_POSITION]
+    header = 0
+    first = T[t, CLUSTERING]
+    if count > T[t, CLUSTERINGS]:
+        return p, out, BAD_BOUND
+    for i in range(count):
+        if i % 32 == 0:
+            header, p = read_vint(p, end)
+        c = first + i
+        state = (header >> (2 * (i % 32))) & 3
+        length = 0
+        if state == 0:
+            length = C[c, LENGTH]
+            if length < 0:
+                length, p = read_vint(p, end)
+            if length < 0 or length > end - p:
+                return end + 1, out, TRUNCATED
+        if out != 0 and encode != 0:
+            if state & 2 != 0:
+                store8(out, 0x3E)
+                out += 1
+            else:
+                out = encode_comparable(C[c, COMPARE], C[c, REVERSE] != 0, p, length, out)
+        if row >= 0 and C[c, WANTED] != 0 and (length > 0 or (state == 1 and C[c, EMPTY_IS_VALUE] != 0)):
+            error = store_value(C, c, row, p, length)
+            if error != 0:
+                return p, out, error
+            store8(C[c, STATE] + row, HAS_VALUE)
+            C[c, WITH_VALUE] += 1
+            if C[c, OFFSETS] != 0:
+                store32(C[c, OFFSETS] + 4 * (row + 1), C[c, USED])
+        p += length
+    if p > end:
+        return p, out, TRUNCATED
+    if out != 0 and encode == 0:
+        copy(out, start, p - start)
+        out += p - start
+    return p, out, 0
+
+
+@compiled
+def _forget_clustering(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
+    """Take back the clustering values of a row that turned out to say nothing (all of its cells are void)."""
+    first = T[t, CLUSTERING]
+    for c in range(first, first + T[t, CLUSTERINGS]):
+        if C[c, WANTED] != 0 and load8(C[c, STATE] + row) & HAS_VALUE != 0:
+            C[c, WITH_VALUE] -= 1
+            if C[c, OFFSETS] != 0:
+                C[c, USED] = load_native32(C[c, OFFSETS] + 4 * row)
+
+
+@inlined
+def position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int) -> int:
+    """Before a clustering that is left to Python to encode go its terminator and the number of its values."""
+    if T[t, ENCODE_POSITION] == 0:
+        store8(out, terminator)
+        store8(out + 1, count >> 8)
+        store8(out + 2, count)
+        return out + 3
+    return out
+
+
+@inlined
+def position_tail(T: np.ndarray, t: int, out: int, terminator: int) -> int:
+    """End a position that the kernel encodes itself."""
+    if T[t, ENCODE_POSITION] != 0:
+        store8(out, terminator)
+        return out + 1
+    return out
+
+
+@compiled
+def _subset(present: np.ndarray, count: int, p: int, end: int) -> int:
+    """Read which of the header's columns a row has (`Columns.deserializeSubset`); return the address after it, or
+    -1."""
+    encoded, p = read_vint(p, end)
+    if encoded == 0:
+        present[:count] = 1
+    elif count < 64:
+        if (encoded >> count) != 0:
+            return -1
+        for i in range(count):
+            present[i] = 1 - ((encoded >> i) & 1)
+    else:
+        # From 64 columns on: how many are missing, then the numbers of those that are there or not, whichever are
+        # fewer.
+        if encoded < 0 or encoded > count:
+            return -1
+        there = count - encoded
+        few = there < count // 2
+        present[:count] = 0 if few else 1
+        for _ in range(there if few else encoded):
+            i, p = read_vint(p, end)
+            if i < 0 or i >= count:
+                return -1
+            present[i] = 1 if few else 0
+    return p
+
+
+@inlined
+def _body(
+    W: np.ndarray,
+    T: np.ndarray,
+    C: np.ndarray,
+    header: np.ndarray,
+    present: np.ndarray,
+    p: int,
+    end: int,
+    flags: int,
+    static: bool,
+) -> tuple:
+    """Read a row after its clustering and size; return the address after it, whether it says anything, 0 or an
+    error."""
+    t = W[TABLE]
+    row = T[t, ROWS]
+    row_time = NO_TIME
+    row_ttl = 0
+    row_expiry = 0
+    marker = 0
+    tombstone = 0
+    if flags & HAS_TIMESTAMP != 0:
+        delta, p = read_vint(p, end)
+        row_time = W[MIN_WRITE_TIME] + delta
+        marker = IS_PRESENT
+        if flags & ROW_HAS_TTL != 0:
+            delta, p = read_vint(p, end)
+            row_ttl = W[MIN_TTL] + delta
+            if row_ttl < 0 or row_ttl > 0x7FFFFFFF:
+                return p, 0, BAD_TTL
+            delta, p = read_vint(p, end)
+            row_expiry = deletion_time_of(W, delta)
+            marker |= HAS_TTL
+        store64(T[t, MARKER_WRITE_TIME] + 8 * row, row_time)
+        store32(T[t, MARKER_TTL] + 4 * row, row_ttl)
+        store64(T[t, MARKER_EXPIRY] + 8 * row, row_expiry)
+    if flags & HAS_DELETION != 0:
+        delta, p = read_vint(p, end)
+        store64(T[t, TOMBSTONE_WRITE_TIME] + 8 * row, W[MIN_WRITE_TIME] + delta)
+        delta, p = read_vint(p, end)
+        store64(T[t, TOMBSTONE_DELETION_TIME] + 8 * row, deletion_time_of(W, delta))
+        tombstone = IS_PRESENT
+    store8(T[t, MARKER_STATE] + row, marker)
+    store8(T[t, TOMBSTONE_STATE] + row, tombstone)
+    count = W[STATICS] if static else W[REGULARS]
+    base = 0 if static else W[STATICS]
+    every = flags & HAS_ALL_COLUMNS != 0
+    if not every:
+        p = _subset(present, count, p, end)
+        if p < 0:
+            return p, 0, BAD_COLUMNS
+    if p > end:
+        return p, 0, TRUNCATED
+    says = marker | tombstone
+    for i in range(count):
+        if every or present[i] != 0:
+            c = header[base + i]
+            if C[c, SHAPE] == SIMPLE:
+                p, kept, error = read_cell(W, C, c, row, SIMPLE, p, end, row_time, row_ttl, row_expiry)
+            else:
+                with_deletion = flags & HAS_COMPLEX_DELETION != 0
+                p, kept, error = read_complex(W, C, c, row, p, end, with_deletion, row_time, row_ttl, row_expiry)
+            if error != 0:
+                return p, 0, error
+            says |= kept
+    return p, says, 0
+
+
+@inlined
+def commit_change(W: np.ndarray, T: np.ndarray, kind: int, at: int, position_end: int, range_end: int) -> None:
+    """Make the change that was just written count."""
+    t = W[TABLE]
+    row = T[t, ROWS]
+    store8(T[t, ROW_KIND] + row, kind)
+    store64(T[t, ROW_OFFSET] + 8 * row, W[FILE_OFFSET] + at - W[START])
+    T[t, POSITION_USED] = position_end - T[t, POSITION_BYTES]
+    T[t, END_USED] = range_end - T[t, END_BYTES]
+    store32(T[t, POSITION_OFFSETS] + 4 * (row + 1), T[t, POSITION_USED])
+    store32(T[t, END_OFFSETS] + 4 * (row + 1), T[t, END_USED])
+    T[t, ROWS] = row + 1
+
+
+@compiled
+def begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
+    """Write the current key as a partition of the batch; return 0 or an error."""
+    t = W[TABLE]
+    i = T[t, PARTITIONS]
+    key = W[CURRENT_KEY]
+    length = W[CURRENT_KEY_LENGTH]
+    copy(T[t, KEY_BYTES] + T[t, KEY_USED], key, length)
+    T[t, KEY_USED] += length
+    store32(T[t, KEY_OFFSETS] + 4 * (i + 1), T[t, KEY_USED])
+    store64(T[t, TOKENS] + 8 * i, W[CURRENT_TOKEN])
+    store32(T[t, FIRST_ROW] + 4 * i, T[t, ROWS])
+    p = key
+    end = key + length
+    for j in range(T[t, KEYS]):
+        c = T[t, KEY] + j
+        part = length
+        if T[t, KEYS] > 1:
+            # CompositeType: each component after its length (2 bytes) and followed by a zero.
+            if end - p < 3:
+                return BAD_KEY
+            part = load16(p)
+            p += 2
+            if part > end - p - 1 or load8(p + part) != 0:
+                return BAD_KEY
+        if C[c, WANTED] != 0:
+            state = 0
+            if part > 0 or C[c, EMPTY_IS_VALUE] != 0:
+                error = store_value(C, c, i, p, part)
+                if error != 0:
+                    return BAD_KEY if error == BAD_LENGTH else error
+                state = HAS_VALUE
+                C[c, WITH_VALUE] += 1
+            store8(C[c, STATE] + i, state)
+            if C[c, OFFSETS] != 0:
+                store32(C[c, OFFSETS] + 4 * (i + 1), C[c, USED])
+        p += part + (1 if T[t, KEYS] > 1 else 0)
+    if p != end:
+        return BAD_KEY
+    # Only now, as the values of a key that cannot be read are not all there.
+    T[t, PARTITIONS] = i + 1
+    return 0
+
+
+@compiled
+def deletion_change(W: np.ndarray, T: np.ndarray, C: np.ndarray, write_time: int, deletion_time: int) -> None:
+    """Write what a range or partition tombstone has beside its position."""
+    t = W[TABLE]
+    row = T[t, ROWS]
+    _clear(T, C, t, row)
+    store8(T[t, MARKER_STATE] + row, 0)
+    store8(T[t, TOMBSTONE_STATE] + row, IS_PRESENT)
+    store64(T[t, TOMBSTONE_WRITE_TIME] + 8 * row, write_time)
+    store64(T[t, TOMBSTONE_DELETION_TIME] + 8 * row, deletion_time)
+
+
+@compiled
+def partition_tombstone(
+    W: np.ndarray, T: np.ndarray, C: np.ndarray, at: int, write_time: int, deletion_time: int
+) -> None:
+    """Write a partition deletion as a change."""
+    t = W[TABLE]
+    deletion_change(W, T, C, write_time, deletion_time)
+    commit_change(W, T, 3, at, T[t, POSITION_BYTES] + T[t, POSITION_USED], T[t, END_BYTES] + T[t, END_USED])
+
+
+@compiled
+def read_static_row(
+    W: np.ndarray,
+    T: np.ndarray,
+    C: np.ndarray,
+    header: np.ndarray,
+    present: np.ndarray,
+    at: int,
+    p: int,
+    end: int,
+    flags: int,
+) -> tuple:
+    """Read a static row's body; one that says nothing leaves no change."""
+    t = W[TABLE]
+    _clear(T, C, t, T[t, ROWS])
+    p, says, error = _body(W, T, C, header, present, p, end, flags, True)
+    if error == 0 and says != 0:
+        out = T[t, POSITION_BYTES] + T[t, POSITION_USED]
+        store8(out, 0x18)
+        commit_change(W, T, 1, at, out + 1, T[t, END_BYTES] + T[t, END_USED])
+    return p, error
+
+
+@inlined
+def read_row(
+    W: np.ndarray,
+    T: np.ndarray,
+    C: np.ndarray,
+    header: np.ndarray,
+    present: np.ndarray,
+    at: int,
+    p: int,
+    end: int,
+    flags: int,
+) -> tuple:
+    """Read a row from its clustering on; `end` is the end of the data. Return the address after it, and 0 or an
+    error."""
+    t = W[TABLE]
+    row = T[t, ROWS]
+    _clear(T, C, t, row)
+    out = T[t, POSITION_BYTES] + T[t, POSITION_USED]
+    count = T[t, CLUSTERINGS]
+    out = position_head(T, t, out, 0x38, count)
+    p, out, error = read_clustering(T, C, t, p, end, count, row, out)
+    if error != 0:
+        return p, error
+    out = position_tail(T, t, out, 0x38)
+    row_end = end
+    if W[IS_SSTABLE] != 0:
+        size, p = read_vint(p, end)
+        row_end = skip(p, size, end)
+        if row_end > end:
+            return row_end, TRUNCATED
+        _, p = read_vint(p, row_end)
+    p, says, error = _body(W, T, C, header, present, p, row_end, flags, False)
+    if error != 0:
+        return p, error
+    if W[IS_SSTABLE] != 0 and p != row_end:
+        return p, BAD_ROW_SIZE
+    if says != 0:
+        commit_change(W, T, 0, at, out, T[t, END_BYTES] + T[t, END_USED])
+    else:
+        _forget_clustering(T, C, t, row)
+    return p, 0

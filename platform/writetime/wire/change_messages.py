@@ -1,0 +1,385 @@
+"""Changes as Avro: the schema that follows from a table's, and the messages, encoded and decoded by columns.
+
+A record has the fields of `writetime.changes.model.change_schema`, by name. All that a table may gain or lose (its
+columns, the fields of its types) is nullable with the default null, so a reader with any schema of the table reads what
+was written under any other. The schema also carries the table's CQL, as the property `cql`: so a consumer learns of new
+tables and columns, and of what was dropped and when, from `writetime.schemas` alone."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.changes.model import KINDS, change_schema, field_name, udt_fields
+from writetime.clients.schema_registry import HEADER_BYTES as REGISTRY_HEADER_BYTES
+from writetime.core.arrow import pc
+from writetime.core.errors import WritetimeError
+from writetime.lake.labels import without_labels
+from writetime.schema.avro import array_of, encode, encode_bytes, encode_long, joined, nullable, single_object_header
+from writetime.schema.avro_decode import AvroReader
+from writetime.schema.cql import parse_table
+from writetime.schema.describe import to_cql
+from writetime.schema.mapping import avro_name, stored_avro_type
+from writetime.schema.table import Column, TableSchema, is_later
+from writetime.schema.types import Collection, CqlType, Native, is_complex
+
+HEADER_BYTES = 10
+_BINARY = pa.large_binary()
+_ZERO, _VALUE = (pa.scalar(branch, _BINARY) for branch in (b"\x00", b"\x02"))
+_LIST_PATH = Native("timeuuid")
+_COUNTER = Native("counter")
+
+# A part of a message for each change of a batch: its bytes, null where there is nothing, or the same bytes for all.
+Part: TypeAlias = pa.Array | pa.Scalar
+
+
+# --- the schema -------------------------------------------------------------------------------------------------------
+
+
+def change_avro(schema: TableSchema) -> dict[str, Any]:
+    """Return the Avro schema of a table's changes."""
+    # When timestamps were microseconds, this began with `changes`. A fingerprint does not cover logical types, so the
+    # name has to tell those messages apart.
+    namespace = f"writetime.{namespace_of(schema.full_name)}"
+    marker = [_long("write_time"), _optional("ttl", "int"), _optional("expiry", "long")]
+    fields: list[dict[str, Any]] = [
+        {"name": "kind", "type": {"type": "enum", "name": "kind", "symbols": list(KINDS)}},
+        *(_key_field(c, namespace) for c in schema.partition_key),
+        {"name": "key", "type": "bytes"},
+        {"name": "token", "type": "long"},
+        *(_key_field(c, namespace) for c in schema.clustering),
+        {"name": "position", "type": "bytes"},
+        _optional("end", "bytes"),
+        _optional("marker", _record("marker", marker)),
+        _optional("tombstone", _tombstone(namespace)),
+        *(_column_field(c, namespace) for c in schema.static + schema.regular),
+        _optional("origin", _record("origin", [
+            {"name": "source", "type": "string"},
+            _optional("node", "string"),
+            _optional("file", "string"),
+            _optional("offset", "long"),
+            _optional("captured_at", {"type": "long", "logicalType": "timestamp-micros"}),
+        ])),
+    ]  # fmt: skip
+    return {"type": "record", "name": "change", "namespace": namespace, "fields": fields, "cql": to_cql(schema)}
+
+
+def namespace_of(table: str) -> str:
+    """Return the namespace of the changes of `keyspace.table`, as `SchemaTopic` knows it."""
+    return ".".join(("changes", *map(avro_name, table.split("."))))
+
+
+def _record(name: str, fields: list[dict[str, Any]], namespace: str | None = None) -> dict[str, Any]:
+    return {"type": "record", "name": f"{namespace}.{name}" if namespace else name, "fields": fields}
+
+
+def _optional(name: str, avro: Any) -> dict[str, Any]:
+    return {"name": name, "type": ["null", avro], "default": None}
+
+
+def _long(name: str) -> dict[str, Any]:
+    return {"name": name, "type": "long"}
+
+
+def _tombstone(namespace: str) -> dict[str, Any]:
+    return _record("tombstone", [_long("write_time"), _long("deletion_time")], namespace)
+
+
+def _key_field(column: Column, namespace: str) -> dict[str, Any]:
+    name = avro_name(field_name(column))
+    return _optional(name, stored_avro_type(column.type, "value", f"{namespace}.{name}"))
+
+
+def _column_field(column: Column, namespace: str) -> dict[str, Any]:
+    name = avro_name(field_name(column))
+    # A namespace of its own, so that the records of two columns never share a name.
+    namespace = f"{namespace}.{name}"
+    cql_type = column.type
+    if not is_complex(cql_type):
+        cell = _cell("cell", cql_type, None, namespace)
+        if cql_type == _COUNTER:
+            text = [{"name": n, "type": "string"} for n in ("id", "kind")]
+            shard = _record("shard", [*text, *map(_long, ("clock", "count", "write_time"))], namespace)
+            cell["fields"].append(_optional("shards", {"type": "array", "items": shard}))
+        return _optional(name, cell)
+    tombstone = _optional("tombstone", _tombstone(namespace))
+    if isinstance(cql_type, Collection):
+        path, content = _element_types(cql_type)
+        elements = {"type": "array", "items": _cell("element", content, path, namespace)}
+        return _optional(name, _record("column", [tombstone, {"name": "elements", "type": elements}], namespace))
+    cells = []
+    for field, field_type in udt_fields(cql_type):
+        inner = avro_name(field)
+        cells.append(_optional(inner, _cell("cell", field_type, None, f"{namespace}.{inner}")))
+    fields = {"name": "fields", "type": _record("fields", cells, namespace)}
+    return _optional(name, _record("column", [tombstone, fields], namespace))
+
+
+def _cell(name: str, content: CqlType | None, path: CqlType | None, namespace: str) -> dict[str, Any]:
+    parts = [("path", path), ("value", content)]
+    fields = [_optional(n, stored_avro_type(t, n, namespace)) for n, t in parts if t is not None]
+    fields += [_long("write_time"), _optional("ttl", "int"), _optional("deletion_time", "long")]
+    return _record(name, [*fields, {"name": "tombstone", "type": "boolean"}], namespace)
+
+
+def _element_types(collection: Collection) -> tuple[CqlType, CqlType | None]:
+    """Return the types of an element's path and value."""
+    match collection:
+        case Collection("list", (element,)):
+            return _LIST_PATH, element
+        case Collection("set", (element,)):
+            return element, None
+        case Collection(_, (key, value)):
+            return key, value
+    raise AssertionError(collection)
+
+
+# --- encoding ---------------------------------------------------------------------------------------------------------
+
+
+class ChangeEncoder:
+    """Makes the messages of one table's changes. Each begins with `header`, by default that of the single-object
+    encoding."""
+
+    def __init__(self, schema: TableSchema, header: bytes | None = None) -> None:
+        self._schema = schema
+        self._header = pa.scalar(header or single_object_header(change_avro(schema)), _BINARY)
+
+    def encode(self, changes: pa.RecordBatch) -> pa.Array:
+        """Return the value of the message of each change.
+
+        Raises:
+            WritetimeError: something that every change has is null.
+        """
+        schema = self._schema
+        kinds = pc.index_in(changes["kind"], pa.array(KINDS))
+        parts: list[Part] = [self._header, encode_long(kinds)]
+        parts += [p for c in schema.partition_key for p in _value(changes[field_name(c)], c.type)]
+        parts += [encode_bytes(changes["key"]), encode_long(changes["token"])]
+        parts += [p for c in schema.clustering for p in _value(changes[field_name(c)], c.type)]
+        parts += [encode_bytes(changes["position"]), *_nullable(changes["end"], encode_bytes)]
+        parts += _struct(changes["marker"], _marker) + _struct(changes["tombstone"], _times)
+        for column in schema.static + schema.regular:
+            parts += _struct(changes[field_name(column)], _column_parts(column.type))
+        parts += _struct(changes["origin"], _origin)
+        messages = joined(parts)
+        if messages.null_count:
+            raise WritetimeError(f"{schema.full_name}: a change lacks a field that every change has")
+        return messages
+
+
+def _nullable(values: pa.Array, encoder: Callable[[pa.Array], pa.Array]) -> list[Part]:
+    if values.null_count == len(values):
+        return [_ZERO]
+    encoded = encoder(values)
+    return [nullable(encoded)] if values.null_count else [_VALUE, encoded]
+
+
+def _value(values: pa.Array, cql_type: CqlType) -> list[Part]:
+    return _nullable(values, lambda some: encode(some, cql_type))
+
+
+def _struct(values: pa.StructArray, parts_of: Callable[[list[pa.Array]], list[Part]]) -> list[Part]:
+    """Return the parts of a union of null and a record, by a function from the record's fields to their parts."""
+    if values.null_count == len(values):
+        return [_ZERO]
+    parts = parts_of(values.flatten())
+    if not values.null_count:
+        return [_VALUE, *parts]
+    encoded = joined(parts)
+    if encoded.null_count > values.null_count:
+        raise WritetimeError("a cell, marker or deletion lacks its write time")
+    return [nullable(encoded)]
+
+
+def _times(fields: list[pa.Array]) -> list[Part]:
+    return [encode_long(field) for field in fields]
+
+
+def _marker(fields: list[pa.Array]) -> list[Part]:
+    write_time, ttl, expiry = fields
+    return [encode_long(write_time), *_nullable(ttl, encode_long), *_nullable(expiry, encode_long)]
+
+
+def _origin(fields: list[pa.Array]) -> list[Part]:
+    source, node, file, offset, captured_at = fields
+    parts = [_repeated(source)]
+    for text in (node, file):
+        parts += _nullable(text, _repeated)
+    return [*parts, *_nullable(offset, encode_long), *_nullable(captured_at, encode_long)]
+
+
+def _repeated(text: pa.Array) -> pa.Array:
+    """Encode text that hardly changes from one change to the next."""
+    found = text.dictionary_encode()
+    return encode_bytes(found.dictionary).take(found.indices)
+
+
+def _column_parts(cql_type: CqlType) -> Callable[[list[pa.Array]], list[Part]]:
+    if cql_type == _COUNTER:
+        return lambda fields: [*_cell_parts(fields[:-1], (cql_type,)), nullable(_shards(fields[-1]))]
+    if not is_complex(cql_type):
+        return lambda fields: _cell_parts(fields, (cql_type,))
+    if isinstance(cql_type, Collection):
+        path, content = _element_types(cql_type)
+        types = (path,) if content is None else (path, content)
+        return lambda fields: [*_struct(fields[0], _times), _elements(fields[1], types)]
+    types = tuple(t for _, t in udt_fields(cql_type))
+
+    def parts(fields: list[pa.Array]) -> list[Part]:
+        tombstone, cells = fields
+        found = _struct(tombstone, _times)
+        for cell, cell_type in zip(cells.flatten(), types, strict=True):
+            found += _struct(cell, _column_parts(cell_type))
+        # No bytes, but null where the column is: of cells alone that could not be told.
+        return [*found, _constant(cells, b"")]
+
+    return parts
+
+
+def _constant(values: pa.Array, content: bytes) -> pa.Array:
+    """Return the same bytes for each value, null where the value is."""
+    return pc.if_else(values.is_valid(), pa.scalar(content, _BINARY), pa.scalar(None, _BINARY))
+
+
+def _elements(lists: pa.ListArray, types: tuple[CqlType, ...]) -> pa.Array:
+    """Encode the elements of collections: paths and values are of `types`."""
+    elements = lists.flatten()
+    if not len(elements):
+        return _constant(lists, b"\x00")
+    encoded = joined(_cell_parts(elements.flatten(), types))
+    if encoded.null_count:
+        raise WritetimeError("an element of a collection lacks its write time")
+    return array_of(lists, encoded)
+
+
+def _shards(lists: pa.ListArray) -> pa.Array:
+    shards = lists.flatten()
+    if not len(shards):
+        return _constant(lists, b"\x00")
+    node, kind, *numbers = shards.flatten()
+    return array_of(lists, joined([encode_bytes(node), encode_bytes(kind), *map(encode_long, numbers)]))
+
+
+def _cell_parts(fields: list[pa.Array], types: tuple[CqlType, ...]) -> list[Part]:
+    *values, write_time, ttl, deletion_time, tombstone = fields
+    parts = [p for value, t in zip(values, types, strict=True) for p in _value(value, t)]
+    parts += [encode_long(write_time), *_nullable(ttl, encode_long), *_nullable(deletion_time, encode_long)]
+    flags = encode(tombstone, Native("boolean")) if pc.any(tombstone).as_py() else _ZERO
+    return [*parts, flags]
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+class ChangeDecoder:
+    """Reads messages of one table's changes, written under any schema of the table.
+
+    `schema` is the one that the changes are to have: columns that it has and a message's has not are null, others are
+    left out. `avro_of` returns a message's Avro schema by its fingerprint, `registered` by its id in a registry; None
+    if they know none (see `publishing.SchemaTopic`, `registry.Registry`).
+    """
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        avro_of: Callable[[int], Any] | Mapping[int, Any],
+        registered: Callable[[int], Any] | None = None,
+    ) -> None:
+        self.schema = change_schema(schema)
+        # Messages have the names that columns have outside of the lake.
+        self._written = pa.struct(list(change_schema(without_labels(schema))))
+        # The fields of each change, of which some are named by key columns.
+        self._first = [avro_name(field.name) for field in takewhile(lambda field: field.name != "end", self._written)]
+        self._table = schema
+        self._name = schema.full_name
+        self._avro_of = avro_of.get if isinstance(avro_of, Mapping) else avro_of
+        self._registered = registered
+        self._readers: dict[tuple[int, int], AvroReader | None] = {}
+
+    def decode(self, messages: Any) -> pa.Table:
+        """Return the changes of messages (bytes, or an array of large_binary), in their order, but not those of an
+        earlier table of the name, which was dropped.
+
+        Raises:
+            WritetimeError: a message is neither in the single-object encoding nor in Confluent's wire format, its
+                schema is not known or does not fit the table's, or it is not what its schema says.
+        """
+        array = messages if isinstance(messages, pa.Array) else pa.array(messages, _BINARY)
+        if array.null_count:
+            raise WritetimeError(f"{self._name}: message {int(pc.index(array.is_null(), True).as_py())} has no value")
+        if not len(array):
+            return self.schema.empty_table()
+        parts: list[pa.Table] = []
+        places: list[np.ndarray] = []
+        for header, name, at in self._by_schema(array):
+            reader = self._reader(header, name)
+            if reader is None:
+                continue
+            if len(at) == len(array):
+                return reader.decode(array, header).rename_columns(self.schema.names)
+            parts.append(reader.decode(array.take(pa.array(at)), header).rename_columns(self.schema.names))
+            places.append(at)
+        if not parts:
+            return self.schema.empty_table()
+        return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(places))))
+
+    def _by_schema(self, messages: pa.Array) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield, for each schema, how long the header of its messages is, what that names, and where they are."""
+        _, offsets, content = messages.buffers()
+        bounds = np.frombuffer(offsets, np.int64)[messages.offset : messages.offset + len(messages) + 1]
+        data = np.frombuffer(content or b"", np.uint8)
+        starts, sizes = bounds[:-1], np.diff(bounds)
+        first, second = (data[np.minimum(starts + i, len(data) - 1)] for i in (0, 1)) if len(data) else (sizes, sizes)
+        forms = (
+            (HEADER_BYTES, (sizes >= HEADER_BYTES) & (first == 0xC3) & (second == 1), (2, "<u8")),
+            (REGISTRY_HEADER_BYTES, (sizes >= REGISTRY_HEADER_BYTES) & (first == 0), (1, ">u4")),
+        )
+        neither = ~(forms[0][1] | forms[1][1])
+        if neither.any():
+            raise WritetimeError(
+                f"{self._name}: message {int(np.argmax(neither))} is not in Avro's single-object encoding (C3 01 "
+                "first), and not in Confluent's wire format (00 first)"
+            )
+        for size, mask, (skipped, number) in forms:
+            at = np.flatnonzero(mask)
+            heads = data[starts[at, None] + np.arange(skipped, size)]
+            names = np.ascontiguousarray(heads).view(number).ravel()
+            for name in np.unique(names):
+                yield size, int(name), at[names == name]
+
+    def _reader(self, header: int, name: int) -> AvroReader | None:
+        if (header, name) not in self._readers:
+            if header == HEADER_BYTES:
+                avro, what = self._avro_of(name), f"the fingerprint {name:016x}"
+            elif self._registered is not None:
+                avro, what = self._registered(name), f"the id {name} in the schema registry"
+            else:
+                raise WritetimeError(
+                    f"{self._name}: a message names a schema by its id in a registry ({name}): set schema_registry.url"
+                )
+            if avro is None:
+                raise WritetimeError(f"{self._name}: no schema has {what}")
+            is_void = self._is_of_earlier_table(avro)
+            self._readers[header, name] = None if is_void else AvroReader(self._with_key_names(avro), self._written)
+        return self._readers[header, name]
+
+    def _is_of_earlier_table(self, avro: Any) -> bool:
+        try:
+            written = parse_table(avro["cql"])
+        except Exception:
+            # It has none that can be read: whether the message fits the table is seen when it is read.
+            return False
+        return is_later(self._table, written)
+
+    def _with_key_names(self, avro: Any) -> Any:
+        """Return a message's Avro schema with the names that the table's key columns have now: RENAME changes a name of
+        them, and never their order."""
+        count = len(self._first)
+        found = [field["name"] for field in avro["fields"]]
+        if found[:count] == self._first or found[count : count + 1] != ["end"]:
+            return avro
+        renamed = [{**field, "name": name} for field, name in zip(avro["fields"], self._first, strict=False)]
+        return {**avro, "fields": [*renamed, *avro["fields"][count:]]}

@@ -1,0 +1,268 @@
+"""What publishers share: sending messages until the broker has them, and the topic of the Avro schemas that they need.
+
+The compacted topic `writetime.schemas` has each schema by its fingerprint (16 hexadecimal digits). A message in Avro's
+single-object encoding begins with that fingerprint, so a consumer reads it by this topic alone. Where a schema registry
+is configured, messages are in Confluent's wire format instead; the topic has the schemas all the same, as landing
+learns from it of tables and columns.
+"""
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from writetime.clients.kafka import (
+    TIMEOUT_SECONDS,
+    NoTopic,
+    client_config,
+    end_offsets,
+    ensure_topics,
+    may_pass,
+    messages_between,
+    place_of,
+)
+from writetime.clients.schema_registry import Compatibility, registry_of, wire_header
+from writetime.core.config import Settings
+from writetime.core.errors import Transient, WritetimeError
+from writetime.schema.avro import fingerprint, single_object_header
+
+log = logging.getLogger(__name__)
+
+SCHEMAS_TOPIC = "writetime.schemas"
+_FINGERPRINT = re.compile(rb"[0-9a-f]{16}")
+# Characters of an error that are logged; it may quote what it is about.
+_SHOWN = 300
+
+T = TypeVar("T")
+
+
+class Refused(WritetimeError):
+    """Kafka refuses messages of a topic, and would again."""
+
+    def __init__(self, message: str, topic: str) -> None:
+        super().__init__(message)
+        self.topic = topic
+
+
+class Sender:
+    """A producer whose first message that is refused is the error of whatever comes after it.
+
+    `what` is sent, as its errors call it; `own` are settings of the client.
+    """
+
+    def __init__(self, settings: Settings, what: str, **own: Any) -> None:
+        self._what = what
+        # Without a report for each message that arrives: a flush tells that all did.
+        shared = {"compression.type": "zstd", "linger.ms": 20, "acks": "all", "delivery.report.only.error": True}
+        self._producer = Producer(client_config(settings, **shared | own))
+        self._fault: tuple[KafkaError, str] | None = None
+        self._registry = registry_of(settings)
+
+    def produce(self, topic: str, value: bytes | None, key: bytes, partition: int) -> None:
+        """Hand over a message; one without a value deletes what a compacted topic has of its key.
+
+        Raises:
+            WritetimeError: it is refused, or one before it was.
+        """
+        while True:
+            try:
+                self._producer.produce(topic, value, key, partition, on_delivery=self._delivered)
+                break
+            except BufferError:
+                # The client's queue is full: wait until some of it is delivered.
+                self._producer.poll(1)
+            except KafkaException as e:
+                raise self._refused(e.args[0], topic) from None
+        self.check()
+
+    def produce_all(self, topic: str, values: list[bytes], keys: list[bytes], partitions: list[int]) -> int:
+        """Hand over many messages, for which the client's queue has to have room; return how many it took.
+
+        Raises:
+            WritetimeError: one is refused, or one before was.
+        """
+        messages: list[dict[str, Any]] = [
+            {"value": value, "key": key, "partition": partition}
+            for value, key, partition in zip(values, keys, partitions, strict=True)
+        ]
+        taken = self._producer.produce_batch(topic, messages, on_delivery=self._delivered)
+        if taken < len(messages):
+            raise self._refused(next(m["_error"] for m in messages if "_error" in m), topic)
+        self.check()
+        return taken
+
+    def register(self, topic: str, avro: Any, compatibility: Compatibility) -> bytes:
+        """Hand over the schema of a topic's values to the topic of the schemas, which has to be there and keeps one of
+        each fingerprint, and to the registry, if there is one; return what each message of the schema begins with.
+
+        Raises:
+            SchemaRefused: the registry takes no such schema.
+            Transient: the registry or the broker does not answer.
+            WritetimeError: the registry refuses the call, or a message was refused.
+        """
+        schema_id = None if self._registry is None else self._registry.register(topic, avro, compatibility)
+        self.produce(SCHEMAS_TOPIC, json.dumps(avro).encode(), f"{fingerprint(avro):016x}".encode(), 0)
+        return single_object_header(avro) if schema_id is None else wire_header(schema_id)
+
+    def flush(self, stop: threading.Event | None = None) -> bool:
+        """Wait until the broker has all that was handed over; False if it is to stop and the broker is late.
+
+        Raises:
+            WritetimeError: a message was refused.
+        """
+        deadline = None
+        while self._producer.flush(0.5):
+            self.check()
+            if stop is not None and stop.is_set():
+                deadline = deadline or time.monotonic() + TIMEOUT_SECONDS
+                if time.monotonic() > deadline:
+                    return False
+        self.check()
+        return True
+
+    def check(self) -> None:
+        """Raise the error of a message that was refused, if there is one."""
+        if self._fault is not None:
+            raise self._refused(*self._fault)
+
+    def do(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a client's method, with its errors as those of this sender."""
+        try:
+            return call(*arguments)
+        except KafkaException as e:
+            raise self._refused(e.args[0]) from None
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and self._fault is None:
+            self._fault = error, message.topic() or ""
+
+    def _refused(self, error: KafkaError, topic: str = "") -> WritetimeError:
+        text = f"{self._what}: {error.name()} {error.str()}"
+        if may_pass(error):
+            return Transient(text)
+        return Refused(f"{text} (topic {topic})", topic) if topic else WritetimeError(text)
+
+
+def ensure_schemas_topic(settings: Settings) -> None:
+    """Create the topic of the schemas if it does not exist."""
+    ensure_topics(settings, {SCHEMAS_TOPIC: {"cleanup.policy": "compact"}}, 1)
+
+
+class CompactedTopic(Generic[T]):
+    """A topic of one partition, of which the last message of each key counts; read on from call to call.
+
+    `read` makes of a message's key and value what `read_on` returns; a value of None deletes what the key had. A
+    message for which it raises is skipped, logged with its offset, and counted in `skipped`: whatever else is written
+    to the topic stops no reader.
+    """
+
+    def __init__(self, settings: Settings, name: str, read: Callable[[bytes, bytes | None], T]) -> None:
+        self._settings = settings
+        self._name = name
+        self._read = read
+        self._next = 0
+        self.skipped = 0
+
+    def read_on(self) -> list[tuple[int, T]]:
+        """Return the messages since the last call, in order, with their offsets; nothing if there is no such topic.
+
+        Raises:
+            WritetimeError: the topic cannot be read.
+        """
+        try:
+            end = end_offsets(self._settings, self._name, [0])[0]
+        except NoTopic:
+            return []
+        found: list[tuple[int, T]] = []
+        if end > self._next:
+            skipped = 0
+            for message in messages_between(self._settings, self._name, {0: self._next}, {0: end}):
+                _, offset = place_of(message)
+                try:
+                    found.append((offset, self._read(message.key() or b"", message.value())))
+                except Exception as e:
+                    skipped += 1
+                    log.warning(
+                        "topic %s, partition 0, offset %d is skipped, as it cannot be read: %s: %s",
+                        *(self._name, offset, type(e).__name__, " ".join(str(e).split())[:_SHOWN]),
+                    )
+            self._next = end
+            self.skipped += skipped
+        return found
+
+
+@dataclass(frozen=True)
+class RegisteredSchema:
+    """An Avro schema in the topic of the schemas, with its offset there and its fingerprint."""
+
+    offset: int
+    fingerprint: int
+    avro: Mapping[str, Any]
+
+
+class SchemaTopic:
+    """The schemas of `writetime.schemas`, by fingerprint and by namespace; read on when one is asked for that is not
+    known yet."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._topic = CompactedTopic(settings, SCHEMAS_TOPIC, _read_schema)
+        self._known: dict[int, RegisteredSchema] = {}
+        self._by_namespace: dict[str, tuple[RegisteredSchema, ...]] = {}
+
+    @property
+    def skipped(self) -> int:
+        """The number of messages that could not be read."""
+        return self._topic.skipped
+
+    def get(self, fingerprint: int) -> Any | None:
+        """Return the Avro schema with a fingerprint; None if the topic has none."""
+        if fingerprint not in self._known:
+            self.read_on()
+        found = self._known.get(fingerprint)
+        return None if found is None else found.avro
+
+    def read_on(self) -> None:
+        """Take up the messages since the last call. A message without a value deletes the schema of its key.
+
+        Raises:
+            WritetimeError: the topic cannot be read.
+        """
+        for offset, (key, avro) in self._topic.read_on():
+            before = self._known.pop(key, None)
+            if before is not None:
+                namespace = _namespace_of(before.avro)
+                self._by_namespace[namespace] = tuple(s for s in self._by_namespace[namespace] if s is not before)
+            if avro is not None:
+                schema = self._known[key] = RegisteredSchema(offset, key, avro)
+                namespace = _namespace_of(avro)
+                self._by_namespace[namespace] = (*self._by_namespace.get(namespace, ()), schema)
+
+    def of_namespace(self, namespace: str) -> tuple[RegisteredSchema, ...]:
+        """Return the schemas of a namespace that are known, in the order in which they were registered last. It is the
+        same object until one of them changes.
+
+        A schema comes again with the same fingerprint if something else of its table changed, such as what was dropped.
+        """
+        return self._by_namespace.get(namespace, ())
+
+
+def _namespace_of(avro: Mapping[str, Any]) -> str:
+    """Return the namespace of a schema without the `writetime.` that older schemas of changes did not have."""
+    return avro["namespace"].removeprefix("writetime.")
+
+
+def _read_schema(key: bytes, value: bytes | None) -> tuple[int, dict[str, Any] | None]:
+    if not _FINGERPRINT.fullmatch(key):
+        raise ValueError(f"its key {key[:32]!r} is no fingerprint of 16 hexadecimal digits")
+    if value is None:
+        return int(key, 16), None
+    avro = json.loads(value)
+    if not isinstance(avro, dict) or not isinstance(avro.get("namespace"), str):
+        raise ValueError("its value is no Avro schema of a record with a namespace")
+    return int(key, 16), avro

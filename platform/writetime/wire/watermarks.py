@@ -1,0 +1,182 @@
+"""How far each source is captured and each table landed: the compacted topic `writetime.watermarks`.
+
+A source is a node, by its host id, or the CDC log of a ScyllaDB table, by the log's name; it has one message. An agent
+says there until when all that was written to it is published, once the broker has acknowledged it. So whoever reads
+this topic first, and asks where the topics of changes end after that, finds all of it below those ends: a watermark
+names no offsets.
+
+A table that is landed has one message, too, with the key `landing/<keyspace>.<table>`: what landing reports of it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import Field, TypeAdapter
+
+from writetime.clients.kafka import ensure_topics
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.lake.generation import LATEST, Start, Truncation
+from writetime.wire.publishing import CompactedTopic, Sender
+
+WATERMARKS_TOPIC = "writetime.watermarks"
+
+# Messages come every few seconds, and Kafka compacts only what is not in a topic's newest segment.
+_SEGMENT_MILLISECONDS = 3_600_000
+_LANDING = "landing/"
+# Delta keeps watermarks as 64-bit numbers.
+_Instant = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+@dataclass(frozen=True)
+class TableMark:
+    """Of one table (instants in microseconds): all that was written before `until` is published, 0 if that is not
+    known; and when the snapshot was taken that is published, or is to be now, 0 if there is none.
+
+    `id` is the table's id. Changes that were captured before `since` are of an earlier table of the name.
+    `truncation` is the database's record of the last TRUNCATE.
+    """
+
+    until: _Instant
+    snapshot_at: _Instant = 0
+    id: str = ""
+    since: _Instant = 0
+    truncation: Truncation | None = None
+
+    def start(self, table_id: UUID | None, *, of_log: bool) -> Start:
+        """Return from where on the source's changes of the table with this id count; see `Start` for `of_log`."""
+        if self.id and table_id is not None and self.id != str(table_id):
+            return Start(since=LATEST, of_log=of_log)
+        return Start(self.since, self.truncation, self.snapshot_at if self.truncation else 0, of_log)
+
+
+@dataclass(frozen=True)
+class SourceMarks:
+    """What is published of one source, by table. A retired source sends no more changes.
+
+    `status` is what its agent says of itself, see `metrics`."""
+
+    tables: Mapping[str, TableMark] = field(default_factory=dict)
+    retired: bool = False
+    status: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where landing of a table was when it reported: the version of the lake's changes whose commit names the offsets,
+    the watermarks of the registered sources, the latest message that was skipped and has no newer snapshot
+    (microseconds, 0 if none), and a digest of the schemas that the lake follows.
+
+    It lets a new process see that nothing is new, by one small file of the lake.
+    """
+
+    version: int
+    until: Mapping[str, _Instant]
+    held_since: _Instant
+    schemas: str
+
+
+@dataclass(frozen=True)
+class LandingReport:
+    """What landing reports of one table. Times are in seconds since 1970.
+
+    The table is `landing`, maybe with its watermarks held by a `fault`; or it is `waiting` for something that does not
+    answer, or it is `set aside` because of a `fault`. The fault came first at `since` and again with each of
+    `attempts`. `changes` is the number that this process has landed.
+    """
+
+    at: float
+    state: Literal["landing", "waiting", "set aside"] = "landing"
+    changes: int = 0
+    fault: str | None = None
+    since: float = 0.0
+    attempts: int = 0
+    place: Place | None = None
+
+
+_SOURCE = TypeAdapter(SourceMarks)
+_REPORT = TypeAdapter(LandingReport)
+
+
+def ensure_watermarks_topic(settings: Settings) -> None:
+    """Create the topic if it does not exist."""
+    options = {"cleanup.policy": "compact", "segment.ms": str(_SEGMENT_MILLISECONDS)}
+    ensure_topics(settings, {WATERMARKS_TOPIC: options}, 1)
+
+
+def send(sender: Sender, source: str, marks: SourceMarks) -> None:
+    """Hand over what is published of a source; the topic has to be there."""
+    sender.produce(WATERMARKS_TOPIC, json.dumps(asdict(marks)).encode(), source.encode(), 0)
+
+
+def send_report(sender: Sender, table: str, report: LandingReport | None) -> None:
+    """Hand over what landing reports of a table, None to delete that; the topic has to be there."""
+    value = None if report is None else json.dumps(asdict(report)).encode()
+    sender.produce(WATERMARKS_TOPIC, value, (_LANDING + table).encode(), 0)
+
+
+def statuses(settings: Settings) -> dict[str, Mapping[str, Any]]:
+    """Return what the agent of each source that is not retired said last of itself, by the source's name."""
+    found = WatermarkTopic(settings).read()
+    return {source: marks.status for source, marks in sorted(found.items()) if marks.status and not marks.retired}
+
+
+class WatermarkTopic:
+    """Reads the topic, which is created if it is not there."""
+
+    def __init__(self, settings: Settings) -> None:
+        ensure_watermarks_topic(settings)
+        self._topic = CompactedTopic(settings, WATERMARKS_TOPIC, _read_message)
+        self._marks: dict[str, SourceMarks] = {}
+        self.reports: dict[str, LandingReport] = {}
+        """What landing reported last of each table, by its name, as of the last `read`."""
+
+    @property
+    def skipped(self) -> int:
+        """The number of messages that could not be read."""
+        return self._topic.skipped
+
+    def read(self) -> dict[str, SourceMarks]:
+        """Return what was said last of each source, by its name. A message without a value deletes what was said.
+
+        Raises:
+            WritetimeError: the topic cannot be read.
+        """
+        for _, (name, content) in self._topic.read_on():
+            if isinstance(content, SourceMarks):
+                self._marks[name] = content
+            elif isinstance(content, LandingReport):
+                self.reports[name.removeprefix(_LANDING)] = content
+            elif name.startswith(_LANDING):
+                self.reports.pop(name.removeprefix(_LANDING), None)
+            else:
+                self._marks.pop(name, None)
+        return dict(self._marks)
+
+
+def _read_message(key: bytes, value: bytes | None) -> tuple[str, SourceMarks | LandingReport | None]:
+    """Read a message; fields that are not known are left out, as a newer agent may send them."""
+    name = key.decode()
+    if value is None:
+        return name, None
+    return name, (_REPORT if name.startswith(_LANDING) else _SOURCE).validate_json(value)
+
+
+def retire(settings: Settings, source: str) -> None:
+    """Say that a source, by its name, sends no more changes: nothing waits for it any longer.
+
+    An agent that publishes changes of it makes it count again.
+
+    Raises:
+        WritetimeError: no agent has ever said anything of this source.
+    """
+    known = WatermarkTopic(settings).read()
+    if source not in known:
+        listed = ", ".join(sorted(n for n, marks in known.items() if not marks.retired)) or "none"
+        raise WritetimeError(f"no agent has said how far {source} is; the nodes and logs with agents are: {listed}")
+    sender = Sender(settings, f"{source} cannot be retired")
+    send(sender, source, replace(known[source], retired=True))
+    sender.flush()
