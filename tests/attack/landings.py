@@ -26,7 +26,8 @@ from tests.attack.command import numbers
 from tests.attack.watched import Limits
 from tests.lake.made import cell
 from writetime.capture.publisher import ChangePublisher, topic_of
-from writetime.changes.model import AT, change_schema, field_name, position_encoder
+from writetime.changes.model import change_schema, field_name
+from writetime.changes.position import AT, position_encoder
 from writetime.clients.kafka import client_config
 from writetime.clients.schema_registry import HEADER_BYTES as REGISTRY_HEADER_BYTES
 from writetime.clients.schema_registry import wire_header

@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from writetime.changes.model import AT, change_schema, position_encoder
+from writetime.changes.model import change_schema
+from writetime.changes.position import AT, position_encoder
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.lake.changes import ChangeWriter

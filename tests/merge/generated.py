@@ -6,19 +6,8 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from writetime.changes.model import (
-    AFTER,
-    AT,
-    BEFORE,
-    GLOBAL,
-    PARTITION_POSITION,
-    REMOTE,
-    STATIC_POSITION,
-    change_schema,
-    field_name,
-    position_encoder,
-    udt_fields,
-)
+from writetime.changes.model import GLOBAL, REMOTE, change_schema, field_name, udt_fields
+from writetime.changes.position import AFTER, AT, BEFORE, PARTITION_POSITION, STATIC_POSITION, position_encoder
 from writetime.schema.cql import parse_table
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import TableSchema

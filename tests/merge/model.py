@@ -4,16 +4,8 @@ from collections import defaultdict
 from typing import Any
 
 from tests.merge.generated import Change
-from writetime.changes.model import (
-    AT,
-    KINDS,
-    PARTITION_TOMBSTONE,
-    RANGE_TOMBSTONE,
-    ROW,
-    STATIC,
-    field_name,
-    position_encoder,
-)
+from writetime.changes.model import KINDS, PARTITION_TOMBSTONE, RANGE_TOMBSTONE, ROW, STATIC, field_name
+from writetime.changes.position import AT, position_encoder
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex

@@ -5,7 +5,8 @@ import re
 import pyarrow as pa
 import pytest
 
-from writetime.changes.model import STATIC_POSITION, change_schema
+from writetime.changes.model import change_schema
+from writetime.changes.position import STATIC_POSITION
 from writetime.merge import live_rows, merge
 from writetime.schema.cql import parse_table
 from writetime.schema.table import SchemaError

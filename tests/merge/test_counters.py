@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.merge.generated import COUNTERS, NODES, Change, table
-from writetime.changes.model import AT, PARTITION_POSITION
+from writetime.changes.position import AT, PARTITION_POSITION
 from writetime.merge import live_rows, merge
 
 KEY: Change = {"p": 1, "key": b"\0\0\0\1", "token": 1}

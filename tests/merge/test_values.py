@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from tests.merge.conftest import History
-from writetime.changes.model import AT, position_encoder
+from writetime.changes.position import AT, position_encoder
 from writetime.merge.values import comparable, plain, serialised
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import Column

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests import oracle
 from tests.storage.generate import KEYSPACE, SCALARS, SEED, UDTS, Generator
-from writetime.changes.model import AFTER, AT, BEFORE, position_encoder
+from writetime.changes.position import AFTER, AT, BEFORE, position_encoder
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import CqlType, Native
 from writetime.storage.kernel.primitives import COMPARE_OTHER, encode_comparable

@@ -4,7 +4,8 @@ import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from writetime.changes.model import AT, change_schema, position_encoder
+from writetime.changes.model import change_schema
+from writetime.changes.position import AT, position_encoder
 from writetime.merge.conform import conform
 from writetime.merge.values import comparable, serialised
 from writetime.schema.avro import fingerprint

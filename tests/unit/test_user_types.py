@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from writetime.changes.model import AT, position_encoder
+from writetime.changes.position import AT, position_encoder
 from writetime.schema.table import Column
 from writetime.schema.types import Collection, Native, Tuple, Udt
 from writetime.schema.values import UnknownFields, decoder

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes.model import AT, position_encoder
+from writetime.changes.position import AT, position_encoder
 from writetime.core.arrow import pc
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import Column

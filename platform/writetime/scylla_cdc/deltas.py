@@ -16,25 +16,20 @@ import pyarrow as pa
 import pyarrow.compute
 
 from writetime.changes.model import (
-    AFTER,
-    AT,
-    BEFORE,
     KINDS,
     MARKER,
     ORIGIN,
-    PARTITION_POSITION,
     PARTITION_TOMBSTONE,
     RANGE_TOMBSTONE,
     ROW,
     STATIC,
-    STATIC_POSITION,
     TOMBSTONE,
     change_schema,
     column_type,
     field_name,
-    position_encoder,
     udt_fields,
 )
+from writetime.changes.position import AFTER, AT, BEFORE, PARTITION_POSITION, STATIC_POSITION, position_encoder
 from writetime.schema.columnar import decode
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex

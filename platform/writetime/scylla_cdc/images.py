@@ -14,7 +14,8 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes.model import PARTITION_POSITION, STATIC_POSITION, field_name, position_encoder
+from writetime.changes.model import field_name
+from writetime.changes.position import PARTITION_POSITION, STATIC_POSITION, position_encoder
 from writetime.core.arrow import pc
 from writetime.core.instants import UUID_EPOCH
 from writetime.merge import merge

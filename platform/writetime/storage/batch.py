@@ -9,21 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes.model import (
-    AFTER,
-    AT,
-    BEFORE,
-    KINDS,
-    MARKER,
-    ORIGIN,
-    PARTITION_POSITION,
-    SHARD,
-    STATIC_POSITION,
-    TOMBSTONE,
-    change_schema,
-    field_name,
-    position_encoder,
-)
+from writetime.changes.model import KINDS, MARKER, ORIGIN, SHARD, TOMBSTONE, change_schema, field_name
+from writetime.changes.position import AFTER, AT, BEFORE, PARTITION_POSITION, STATIC_POSITION, position_encoder
 from writetime.core.constant_arrays import Constant
 from writetime.core.errors import reason_of
 from writetime.schema.text import texts_of

@@ -11,7 +11,7 @@ import pyarrow as pa
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
-from writetime.changes.model import AT, STATIC_POSITION, position_encoder
+from writetime.changes.position import AT, STATIC_POSITION, position_encoder
 from writetime.clients.database import DRIVER_FAULTS
 from writetime.clients.untyped_rows import UntypedProtocol
 from writetime.core.errors import Transient, WritetimeError
