@@ -66,6 +66,8 @@ endif
 # Without the audit: what is published about a package tomorrow must not fail the tests.
 style: setup
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/lint-imports
 	@$(BIN)/pyright
 
 lint: style
