@@ -3,6 +3,7 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 UI_PORT ?= 3000
+WORKSPACE ?= workspace.yaml
 export DAGSTER_HOME := $(CURDIR)/.writetime/dagster
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 STAMP := $(VENV)/.installed
@@ -23,7 +24,7 @@ $(STAMP): requirements.lock pyproject.toml
 
 # Dagster reads its instance configuration from DAGSTER_HOME only.
 instance: setup
-	@mkdir -p $(DAGSTER_HOME) && cp deploy/dagster.yaml $(DAGSTER_HOME)/
+	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
 
 # Where there are no settings yet, they begin as the demo's. SCYLLA=host:port runs it on that ScyllaDB.
 demo: instance
@@ -38,7 +39,7 @@ port: setup
 ui: port instance
 	@$(BIN)/writetime up
 	@echo "Dagster: http://127.0.0.1:$(UI_PORT) (Ctrl-C stops it)"
-	@PYTHONWARNINGS='ignore:Function `dev_command` is superseded' $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p $(UI_PORT) --log-level warning
+	@PYTHONWARNINGS='ignore:Function `dev_command` is superseded' $(BIN)/dagster dev -w $(WORKSPACE) -h 127.0.0.1 -p $(UI_PORT) --log-level warning
 
 test: style
 	@$(PYTEST)
@@ -67,7 +68,7 @@ endif
 style: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/pyright
 
 lint: style

@@ -38,7 +38,6 @@ from pyspark.sql import functions as F
 
 from assets.automation import is_under_way, on_schedule
 from assets.checks import from_findings, from_waiting
-from assets.demo import FLIGHTS
 from assets.failures import by_kind
 from assets.naming import arrow_columns
 from resources import KafkaResource, LakeResource, SparkResource
@@ -63,7 +62,6 @@ USUAL_SHARE_OF_EVENTS = 0.99
 
 http_events = AssetSpec(
     HTTP_EVENTS,
-    deps=[FLIGHTS],
     group_name="sources",
     kinds={"python"},
     description="Events that clients send to `POST /events` of `writetime serve`; 202 means that Kafka has them.",

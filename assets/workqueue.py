@@ -18,7 +18,6 @@ from dagster import (
     MetadataValue,
     ObserveResult,
     OpExecutionContext,
-    RunConfig,
     RunRequest,
     SensorEvaluationContext,
     SkipReason,
@@ -35,13 +34,11 @@ from pydantic import Field
 from pyspark.sql import functions as F
 
 from assets.automation import is_under_way, on_schedule
-from assets.demo import FLIGHT_ITEMS
 from assets.failures import apart, by_kind
 from assets.naming import arrow_columns
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
-from writetime.demo import enrichment
 from writetime.workqueue import audit, completed, drain
 from writetime.workqueue.inspect import inspect, queues
 from writetime.workqueue.items import Place
@@ -56,7 +53,6 @@ _SHOWN = 20
     specs=[
         AssetSpec(
             EVENT_QUEUE,
-            deps=[FLIGHT_ITEMS],
             group_name="workqueue",
             kinds={"cassandra", "scylladb"},
             description="Work items of all queues, put there by `POST /queues/<queue>/items` or `writetime.workqueue`.",
@@ -231,10 +227,7 @@ def drain_queue_op(
 
 @job(
     executor_def=in_process_executor,
-    # Of the demo: what a person who starts the job replaces.
-    config=RunConfig({"drain_queue_op": DrainConfig(queue=enrichment.QUEUE, handler=enrichment.HANDLER)}),
-    description="Work a queue off: bounded, on Spark, tasks own shards. Name queue and handler in the launchpad, which "
-    "has those of the demo.",
+    description="Work a queue off: bounded, on Spark, tasks own shards. Name queue and handler in the launchpad.",
 )
 def drain_queue() -> None:
     """Work a queue off."""

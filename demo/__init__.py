@@ -1,1 +1,1 @@
-"""The main job as a user meets it: `make demo`."""
+"""The demo: real flights through the whole platform. The data, what becomes of it, its assets, and its launcher."""

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from assets.backfill import token_ranges
 from assets.replay import RANGE_END, RANGE_START
-from demo import programs
+from demo import board, enrichment, figures, programs
 from demo.dagster_run import Dagster, RunResult
 from demo.page import write_page
 from demo.report import Report, Stage, Sum, render
@@ -25,7 +25,6 @@ from writetime.clients.kafka import client_config
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.demo import board, enrichment, figures
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.lake.followed_tables import cdc_option, followed_tables
 from writetime.lake.table import open_table

@@ -44,7 +44,7 @@ class Dagster:
         self._port = free_port()
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "dagster_webserver", "-w", "workspace.yaml", "-h", "127.0.0.1"]
+        command = [sys.executable, "-m", "dagster_webserver", "-w", "demo/workspace.yaml", "-h", "127.0.0.1"]
         with self._log_file.open("ab") as log:
             self._server = subprocess.Popen([*command, "-p", str(self._port)], stdout=log, stderr=log)
         deadline = time.monotonic() + _START_SECONDS
@@ -60,7 +60,7 @@ class Dagster:
         self._server.wait(60)
 
     def launch(self, job: str, config: dict[str, Any] | None = None, tags: dict[str, str] | None = None) -> RunResult:
-        """Run a job of `workspace.yaml` in a process of its own, and wait for its end.
+        """Run a job of `demo/workspace.yaml` in a process of its own, and wait for its end.
 
         Raises:
             WritetimeError: the run did not succeed.
@@ -79,13 +79,13 @@ class Dagster:
                 events, since = count, time.monotonic()
             elif time.monotonic() - since > SILENT_SECONDS:
                 raise WritetimeError(
-                    f"the run {run_id} of job {job} is silent; see {self._log_file}, and end it in `make ui`"
+                    f"the run {run_id} of job {job} is silent; see {self._log_file}, and end it in the web UI"
                 )
         if run is None:
             raise WritetimeError(f"the run {run_id} of job {job} is gone; see {self._log_file}")
         report = ended(instance, run)
         if not run.is_success:
-            where = f"see {report}, {self._log_file}, or the run in `make ui`"
+            where = f"see {report}, {self._log_file}, or the run in the web UI"
             raise WritetimeError(f"the run {run_id} of job {job} ended as {run.status.value}; {where}")
         return _result(instance, run_id, job, time.monotonic() - began, report)
 

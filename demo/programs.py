@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from demo import enrichment
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.demo import enrichment
 from writetime.lake.views import time_now
 from writetime.servers.process import port_answers
 from writetime.wire.watermarks import WatermarkTopic

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from writetime.demo.figures import Figures
+from demo.figures import Figures
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def render(report: Report, files: dict[str, Path]) -> str:
         f"  checks between the stages: {passed} of {len(report.checks)} passed{failed}",
         "",
         *(f"  {what:<13}{where}" for what, where in files.items()),
-        f"  {'look':<13}`make ui`, then http://127.0.0.1:3000: the graph, runs, checks, plots",
+        f"  {'look':<13}`make ui WORKSPACE=demo/workspace.yaml`, then http://127.0.0.1:3000: graph, runs, checks",
         f"  {'':<13}`.venv/bin/writetime view writetime.flights --where \"tail = 'N14228'\"`",
         f"  {'':<13}the servers keep running: `.venv/bin/writetime status`, `.venv/bin/writetime down`",
     ]

@@ -70,7 +70,7 @@ def test_schedule_sensors_and_backfill(settings: Settings, tmp_path: Path, monke
         enqueuer.enqueue("nobody works", {"to": "ada"})
     home, log = tmp_path / "dagster", tmp_path / "daemon.log"
     home.mkdir()
-    shutil.copy(ROOT / "deploy" / "dagster.yaml", home)
+    shutil.copy(ROOT / "dagster.yaml", home)
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     dagster("schedule", "start", "observe_schedule", *AT)
     dagster("sensor", "start", "stuck_work", *AT)

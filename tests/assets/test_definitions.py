@@ -18,11 +18,11 @@ from assets.definitions import defs
 from assets.ingest import DEAD_LETTERS, USER_EVENTS, USER_EVENTS_TOPIC, user_events_topic
 from assets.naming import documented, key_of
 from assets.table_jobs import PROOF
+from demo import definitions as demo
 from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 from tests.conftest import write_settings
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.demo.enrichment import HANDLER
 from writetime.servers.process import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,6 @@ def edges(definitions: Definitions) -> set[tuple[str, str]]:
 def test_graph() -> None:
     graph = defs.resolve_asset_graph()
     assert edges(defs) == {
-        ("sources/flights", "sources/http_events"),
         ("sources/http_events", "sources/user_events_topic"),
         ("sources/user_events_topic", "ingest/user_events"),
         ("ingest/user_events", "ingest/dead_letter_topic"),
@@ -71,10 +70,7 @@ def test_graph() -> None:
         ("ingest/dead_letter_topic", "ingest/dead_letters"),
         ("sources/commit_logs", "capture/agents"),
         ("sources/commit_logs", "capture/published_segments"),
-        ("sources/flight_items", "workqueue/event_queue"),
         ("workqueue/event_queue", "workqueue/completed_events"),
-        ("workqueue/completed_events", "demo/flight_batches"),
-        ("demo/flight_batches", "demo/board"),
     }
     for key in graph.get_all_asset_keys():
         assert graph.get(key).description, key
@@ -86,8 +82,22 @@ def test_graph() -> None:
         "ingest/user_events",
         "ingest/dead_letters",
         "workqueue/completed_events",
-        "demo/board",
     }
+
+
+def test_the_demo_adds_its_flights_to_the_graph() -> None:
+    assert edges(demo.defs) - edges(defs) >= {
+        ("sources/flights", "sources/http_events"),
+        ("sources/flight_items", "workqueue/event_queue"),
+        ("workqueue/completed_events", "demo/flight_batches"),
+        ("demo/flight_batches", "demo/board"),
+    }
+    graph = demo.defs.resolve_asset_graph()
+    for key in graph.get_all_asset_keys():
+        assert graph.get(key).description, key
+        assert graph.get(key).kinds, key
+        assert "dagster/code_references" in graph.get(key).metadata, key
+    assert columns(graph.get(AssetKey(["demo", "board"])))
 
 
 def columns(node: BaseAssetNode) -> list[str]:
@@ -241,11 +251,13 @@ def test_a_table_that_is_dropped_fails_no_run_of_the_others(settings: Settings, 
 
 def test_jobs_schedules_and_sensors(config: Path) -> None:
     repository = defs.get_repository_def()
-    own = {"ingest", "dead_letters", "replay_flights", "agents", "completed_events", "queue_health", "drain_queue"}
-    own |= {"publish_segments", "board", "ingest_lag", "queue_audit"}
+    own = {"ingest", "dead_letters", "agents", "completed_events", "queue_health", "drain_queue"}
+    own |= {"publish_segments", "ingest_lag", "queue_audit"}
     assert own <= set(repository.job_names)
+    of_demo = demo.defs.get_repository_def()
+    assert set(of_demo.job_names) - set(repository.job_names) >= {"replay_flights", "board"}
     assert repository.get_job("ingest").asset_layer.executable_asset_keys == {USER_EVENTS, DEAD_LETTERS}
-    assert AssetKey(["sources", "flights"]) in repository.get_job("replay_flights").asset_layer.executable_asset_keys
+    assert AssetKey(["sources", "flights"]) in of_demo.get_job("replay_flights").asset_layer.executable_asset_keys
     config.write_text("[tables.shop.orders]\n")
     found = of_tables().get_repository_def()
     sensors = {s.name for r in (repository, found) for s in r.sensor_defs}
@@ -269,11 +281,6 @@ def test_jobs_schedules_and_sensors(config: Path) -> None:
         ("verify_schedule", "30 3 * * *"),
         ("views_schedule", "*/15 * * * *"),
     ]
-    # The launchpad opens with what can be run.
-    config_of_drain = {"queue": "flights", "handler": HANDLER, "tasks": 2}
-    assert (repository.get_job("drain_queue").run_config or {})["ops"] == {
-        "drain_queue_op": {"config": config_of_drain}
-    }
     # What reads all items is not for each five minutes.
     nodes = {name: {node.name for node in repository.get_job(name).nodes} for name in ("queue_health", "ingest_lag")}
     assert nodes == {

@@ -44,7 +44,7 @@ def own(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
 def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
     home = tmp_path / "state" / "dagster"
     home.mkdir(parents=True)
-    (home / "dagster.yaml").write_text((ROOT / "deploy" / "dagster.yaml").read_text())
+    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
     environment = {**os.environ, "DAGSTER_HOME": str(home), "DEMO_FLIGHTS": "400", "PYTHONFAULTHANDLER": "1"}
     demo = subprocess.Popen(
         [sys.executable, "-m", "demo"],

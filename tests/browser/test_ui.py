@@ -53,7 +53,7 @@ def runs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Runs of a table: two that are well, and one whose rows are not as its entry expects."""
     home = tmp_path_factory.mktemp("browser")
     (home / "writetime.toml").write_text(f'{ENTRY}\n[lake]\npath = "{home / "lake"}"\nbuckets = 4\n')
-    shutil.copy(ROOT / "deploy" / "dagster.yaml", home / "dagster.yaml")
+    shutil.copy(ROOT / "dagster.yaml", home / "dagster.yaml")
     with pytest.MonkeyPatch.context() as patch:
         for name in [n for n in os.environ if n.startswith("WRITETIME_") and n != "WRITETIME_CACHE"]:
             patch.delenv(name)

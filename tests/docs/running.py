@@ -59,7 +59,7 @@ class Folder:
         (path / ".venv").symlink_to(sys.prefix)
         instance = path / ".writetime" / "dagster"
         instance.mkdir(parents=True)
-        (instance / "dagster.yaml").write_text((ROOT / "deploy" / "dagster.yaml").read_text())
+        (instance / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
         (path / "my_module.py").write_text("def send(item):\n    return {'sent': item.payload['to']}\n")
         # Then curl fails where the answer is an error.
         (path / ".curlrc").write_text("fail\n")

@@ -12,14 +12,14 @@ from cassandra.cluster import Session
 from click.testing import CliRunner
 from kazoo.client import KazooClient
 
+from demo import board, dataset, enrichment, figures, flights, published
+from demo.board import Applied, Board
+from demo.published import Published
 from tests.conftest import write_settings
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError
-from writetime.demo import board, dataset, enrichment, figures, flights, published
-from writetime.demo.board import Applied, Board
-from writetime.demo.published import Published
 from writetime.replay import Publisher, replay, seek
 from writetime.workqueue import Enqueuer, EnqueueUnknown, NewItem, Worker
 

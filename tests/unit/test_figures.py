@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pandas as pd
 import pytest
 
-from writetime.demo import board, dataset, figures, flights
+from demo import board, dataset, figures, flights
 
 
 def test_the_year_has_the_flights_that_its_authors_say() -> None:

@@ -1,6 +1,6 @@
 import pandas as pd
 
-from writetime.demo import flights
+from demo import flights
 
 
 def test_every_flight_becomes_the_events_that_its_record_tells() -> None:

@@ -1,9 +1,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+from demo.figures import Figures
 from demo.page import write_page
 from demo.report import Report, Stage, Sum, render
-from writetime.demo.figures import Figures
 
 FIGURES = Figures({"EWR": 5, "JFK": 4}, 9, 8, 9000, 1)
 TAKEN = Sum((115, "taken"), [(100, "stored"), (10, "duplicates"), (5, "dead")])

