@@ -10,6 +10,7 @@ from operator import methodcaller
 from typing import Any, TypeVar
 
 from confluent_kafka import (
+    OFFSET_INVALID,
     Consumer,
     ConsumerGroupState,
     KafkaError,
@@ -37,6 +38,8 @@ class UnreadableHeaders(ValueError):
 TIMEOUT_SECONDS = 15.0
 _REASON_SECONDS = 1.0
 _NO_ANSWER = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
+# A partition has no leader while Kafka elects one. `_NOENT` is the answer of librdkafka's ListOffsets for it.
+_WITHOUT_LEADER = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._NOENT})
 # Of brokers that are away, not all there, or just moving a group or a topic. librdkafka has given up by then, and calls
 # none of these retriable.
 _MAY_PASS = _NO_ANSWER | {
@@ -50,12 +53,11 @@ _MAY_PASS = _NO_ANSWER | {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
     KafkaError.NOT_CONTROLLER,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.NETWORK_EXCEPTION,
     KafkaError.KAFKA_STORAGE_ERROR,
     KafkaError.REBALANCE_IN_PROGRESS,
+    *_WITHOUT_LEADER,
 }
 # Python checks that a C function has not both returned and failed; where it has made a plain `message.headers()` fast,
 # it does not.
@@ -66,10 +68,9 @@ _ASK_AGAIN = frozenset(
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
-        KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError._TRANSPORT,
         KafkaError._ALL_BROKERS_DOWN,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
+        *_WITHOUT_LEADER,
     }
 )
 
@@ -207,9 +208,11 @@ def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEn
     refused: dict[str, KafkaException] = {}
     for tp, future in futures.items():
         try:
-            ends.setdefault(tp.topic, {})[tp.partition] = future.result().offset
+            ends.setdefault(tp.topic, {})[tp.partition] = _offset_of(future)
         except KafkaException as e:
             refused.setdefault(tp.topic, e)
+    for error in refused.values():
+        _forget_leaders(error)
     if len(refused) == len(ends.keys() | refused.keys()):
         raise _fault_of(settings, "offsets of topics", next(iter(refused.values())))
     faults = {name: _fault_of(settings, f"offsets of topic {name}", e) for name, e in refused.items()}
@@ -365,9 +368,18 @@ def _offsets(settings: Settings, topic: str, spec: Any, partitions: Sequence[int
         futures = admin.list_offsets(
             request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
         )
-        return {tp.partition: future.result().offset for tp, future in futures.items()}
+        return {tp.partition: _offset_of(future) for tp, future in futures.items()}
 
     return _ask(settings, f"offsets of topic {topic}", ask)
+
+
+def _offset_of(answer: Future[Any]) -> int:
+    """Return the offset that ListOffsets found. It reports no error for a partition without a leader, only an invalid
+    offset (librdkafka 2.16, `rd_kafka_ListOffsets_leaders_queried_cb`)."""
+    offset = answer.result().offset
+    if offset == OFFSET_INVALID:
+        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "a partition has no leader"))
+    return offset
 
 
 def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -> _T:
@@ -379,9 +391,20 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
         except KafkaException as e:
             if e.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise NoTopic(f"{what} does not exist; run `writetime init`") from None
+            _forget_leaders(e)
             if e.args[0].code() not in _ASK_AGAIN or time.monotonic() > deadline:
                 raise _fault_of(settings, what, e) from None
         time.sleep(0.1)
+
+
+def _forget_leaders(error: KafkaException) -> None:
+    """Let the next question have a new client, if a partition had no leader.
+
+    A client that once learnt this answers it for up to 15 minutes without asking a broker (librdkafka 2.16,
+    `rd_kafka_topic_partition_list_get_leaders`), though Kafka elects a new leader within seconds.
+    """
+    if error.args[0].code() in _WITHOUT_LEADER:
+        _admin_of.cache_clear()
 
 
 def _first(futures: Mapping[Any, Future[Any]]) -> Any:
