@@ -7,10 +7,10 @@ WORKSPACE ?= workspace.yaml
 export DAGSTER_HOME := $(CURDIR)/.writetime/dagster
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 STAMP := $(VENV)/.installed
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test test-python test-without-servers test-scylla ui style lint bench clean
+.PHONY: setup instance port demo test test-long test-python test-without-servers test-scylla ui style lint bench clean
 
 setup: $(STAMP)
 
@@ -42,7 +42,11 @@ ui: port instance
 	@PYTHONWARNINGS='ignore:Function `dev_command` is superseded' $(BIN)/dagster dev -w $(WORKSPACE) -h 127.0.0.1 -p $(UI_PORT) --log-level warning
 
 test: style
-	@$(PYTEST)
+	@$(PYTEST) --durations=20
+
+# The same, with the long tests of faults at their full length.
+test-long: style
+	@$(PYTEST) --long
 
 # The tests that need no servers, and those of security, on each Python of this machine; each has its own environment.
 test-python: setup

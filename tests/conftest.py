@@ -23,20 +23,21 @@ from writetime.core.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.servers.process import free_port
 
-# `make test` runs two processes. A folder of tests is one piece of work, as its tests share servers; long ones first.
+# `make test` runs three processes, as tests wait a lot. A folder of tests is one piece of work, as its tests share
+# servers; long ones first.
 _LONGEST_FIRST = (
-    "storage",
-    "faults",
-    "lake",
     "capture",
-    "cluster",
-    "merge",
     "assets",
-    "workqueue",
+    "storage",
+    "cluster",
+    "faults",
+    "replay",
     "scylla_cdc",
-    "security",
-    "rows",
+    "docs",
+    "lake",
     "integration",
+    "workqueue",
+    "security",
 )
 
 # Fixtures that start servers, or whose tests do. `spark` and others need one of them.
@@ -75,6 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="also compare the recordings of a ScyllaDB in this folder (see tests/recorded)",
     )
+    parser.addoption("--long", action="store_true", help="run long tests of faults at their full length")
     parser.addoption("--without-servers", action="store_true", help="run tests/security, and tests without servers")
     scylla = parser.getgroup("scylla", "a running ScyllaDB (see tests/scylla)")
     scylla.addoption("--scylla", metavar="HOST:PORT", help="use this ScyllaDB instead of an embedded Cassandra")
@@ -128,6 +130,12 @@ def new_keyspace(config: pytest.Config, settings: Settings) -> Iterator[None]:
         yield
     finally:
         server.drop_keyspace(settings)
+
+
+@pytest.fixture(scope="session")
+def is_long(pytestconfig: pytest.Config) -> bool:
+    """Whether long tests of faults run at their full length, as by `make test-long`."""
+    return bool(pytestconfig.getoption("--long"))
 
 
 @pytest.fixture(scope="session")
