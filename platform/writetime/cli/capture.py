@@ -27,8 +27,8 @@ from writetime.wire.watermarks import retire as retire_source
     "names.",
 )
 def agent(*, snapshot_at: str | None) -> None:
-    """Publish changes to Kafka until SIGTERM or Ctrl-C: those of this machine's Cassandra node, or of ScyllaDB tables
-    (capture.source)."""
+    """Publish changes to Kafka until SIGTERM or Ctrl-C. They come from the commit log of this machine's Cassandra node,
+    or from the CDC logs of ScyllaDB tables (capture.source)."""
     log_as_json()
     settings, stop = config.load(), _stopped_by_signal()
     if settings.capture.source == "scylla-cdc":
@@ -53,10 +53,8 @@ def agent(*, snapshot_at: str | None) -> None:
     "The table's watermark stays until there is a newer snapshot.",
 )
 def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tuple[str, ...]) -> None:
-    """Bring captured changes from Kafka into the lake: those of all captured tables, or of these.
-
-    A table that fails stops no other one. The exit status is 1 if one failed.
-    """
+    """Bring captured changes from Kafka into the lake. Without names it lands all captured tables. A table that fails
+    stops no other one. The exit status is 1 if one failed."""
     settings = config.load()
     for place in map(MessagePlace.parse, places):
         size = skip(settings, place)
@@ -90,10 +88,8 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tup
     help="The folder that keeps how far the segments are; by default `segments` in capture.state.",
 )
 def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path | None) -> None:
-    """Publish the changes in folders of commit log segments, each of one node, by Spark's tasks; a PATH may be a URL.
-
-    Nothing is deleted. The exit status is 1 if changes of a segment are missing.
-    """
+    """Publish the changes in folders of commit log segments, by Spark's tasks. Each folder is of one node; a PATH may
+    be a URL. Nothing is deleted. The exit status is 1 if changes of a segment are missing."""
     # Only this command needs Spark.
     from writetime.clients.spark import spark_session
     from writetime.lake.spark import in_spark
@@ -120,8 +116,8 @@ def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path |
 @click.command()
 @click.argument("source", metavar="HOST_ID|KS.LOG")
 def retire(*, source: str) -> None:
-    """Say that a node was decommissioned, or that a ScyllaDB table's CDC log is not followed any more: the lake no
-    longer waits for its changes. Stop its agent first."""
+    """Record that a node or a CDC log is no longer a source. The lake then no longer waits for its changes. Stop its
+    agent first."""
     retire_source(config.load(), source)
     click.echo(f"{source} is retired: each table of the lake takes that up when its changes are landed next")
 
@@ -130,8 +126,8 @@ def retire(*, source: str) -> None:
 @click.argument("table", metavar="KS.TABLE")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def forget(*, table: str, yes: bool) -> None:
-    """Delete all that the platform keeps of a table, such as one that was dropped: its topics, its schemas, its folder
-    in the lake, and what the agent of this machine knows of it. The database is not touched."""
+    """Delete all that the platform keeps of a table. This is for a table that was dropped: its topics, its schemas, its
+    folder in the lake, and the state of this machine's agent. The database is not touched."""
     traces = find_traces(config.load(), table)
     if not traces:
         click.echo(f"nothing is kept of {table}")

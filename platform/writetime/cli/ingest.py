@@ -30,7 +30,7 @@ def run_sink() -> None:
 
 @click.group(name="dead-letters")
 def dead_letters() -> None:
-    """Look at messages that could not be stored, and send them once more."""
+    """List the messages that could not be stored, or send them again."""
 
 
 @dead_letters.command(name="list")

@@ -30,7 +30,8 @@ from writetime.schema.names import TakenNames, candidates
 @click.argument("table", metavar="KS.TABLE")
 @click.option("--tag", help="The snapshot's name; the time by default.")
 def snapshot(*, table: str, tag: str | None) -> None:
-    """Snapshot a table on the Cassandra node of this machine and print the snapshot's folders, for `backfill`."""
+    """Take a snapshot of a table on this machine's Cassandra node. The folders of the snapshot are printed, for
+    `backfill`."""
     tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}" if tag is None else tag
     for folder in take_snapshot(config.load(), table, tag):
         click.echo(folder)
@@ -41,7 +42,8 @@ def snapshot(*, table: str, tag: str | None) -> None:
 @click.argument("paths", metavar="SNAPSHOT_PATHS...", nargs=-1, required=True)
 @click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="A file with CREATE TABLE.")
 def backfill(*, table: str, paths: tuple[str, ...], schema_file: Path | None) -> None:
-    """Bring snapshots of a table, by one or many nodes, into the lake. Safe to repeat: what is done is passed over."""
+    """Bring snapshots of a table into the lake. They may come from one node or many. Safe to repeat: buckets that are
+    done are skipped."""
     settings = config.load()
     found = find_snapshots(paths, parse_table(schema_file.read_text()) if schema_file else None)
     if found.schema.full_name != table:
@@ -62,7 +64,8 @@ def backfill(*, table: str, paths: tuple[str, ...], schema_file: Path | None) ->
 @click.option("--where", help="A condition in SQL, such as \"amount > 10 AND city = 'Oslo'\".")
 @click.option("--format", "form", type=click.Choice(["table", "jsonl", "parquet"]), default="table")
 def view(*, table: str, as_of: str | None, where: str | None, form: str) -> None:
-    """Print the rows of a table as the database would answer SELECT *, now or as of an instant."""
+    """Print the rows of a table as the database would answer SELECT *. They are those of now, or of an instant (--as-
+    of)."""
     lake_table = open_table(config.load(), table)
     instant = None if as_of is None else parse_instant(as_of)
     unfit: Counter[str] = Counter()
@@ -80,8 +83,8 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str) -> None
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
 def maintain(*, table: str) -> None:
-    """Fold new changes into the state, drop old tombstones, renew the compacted view, merge old history and row events,
-    delete files not needed."""
+    """Fold, compact and clean up a table of the lake. That is: fold new changes into the state, drop old tombstones,
+    refresh the compacted view, merge old history and row events, delete files that no version needs."""
     settings = config.load()
     unfit: Counter[str] = Counter()
     done = maintain_table(settings, open_table(settings, table), unfit=unfit)

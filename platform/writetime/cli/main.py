@@ -1,72 +1,106 @@
-"""The shell command `writetime`: its commands for the servers, and where all others are."""
+"""The shell command `writetime`: which commands there are. Each is imported when it is called."""
 
 import importlib
-import json
 import logging
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
-from cassandra import RequestValidationException
 
-from writetime import servers
-from writetime.clients import database
-from writetime.core import config
-from writetime.core.errors import WritetimeError
-from writetime.ingest.topics import ensure_ingest_topics
 
-# Each where it is, below `writetime.cli`: all of them together take seconds to import, one does not.
-_COMMANDS = {
-    "agent": "capture:agent",
-    "backfill": "lake:backfill",
-    "commitlog": "storage:commitlog",
-    "dead-letters": "ingest:dead_letters",
-    "forget": "capture:forget",
-    "land": "capture:land",
-    "maintain": "lake:maintain",
-    "publish": "row_events:publish",
-    "publish-segments": "capture:publish_segments",
-    "queue": "workqueue:queue_group",
-    "rebuild": "row_events:rebuild",
-    "replay": "replay:replay_group",
-    "retire": "capture:retire",
-    "rows": "row_events:rows",
-    "scylla-cdc": "scylla_cdc:scylla_cdc",
-    "serve": "ingest:serve",
-    "sink": "ingest:run_sink",
-    "snapshot": "lake:snapshot",
-    "sstable": "storage:sstable",
-    "verify": "verify:verify",
-    "view": "lake:view",
-    "work": "workqueue:work",
+class Listed(NamedTuple):
+    """A command as `writetime --help` lists it.
+
+    Attributes:
+        place: its module below `writetime.cli`, and its function there.
+        help: the first sentence of its own help.
+    """
+
+    place: str
+    help: str
+
+
+# With their help, as to import all of them takes seconds.
+COMMANDS = {
+    "agent": Listed("capture:agent", "Publish changes to Kafka until SIGTERM or Ctrl-C."),
+    "backfill": Listed("lake:backfill", "Bring snapshots of a table into the lake."),
+    "commitlog": Listed("storage:commitlog", "Print the changes in commit log segments, one JSON object per line."),
+    "cql": Listed("servers:cql", "Execute CQL statements, and print their rows as JSON lines."),
+    "dead-letters": Listed("ingest:dead_letters", "List the messages that could not be stored, or send them again."),
+    "down": Listed("servers:down", "Stop the embedded servers; their data stays."),
+    "forget": Listed("capture:forget", "Delete all that the platform keeps of a table."),
+    "init": Listed("servers:init", "Create the keyspace, tables and topics that do not exist; safe to repeat."),
+    "land": Listed("capture:land", "Bring captured changes from Kafka into the lake."),
+    "maintain": Listed("lake:maintain", "Fold, compact and clean up a table of the lake."),
+    "publish": Listed("row_events:publish", "Publish the row events of a table to Kafka."),
+    "publish-segments": Listed(
+        "capture:publish_segments", "Publish the changes in folders of commit log segments, by Spark's tasks."
+    ),
+    "queue": Listed("workqueue:queue_group", "Inspect work queues, enqueue items, and redrive dead letters."),
+    "rebuild": Listed("row_events:rebuild", "Rebuild state, compacted view or row events from stored data."),
+    "replay": Listed("replay:replay_group", "Publish batches, process them, and read them again."),
+    "retire": Listed("capture:retire", "Record that a node or a CDC log is no longer a source."),
+    "rows": Listed("row_events:rows", "Print the row events of a table, or their Avro schema."),
+    "scylla-cdc": Listed("scylla_cdc:scylla_cdc", "Print the changes in a ScyllaDB CDC log, one JSON object per line."),
+    "serve": Listed("ingest:serve", "Accept events over HTTP until SIGTERM or Ctrl-C, then drain."),
+    "sink": Listed("ingest:run_sink", "Store events from Kafka until SIGTERM or Ctrl-C, then drain and commit."),
+    "snapshot": Listed("lake:snapshot", "Take a snapshot of a table on this machine's Cassandra node."),
+    "sstable": Listed("storage:sstable", "Print the changes in SSTables, one JSON object per line."),
+    "status": Listed("servers:status", "Show the state of servers, agent, landing, dead letters and workers."),
+    "up": Listed("servers:up", "Start the embedded servers that are not running, then do what `init` does."),
+    "verify": Listed("verify:verify", "Compare a table's view with the database."),
+    "view": Listed("lake:view", "Print the rows of a table as the database would answer SELECT *."),
+    "work": Listed("workqueue:work", "Run a handler for the items of a queue until SIGTERM or Ctrl-C."),
 }
 
 
 class _Group(click.Group):
-    """Shows a `WritetimeError`, or that the database does not answer, as one line and ends with status 1. Anything else
-    is a bug and keeps its traceback."""
+    """Imports only the command that is called. Shows a `WritetimeError`, or that the database does not answer, as one
+    line and ends with status 1. Anything else is a bug and keeps its traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *_COMMANDS})
+        del ctx
+        return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        module, _, name = _COMMANDS[cmd_name].partition(":")
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].place.partition(":")
         return getattr(importlib.import_module(f"writetime.cli.{module}"), name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, listed.help) for name, listed in sorted(COMMANDS.items())])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except WritetimeError as e:
-            raise click.ClickException(str(e)) from None
-        except database.DRIVER_FAULTS as e:
-            if isinstance(e, RequestValidationException):
-                # A statement of ours is wrong.
+        except Exception as e:
+            if (line := _in_one_line(e)) is None:
                 raise
-            raise click.ClickException(
-                f"the database did not answer ({database.driver_reason(e)}): run the command again"
-            ) from None
+            raise click.ClickException(line) from None
+
+
+def _in_one_line(error: Exception) -> str | None:
+    """Return the text of an error that is not a bug; None for a bug."""
+    if isinstance(error, click.ClickException | click.Abort | click.exceptions.Exit):
+        return None
+    from writetime.core.errors import WritetimeError
+
+    if isinstance(error, WritetimeError):
+        return str(error)
+    if "cassandra" not in sys.modules:
+        return None
+    from cassandra import RequestValidationException
+
+    from writetime.clients.database import DRIVER_FAULTS, driver_reason
+
+    # A request that is not valid is a bug of ours.
+    if isinstance(error, DRIVER_FAULTS) and not isinstance(error, RequestValidationException):
+        return f"the database did not answer ({driver_reason(error)}): run the command again"
+    return None
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -76,81 +110,3 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # The driver logs each refused connection attempt; the error that follows says it once.
     logging.getLogger("cassandra").setLevel(logging.CRITICAL)
-
-
-@main.command()
-def up() -> None:
-    """Start the embedded servers that are not running, then do what `init` does."""
-    settings = config.load()
-    for server, started in servers.up(settings):
-        state = "started" if started else "was running"
-        click.echo(f"{server.name:<10} {state:<12} {_ports(server)}  log {server.log_file}")
-    _init(settings)
-
-
-@main.command()
-def down() -> None:
-    """Stop the embedded servers; their data stays."""
-    for server, stopped in servers.down(config.load()):
-        click.echo(f"{server.name:<10} {'stopped' if stopped else 'was not running'}")
-
-
-@main.command()
-@click.option(
-    "--agents", is_flag=True, help="Show how far the agents of all nodes are instead, by what they say in Kafka."
-)
-@click.option("--all", "everything", is_flag=True, help="Show all tables, and not those only that matter most.")
-def status(*, agents: bool, everything: bool) -> None:
-    """Show which embedded servers run and answer, how far the agent is, which tables do not land, how many dead letters
-    there are, and faults of workers; the exit status is 1 unless all servers run."""
-    from writetime.cli.status import agents_lines, status_lines
-    from writetime.ingest.deadletters import status_lines as ingest_lines
-    from writetime.workqueue.inspect import status_lines as queue_lines
-
-    if agents:
-        for line in agents_lines(config.load(), everything=everything):
-            click.echo(line)
-        return
-    all_ready = True
-    settings = config.load()
-    for server in servers.servers(settings):
-        pid = server.pid()
-        fault = None if pid is None else server.fault()
-        all_ready &= pid is not None and fault is None
-        state = "not running" if pid is None else "not ready" if fault else "ready"
-        line = f"{server.name:<10} {state:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}"
-        click.echo(f"{line}  ({fault})" if fault else line)
-    for line in [*status_lines(settings, everything=everything), *ingest_lines(settings), *queue_lines(settings)]:
-        click.echo(line)
-    sys.exit(0 if all_ready else 1)
-
-
-@main.command()
-def init() -> None:
-    """Create the keyspace, tables and topics that do not exist; safe to repeat."""
-    _init(config.load())
-
-
-@main.command()
-@click.argument("statements", metavar="STATEMENT...", nargs=-1, required=True)
-def cql(*, statements: tuple[str, ...]) -> None:
-    """Execute CQL statements in the database, one after the other, and print the rows of answers as JSON lines."""
-    with database.connect(config.load()) as session:
-        for statement in statements:
-            try:
-                answer = session.execute(statement)
-                for row in answer:
-                    click.echo(json.dumps(dict(zip(answer.column_names, row, strict=True)), default=str))
-            except database.DRIVER_FAULTS as e:
-                raise WritetimeError(f"{statement}: {e}") from None
-
-
-def _init(settings: config.Settings) -> None:
-    for name in database.apply_schema(settings):
-        click.echo(f"schema     applied      {name}")
-    for name in ensure_ingest_topics(settings):
-        click.echo(f"topic      created      {name}")
-
-
-def _ports(server: servers.EmbeddedServer) -> str:
-    return "ports " + ", ".join(map(str, server.ports.values()))

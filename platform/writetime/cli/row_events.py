@@ -32,7 +32,8 @@ _REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
 @click.option("--from", "first", default=1, show_default=True, help="The first batch (`sequence`) to print.")
 @click.option("--format", "form", type=click.Choice(["jsonl", "table", "avsc"]), default="jsonl", show_default=True)
 def rows(*, table: str, first: int, form: str) -> None:
-    """Print the row events that the lake keeps, in order, or the Avro schema of those in Kafka (avsc)."""
+    """Print the row events of a table, or their Avro schema. They are printed in the order in which the lake keeps
+    them."""
     lake_table = open_table(config.load(), table)
     if form == "avsc":
         click.echo(json.dumps(event_avro(lake_table.schema()), indent=2))
@@ -48,7 +49,8 @@ def rows(*, table: str, first: int, form: str) -> None:
 @click.argument("table", metavar="KS.TABLE")
 @click.option("--lake-only", is_flag=True, help="Keep the events in the lake, and send none to Kafka.")
 def publish(*, table: str, lake_only: bool) -> None:
-    """Find the row events since the last batch, keep them in the lake, and publish them to Kafka."""
+    """Publish the row events of a table to Kafka. It finds those since the last batch, and keeps them in the lake
+    first."""
     settings = config.load()
     lake_table = open_table(settings, table)
     click.echo(f"rows       {extend(lake_table)} events added")
@@ -60,8 +62,8 @@ def publish(*, table: str, lake_only: bool) -> None:
 @click.argument("table", metavar="KS.TABLE")
 @click.argument("parts", metavar="[state|view|rows]...", type=click.Choice(list(_REBUILD)), nargs=-1)
 def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
-    """Make the state anew from the changes, the compacted view or the row events from the state; by default the state
-    and the view. The database is not asked."""
+    """Rebuild state, compacted view or row events from stored data. The state comes from the changes, the view and the
+    row events from the state. Defaults to the state and the view. The database is not asked."""
     lake_table = open_table(config.load(), table)
     for part in parts or ("state", "view"):
         make, what = _REBUILD[part]

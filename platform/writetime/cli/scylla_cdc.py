@@ -36,7 +36,7 @@ def scylla_cdc(
     output: Path | None,
     stats: bool,
 ) -> None:
-    """Print the changes in the CDC log of a ScyllaDB table, one JSON object a line."""
+    """Print the changes in a ScyllaDB CDC log, one JSON object per line."""
     start, end, snapshot = (None if text is None else parse_instant(text) for text in (first, last, snapshot_at))
     with open_source(config.load(), table) as source:
         schema = source.schema

@@ -51,7 +51,7 @@ def _shared(command: Any) -> Any:
 def sstable(
     *, path: str, schema_file: Path | None, fields: str | None, output: Path | None, stats: bool, on_corrupt: str
 ) -> None:
-    """Print the changes in the SSTable at PATH, or in all those of the folder PATH, one JSON object a line."""
+    """Print the changes in SSTables, one JSON object per line. PATH is an SSTable, or a folder of them."""
     locations = list(find_sstables(path))
     schema = _one(parse_schemas(schema_file.read_text())) if schema_file else infer_schema(locations)
     wanted = chosen_fields(fields, [schema])
@@ -83,10 +83,8 @@ def commitlog(
     tables: tuple[str, ...],
     on_corrupt: Literal["fail", "skip-file"],
 ) -> None:
-    """Print the changes in the commit log segment at PATH, or in all those of the folder PATH.
-
-    The schema has to give each table its id (CREATE TABLE ... WITH ID = ...). Writes to other tables are counted.
-    """
+    """Print the changes in commit log segments, one JSON object per line. PATH is a segment, or a folder of them. The
+    schema has to give each table its id (CREATE TABLE ... WITH ID = ...). Writes to other tables are counted."""
     if schema_file is None:
         raise WritetimeError("commit logs do not tell their tables' columns: name a file with CREATE TABLE by --schema")
     schemas = parse_schemas(schema_file.read_text())

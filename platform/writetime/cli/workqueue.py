@@ -27,7 +27,7 @@ from writetime.workqueue.worker import Worker
 @click.option("--queue", "names", multiple=True, required=True, help="A queue to work on; may be given several times.")
 @click.option("--handler", "paths", multiple=True, required=True, help="module:function, one for each queue.")
 def work(names: tuple[str, ...], paths: tuple[str, ...]) -> None:
-    """Run a handler for the items of a queue until SIGTERM or Ctrl-C, then end gracefully."""
+    """Run a handler for the items of a queue until SIGTERM or Ctrl-C. It ends gracefully."""
     if len(names) != len(paths):
         raise WritetimeError(f"{len(names)} queues and {len(paths)} handlers; name one handler for each queue")
     settings = config.load()
@@ -49,7 +49,7 @@ def work(names: tuple[str, ...], paths: tuple[str, ...]) -> None:
 
 @click.group(name="queue")
 def queue_group() -> None:
-    """Look at work queues, enqueue items, and send dead letters once more."""
+    """Inspect work queues, enqueue items, and redrive dead letters."""
 
 
 @queue_group.command(name="inspect")

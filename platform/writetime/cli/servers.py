@@ -1,0 +1,87 @@
+"""`writetime up | down | status | init | cql`."""
+
+import json
+import sys
+
+import click
+
+from writetime import servers
+from writetime.cli.status import agents_lines, status_lines
+from writetime.clients import database
+from writetime.core import config
+from writetime.core.errors import WritetimeError
+from writetime.ingest.deadletters import status_lines as ingest_lines
+from writetime.ingest.topics import ensure_ingest_topics
+from writetime.workqueue.inspect import status_lines as queue_lines
+
+
+@click.command()
+def up() -> None:
+    """Start the embedded servers that are not running, then do what `init` does."""
+    settings = config.load()
+    for server, started in servers.up(settings):
+        state = "started" if started else "was running"
+        click.echo(f"{server.name:<10} {state:<12} {_ports(server)}  log {server.log_file}")
+    _init(settings)
+
+
+@click.command()
+def down() -> None:
+    """Stop the embedded servers; their data stays."""
+    for server, stopped in servers.down(config.load()):
+        click.echo(f"{server.name:<10} {'stopped' if stopped else 'was not running'}")
+
+
+@click.command()
+@click.option("--agents", is_flag=True, help="Show how far the agents of all nodes are, as they report to Kafka.")
+@click.option("--all", "everything", is_flag=True, help="Show all tables, not only those that matter most.")
+def status(*, agents: bool, everything: bool) -> None:
+    """Show the state of servers, agent, landing, dead letters and workers. The exit status is 1 unless all embedded
+    servers run and answer."""
+    if agents:
+        for line in agents_lines(config.load(), everything=everything):
+            click.echo(line)
+        return
+    all_ready = True
+    settings = config.load()
+    for server in servers.servers(settings):
+        pid = server.pid()
+        fault = None if pid is None else server.fault()
+        all_ready &= pid is not None and fault is None
+        state = "not running" if pid is None else "not ready" if fault else "ready"
+        line = f"{server.name:<10} {state:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}"
+        click.echo(f"{line}  ({fault})" if fault else line)
+    for line in [*status_lines(settings, everything=everything), *ingest_lines(settings), *queue_lines(settings)]:
+        click.echo(line)
+    sys.exit(0 if all_ready else 1)
+
+
+@click.command()
+def init() -> None:
+    """Create the keyspace, tables and topics that do not exist; safe to repeat."""
+    _init(config.load())
+
+
+@click.command()
+@click.argument("statements", metavar="STATEMENT...", nargs=-1, required=True)
+def cql(*, statements: tuple[str, ...]) -> None:
+    """Execute CQL statements, and print their rows as JSON lines."""
+    with database.connect(config.load()) as session:
+        for statement in statements:
+            try:
+                answer = session.execute(statement)
+                for row in answer:
+                    click.echo(json.dumps(dict(zip(answer.column_names, row, strict=True)), default=str))
+            except database.DRIVER_FAULTS as e:
+                raise WritetimeError(f"{statement}: {e}") from None
+
+
+def _init(settings: config.Settings) -> None:
+    for name in database.apply_schema(settings):
+        click.echo(f"schema     applied      {name}")
+    for name in ensure_ingest_topics(settings):
+        click.echo(f"topic      created      {name}")
+
+
+def _ports(server: servers.EmbeddedServer) -> str:
+    return "ports " + ", ".join(map(str, server.ports.values()))

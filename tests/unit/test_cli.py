@@ -1,0 +1,34 @@
+"""The shell command itself: what it lists, and what that costs."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from writetime.cli.main import COMMANDS, main
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_has_the_first_sentence_of_each_help(name: str) -> None:
+    command = main.get_command(None, name)  # type: ignore[arg-type]
+    assert command is not None
+    assert command.help is not None
+    assert " ".join(command.help.split()).startswith(COMMANDS[name].help.rstrip("."))
+
+
+def test_an_unknown_command_is_named() -> None:
+    answer = CliRunner().invoke(main, ["fly"])
+    assert answer.exit_code == 2
+    assert "No such command 'fly'" in answer.output
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_the_list_of_commands_imports_none_of_them(option: str) -> None:
+    code = (
+        "import sys; from writetime.cli.main import main; main([sys.argv[1]], standalone_mode=False);"
+        "print({n.partition('.')[0] for n in sys.modules} & {'cassandra', 'dagster', 'numba', 'pyarrow', 'pydantic'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code, option], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "set()"
