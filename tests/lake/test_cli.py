@@ -13,9 +13,9 @@ from tests.lake.made import add, batch, new_table, settings_at, write
 from writetime.cli.lake import filtered
 from writetime.cli.main import main
 from writetime.cli.storage import write_changes
+from writetime.cli.text import print_table
 from writetime.core.printing import json_line
 from writetime.lake.table import LakeTable
-from writetime.lake.text import print_table
 from writetime.schema.cql import parse_table
 
 

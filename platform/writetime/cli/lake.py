@@ -10,6 +10,7 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from writetime.cli.text import print_table
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core import config
 from writetime.core.errors import WritetimeError
@@ -20,7 +21,6 @@ from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import complete_schema, find_snapshots
 from writetime.lake.row_form import warning
 from writetime.lake.table import create_table, open_table, view_schema
-from writetime.lake.text import print_table
 from writetime.row_events.upkeep import maintain as maintain_table
 from writetime.schema.cql import parse_table
 from writetime.schema.names import TakenNames, candidates

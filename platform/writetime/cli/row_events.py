@@ -7,18 +7,15 @@ from functools import partial
 import click
 import pyarrow as pa
 
+from writetime.cli.text import print_table
 from writetime.core import config
-from writetime.core.errors import WritetimeError
 from writetime.core.printing import json_line, json_value
 from writetime.lake import state, views
-from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, open_table
-from writetime.lake.text import print_table
-from writetime.row_events.events import event_schema
 from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import publish as publish_events
 from writetime.row_events.publish import topic_of
-from writetime.row_events.stream import batch_files, extend
+from writetime.row_events.stream import events_since, extend
 
 _REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
     "state": (state.rebuild, "files of changes merged"),
@@ -38,11 +35,11 @@ def rows(*, table: str, first: int, form: str) -> None:
     if form == "avsc":
         click.echo(json.dumps(event_avro(lake_table.schema()), indent=2))
     elif form == "jsonl":
-        for part in _events(lake_table, first):
+        for part in events_since(lake_table, first):
             for i in range(part.num_rows):
                 click.echo(json_line({name: part[name][i] for name in part.column_names}))
     else:
-        _print_table(_events(lake_table, first))
+        _print_table(events_since(lake_table, first))
 
 
 @click.command()
@@ -68,16 +65,6 @@ def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
     for part in parts or ("state", "view"):
         make, what = _REBUILD[part]
         click.echo(f"{part:<10} {make(lake_table)} {what}")
-
-
-def _events(table: LakeTable, first: int) -> Iterator[pa.Table]:
-    stream = table.rows
-    if not stream.exists():
-        raise WritetimeError(f"{table.name} has no row events yet: make them by `writetime publish {table.name}`")
-    schema = event_schema(table.schema())
-    for sequence, file in batch_files(stream.load()):
-        if sequence >= first:
-            yield read_file(stream.storage, file.path, schema)
 
 
 def _print_table(parts: Iterator[pa.Table]) -> None:

@@ -8,7 +8,7 @@ What a batch reads follows what it changes: the partitions that the new changes 
 expires, from the recorded version of the state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, Snapshot
 from writetime.lake.horizon import horizon_of
 from writetime.lake.merging import Runner, Source
-from writetime.lake.parquet import WrittenFile, write_file
+from writetime.lake.parquet import WrittenFile, read_file, write_file
 from writetime.lake.state import Staged, completed, files_since, folded_version, generation_of, pending
 from writetime.lake.storage import Storage
 from writetime.lake.table import CREATED, LakeTable, created_of
@@ -199,6 +199,21 @@ def batch_files(rows: Snapshot) -> list[tuple[int, DataFile]]:
     """Return the files of the stream with their batches, in order."""
     found = [(int(file.path.rsplit("/", 1)[-1].split("-")[1]), file) for file in rows.files]
     return sorted(found, key=lambda each: (each[0], each[1].bucket, each[1].path))
+
+
+def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:
+    """Yield the row events that the lake has, from the batch `first` on, in order.
+
+    Raises:
+        WritetimeError: the table has no row events yet.
+    """
+    stream = table.rows
+    if not stream.exists():
+        raise WritetimeError(f"{table.name} has no row events yet: make them by `writetime publish {table.name}`")
+    schema = event_schema(table.schema())
+    for sequence, file in batch_files(stream.load()):
+        if sequence >= first:
+            yield read_file(stream.storage, file.path, schema)
 
 
 def _next_tasks(table: LakeTable, last: Position, state: Snapshot, changes: Snapshot, batch: Batch) -> list[RowTask]:

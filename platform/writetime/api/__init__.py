@@ -1,0 +1,1 @@
+"""The Python interface of Writetime, for notebooks and scripts: `import writetime`."""

@@ -1,0 +1,86 @@
+"""Reads files of the database as changes in Arrow, without the database."""
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from writetime.changes.model import change_schema
+from writetime.core.errors import WritetimeError
+from writetime.schema.cql import parse_schemas
+from writetime.schema.table import TableSchema
+from writetime.storage.commitlog import CommitLogReader
+from writetime.storage.files import find_sstables
+from writetime.storage.infer import infer_schema
+from writetime.storage.segment import find_segments, trusted
+from writetime.storage.sstable import SSTable
+
+
+def read_sstable(path: str, schema: str | None = None, fields: Sequence[str] | None = None) -> pa.RecordBatchReader:
+    """Return the changes in an SSTable, or in all SSTables of a folder.
+
+    Args:
+        path: the SSTable's `Data.db` or a folder, local or in an object store (a URL).
+        schema: a CREATE TABLE statement. Defaults to the snapshot's `schema.cql`, else to the headers of the SSTables.
+        fields: the fields of the changes to read; all by default.
+
+    Raises:
+        WritetimeError: there is no SSTable, one is corrupt, or a field does not exist.
+    """
+    locations = list(find_sstables(path))
+    table = infer_schema(locations) if schema is None else _one_table(schema)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for location in locations:
+            yield from SSTable(location, table).scan(fields)
+
+    return pa.RecordBatchReader.from_batches(_fields_of(table, fields), batches())
+
+
+def read_commitlog(
+    path: str, schema: str, table: str | None = None, fields: Sequence[str] | None = None
+) -> pa.RecordBatchReader:
+    """Return the changes of one table in a commit log segment, or in all segments of a folder.
+
+    Args:
+        path: the segment or a folder, local or in an object store (a URL).
+        schema: CREATE TABLE statements with the ids of the tables (`WITH ID = ...`), as `DESCRIBE ... WITH INTERNALS`
+            prints them.
+        table: the table as `keyspace.table`. It may be left out if `schema` has one table only.
+        fields: the fields of the changes to read; all by default.
+
+    Raises:
+        WritetimeError: the schema lacks the table, a segment is corrupt, or a field does not exist.
+    """
+    known = parse_schemas(schema)
+    chosen = next((s for s in known if s.full_name == table), None) if table else _one_table(schema)
+    if chosen is None:
+        raise WritetimeError(f"the schema has no table {table}; it has {', '.join(s.full_name for s in known)}")
+    result = _fields_of(chosen, fields)
+    reader = CommitLogReader(
+        known, [chosen.full_name], fields=result.names, on_unknown_table="skip", torn_tail="stop", on_corrupt="fail"
+    )
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for segment, until in trusted(find_segments(path)):
+            for _, batch in reader.read(segment, until=until):
+                yield batch
+
+    return pa.RecordBatchReader.from_batches(result, batches())
+
+
+def _one_table(cql: str) -> TableSchema:
+    found = parse_schemas(cql)
+    if len(found) != 1:
+        raise WritetimeError(f"the schema has {len(found)} tables; one was expected")
+    return found[0]
+
+
+def _fields_of(table: TableSchema, fields: Sequence[str] | None) -> pa.Schema:
+    full = change_schema(table)
+    if fields is None:
+        return full
+    if unknown := [name for name in fields if name not in full.names]:
+        raise WritetimeError(
+            f"changes of {table.full_name} have no field {unknown[0]}; they have {', '.join(full.names)}"
+        )
+    return pa.schema([full.field(name) for name in fields])

@@ -1,0 +1,90 @@
+"""A captured table in the lake, read into Arrow."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from writetime.core import config
+from writetime.core.config import Settings
+from writetime.core.instants import parse_instant
+from writetime.lake import table as lake
+from writetime.lake import views
+from writetime.lake.table import LakeTable, view_schema
+from writetime.row_events.events import event_schema
+from writetime.row_events.stream import events_since
+from writetime.schema.names import TakenNames, candidates
+from writetime.schema.table import TableSchema
+
+
+class Table:
+    """A captured table. Each method reads the lake as it is when it is called."""
+
+    def __init__(self, table: LakeTable) -> None:
+        self._table = table
+
+    @property
+    def name(self) -> str:
+        """The name as `keyspace.table`."""
+        return self._table.name
+
+    @property
+    def schema(self) -> TableSchema:
+        """The table's schema in CQL's types."""
+        return self._table.schema()
+
+    def view(self, as_of: datetime | str | int | None = None) -> pa.Table:
+        """Return the rows that the database would answer to SELECT *.
+
+        Args:
+            as_of: an instant: a datetime, ISO 8601 (UTC unless they name a zone) or microseconds since 1970. The rows
+                are then those of all writes with a write time up to it. Defaults to now.
+
+        Raises:
+            WritetimeError: the lake no longer has the changes up to this instant.
+        """
+        text = as_of.isoformat() if isinstance(as_of, datetime) else as_of
+        instant = parse_instant(text) if isinstance(text, str) else text
+        parts = list(views.virtual(self._table, instant))
+        return pa.concat_tables([view_schema(self.schema).empty_table(), *parts])
+
+    def lookup(self, keys: Sequence[Mapping[str, Any]]) -> pa.Table:
+        """Return the rows that have one of some keys.
+
+        Args:
+            keys: values by column, such as `[{"id": 7}, {"id": 9}]`. All name the same columns.
+        """
+        rows = self.view()
+        if not keys:
+            return rows.slice(0, 0)
+        columns = list(keys[0])
+        wanted = pa.Table.from_pylist(list(keys), pa.schema([rows.schema.field(name) for name in columns]))
+        # Joined without the other columns, as Arrow's join refuses nested ones.
+        taken = TakenNames(rows.column_names)
+        number = next(name for name in candidates("number") if name not in taken)
+        numbered = rows.select(columns).append_column(number, pa.array(range(rows.num_rows), pa.int64()))
+        found = numbered.join(wanted, columns, join_type="left semi")[number]
+        return rows.take(found.combine_chunks().sort())
+
+    def row_events(self, since: int = 1) -> pa.Table:
+        """Return the row events from a batch (`sequence`) on, in order: kind, and the row before and after.
+
+        Raises:
+            WritetimeError: the table has no row events yet.
+        """
+        schema = event_schema(self.schema)
+        return pa.concat_tables([schema.empty_table(), *events_since(self._table, since)])
+
+
+def open_table(name: str, settings: Settings | None = None) -> Table:
+    """Return a captured table of the lake.
+
+    Args:
+        name: `keyspace.table`.
+        settings: of the installation. Defaults to `writetime.toml` in the working folder and the environment.
+
+    Raises:
+        WritetimeError: the lake has no such table.
+    """
+    return Table(lake.open_table(config.load() if settings is None else settings, name))
