@@ -8,7 +8,7 @@ import random
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,16 @@ from writetime.capture.publisher import ChangePublisher, topic_of
 from writetime.cli.main import main
 from writetime.cli.status import status_lines
 from writetime.clients import kafka
-from writetime.clients.kafka import client_config, end_offsets, ensure_topics, messages_between
+from writetime.clients.kafka import (
+    TopicEnds,
+    client_config,
+    end_offsets,
+    ends_of_topics,
+    ensure_topics,
+    messages_between,
+)
 from writetime.core.config import Settings
+from writetime.core.errors import Transient
 from writetime.core.outages import is_outage
 from writetime.lake.delta import BucketedTable
 from writetime.lake.horizon import captured_until, raise_snapshot
@@ -367,6 +375,22 @@ def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatc
     publish(settings, dataclasses.replace(schema_of(settings, "a"), id=None), 1)
     answer = command("land", name, other)
     assert answer.stdout == f"1 changes of {name}\n1 changes of {other}\n"
+
+
+def test_the_end_of_a_topic_without_a_leader_is_asked_for_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name,) = published(settings, "a")
+    asked = 0
+
+    def ends(settings: Settings, wanted: Callable[[str], bool]) -> TopicEnds:
+        nonlocal asked
+        asked += 1
+        found = ends_of_topics(settings, wanted)
+        return TopicEnds({}, {topic: Transient("no leader") for topic in found.ends}) if asked == 1 else found
+
+    monkeypatch.setattr(following, "ends_of_topics", ends)
+    assert command("land", name).stdout == f"3 changes of {name}\n"
 
 
 def test_what_has_stopped_a_table(settings: Settings) -> None:

@@ -175,6 +175,9 @@ class Tables:
             for attempt in range(ATTEMPTS + 1):
                 if attempt:
                     time.sleep(_PAUSE_SECONDS)
+                    if isinstance(_ends_of(ends, table.name), Exception):
+                        # The topic's partitions may have had no leader just then.
+                        sources, ends = self._ask()
                 outcome = table.land(_ends_of(ends, table.name), sources, accept_gap=self._accept_gap)
                 if isinstance(outcome, int) or (isinstance(outcome, WritetimeError) and not is_outage(outcome)):
                     break
