@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test test-long test-python test-without-servers test-scylla ui style lint bench clean
+.PHONY: setup instance port demo test check test-long test-python test-without-servers test-scylla ui style lint bench clean
 
 setup: $(STAMP)
 
@@ -41,8 +41,13 @@ ui: port instance
 	@echo "Dagster: http://127.0.0.1:$(UI_PORT) (Ctrl-C stops it)"
 	@PYTHONWARNINGS='ignore:Function `dev_command` is superseded' $(BIN)/dagster dev -w $(WORKSPACE) -h 127.0.0.1 -p $(UI_PORT) --log-level warning
 
-test: style
-	@$(PYTEST) --durations=20
+# T=tests/lake/test_run.py runs these tests only, at once.
+test: $(if $(T),setup,style)
+	@$(if $(T),$(BIN)/python -m pytest $(T),$(PYTEST) --durations=20)
+
+# What to run before each commit: style, and the tests that need no servers.
+check: style
+	@$(PYTEST) --without-servers --ignore tests/security
 
 # The same, with the long tests of faults at their full length.
 test-long: style
