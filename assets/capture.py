@@ -27,12 +27,12 @@ from assets.failures import by_kind
 from assets.naming import documents, key_of, pool_of
 from resources import KafkaResource
 from writetime.capture.metrics import summary
-from writetime.capture.publisher import topic_of
 from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.clients.topic_retention import waiting_too_long
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.views import time_now
 from writetime.landing.landing import is_published, landed_offsets, not_landed
+from writetime.wire.topics import changes_topic
 from writetime.wire.watermarks import WatermarkTopic, statuses
 
 COMMIT_LOGS = AssetKey(["sources", "commit_logs"])
@@ -112,15 +112,15 @@ def topic(table: FollowedTable) -> AssetsDefinition:
                 group_name="capture",
                 kinds={"kafka"},
                 owners=table.entry.owners,
-                description=f"What the agents publish of {table.name}, in the topic `{topic_of(table.name)}`: each "
-                "write with its write times, keyed by the partition key, ordered by it.",
+                description=f"The changes that agents publish to the topic `{changes_topic(table.name)}`: "
+                "each write with its write times, keyed and ordered by the partition key.",
                 metadata=documents("docs/capture.md"),
             )
         ],
     )
     @by_kind()
     def observe(kafka: KafkaResource) -> ObserveResult:
-        settings, name = kafka.settings, topic_of(table.name)
+        settings, name = kafka.settings, changes_topic(table.name)
         if not is_published(settings, table.name):
             return ObserveResult(asset_key=key, metadata={"topic": name, "messages": 0})
         firsts, ends = beginning_offsets(settings, name), end_offsets(settings, name)
@@ -157,7 +157,7 @@ def retention(table: FollowedTable) -> AssetChecksDefinition:
         if not is_published(settings, table.name):
             return from_waiting({})
         landed = landed_offsets(settings, table.name)
-        return from_waiting(waiting_too_long(settings, topic_of(table.name), landed))
+        return from_waiting(waiting_too_long(settings, changes_topic(table.name), landed))
 
     return lag_is_far_from_retention
 

@@ -30,8 +30,9 @@ from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table
 from writetime.row_events.events import KINDS, event_schema
-from writetime.row_events.publish import not_published, publish, published_since, topic_of
+from writetime.row_events.publish import not_published, publish, published_since
 from writetime.row_events.stream import extend
+from writetime.wire.topics import rows_topic
 
 
 def events(table: FollowedTable) -> AssetsDefinition:
@@ -121,12 +122,12 @@ def topic(table: FollowedTable) -> AssetsDefinition:
                 "the lake.",
             )
         ],
-        description=f"The row events of {table.name} in Kafka's `{topic_of(table.name)}`, as Avro: each once, for "
+        description=f"The row events of {table.name} in Kafka's `{rows_topic(table.name)}`, as Avro: each once, for "
         "consumers that read what is committed.",
     )
     @by_kind()
     def send(lake: LakeResource, kafka: KafkaResource) -> MaterializeResult:
-        settings, name = kafka.settings, topic_of(table.name)
+        settings, name = kafka.settings, rows_topic(table.name)
         in_lake = open_table(lake.settings, table.name)
         before = end_offsets(settings, name) if name in topic_names(settings) else {}
         began = time.monotonic()

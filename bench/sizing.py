@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from bench.rows import SCHEMA, tokens_of, updates
-from writetime.capture.publisher import ChangePublisher, topic_of
+from writetime.capture.publisher import ChangePublisher
 from writetime.core import config
 from writetime.lake.table import open_table
 from writetime.landing.landing import Landing
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
+from writetime.wire.topics import changes_topic
 
 REPLICAS = 3
 # Of a core, so that what is late catches up: at half of it, an hour's outage is made up in an hour.
@@ -181,7 +182,7 @@ def measure(count: int) -> str:
                 began = time.process_time()
                 assert landing.drain() == number
                 costs.append((time.process_time() - began) / number * 1e6)
-            logs = list((kafka.folder / "data").glob(f"{topic_of(SCHEMA.full_name)}-*/*.log"))
+            logs = list((kafka.folder / "data").glob(f"{changes_topic(SCHEMA.full_name)}-*/*.log"))
             files = open_table(settings, SCHEMA.full_name).changes.load().files
             there = count + count // 10
             kafka_bytes = sum(path.stat().st_size for path in logs) / there

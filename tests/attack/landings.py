@@ -25,7 +25,7 @@ from tests.attack import hostile
 from tests.attack.command import numbers
 from tests.attack.watched import Limits
 from tests.lake.made import cell
-from writetime.capture.publisher import ChangePublisher, topic_of
+from writetime.capture.publisher import ChangePublisher
 from writetime.changes.model import change_schema, field_name
 from writetime.changes.position import AT, position_encoder
 from writetime.clients.kafka import client_config
@@ -51,6 +51,7 @@ from writetime.storage.kernel.primitives import token
 from writetime.wire import watermarks
 from writetime.wire.change_messages import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
 from writetime.wire.publishing import SCHEMAS_TOPIC, Sender
+from writetime.wire.topics import changes_topic
 from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, SourceMarks, TableMark, ensure_watermarks_topic
 
 # The lake and Arrow reserve more than they touch.
@@ -146,7 +147,7 @@ class Landings:
 
     def _send(self, schema: TableSchema, values: list[bytes]) -> None:
         for i, value in enumerate(values):
-            self._producer.produce(topic_of(schema.full_name), value, b"k", i % _PARTITIONS)
+            self._producer.produce(changes_topic(schema.full_name), value, b"k", i % _PARTITIONS)
         assert self._producer.flush(30) == 0
 
     def _mark(self) -> None:
@@ -188,7 +189,7 @@ class Landings:
                 if kind is not None:
                     kinds[message.partition() or 0, message.offset() or 0] = kind
 
-            self._producer.produce(topic_of(name), value, key, partition, delivered, headers=headers)
+            self._producer.produce(changes_topic(name), value, key, partition, delivered, headers=headers)
         for schema in self._sound:
             self._send(schema, self._changes(r, schema, 3))
         assert self._producer.flush(30) == 0
@@ -217,7 +218,7 @@ class Landings:
             found = _PLACE.search(fault)
             assert found is not None, f"an error without a place: {fault[:300]}"
             place = int(found[2]), int(found[3])
-            assert found[1] == topic_of(name), f"another topic is named: {fault[:300]}"
+            assert found[1] == changes_topic(name), f"another topic is named: {fault[:300]}"
             assert place in kinds, f"a sound message is refused: {fault[:300]}"
             assert place not in refused, f"a message is refused that was skipped: {fault[:300]}"
             assert self._tables._tables[name].report.state == "set aside", fault

@@ -17,7 +17,6 @@ from tests.lake.answers import cql_rows, view_rows
 from tests.rows.test_publish import messages
 from tests.storage.databases import FormatServer
 from writetime.capture.agent import run
-from writetime.capture.publisher import topic_of
 from writetime.changes.model import change_schema
 from writetime.clients.kafka import end_offsets, messages_between
 from writetime.clients.schema_registry import registry_of
@@ -29,6 +28,7 @@ from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.wire.change_messages import ChangeDecoder
 from writetime.wire.publishing import SchemaTopic
+from writetime.wire.topics import changes_topic
 
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
 
@@ -77,7 +77,7 @@ class Captured:
         """All changes of a table that were published."""
         schema = schema or self.schema(table)
         try:
-            found = messages(self.settings, topic_of(schema.full_name))
+            found = messages(self.settings, changes_topic(schema.full_name))
         except WritetimeError:
             return change_schema(schema).empty_table()
         registry = registry_of(self.settings)
@@ -100,7 +100,7 @@ class Captured:
 
     def _seen_marks(self) -> set[int]:
         """The marks that were published; of the topic, which has what `fill` wrote, too, only what is new is read."""
-        topic = topic_of(f"{self.keyspace}.marks")
+        topic = changes_topic(f"{self.keyspace}.marks")
         try:
             ends = end_offsets(self.settings, topic)
         except WritetimeError:

@@ -14,7 +14,7 @@ from tests.capture.harness import Captured
 from tests.capture.test_segments import put_back, wait_for
 from writetime.capture import durable, snapshots
 from writetime.capture.metrics import read_status
-from writetime.capture.publisher import check_publishable, topic_of
+from writetime.capture.publisher import check_publishable
 from writetime.capture.segments import SegmentFolder
 from writetime.clients.kafka import ensure_topics
 from writetime.core.errors import WritetimeError
@@ -22,6 +22,7 @@ from writetime.schema import system
 from writetime.schema.cql import parse_table
 from writetime.storage.batch import BatchMaker
 from writetime.wire.change_messages import ChangeEncoder
+from writetime.wire.topics import changes_topic
 from writetime.wire.watermarks import WatermarkTopic
 
 _TABLE = "(k int PRIMARY KEY, v int) WITH cdc = true"
@@ -148,7 +149,7 @@ def test_a_table_whose_schema_cannot_be_read_stops_no_other(
 
 def test_a_topic_that_kafka_refuses_stops_no_other(captured: Captured) -> None:
     # Each message is older than the broker takes.
-    refused = topic_of(f"{captured.keyspace}.{_BAD}")
+    refused = changes_topic(f"{captured.keyspace}.{_BAD}")
     ensure_topics(captured.settings, {refused: {"message.timestamp.before.max.ms": "0"}}, 1)
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
     with captured.agent():

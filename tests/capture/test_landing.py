@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from tests.capture.harness import Captured
 from tests.conftest import write_settings
 from tests.lake.answers import cql_rows, view_rows
-from writetime.capture.publisher import topic_of
 from writetime.cli.main import main
 from writetime.clients.kafka import client_config, end_offsets
 from writetime.clients.node_snapshots import take_snapshot
@@ -28,6 +27,7 @@ from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table
 from writetime.landing import landing
 from writetime.landing.landing import Landing, captured_tables, not_landed
+from writetime.wire.topics import changes_topic
 
 
 @pytest.fixture
@@ -125,12 +125,12 @@ def test_a_batch_that_was_not_committed_lands_later(landed: Captured, monkeypatc
 
 def test_what_stops_landing(landed: Captured) -> None:
     name = f"{landed.keyspace}.marks"
-    with pytest.raises(WritetimeError, match=f"{topic_of(name)} is not there: no agent has published"):
+    with pytest.raises(WritetimeError, match=f"{changes_topic(name)} is not there: no agent has published"):
         Landing(landed.settings, name).drain()
     with landed.agent():
         landed.settle()
         landed.settle()
-    topic = topic_of(name)
+    topic = changes_topic(name)
     ends = end_offsets(landed.settings, topic)
     partition = max(ends, key=lambda p: ends[p])
     producer = Producer(client_config(landed.settings))

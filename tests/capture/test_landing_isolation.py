@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 
 from tests.capture.test_landing import count
 from tests.lake.made import SCHEMA, batch, write
-from writetime.capture.publisher import ChangePublisher, topic_of
+from writetime.capture.publisher import ChangePublisher
 from writetime.cli.main import main
 from writetime.cli.status import status_lines
 from writetime.clients import kafka
@@ -43,12 +43,12 @@ from writetime.landing.following import Tables
 from writetime.landing.landing import Landing, captured_tables
 from writetime.landing.landing_metrics import LandingMetrics
 from writetime.landing.reports import stopped
-from writetime.landing.skipping import dead_topic_of
 from writetime.schema.avro import fingerprint
 from writetime.schema.table import TableSchema
 from writetime.wire import watermarks
 from writetime.wire.change_messages import change_avro
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
+from writetime.wire.topics import changes_topic, dead_changes_topic
 from writetime.wire.watermarks import (
     WATERMARKS_TOPIC,
     LandingReport,
@@ -290,14 +290,14 @@ def command(*arguments: str) -> Any:
 def test_land_goes_on_with_the_other_tables(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
     names = published(settings, "a", "b", "c")
-    produce(settings, topic_of(names[1]), (b"k", b"garbage"))
+    produce(settings, changes_topic(names[1]), (b"k", b"garbage"))
     broken = Broken(monkeypatch, names[0], RuntimeError("a bug"))
     answer = command("land", *names, f"{settings.cassandra.keyspace}.none")
     assert answer.exit_code == 1
     assert answer.stdout == f"3 changes of {names[2]}\n"
     assert f"Error: {names[0]}: a bug" in answer.stderr
     assert broken.tried == 4
-    assert f"Error: {names[1]}: topic {topic_of(names[1])}, partition 0, offset" in answer.stderr
+    assert f"Error: {names[1]}: topic {changes_topic(names[1])}, partition 0, offset" in answer.stderr
     assert f"3 tables were not landed: {names[0]}, {names[1]}, {settings.cassandra.keyspace}.none" in answer.stderr
     assert reports_of(settings, names[1])[0] == "set aside"
 
@@ -310,25 +310,25 @@ def test_a_message_is_skipped(settings: Settings, released_by: str, monkeypatch:
     ensure_watermarks_topic(settings)
     mark(settings, source, SourceMarks({name: TableMark(before)}))
     assert Landing(settings, name).drain() == 3
-    end = end_offsets(settings, topic_of(name), [0])[0]
-    produce(settings, topic_of(name), (b"k", b"garbage"), (b"k", None))
+    end = end_offsets(settings, changes_topic(name), [0])[0]
+    produce(settings, changes_topic(name), (b"k", b"garbage"), (b"k", None))
     publish(settings, schema_of(settings, "a"), *range(10, 30))
     mark(settings, source, SourceMarks({name: TableMark(time_now())}))
-    places = [f"{topic_of(name)}/0@{offset}" for offset in (end, end + 1)]
+    places = [f"{changes_topic(name)}/0@{offset}" for offset in (end, end + 1)]
     answer = command("land", name)
     assert f"writetime land --skip {places[0]}" in answer.stderr
     assert "is no place of a message" in command("land", "--skip", "x/1@2").output
-    assert "has landed" in command("land", "--skip", f"{topic_of(name)}/0@{end - 1}").output or not end
-    assert "there is no message" in command("land", "--skip", f"{topic_of(name)}/0@{end + 1000}").output
+    assert "has landed" in command("land", "--skip", f"{changes_topic(name)}/0@{end - 1}").output or not end
+    assert "there is no message" in command("land", "--skip", f"{changes_topic(name)}/0@{end + 1000}").output
     answer = command("land", name, "--skip", places[0], "--skip", places[1])
     assert (answer.exit_code, answer.stderr) == (0, "")
     assert f"20 changes of {name}" in answer.stdout
     assert "was skipped before" in command("land", "--skip", places[0]).output
-    dead = dead_topic_of(name)
+    dead = dead_changes_topic(name)
     found = list(messages_between(settings, dead, {0: 0}, end_offsets(settings, dead)))
     assert [(m.key(), m.value()) for m in found] == [(b"k", b"garbage"), (b"k", None)]
     headers = dict(kafka.headers_of(found[0]))
-    assert headers["dead-letter.topic"] == topic_of(name).encode()
+    assert headers["dead-letter.topic"] == changes_topic(name).encode()
     assert headers["dead-letter.offset"] == str(end).encode()
     # The watermark waits for what the messages may have said.
     now = time_now()
@@ -361,7 +361,7 @@ def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatc
     answer = command("forget", name)
     assert answer.exit_code == 1  # Nobody says yes.
     assert is_in_lake(settings, name)
-    for part in (f"topics {topic_of(name)}", "1 schemas in writetime.schemas", f"{name} of the lake", str(state)):
+    for part in (f"topics {changes_topic(name)}", "1 schemas in writetime.schemas", f"{name} of the lake", str(state)):
         assert part in answer.output
     assert command("forget", name, "--yes").exit_code == 0
     assert not Path(table_storage(settings, name).address).exists()
@@ -402,7 +402,7 @@ def test_what_has_stopped_a_table(settings: Settings) -> None:
     table = open_table(settings, name)
     assert stopped(settings, table) == []
     # Landing fails.
-    produce(settings, topic_of(name), (b"k", b"garbage"))
+    produce(settings, changes_topic(name), (b"k", b"garbage"))
     assert command("land", name).exit_code == 1
     (reason,) = stopped(settings, table)
     assert "the table is set aside" in reason

@@ -18,7 +18,6 @@ from tests.capture.test_landing import assert_view, landed
 from tests.capture.test_segments import complete, progress_of, put_back, wait_for
 from tests.rows.test_publish import messages, plain
 from writetime.capture import agent
-from writetime.capture.publisher import topic_of
 from writetime.clients import schema_registry as client
 from writetime.clients.schema_registry import Registry
 from writetime.core import config
@@ -30,6 +29,7 @@ from writetime.row_events import publish, stream
 from writetime.row_events.messages import event_avro
 from writetime.schema.cql import parse_schemas
 from writetime.wire.change_messages import change_avro
+from writetime.wire.topics import changes_topic, rows_topic
 
 __all__ = ["landed"]
 
@@ -64,7 +64,7 @@ def read(registry: RegistryServer, value: bytes) -> Any:
 
 def test_messages_of_both_forms(registered: Captured, registry: RegistryServer) -> None:
     name = f"{registered.keyspace}.t"
-    topic = topic_of(name)
+    topic = changes_topic(name)
     registered.write(
         "CREATE TYPE {ks}.u (a int)",
         "CREATE TABLE {ks}.t (k int, c int, v text, w u, x frozen<u>, s int static, PRIMARY KEY (k, c)) "
@@ -108,7 +108,7 @@ def test_messages_of_both_forms(registered: Captured, registry: RegistryServer) 
     table = open_table(own, name)
     stream.extend(table)
     assert publish.publish(own, table) > 0
-    events = [read(registry, value) for _, _, value in messages(own, publish.topic_of(name))]
+    events = [read(registry, value) for _, _, value in messages(own, rows_topic(name))]
     assert {e["kind"] for e in events} == {"CREATE"}
     assert sorted((e["after"]["k"], e["after"]["c"]) for e in events) == sorted(
         (r.k, r.c) for r in registered.node.session().execute(f"SELECT k, c FROM {name}").all()
@@ -138,7 +138,7 @@ def test_schemas_from_before_milliseconds_are_followed(registry: RegistryServer)
 
 def test_a_refused_schema_stops_no_other_table(registered: Captured, registry: RegistryServer) -> None:
     name = f"{registered.keyspace}.t"
-    subject = f"{topic_of(name)}-value"
+    subject = f"{changes_topic(name)}-value"
     other = {"type": "record", "name": "other", "fields": [{"name": "kind", "type": "long"}]}
     registry.ask("POST", f"/subjects/{subject}/versions", {"schema": json.dumps(other)})
     registry.ask("PUT", f"/config/{subject}", {"compatibility": "FULL"})
@@ -151,7 +151,7 @@ def test_a_refused_schema_stops_no_other_table(registered: Captured, registry: R
         wait_for(lambda: not complete(registered))
     (file,) = aside.glob("*.reason.json")
     reason = json.loads(file.read_text())
-    assert f"refuses the schema of {topic_of(name)}" in reason["reason"]
+    assert f"refuses the schema of {changes_topic(name)}" in reason["reason"]
     assert reason["changes_set_aside"] == progress_of(registered)["totals"]["changes_set_aside"] == 1
     registered.assert_same("marks")
     # Once the subject takes it, the segment is put back.
@@ -207,7 +207,7 @@ def test_the_agent_waits_for_a_registry_that_answers_anything(landed: Captured, 
 
 def test_a_subject_that_the_user_may_not_write_stops_no_other_table(landed: Captured, fake: FakeRegistry) -> None:
     name = f"{landed.keyspace}.t"
-    subject = f"{topic_of(name)}-value"
+    subject = f"{changes_topic(name)}-value"
     fake.instead = lambda method, path: error(403, 40301, "not yours") if subject in path else None
     landed.write("CREATE TABLE {ks}.t (k int PRIMARY KEY) WITH cdc = true", "INSERT INTO {ks}.t (k) VALUES (1)")
     landed.fill(2)
@@ -249,7 +249,7 @@ def test_a_registry_that_asks_for_a_login(registered: Captured, registry: Regist
         registered.settings = settings(username="writetime", password=password)
         with registered.agent():
             registered.settle()
-        assert {value[0] for _, _, value in messages(registered.settings, topic_of(name))} == {0x00}
+        assert {value[0] for _, _, value in messages(registered.settings, changes_topic(name))} == {0x00}
         assert Landing(registered.settings, name).drain() == 2
         assert answers[401] == 2
         assert answers[200] >= 3

@@ -20,13 +20,13 @@ from tests.conftest import write_settings
 from writetime.capture import agent
 from writetime.capture.metrics import summary
 from writetime.capture.progress import Progress, SegmentProgress
-from writetime.capture.publisher import topic_of
 from writetime.capture.segments import readable
 from writetime.cli.main import main
 from writetime.clients.kafka import client_config, ensure_topics
 from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port
 from writetime.storage.segment import END, find_segments
+from writetime.wire.topics import changes_topic
 from writetime.wire.watermarks import statuses
 
 
@@ -160,7 +160,7 @@ def put_back(captured: Captured, aside: Path) -> None:
 
 
 def test_a_change_that_is_too_large_stops_no_other(captured: Captured) -> None:
-    topic = topic_of(f"{captured.keyspace}.t")
+    topic = changes_topic(f"{captured.keyspace}.t")
     ensure_topics(captured.settings, {topic: {"max.message.bytes": "150000"}}, 4)
     captured.write("CREATE TABLE {ks}.t (k int PRIMARY KEY, v blob) WITH cdc = true")
     insert = captured.node.session().prepare(f"INSERT INTO {captured.keyspace}.t (k, v) VALUES (?, ?)")

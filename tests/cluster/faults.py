@@ -34,7 +34,6 @@ from tests.merge import answers
 from tests.merge.test_cql import with_one_form
 from tests.rows.test_publish import decoded
 from tests.storage.expected import assert_same
-from writetime.capture.publisher import topic_of
 from writetime.changes.model import change_schema
 from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.clients.node_snapshots import take_snapshot
@@ -50,6 +49,7 @@ from writetime.row_events import publish, stream
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.verify.verify import verify
+from writetime.wire.topics import changes_topic, rows_topic
 from writetime.wire.watermarks import WatermarkTopic
 
 _PATIENCE_SECONDS = 240.0
@@ -306,7 +306,7 @@ class ClusterRun:
             table = open_table(self._settings, name)
             rows += self._check_views(table)
             count = sum(file.rows for file in table.changes.load().files)
-            ends, begins = (ask(self._settings, topic_of(name)) for ask in (end_offsets, beginning_offsets))
+            ends, begins = (ask(self._settings, changes_topic(name)) for ask in (end_offsets, beginning_offsets))
             assert count == sum(ends.values()) - sum(begins.values()), f"{name}: each message is in the lake once"
             changes += count
         for writer in self._writers:
@@ -366,7 +366,7 @@ class ClusterRun:
     def _check_events(self) -> int:
         """Each row event is in Kafka once, and they lead to the rows of the view."""
         self._publish_rows()
-        events = decoded(self._settings, publish.topic_of(self._quiet))
+        events = decoded(self._settings, rows_topic(self._quiet))
         assert len({event["event_id"] for event in events}) == len(events)
         assert {event["after"]["k"] for event in events} == set(range(1, self._quiet_rows + 1))
         return len(events)

@@ -31,6 +31,7 @@ from writetime.schema.cql import parse_table
 from writetime.schema.table import DroppedColumn
 from writetime.schema.types import Native
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
+from writetime.wire.topics import rows_topic
 
 KILLED = """
 import os, sys
@@ -129,7 +130,7 @@ def test_events_from_before_the_last_static_column_was_dropped(settings: Setting
     table.follow(replace(made, static=(), dropped=(DroppedColumn("s", Native("int"), None, 9),)))
     assert stream.extend(table) == 1
     assert publish.publish(settings, table) == 3
-    found = [(e["kind"], (e["after"] or e["before"])["n"]) for e in decoded(settings, publish.topic_of(table.name))]
+    found = [(e["kind"], (e["after"] or e["before"])["n"]) for e in decoded(settings, rows_topic(table.name))]
     assert sorted(found, key=str) == [("CREATE", 1), ("CREATE", None), ("DELETE", None)]
 
 
@@ -140,7 +141,7 @@ def test_each_event_once_though_the_publisher_is_killed(settings: Settings, tmp_
         stream.extend(table)
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    topic = publish.topic_of(table.name)
+    topic = rows_topic(table.name)
     for calls in (3, 15, 25, 26, 27, 60):
         done = subprocess.run([sys.executable, str(script), table.name, str(calls)], check=False, capture_output=True)
         assert done.returncode == -9, done.stderr.decode()
@@ -186,7 +187,7 @@ def test_from_the_database_to_kafka(settings: Settings) -> None:
         wanted = cql_rows(session, schema_of(session, table))
     lake = open_table(settings, table)
     assert replayed(lake) == wanted == view_rows(views.virtual(lake))
-    events = decoded(settings, publish.topic_of(table))
+    events = decoded(settings, rows_topic(table))
     assert len(events) == 25
     lines = [orjson.loads(line) for line in run("rows", table).splitlines()]
     assert sorted(e["event_id"] for e in events) == sorted(line["event_id"] for line in lines)

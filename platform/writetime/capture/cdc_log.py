@@ -22,7 +22,7 @@ from cassandra.cluster import Session
 
 from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
-from writetime.capture.publisher import ChangePublisher, topic_of
+from writetime.capture.publisher import ChangePublisher
 from writetime.capture.schemas import SchemaEvents
 from writetime.capture.snapshots import Snapshots
 from writetime.capture.taking import NamedTaker
@@ -48,6 +48,7 @@ from writetime.scylla_cdc.offsets import (
 )
 from writetime.scylla_cdc.pages import Pages
 from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
+from writetime.wire.topics import changes_topic
 from writetime.wire.watermarks import SourceMarks, TableMark
 
 log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class LogAgent:
         source = CdcSource(self._session, self._pages, self._settings, name)
         schema = source.schema
         # Consumers learn of new columns though no write follows.
-        if self._settings.capture.snapshot != "never" or topic_of(name) in topic_names(self._settings):
+        if self._settings.capture.snapshot != "never" or changes_topic(name) in topic_names(self._settings):
             self._publisher.announce(schema)
         offset = self._progress.offsets.get(name)
         if offset is None:

@@ -23,6 +23,7 @@ from writetime.schema.table import TableSchema
 from writetime.wire import watermarks
 from writetime.wire.change_messages import ChangeEncoder, change_avro
 from writetime.wire.publishing import Refused, Sender, ensure_schemas_topic
+from writetime.wire.topics import changes_topic
 
 # A mutation is at most half of a segment, and Avro may take some more bytes for the same.
 MAX_MESSAGE_BYTES = 64 << 20
@@ -80,11 +81,6 @@ class _Topic:
     encoder: ChangeEncoder
 
 
-def topic_of(table: str) -> str:
-    """Return the topic of the changes of `keyspace.table`."""
-    return f"changes.{table}"
-
-
 def check_publishable(schema: TableSchema) -> None:
     """Make the Avro schema of a table's changes, and look at the name of their topic.
 
@@ -92,7 +88,7 @@ def check_publishable(schema: TableSchema) -> None:
         WritetimeError: Kafka would not take the name; or whatever else is wrong with the schema.
     """
     change_avro(schema)
-    name = topic_of(schema.full_name)
+    name = changes_topic(schema.full_name)
     if len(name) > _LONGEST_NAME:
         raise WritetimeError(
             f"the topic {name} would have a name of {len(name)} characters, and Kafka takes {_LONGEST_NAME}: its "
@@ -149,7 +145,7 @@ class ChangePublisher:
         there = set(topic_names(self._settings)) if self._settings.capture.snapshot == "never" else None
         refused: list[str] = []
         for schema in schemas:
-            if there is None or topic_of(schema.full_name) in there:
+            if there is None or changes_topic(schema.full_name) in there:
                 try:
                     self.announce(schema)
                 except (Transient, OSError, MemoryError):
@@ -227,7 +223,7 @@ class ChangePublisher:
         return ChangePublisher(self._settings, self.refusals)
 
     def _refusals_of(self, schema: TableSchema) -> Refusals:
-        return self.refusals.get(topic_of(schema.full_name), Refusals())
+        return self.refusals.get(changes_topic(schema.full_name), Refusals())
 
     def _topic(self, schema: TableSchema) -> _Topic:
         found = self._topics.get(schema)
@@ -235,7 +231,7 @@ class ChangePublisher:
             refused, until = self._refused.get(schema, (None, 0.0))
             if refused is not None and time.monotonic() < until:
                 raise refused
-            name = topic_of(schema.full_name)
+            name = changes_topic(schema.full_name)
             ensure_schemas_topic(self._settings)
             options = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
             try:

@@ -16,7 +16,8 @@ from writetime.core.logs import log_as_json
 from writetime.landing.following import Tables
 from writetime.landing.forgetting import find_traces
 from writetime.landing.landing_metrics import LandingMetrics
-from writetime.landing.skipping import MessagePlace, dead_topic_of, skip
+from writetime.landing.skipping import MessagePlace, skip
+from writetime.wire.topics import dead_changes_topic
 from writetime.wire.watermarks import retire as retire_source
 
 
@@ -59,8 +60,8 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tup
     for place in map(MessagePlace.parse, places):
         size = skip(settings, place)
         click.echo(
-            f"{place}: {size} bytes copied to {dead_topic_of(place.table)}; landing goes on behind it. The watermark "
-            f"of {place.table} stays until a snapshot that is taken from now on is in the lake"
+            f"{place}: {size} bytes copied to {dead_changes_topic(place.table)}; landing goes on behind it. The "
+            f"watermark of {place.table} stays until a snapshot that is taken from now on is in the lake"
         )
     if follow:
         log_as_json()

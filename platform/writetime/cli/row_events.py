@@ -14,8 +14,8 @@ from writetime.lake import state, views
 from writetime.lake.table import LakeTable, open_table
 from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import publish as publish_events
-from writetime.row_events.publish import topic_of
 from writetime.row_events.stream import events_since, extend
+from writetime.wire.topics import rows_topic
 
 _REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
     "state": (state.rebuild, "files of changes merged"),
@@ -52,7 +52,7 @@ def publish(*, table: str, lake_only: bool) -> None:
     lake_table = open_table(settings, table)
     click.echo(f"rows       {extend(lake_table)} events added")
     if not lake_only:
-        click.echo(f"topic      {publish_events(settings, lake_table)} events published to {topic_of(table)}")
+        click.echo(f"topic      {publish_events(settings, lake_table)} events published to {rows_topic(table)}")
 
 
 @click.command()

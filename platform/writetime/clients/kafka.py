@@ -13,12 +13,12 @@ from confluent_kafka import (
     OFFSET_INVALID,
     Consumer,
     ConsumerGroupState,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     Message,
     TopicPartition,
 )
-from confluent_kafka._model import IsolationLevel
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from writetime.core.config import Settings

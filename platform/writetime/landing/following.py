@@ -14,15 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from writetime.capture.publisher import topic_of
 from writetime.clients.kafka import TopicEnds, ends_of_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.outages import is_outage
-from writetime.landing.landing import Landing, Topics, no_topic, table_of
+from writetime.landing.landing import Landing, Topics, no_topic
 from writetime.landing.landing_metrics import LandingMetrics
 from writetime.landing.reports import Reporter
 from writetime.wire.publishing import SCHEMAS_TOPIC
+from writetime.wire.topics import changes_topic, table_of_topic
 from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, SourceMarks
 
 log = logging.getLogger(__name__)
@@ -189,13 +189,13 @@ class Tables:
         if self._topics is None:
             self._topics = Topics(self._settings)
         sources = self._topics.watermarks.read()
-        ends = ends_of_topics(self._settings, lambda topic: table_of(topic) is not None)
+        ends = ends_of_topics(self._settings, lambda topic: table_of_topic(topic) is not None)
         self._topics.schemas.read_on()
         return sources, ends
 
     def _wanted(self, ends: TopicEnds) -> list[TableLanding]:
         assert self._topics is not None
-        there = sorted({str(table_of(topic)) for topic in (*ends.ends, *ends.faults)})
+        there = sorted({str(table_of_topic(topic)) for topic in (*ends.ends, *ends.faults)})
         names = self._names or there
         for name in names:
             if name not in self._tables:
@@ -234,7 +234,7 @@ class Tables:
 
 
 def _ends_of(ends: TopicEnds, table: str) -> Mapping[int, int] | Exception:
-    topic = topic_of(table)
+    topic = changes_topic(table)
     return ends.ends.get(topic) or ends.faults.get(topic) or no_topic(table)
 
 

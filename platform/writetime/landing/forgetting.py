@@ -13,16 +13,14 @@ from typing import Any
 from pyarrow.fs import FileType
 
 from writetime.capture.durable import lock_folder, read_json, write_json
-from writetime.capture.publisher import topic_of
 from writetime.clients.kafka import delete_topics, topic_names
 from writetime.core.config import Settings
 from writetime.lake.storage import lake_storage
 from writetime.lake.table import table_storage
-from writetime.landing.skipping import dead_topic_of
-from writetime.row_events.publish import topic_of as rows_topic_of
 from writetime.schema.cql import parse_table
 from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
+from writetime.wire.topics import changes_topic, dead_changes_topic, rows_topic
 from writetime.wire.watermarks import WatermarkTopic, send_report
 
 
@@ -46,7 +44,7 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
     schemas.read_on()
     found = [s for s in schemas.of_namespace(namespace_of(table)) if _is_of(s.avro.get("cql"), table)]
     there = set(topic_names(settings))
-    topics = [name for name in (topic_of(table), dead_topic_of(table), rows_topic_of(table)) if name in there]
+    topics = [name for name in (changes_topic(table), dead_changes_topic(table), rows_topic(table)) if name in there]
     if topics:
         text = f"topics {', '.join(topics)} with their messages"
         traces.append(Trace(text, lambda: delete_topics(settings, topics)))

@@ -18,7 +18,6 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from writetime.capture.publisher import topic_of
 from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, topic_names
 from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Settings
@@ -39,7 +38,7 @@ from writetime.lake.horizon import (
 )
 from writetime.lake.merging import Runner
 from writetime.lake.state import generation_of
-from writetime.lake.table import GENERATION, LakeTable, names_table, open_table, table_storage
+from writetime.lake.table import GENERATION, LakeTable, open_table, table_storage
 from writetime.lake.views import time_now
 from writetime.landing.schema_changes import LakeSchemas
 from writetime.landing.skipping import held_since, release, skips_of
@@ -47,6 +46,7 @@ from writetime.landing.tasks import DECODED_TOGETHER, Part, write_part
 from writetime.scylla_cdc.log import SUFFIX
 from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import RegisteredSchema, SchemaTopic
+from writetime.wire.topics import changes_topic, table_of_topic
 from writetime.wire.watermarks import Place, SourceMarks, TableMark, WatermarkTopic
 
 # Messages of a partition in one batch: a lake of few large files, and no batch that takes for ever.
@@ -62,27 +62,20 @@ _COMMITS_LOOKED_AT = 5
 
 def captured_tables(settings: Settings) -> list[str]:
     """Return the tables that have a topic of changes, as keyspace.table. Topics that name no table do not count."""
-    return sorted(table for topic in topic_names(settings) if (table := table_of(topic)) is not None)
-
-
-def table_of(topic: str) -> str | None:
-    """Return the table of which a topic has the changes; None if it is another topic."""
-    prefix = topic_of("")
-    table = topic.removeprefix(prefix)
-    return table if topic.startswith(prefix) and names_table(table) else None
+    return sorted(table for topic in topic_names(settings) if (table := table_of_topic(topic)) is not None)
 
 
 def no_topic(table: str) -> WritetimeError:
     """Return the error of a table that has no topic."""
     return WritetimeError(
-        f"{topic_of(table)} is not there: no agent has published {table} yet. Start `writetime agent`, and see that "
-        "the table has cdc = true"
+        f"{changes_topic(table)} is not there: no agent has published {table} yet. Start `writetime agent`, and see "
+        "that the table has cdc = true"
     )
 
 
 def is_published(settings: Settings, table: str) -> bool:
     """Return whether there is a topic of a table's changes."""
-    return topic_of(table) in topic_names(settings)
+    return changes_topic(table) in topic_names(settings)
 
 
 class Topics:
@@ -109,7 +102,7 @@ class Landing:
         """
         self._settings = settings
         self.name = table
-        self._topic = topic_of(table)
+        self._topic = changes_topic(table)
         self.namespace = namespace_of(table)
         self.topics = topics or Topics(settings)
         self._registry = registry_of(settings)
@@ -352,7 +345,7 @@ def landed_offsets(settings: Settings, table: str) -> dict[int, int]:
     """
     changes = LakeTable(table_storage(settings, table), 0).changes
     now = changes.load() if changes.exists() else None
-    topic = topic_of(table)
+    topic = changes_topic(table)
     firsts = beginning_offsets(settings, topic)
     return {p: max((now and now.transaction(_place(topic, p))) or 0, first) for p, first in firsts.items()}
 
@@ -364,7 +357,7 @@ def not_landed(settings: Settings, table: str) -> int:
         WritetimeError: the topic is missing.
     """
     landed = landed_offsets(settings, table)
-    return sum(max(end - landed[p], 0) for p, end in end_offsets(settings, topic_of(table)).items())
+    return sum(max(end - landed[p], 0) for p, end in end_offsets(settings, changes_topic(table)).items())
 
 
 def _other_sources(table: str, known: Collection[str], sources: Mapping[str, SourceMarks]) -> list[str]:

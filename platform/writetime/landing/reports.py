@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
-from writetime.capture.publisher import topic_of
 from writetime.clients.kafka import NoTopic, beginning_offsets, offsets_at
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -18,6 +17,7 @@ from writetime.lake.delta import Snapshot
 from writetime.lake.horizon import registered_sources
 from writetime.lake.table import LakeTable
 from writetime.wire.publishing import Sender
+from writetime.wire.topics import changes_topic
 from writetime.wire.watermarks import LandingReport, SourceMarks, WatermarkTopic, ensure_watermarks_topic, send_report
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def _of_landing(settings: Settings, report: LandingReport | None) -> Iterator[st
 
 
 def _of_messages(settings: Settings, table: str, now: Snapshot | None) -> Iterator[str]:
-    topic, seconds = topic_of(table), settings.capture.stale_seconds
+    topic, seconds = changes_topic(table), settings.capture.stale_seconds
     try:
         firsts = beginning_offsets(settings, topic)
     except NoTopic:

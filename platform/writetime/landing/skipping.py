@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaException, Message, Producer
 
-from writetime.capture.publisher import MAX_MESSAGE_BYTES, topic_of
+from writetime.capture.publisher import MAX_MESSAGE_BYTES
 from writetime.clients.kafka import (
     TIMEOUT_SECONDS,
     UnreadableHeaders,
@@ -29,6 +29,7 @@ from writetime.lake.delta import Snapshot
 from writetime.lake.horizon import newest_snapshot, registered_sources
 from writetime.lake.table import LakeTable, table_storage
 from writetime.lake.views import time_now
+from writetime.wire.topics import changes_topic, dead_changes_topic
 from writetime.wire.watermarks import SourceMarks
 
 _PROPERTY = "writetime.skip."
@@ -57,12 +58,7 @@ class MessagePlace:
         return cls(found[1], int(found[2]), int(found[3]))
 
     def __str__(self) -> str:
-        return f"{topic_of(self.table)}/{self.partition}@{self.offset}"
-
-
-def dead_topic_of(table: str) -> str:
-    """Return the topic of a table's messages that were skipped."""
-    return f"{topic_of(table)}.dead"
+        return f"{changes_topic(self.table)}/{self.partition}@{self.offset}"
 
 
 def skips_of(changes: Snapshot) -> dict[tuple[int, int], int]:
@@ -110,7 +106,7 @@ def skip(settings: Settings, place: MessagePlace) -> int:
     Raises:
         WritetimeError: there is no such message, it was landed or skipped before, or the lake has no such table.
     """
-    topic = topic_of(place.table)
+    topic = changes_topic(place.table)
     changes = LakeTable(table_storage(settings, place.table), 0).changes
     now = changes.find()
     if now is None:
@@ -124,7 +120,7 @@ def skip(settings: Settings, place: MessagePlace) -> int:
     if place.offset < (landed := now.transaction(f"{topic}/{place.partition}") or 0):
         raise WritetimeError(f"{place} has landed: partition {place.partition} is landed up to offset {landed}")
     message = _read(settings, topic, place)
-    _copy(settings, message, dead_topic_of(place.table), place)
+    _copy(settings, message, dead_changes_topic(place.table), place)
     changes.set_property(_name(place.partition, place.offset), str(time_now()))
     return len(message.value() or b"")
 
@@ -143,7 +139,12 @@ def _copy(settings: Settings, message: Message, topic: str, place: MessagePlace)
         headers: list[tuple[str, bytes]] = headers_of(message)
     except UnreadableHeaders:
         headers = []
-    origin = {"topic": topic_of(place.table), "partition": place.partition, "offset": place.offset, "at": time.time()}
+    origin = {
+        "topic": changes_topic(place.table),
+        "partition": place.partition,
+        "offset": place.offset,
+        "at": time.time(),
+    }
     own: Iterable[tuple[str, bytes]] = ((_DEAD_LETTER + name, str(value).encode()) for name, value in origin.items())
     faults: list[str] = []
     producer = Producer(client_config(settings, **{"acks": "all", "message.max.bytes": MAX_MESSAGE_BYTES + 65_536}))

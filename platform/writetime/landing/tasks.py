@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import Message
 
-from writetime.capture.publisher import topic_of
 from writetime.clients.kafka import messages_between, place_of
 from writetime.clients.schema_registry import Registry
 from writetime.core.config import Settings
@@ -19,6 +18,7 @@ from writetime.lake.parquet import WrittenFile
 from writetime.landing.checking import check_texts
 from writetime.schema.table import TableSchema
 from writetime.wire.change_messages import ChangeDecoder
+from writetime.wire.topics import changes_topic
 
 DECODED_TOGETHER = 20_000
 """The number of messages that are decoded at once."""
@@ -63,7 +63,7 @@ def write_part(part: Part) -> Written:
 
 
 def _changes(part: Part, written: Written) -> Iterator[pa.RecordBatch]:
-    topic = topic_of(part.writer.schema.full_name)
+    topic = changes_topic(part.writer.schema.full_name)
     decoder = ChangeDecoder(part.writer.schema, part.schemas, part.registry and part.registry.get)
     read = messages_between(part.settings, topic, part.starts, part.ends)
     messages = (message for message in read if place_of(message) not in part.skipped)

@@ -36,6 +36,7 @@ from writetime.row_events.messages import encode_events, event_avro
 from writetime.row_events.stream import batch_files, has_other_table
 from writetime.schema.table import TableSchema
 from writetime.wire.publishing import Sender, ensure_schemas_topic
+from writetime.wire.topics import rows_topic
 
 PUBLISHED = "rows/published"
 # Events of one transaction, about: it ends at the end of a part of this size at most.
@@ -51,11 +52,6 @@ class Reached:
     events: int
 
 
-def topic_of(table: str) -> str:
-    """Return the topic of the row events of `keyspace.table`."""
-    return f"rows.{table}"
-
-
 def publish(settings: Settings, table: LakeTable) -> int:
     """Publish the events of the stream that are not in Kafka yet; return how many they were.
 
@@ -67,7 +63,7 @@ def publish(settings: Settings, table: LakeTable) -> int:
         # The next batch takes their place.
         return 0
     schema = table.schema()
-    topic = topic_of(table.name)
+    topic = rows_topic(table.name)
     ensure_topics(settings, {topic: {}}, settings.rows.partitions)
     ensure_schemas_topic(settings)
     with _Publisher(settings, topic, schema) as publisher:
@@ -86,7 +82,7 @@ def publish(settings: Settings, table: LakeTable) -> int:
 def published_since(settings: Settings, table: str, starts: Mapping[int, int], expected: int) -> int:
     """Count the events that a reader of committed ones gets from these offsets on (0 where none is given), and wait a
     little until they are as many as expected: the broker says that a transaction is committed before it shows it."""
-    topic, found, reached = topic_of(table), 0, dict(starts)
+    topic, found, reached = rows_topic(table), 0, dict(starts)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         ends = end_offsets(settings, topic)
