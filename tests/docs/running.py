@@ -28,6 +28,7 @@ CHECKED = {
     "make demo": "what it launches is run by tests/assets/test_demo.py, and itself before each release",
     "make test": "this is a part of it",
     "make ui": "the web UI is started by tests/browser",
+    "make ui WORKSPACE=demo/workspace.yaml": "the same; tests/assets/test_demo.py runs the demo",
     "writetime down": "tests share the servers; tests/integration/test_servers.py stops some",
 }
 _PATIENCE_SECONDS = 120.0
@@ -54,7 +55,7 @@ class Folder:
         path.mkdir()
         for name in ("Makefile", "assets", "resources", "platform", "cql", "demo", "deploy", "docs", "workspace.yaml"):
             (path / name).symlink_to(ROOT / name)
-        for name in ("requirements.lock", "pyproject.toml"):
+        for name in ("requirements.lock", "pyproject.toml", "dagster.yaml"):
             (path / name).symlink_to(ROOT / name)
         (path / ".venv").symlink_to(sys.prefix)
         instance = path / ".writetime" / "dagster"
