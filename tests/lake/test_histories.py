@@ -10,6 +10,8 @@ from writetime.core.config import Settings
 
 def test_the_lake_says_what_the_database_answers(server_settings: Settings) -> None:
     with Node(server_settings.cassandra.port) as node:
+        # Another folder of tests may have used it on this server.
+        node.execute(f"DROP KEYSPACE IF EXISTS {KEYSPACE}")
         for statement in create_udts():
             node.execute(statement)
         try:

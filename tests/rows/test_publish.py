@@ -35,9 +35,9 @@ from writetime.wire.topics import rows_topic
 
 KILLED = """
 import os, sys
-from writetime import config
+from writetime.core import config
 from writetime.lake.table import open_table
-from writetime.rows import publish
+from writetime.row_events import publish
 
 publish.TRANSACTION_EVENTS, publish._PART_EVENTS = 20, 7
 calls = 0
