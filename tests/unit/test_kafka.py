@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from writetime.clients import kafka
 from writetime.core import config
 from writetime.core.config import Kafka, Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 
 QUESTIONS: dict[str, Callable[[Settings], Any]] = {
     "topics": kafka.topic_names,
@@ -39,3 +40,22 @@ def test_a_silent_broker_is_an_error_that_names_it_and_what_to_do(
     broker = silent_broker.kafka.bootstrap_servers
     with pytest.raises(WritetimeError, match=rf"no broker answers at {broker}.*`writetime up`"):
         question(silent_broker)
+
+
+_MAY_PASS = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "LEADER_NOT_AVAILABLE", "_NOENT", "NOT_ENOUGH_REPLICAS")
+_LASTS = (
+    "TOPIC_AUTHORIZATION_FAILED",
+    "GROUP_AUTHORIZATION_FAILED",
+    "CLUSTER_AUTHORIZATION_FAILED",
+    "INVALID_CONFIG",
+    "POLICY_VIOLATION",
+    "MSG_SIZE_TOO_LARGE",
+    "_INVALID_ARG",
+)
+
+
+@pytest.mark.parametrize("name", [*_MAY_PASS, *_LASTS])
+def test_outages_may_pass_and_refusals_last(name: str) -> None:
+    error = KafkaError(getattr(KafkaError, name))
+    assert kafka.may_pass(error) == (name in _MAY_PASS)
+    assert issubclass(kafka._kind_of(error), Transient) == (name in _MAY_PASS)

@@ -236,7 +236,9 @@ def committed_offsets(settings: Settings, topic: str, group: str) -> dict[int, i
         answer = _ask(settings, f"group {group}", lambda _: consumer.committed(partitions, TIMEOUT_SECONDS))
     for tp in answer:
         if tp.error is not None:
-            raise WritetimeError(f"{topic}/{tp.partition}: the offset of group {group} is not known: {tp.error.str()}")
+            raise _kind_of(tp.error)(
+                f"{topic}/{tp.partition}: the offset of group {group} is not known: {tp.error.str()}"
+            )
     return {tp.partition: tp.offset if tp.offset >= 0 else None for tp in answer}
 
 
@@ -251,7 +253,9 @@ def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[
         answer = _ask(settings, f"group {group}", lambda _: consumer.commit(offsets=wanted, asynchronous=False))
     for tp in answer or []:
         if tp.error is not None:
-            raise WritetimeError(f"{topic}/{tp.partition}: group {group} cannot commit {tp.offset}: {tp.error.str()}")
+            raise _kind_of(tp.error)(
+                f"{topic}/{tp.partition}: group {group} cannot commit {tp.offset}: {tp.error.str()}"
+            )
 
 
 @contextmanager
@@ -303,7 +307,7 @@ def messages_between(
             if error is not None and error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
                 continue  # The client connects again by itself; if it cannot, no answer comes.
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                raise WritetimeError(f"topic {topic} cannot be read: {error.str()}")
+                raise _kind_of(error)(f"topic {topic} cannot be read: {error.str()}")
             partition, offset = place_of(message)
             if error is None and offset < ends[partition]:
                 yield message
@@ -427,6 +431,10 @@ def may_pass(error: KafkaError) -> bool:
     return error.retriable() or error.code() in _MAY_PASS
 
 
+def _kind_of(error: KafkaError) -> type[WritetimeError]:
+    return Transient if may_pass(error) else WritetimeError
+
+
 def _fault_of(settings: Settings, what: str, error: KafkaException) -> WritetimeError:
     fault, brokers = error.args[0], settings.kafka.bootstrap_servers
     if fault.code() in _NO_ANSWER:
@@ -434,5 +442,4 @@ def _fault_of(settings: Settings, what: str, error: KafkaException) -> Writetime
             f"{what}: no broker answers at {brokers} ({fault_of_connections(settings) or fault.str()}); start the "
             "embedded servers with `writetime up`, or set kafka.bootstrap_servers and kafka.client"
         )
-    kind = Transient if may_pass(fault) else WritetimeError
-    return kind(f"{what}: {fault.name()} {fault.str()} (brokers {brokers})")
+    return _kind_of(fault)(f"{what}: {fault.name()} {fault.str()} (brokers {brokers})")
