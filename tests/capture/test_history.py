@@ -123,3 +123,24 @@ def test_key_columns_that_are_renamed(captured: Captured, tmp_path: Path) -> Non
     captured.write("ALTER TABLE {ks}.t RENAME p TO r", "ALTER TABLE {ks}.t ADD p int")
     with captured.agent(), pytest.raises(SchemaError, match="the key column p was renamed, and another column"):
         wait_for(lambda: Landing(captured.settings, name).drain())
+
+
+def test_a_type_within_clustering_columns_that_grows(captured: Captured) -> None:
+    captured.write(
+        "CREATE TYPE {ks}.place (a int)",
+        "CREATE TABLE {ks}.grown (k int, c frozen<place>, d frozen<tuple<int, frozen<place>>>, v int, "
+        "PRIMARY KEY (k, c, d)) WITH cdc = true",
+    )
+    with captured.agent():
+        captured.write("INSERT INTO {ks}.grown (k, c, d, v) VALUES (1, {a: 1}, (1, {a: 1}), 1)")
+        captured.settle()
+        captured.write(
+            "ALTER TYPE {ks}.place ADD b text",
+            "INSERT INTO {ks}.grown (k, c, d, v) VALUES (1, {a: 1, b: 'x'}, (1, {a: 1}), 2)",
+            "INSERT INTO {ks}.grown (k, c, d, v) VALUES (1, {a: 1}, (1, {a: 1, b: 'y'}), 3)",
+            "UPDATE {ks}.grown SET v = 4 WHERE k = 1 AND c = {a: 1} AND d = (1, {a: 1})",
+            "DELETE FROM {ks}.grown WHERE k = 1 AND c = {a: 1, b: 'x'}",
+        )
+        captured.settle()
+        assert not list((captured.settings.capture.state / "aside").glob("*.reason.json"))
+    captured.assert_same("grown")

@@ -6,14 +6,16 @@ Faults of no known kind are put in at each boundary of a real agent; what Kafka 
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.capture.harness import Captured
 from tests.capture.test_segments import put_back, wait_for
-from writetime.capture import durable, snapshots
+from writetime.capture import durable, publisher, segments, snapshots
 from writetime.capture.metrics import read_status
+from writetime.capture.progress import OPEN
 from writetime.capture.publisher import check_publishable
 from writetime.capture.segments import SegmentFolder
 from writetime.clients.kafka import ensure_topics
@@ -21,6 +23,7 @@ from writetime.core.errors import WritetimeError
 from writetime.schema import system
 from writetime.schema.cql import parse_table
 from writetime.storage.batch import BatchMaker
+from writetime.storage.segment import Segment
 from writetime.wire.change_messages import ChangeEncoder
 from writetime.wire.topics import changes_topic
 from writetime.wire.watermarks import WatermarkTopic
@@ -162,6 +165,70 @@ def test_a_topic_that_kafka_refuses_stops_no_other(captured: Captured) -> None:
         written_at = time.time_ns() // 1000
         wait_for(lambda: until(captured, "good") > written_at)
     captured.assert_same("good", "marks")
+
+
+def test_an_unknown_fault_of_a_topic_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
+    bad = f"{captured.keyspace}.{_BAD}"
+    is_bad = failing(publisher.ChangePublisher._send, lambda _, __, schema, ___: schema.full_name == bad)
+    with monkeypatch.context() as patch:
+        patch.setattr(publisher.ChangePublisher, "_send", is_bad)
+        with captured.agent():
+            write_rows(captured, _BAD, "good")
+            captured.settle(60)
+            captured.fill(2)
+            wait_for(lambda: status_of(captured).get("held"))
+            assert list(status_of(captured)["held"]) == [bad]
+            assert "nobody expects this" in status_of(captured)["held_by"]
+            written_at = time.time_ns() // 1000
+            wait_for(lambda: until(captured, "good") > written_at)
+            assert until(captured, _BAD) < written_at
+    captured.assert_same("good", "marks")
+    # Its bytes are kept: put back, it is published.
+    put_back(captured, captured.settings.capture.state / "aside")
+    with captured.agent():
+        captured.settle(60)
+        wait_for(lambda: until(captured, _BAD) > written_at)
+    captured.assert_same(_BAD, "good")
+
+
+def test_a_segment_that_cannot_be_released_stops_no_other(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stuck: list[str] = []
+    released: list[str] = []
+    release = SegmentFolder.release
+
+    def fail_for_the_first(folder: SegmentFolder, segment: Segment) -> bool:
+        stuck[:] = stuck or [segment.name]
+        if segment.name == stuck[0]:
+            raise RuntimeError("nobody expects this")
+        released.append(segment.name)
+        return release(folder, segment)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentFolder, "release", fail_for_the_first)
+        with captured.agent():
+            captured.fill(3)
+            captured.settle(60)
+            wait_for(lambda: released)
+            written_at = time.time_ns() // 1000
+            wait_for(lambda: until(captured, "marks") > written_at)
+    assert f"{stuck[0]} stays where it is: RuntimeError: nobody expects this" in caplog.text
+    assert stuck[0] not in released
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"reason": "r", "set_aside_at": 7}'])
+def test_a_reason_that_cannot_be_read_is_a_gap_of_all_tables(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "CommitLog-7-1.reason.json"
+    file.write_text(content)
+    gap = segments._gap_of(file)
+    assert gap is not None
+    assert gap.reason.startswith(f"{file} cannot be read")
+    assert gap.until == OPEN
+    assert gap.tables is None
+    file.unlink()
+    assert segments._gap_of(file) is None
 
 
 def test_a_snapshot_that_cannot_be_read_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from tests.capture.harness import Captured
 from tests.conftest import write_settings
 from writetime.capture import agent
-from writetime.capture.metrics import summary
+from writetime.capture.metrics import read_status, summary
 from writetime.capture.progress import Progress, SegmentProgress
 from writetime.capture.segments import readable
 from writetime.cli.main import main
@@ -198,9 +198,12 @@ def test_an_index_that_is_none_stops_no_other_segment(captured: Captured, caplog
     index = segment.with_name("CommitLog-8-1_cdc.idx")
     segment.write_bytes(b"")
     index.write_text("no offset")
+    state = captured.settings.capture.state
     try:
         with captured.agent():
             captured.settle()
+            # It is behind, as long as it is there.
+            wait_for(lambda: (read_status(state) or {"lag": {"lag_segments": 0}})["lag"]["lag_segments"])
     finally:
         segment.unlink()
         index.unlink()

@@ -97,6 +97,7 @@ class Agent:
         # Consumers learn of a column that was dropped though no write follows.
         self._unannounced = True
         self._found: list[tuple[Segment, int]] = []
+        self._unreadable: list[tuple[Segment, str]] = []
         self._lag = Lag()
         self._next_look = self._next_mark = self._next_announcement = 0.0
         self._next_save = self._next_status = self._next_warning = self._next_fault = 0.0
@@ -106,6 +107,8 @@ class Agent:
         self._held: dict[str, str] = {}
         self._truncations: Mapping[UUID, Truncation] = {}
         self._gaps_now: list[Gap] = []
+        # Why segments that are done with stay where they are, and when each is tried again.
+        self._stuck: dict[int, tuple[str, float]] = {}
 
     def follow(self, stop: threading.Event) -> None:
         """Run rounds until told to stop."""
@@ -143,7 +146,8 @@ class Agent:
         # Before the segments are looked at, which so have all that was written until then.
         synced_until = self._node.synced_until() if time.monotonic() >= self._next_mark else None
         listed = find_segments(str(self._folder.path))
-        found, faults = readable(listed)
+        found, self._unreadable = readable(listed)
+        faults = [fault for _, fault in self._unreadable]
         self._tell(faults)
         for segment, _ in found:
             # So that none can vanish unnoticed.
@@ -175,7 +179,7 @@ class Agent:
         for segment, _ in found:
             progress = self._progress.segments[segment.id]
             if progress.finished and not progress.kept:
-                self._let_go(segment, progress)
+                self._try_to_let_go(segment, progress)
         self._measure()
 
     def _announce_schemas(self) -> None:
@@ -315,6 +319,21 @@ class Agent:
 
     # --- segments that are done with ----------------------------------------------------------------------------------
 
+    def _try_to_let_go(self, segment: Segment, progress: SegmentProgress) -> None:
+        """Let go of a segment, or report why it stays where it is; it stops no other segment."""
+        reason, next_try = self._stuck.get(segment.id, ("", 0.0))
+        if time.monotonic() < next_try:
+            return
+        try:
+            self._let_go(segment, progress)
+            self._stuck.pop(segment.id, None)
+        except Exception as e:
+            self._metrics.error(_kind_of(e))
+            if reason != (reason := reason_of(e)):
+                unknown = not isinstance(e, (WritetimeError, OSError))
+                log.error("%s stays where it is: %s; trying again", segment.name, reason, exc_info=unknown)
+            self._stuck[segment.id] = reason, time.monotonic() + _PAUSE_SECONDS
+
     def _let_go(self, segment: Segment, progress: SegmentProgress) -> None:
         """Release a segment whose accounting closes, set any other aside."""
         fault = unbalanced(segment, progress)
@@ -368,6 +387,8 @@ class Agent:
     def _measure(self) -> None:
         there = [(segment, until) for segment, until in self._found if segment.id in self._progress.segments]
         sizes = [(segment, self._unpublished(segment, until)) for segment, until in there]
+        # Nothing is known of what a segment with an invalid index has: all of it is behind.
+        sizes += [(segment, segment.size() or 1) for segment, _ in self._unreadable]
         unread = [segment for segment, size in sizes if size]
         now = time.monotonic()
         aside = self._folder.aside()
@@ -383,7 +404,7 @@ class Agent:
                 0.0 if self._behind_since is None else now - self._behind_since,
                 0.0 if since is None else time.time() - since / 1e6,
             ),
-            oldest_segment_seconds=_age(unread[0]) if unread else 0.0,
+            oldest_segment_seconds=max(map(_age, unread), default=0.0),
             backlog_bytes=self._folder.backlog(),
             backlog_limit_bytes=self._limit,
             aside_segments=aside,

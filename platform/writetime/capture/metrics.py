@@ -1,6 +1,7 @@
 """What an agent says of itself: Prometheus metrics, and the same numbers as its *status*, which is in `status.json` for
 `writetime status`, and goes with its watermarks to Kafka for whoever looks at all agents."""
 
+import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -19,6 +20,8 @@ from writetime.changes.model import KINDS
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+
+log = logging.getLogger(__name__)
 
 _FILE = "status.json"
 
@@ -198,8 +201,11 @@ def counts_of(table: str, changes: pa.RecordBatch) -> dict[tuple[str, str], int]
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
-    """Keep the numbers for `read_status`."""
-    write_json(folder / _FILE, status)
+    """Keep the numbers for `read_status`. A disk that is full, say, stops nothing that the numbers are about."""
+    try:
+        write_json(folder / _FILE, status)
+    except OSError as e:
+        log.error("the status cannot be written: %s", e)
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:

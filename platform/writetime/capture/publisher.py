@@ -5,6 +5,7 @@ events), so a topic's partitions and the lake's buckets are the same ranges of t
 changes of one key stay in order.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,8 @@ from writetime.wire import watermarks
 from writetime.wire.change_messages import ChangeEncoder, change_avro
 from writetime.wire.publishing import Refused, Sender, ensure_schemas_topic
 from writetime.wire.topics import changes_topic
+
+log = logging.getLogger(__name__)
 
 # A mutation is at most half of a segment, and Avro may take some more bytes for the same.
 MAX_MESSAGE_BYTES = 64 << 20
@@ -160,12 +163,25 @@ class ChangePublisher:
         encoded, or are of a schema or topic that is refused.
 
         Raises:
-            Refused: Kafka or the registry refuses this topic, or Kafka one whose changes were handed over before. Go on
-                with `after`, which after some refusals hands over no changes of that topic for a while.
+            Refused: Kafka or the registry refuses this topic, or Kafka one whose changes were handed over before; or
+                something unknown is wrong with this table. Go on with `after`, which after some refusals hands over no
+                changes of that topic for a while.
             WritetimeError: Kafka or the registry does not answer.
         """
         if (reason := self._refusals_of(schema).set_aside()) is not None:
             return Sent(changes.slice(0, 0), reason)
+        try:
+            return self._send(schema, changes)
+        except (WritetimeError, OSError, MemoryError):
+            raise
+        except Exception as e:
+            # Tried again like a refusal of Kafka, and then set aside: it may be of this table alone.
+            log.exception("changes of %s cannot be published", schema.full_name)
+            raise Refused(
+                f"{schema.full_name} cannot be published: {reason_of(e)}", changes_topic(schema.full_name)
+            ) from e
+
+    def _send(self, schema: TableSchema, changes: pa.RecordBatch) -> Sent:
         try:
             topic = self._topic(schema)
         except SchemaRefused as e:
@@ -175,7 +191,8 @@ class ChangePublisher:
         largest = pc.max(sizes).as_py() or 0
         if largest > topic.max_bytes - _ENVELOPE_BYTES:
             # It may have been raised since.
-            topic = self._topics[schema] = replace(topic, max_bytes=self._max_bytes(topic.name))
+            with _of_topic(topic.name):
+                topic = self._topics[schema] = replace(topic, max_bytes=self._max_bytes(topic.name))
             fitting = pc.less_equal(sizes, topic.max_bytes - _ENVELOPE_BYTES)
             if not pc.all(fitting).as_py():
                 refused = (
@@ -244,8 +261,9 @@ class ChangePublisher:
             # A message must not be there before the schema that it names.
             if not self._sender.flush():
                 raise WritetimeError(f"the schema of {schema.full_name} was not acknowledged")
-            partitions = len(partitions_of(self._settings, name))
-            found = _Topic(name, partitions, self._max_bytes(name), ChangeEncoder(schema, header))
+            with _of_topic(name):
+                partitions = len(partitions_of(self._settings, name))
+                found = _Topic(name, partitions, self._max_bytes(name), ChangeEncoder(schema, header))
             self._topics[schema] = found
         return found
 

@@ -15,8 +15,8 @@ from pyarrow import fs
 
 from writetime.capture.durable import lock_segments, read_json, sync_folder, write_json
 from writetime.capture.progress import OPEN, SegmentProgress
-from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.config import Capture, Settings
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.storage.errors import CorruptFile
 from writetime.storage.files import resolve
 from writetime.storage.segment import END, Segment
@@ -58,7 +58,8 @@ class SegmentFolder:
             )
         self.path = path
         self._lock = lock_segments(path)
-        self._aside = capture.aside or capture.state / "aside"
+        self._capture = capture
+        self._aside = aside_folder(capture)
         self._keep = capture.finished == "keep"
         self._archive: Callable[[Path], None] | None = None
         if capture.finished == "archive":
@@ -88,7 +89,7 @@ class SegmentFolder:
         One is gone when its segment was put back and published, or when someone deletes the file of its reason. One
         that does not say when it was written holds all.
         """
-        return [_gap(path, read_json(path)) for path in self._reasons()]
+        return [gap for path in self._reasons() if (gap := _gap_of(path)) is not None]
 
     def aside(self) -> int:
         """Return how many segments are set aside, or vanished and were not put back."""
@@ -153,7 +154,7 @@ class SegmentFolder:
 
     def note_switched(self, table_id: UUID, name: str, *, captured: bool) -> None:
         """Keep that a table was written to without capture: since now, or until now if its `cdc` is on again."""
-        path = self._aside / f"cdc-off-{table_id}.reason.json"
+        path = switched_file(self._capture, str(table_id))
         began: dict[str, Any] | None = read_json(path)
         if captured and began is None:
             # It was never captured before.
@@ -177,9 +178,19 @@ class SegmentFolder:
         (self.path / name.replace(".log", "_cdc.idx")).unlink(missing_ok=True)
 
 
-def readable(segments: Iterable[Segment]) -> tuple[list[tuple[Segment, int]], list[str]]:
+def aside_folder(capture: Capture) -> Path:
+    """Return where segments with a fault are kept, and the reasons why changes are missing."""
+    return capture.aside or capture.state / "aside"
+
+
+def switched_file(capture: Capture, table_id: str) -> Path:
+    """Return the file that records that a table was written to without capture."""
+    return aside_folder(capture) / f"cdc-off-{table_id}.reason.json"
+
+
+def readable(segments: Iterable[Segment]) -> tuple[list[tuple[Segment, int]], list[tuple[Segment, str]]]:
     """Return the segments with changes, each with the offset up to which it may be read (`END` if it is complete), and
-    what is wrong with the indexes of others.
+    those with an invalid index, each with what is wrong with it.
 
     Only a segment that the node calls complete counts as that: one that a crash left is when the node has replayed it.
     """
@@ -188,11 +199,23 @@ def readable(segments: Iterable[Segment]) -> tuple[list[tuple[Segment, int]], li
         try:
             index = segment.cdc_index()
         except CorruptFile as e:
-            faults.append(str(e))
+            faults.append((segment, str(e)))
             continue
         if index is not None:
             found.append((segment, END if index.completed else index.offset))
     return found, faults
+
+
+def _gap_of(path: Path) -> Gap | None:
+    """Return the gap that a file describes; None if it was deleted just now. A file that cannot be read holds all
+    tables, as its gap may be of any."""
+    try:
+        reason = read_json(path)
+        return None if reason is None else _gap(path, reason)
+    except OSError:
+        raise
+    except Exception as e:
+        return Gap(f"{path} cannot be read ({reason_of(e)}): correct it, or delete it to accept the gap", OPEN, 0, None)
 
 
 def _gap(path: Path, reason: dict[str, Any]) -> Gap:
