@@ -5,6 +5,8 @@ nodes (`writetime agent`), and landing (`assets.changes`).
 """
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from dagster import (
     AssetCheckResult,
@@ -78,25 +80,37 @@ def agents(kafka: KafkaResource) -> ObserveResult:
 
 @asset_check(
     asset=AGENTS,
-    description="Each agent has said something within `capture.stale_seconds`, and none is held up: by a segment that "
-    "was set aside or vanished, a gap, or a schema that is refused.",
+    description="Each agent has reported within `capture.stale_seconds` and captures all its tables. Nothing holds it "
+    "up: no segment that was set aside or vanished, no gap, no failed snapshot, no refused schema.",
 )
 @by_kind()
 def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
     """Look for agents that are silent, or whose watermark cannot move."""
     found = statuses(kafka.settings)
     held = {source: str(s["held_by"]) for source, s in found.items() if s.get("held_by")}
+    faults = {source: _faults_of_tables(s) for source, s in found.items() if _faults_of_tables(s)}
     since = time.time() - kafka.settings.capture.stale_seconds
     silent = {source: s["at"] for source, s in found.items() if s.get("at", 0) < since}
     return AssetCheckResult(
-        passed=not held and not silent,
+        passed=not held and not faults and not silent,
         metadata={
             "agents_held": len(held),
+            "tables_with_faults": MetadataValue.json(faults),
             "agents_silent": len(silent),
             "held_by": MetadataValue.json(held),
             "silent_since": MetadataValue.json(silent),
         },
     )
+
+
+def _faults_of_tables(status: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tables that an agent does not capture, or whose snapshot failed, and why."""
+    failed = {
+        table: "its snapshot failed; the agent's log has the reason"
+        for table, snapshot in (status.get("snapshots") or {}).items()
+        if snapshot.get("state") == "failed"
+    }
+    return failed | {table: str(fault) for table, fault in (status.get("not_captured") or {}).items()}
 
 
 def topic(table: FollowedTable) -> AssetsDefinition:

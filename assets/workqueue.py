@@ -40,7 +40,7 @@ from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.workqueue import audit, completed, drain
-from writetime.workqueue.inspect import inspect, queues
+from writetime.workqueue.inspect import inspect, queues, worker_faults
 from writetime.workqueue.items import Place
 
 EVENT_QUEUE = AssetKey(["workqueue", "event_queue"])
@@ -109,22 +109,25 @@ def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
 
 @asset_check(
     asset=EVENT_QUEUE,
-    description="No item waits for longer than `workqueue.stuck_seconds`, and no queue has more unfinished items than "
-    "its `max_depth`.",
+    description="No item waits for longer than `workqueue.stuck_seconds`, no queue has more unfinished items than its "
+    "`max_depth`, and no worker has reported a fault within the last hour.",
 )
 @by_kind()
 def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
-    """Warn of queues whose oldest unfinished item is too old, or that have too many."""
+    """Warn of queues whose oldest unfinished item is too old, or that have too many, and of faults of workers."""
     old, deep, faults = _stuck(database)
+    of_workers = [f"queue {f.queue}, {f.place}: {f.reason}" for f in worker_faults(database.settings)]
     return AssetCheckResult(
-        passed=not old and not deep and not faults,
+        passed=not old and not deep and not faults and not of_workers,
         severity=AssetCheckSeverity.WARN,
         description="; ".join(
             [f"queue {name}: an item has waited for {age} s" for name, age in old.items()]
             + [f"queue {name}: {depth} items are not finished" for name, depth in deep.items()]
             + ([_failed(faults)] if faults else [])
+            + of_workers
         ),
         metadata={
+            "worker_faults": len(of_workers),
             "stuck_queues": len(old),
             "oldest_seconds_by_queue": MetadataValue.json(old),
             "deep_queues": len(deep),

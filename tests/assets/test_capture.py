@@ -149,6 +149,19 @@ def test_agents_are_observed(settings: Settings) -> None:
         check: Any = capture.no_agent_is_held_up(kafka=KafkaResource())
         assert not check.passed
         assert check.metadata["held_by"].value["observed-2"] == "a reason"
+        # So do a table that is not captured, and a snapshot that failed.
+        tables = {
+            "not_captured": {"k.t": "a view"},
+            "snapshots": {"k.u": {"state": "failed"}, "k.v": {"state": "done"}},
+        }
+        watermarks.send(sender, "observed-1", SourceMarks(status=one | tables))
+        assert sender.flush()
+        check = capture.no_agent_is_held_up(kafka=KafkaResource())
+        found = check.metadata["tables_with_faults"].value["observed-1"]
+        assert found.keys() == {"k.t", "k.u"}
+        assert found["k.t"] == "a view"
+        watermarks.send(sender, "observed-1", SourceMarks(status=one))
+        assert sender.flush()
         numbers = {name: metadata[name] for name in summary([])}
     finally:
         for source in ("observed-1", "observed-2"):

@@ -117,6 +117,23 @@ def test_a_queue_is_drained_checked_and_brought_to_the_lake(
 
 
 @pytest.mark.usefixtures("queue_tables")
+def test_a_fault_of_a_worker_fails_the_check(settings: Settings, tmp_path: Path) -> None:
+    write_settings(settings, tmp_path / "writetime.toml")
+    check = workqueue.no_work_is_stuck(database=RESOURCES["database"])
+    assert isinstance(check, AssetCheckResult)
+    assert check.passed
+    with database.connect(settings) as session:
+        session.execute(
+            f"INSERT INTO {settings.cassandra.keyspace}.queue_faults (queue, worker, place, at, times, reason) "
+            "VALUES ('jobs', 'w', 'shard 3', toTimestamp(now()), 4, 'injected')"
+        )
+    check = workqueue.no_work_is_stuck(database=RESOURCES["database"])
+    assert isinstance(check, AssetCheckResult)
+    assert not check.passed
+    assert check.description == "queue jobs, shard 3: injected"
+
+
+@pytest.mark.usefixtures("queue_tables")
 def test_a_queue_that_cannot_be_read_is_named_and_others_are_observed(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -413,6 +413,16 @@ def test_what_has_stopped_a_table(settings: Settings) -> None:
     old = time_now() - 3_600_000_000
     mark(settings, source, SourceMarks({name: TableMark(old)}, status={"at": time.time(), "held_by": "a segment"}))
     assert any("a segment" in reason for reason in stopped(settings, table))
+    # What holds this table stays until someone acts, so it counts at once; so does a snapshot that failed.
+    now, at = TableMark(time_now()), time.time()
+    mark(settings, source, SourceMarks({name: now}, status={"at": at, "held": {name: "a gap"}, "held_by": "another"}))
+    assert any("a gap" in reason for reason in stopped(settings, table))
+    mark(settings, source, SourceMarks({name: now}, status={"at": at, "held": {"ks.other": "a gap"}}))
+    assert not any("a gap" in reason for reason in stopped(settings, table))
+    mark(
+        settings, source, SourceMarks({name: TableMark(0)}, status={"at": at, "snapshots": {name: {"state": "failed"}}})
+    )
+    assert any("its snapshot failed" in reason for reason in stopped(settings, table))
     mark(settings, source, SourceMarks({name: TableMark(old)}, status={"at": 1.0}))
     assert any("has not reported since 1970" in reason for reason in stopped(settings, table))
     mark(settings, source, SourceMarks({}, status={"at": time.time(), "held_by": None}))

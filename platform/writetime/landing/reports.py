@@ -109,8 +109,9 @@ def _of_sources(
         until = found.tables[table].until if table in found.tables else None
         fault, at = _fault(found, table), found.status.get("at", 0.0)
         silent = not isinstance(at, int | float) or at < stale
-        # A table whose snapshot is being published has no watermark: that is nothing by itself.
-        if until is None or (until / 1e6 < stale if until else silent or fault):
+        # A table whose snapshot is being published has no watermark: that is nothing by itself. What holds the table
+        # itself stays until someone closes the gap.
+        if until is None or _is_held(found, table) or (until / 1e6 < stale if until else silent or fault):
             where = f"up to {instant_text(until)}" if until else "no longer" if until is None else "not yet"
             why = fault or (
                 f"its agent has not reported since {instant_text(round(at * 1e6))}" if silent else "it is behind"
@@ -118,8 +119,19 @@ def _of_sources(
             yield f"source {source} is published {where}: {why}"
 
 
+def _is_held(marks: SourceMarks, table: str) -> bool:
+    held = marks.status.get("held")
+    return isinstance(held, Mapping) and bool(held.get(table))
+
+
 def _fault(marks: SourceMarks, table: str) -> str | None:
-    """Return what an agent says holds a table back."""
-    logs = marks.status.get("logs")
-    found = (logs.get(table) or {}).get("fault") if isinstance(logs, Mapping) else marks.status.get("held_by")
+    """Return what an agent reports that holds a table back."""
+    logs, held, snapshots = (marks.status.get(name) for name in ("logs", "held", "snapshots"))
+    snapshot = snapshots.get(table) if isinstance(snapshots, Mapping) else None
+    if isinstance(snapshot, Mapping) and snapshot.get("state") == "failed":
+        return "its snapshot failed; the agent's log has the reason"
+    if isinstance(logs, Mapping):
+        found = (logs.get(table) or {}).get("fault")
+    else:
+        found = (held.get(table) if isinstance(held, Mapping) else None) or marks.status.get("held_by")
     return None if not found else str(found)
