@@ -86,6 +86,8 @@ def test_what_differs_and_what_lags(settings: Settings, session: Session, monkey
     answer = CliRunner().invoke(main, ["verify", table, "--wait", "0"])
     assert answer.exit_code == 1
     assert len(answer.stdout.splitlines()) == 2
+    assert "by sstableloader, nodetool import or repair streaming" in answer.stderr
+    assert "`writetime backfill`" in answer.stderr
     monkeypatch.setattr(verifying, "SUSPECTS", 1)
     assert verify(settings, lake, 0).unsettled == 1
 

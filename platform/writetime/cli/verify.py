@@ -10,6 +10,11 @@ from writetime.core import config
 from writetime.lake.table import open_table
 from writetime.verify.verify import verify as compare
 
+_CAUSE = (
+    "rows may differ because data entered without the commit log, by sstableloader, nodetool import or repair "
+    "streaming: take a snapshot, and bring it into the lake by `writetime backfill`"
+)
+
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
@@ -32,6 +37,8 @@ def verify(*, table: str, wait: float) -> None:
         + (f"; {report.unsettled} more partitions differ and were not asked again" if report.unsettled else ""),
         err=True,
     )
+    if report.real:
+        click.echo(f"{table}: {_CAUSE}", err=True)
     for reason in report.stopped:
         click.echo(f"{table}: what lags does not reach the lake: {reason}", err=True)
     sys.exit(0 if report.proven else 1)
