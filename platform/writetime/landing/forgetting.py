@@ -7,14 +7,14 @@ knows. The database is not touched, and neither are snapshots, settings and the 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pyarrow.fs import FileType
 
 from writetime.capture.durable import lock_folder, read_json, write_json
+from writetime.capture.segments import switched_file
 from writetime.clients.kafka import delete_topics, topic_names
-from writetime.core.config import Settings
+from writetime.core.config import Capture, Settings
 from writetime.lake.storage import lake_storage
 from writetime.lake.table import table_storage
 from writetime.schema.cql import parse_table
@@ -39,7 +39,7 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
         WritetimeError: the text names no table, or Kafka does not answer.
     """
     storage = table_storage(settings, table)
-    traces = _agent_traces(settings.capture.state, table)
+    traces = _agent_traces(settings.capture, table)
     schemas = SchemaTopic(settings)
     schemas.read_on()
     found = [s for s in schemas.of_namespace(namespace_of(table)) if _is_of(s.avro.get("cql"), table)]
@@ -61,9 +61,10 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
     return traces
 
 
-def _agent_traces(folder: Path, table: str) -> list[Trace]:
-    """Return what an agent keeps of a table in its state folder: schemas and snapshots by the table's id, the place in
-    the log of a ScyllaDB table by its name."""
+def _agent_traces(capture: Capture, table: str) -> list[Trace]:
+    """Return what an agent keeps of a table in its state folder: schemas, snapshots and times without capture by the
+    table's id, the place in the log of a ScyllaDB table by its name."""
+    folder = capture.state
     ids = [
         path.stem
         for path in sorted((folder / "schemas").glob("*.json"))
@@ -82,6 +83,7 @@ def _agent_traces(folder: Path, table: str) -> list[Trace]:
                     write_json(folder / name, {key: value for key, value in kept.items() if key not in keys})
             for table_id in ids:
                 (folder / "schemas" / f"{table_id}.json").unlink(missing_ok=True)
+                switched_file(capture, table_id).unlink(missing_ok=True)
         finally:
             os.close(lock)
 
