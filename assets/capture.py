@@ -88,7 +88,7 @@ def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
     """Look for agents that are silent, or whose watermark cannot move."""
     found = statuses(kafka.settings)
     held = {source: str(s["held_by"]) for source, s in found.items() if s.get("held_by")}
-    faults = {source: _faults_of_tables(s) for source, s in found.items() if _faults_of_tables(s)}
+    faults = {source: of_tables for source, s in found.items() if (of_tables := _faults_of_tables(s))}
     since = time.time() - kafka.settings.capture.stale_seconds
     silent = {source: s["at"] for source, s in found.items() if s.get("at", 0) < since}
     return AssetCheckResult(
