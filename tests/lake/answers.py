@@ -67,8 +67,12 @@ def _value(value: Any, cql_type: CqlType) -> Any:
             return [value.months, value.days, value.nanoseconds]
         case uuid.UUID() | Decimal():
             return str(value)
-    if isinstance(cql_type, Native) and cql_type.name in ("varint", "inet"):
-        return str(ipaddress.ip_address(value)) if cql_type.name == "inet" else str(value)
+    if cql_type == Native("varint"):
+        return str(value)
+    if cql_type == Native("inet"):
+        address = ipaddress.ip_address(value)
+        # Of mapped addresses, Python's own text depends on its version; the driver's does not.
+        return value if address.version == 6 and address.ipv4_mapped else str(address)
     return _number(value)
 
 

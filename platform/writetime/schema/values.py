@@ -95,6 +95,16 @@ def _duration(data: bytes) -> dict[str, int]:
     return {"months": parts[0], "days": parts[1], "nanoseconds": parts[2]}
 
 
+def _inet(data: bytes) -> str:
+    """Return the text form of an address by RFC 5952, which `ipaddress` follows from Python 3.13 on only.
+
+    The form must not depend on the version of Python, as texts are keys and are compared.
+    """
+    address = ipaddress.ip_address(data)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(address) if mapped is None else f"::ffff:{mapped}"
+
+
 _NATIVES: dict[str, Decoder] = {
     "bigint": _unpack("q"),
     "boolean": lambda data: data != b"\0",
@@ -105,7 +115,7 @@ _NATIVES: dict[str, Decoder] = {
     "double": _unpack("d"),
     "duration": _duration,
     "float": _unpack("f"),
-    "inet": lambda data: str(ipaddress.ip_address(data)),
+    "inet": _inet,
     "int": _unpack("i"),
     "smallint": _unpack("h"),
     "time": _unpack("q"),
