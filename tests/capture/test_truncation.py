@@ -1,13 +1,18 @@
 """TRUNCATE, and DROP followed by CREATE of the same name: the lake forgets what the database forgot."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.capture.harness import Captured
+from tests.capture.test_isolation import until
 from tests.capture.test_odd_values import with_lake
+from tests.capture.test_segments import wait_for
 from tests.lake.answers import cql_rows, view_rows
 from tests.rows.replay import Consumer, in_order
+from writetime.capture.metrics import read_status
+from writetime.capture.schemas import Node
 from writetime.lake import state, views
 from writetime.lake.horizon import captured_until
 from writetime.lake.table import LakeTable, open_table
@@ -112,3 +117,42 @@ def test_a_table_that_is_dropped_and_created_again(landed: Captured, snapshot: s
         if is_down and number < 2:
             landed.write("DROP TABLE {ks}.t")
     assert len(view_rows(views.virtual(open_table(landed.settings, f"{landed.keyspace}.t")))) == 1
+
+
+def test_a_record_that_cannot_be_read_stops_no_other_table(landed: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table's watermark waits, as it is not known which of its changes count. Once readable, the record counts."""
+    for table in ("bad", "t"):
+        landed.write(f"CREATE TABLE {{ks}}.{table} (k int PRIMARY KEY, v text) WITH cdc = true")
+        landed.write(f"INSERT INTO {{ks}}.{table} (k, v) VALUES (1, 'old')")
+    bad = f"{landed.keyspace}.bad"
+    table_id = landed.schema("bad").id
+    answer = Node.rows
+
+    def rows(node: Node, query: str) -> list[dict[str, Any]]:
+        found = answer(node, query)
+        if "truncated_at" in query:
+            records = found[0]["truncated_at"] or {}
+            found[0]["truncated_at"] = {k: b"\0" if k == table_id else v for k, v in records.items()}
+        return found
+
+    def status() -> dict[str, Any]:
+        return read_status(landed.settings.capture.state) or {}
+
+    with landed.agent():
+        landed.settle()
+        with monkeypatch.context() as patch:
+            patch.setattr(Node, "rows", rows)
+            landed.write("TRUNCATE {ks}.bad", "TRUNCATE {ks}.t", "INSERT INTO {ks}.t (k, v) VALUES (2, 'new')")
+            landed.write("INSERT INTO {ks}.bad (k, v) VALUES (3, 'new')")
+            wait_for(lambda: bad in status().get("held", {}))
+            assert "0x00" in status()["held"][bad]
+            assert view_rows(views.virtual(land(landed))) == [{"k": 2, "v": "new"}]
+            assert until(landed, "bad") == 0
+        wait_for(lambda: until(landed, "bad") > 0)
+        wait_for(lambda: not status()["held"])
+        landing = Landing(landed.settings, bad)
+        landing.drain()
+        landed.settle()
+        landing.drain()
+    table = open_table(landed.settings, bad)
+    assert view_rows(views.virtual(table)) == cql_rows(landed.node.session(), landed.schema("bad"))

@@ -106,6 +106,8 @@ class Agent:
         self.held_by: str | None = None
         self._held: dict[str, str] = {}
         self._truncations: Mapping[UUID, Truncation] = {}
+        # Why the record of a table's last truncation cannot be read. The table's watermark waits.
+        self._truncation_faults: Mapping[UUID, str] = {}
         self._gaps_now: list[Gap] = []
         # Why segments that are done with stay where they are, and when each is tried again.
         self._stuck: dict[int, tuple[str, float]] = {}
@@ -201,11 +203,16 @@ class Agent:
 
     def _note_truncated(self) -> bool:
         """Take note of truncations before a watermark passes them; return whether there are new ones."""
-        before, self._truncations = self._truncations, read_truncations(self._node)
+        before, faults = self._truncations, self._truncation_faults
+        self._truncations, self._truncation_faults = read_truncations(self._node)
         for schema in self._decoder.captured:
+            fault = self._truncation_faults.get(id_of(schema))
+            if fault is not None and fault != faults.get(id_of(schema)):
+                self._metrics.error("database")
+                log.error("the watermark of %s waits: %s", schema.full_name, fault)
             if (truncation := self._truncations.get(id_of(schema))) is not None:
                 self.snapshots.take_again(id_of(schema), truncation.at)
-        return self._truncations != before
+        return self._truncations != before or self._truncation_faults != faults
 
     def _unread(self, segment: Segment, until: int) -> int:
         """Return how many bytes of a segment may be read and were not."""
@@ -287,7 +294,9 @@ class Agent:
             holding = [
                 gap for gap in gaps if gap.concerns(table_id) and gap.until > self.snapshots.covers_until(table_id)
             ]
-            if holding:
+            if table_id in self._truncation_faults:
+                self._held[schema.full_name] = self._truncation_faults[table_id]
+            elif holding:
                 self._held[schema.full_name] = holding[0].reason
             elif not_published is None and gaps:
                 covered = self._progress.covered
@@ -309,8 +318,9 @@ class Agent:
 
     def _mark_of(self, table_id: UUID) -> TableMark:
         until = max(self._progress.published_until, self._progress.covered.get(str(table_id), 0))
+        waits = self.snapshots.is_pending(table_id) or table_id in self._truncation_faults
         return TableMark(
-            0 if self.snapshots.is_pending(table_id) else until,
+            0 if waits else until,
             self.snapshots.taken_at(table_id),
             str(table_id),
             self._schemas.tables.since(table_id),

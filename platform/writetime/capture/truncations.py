@@ -13,18 +13,27 @@ from writetime.lake.generation import Truncation
 _RECORD = struct.Struct(">qiq")
 
 
-def read_truncations(node: Node) -> Mapping[UUID, Truncation]:
+def read_truncations(node: Node) -> tuple[Mapping[UUID, Truncation], Mapping[UUID, str]]:
     """Return the last truncation of each table that the node has truncated, by the table's id.
+
+    A record that cannot be read concerns its table only: the second value has the reasons, by the table's id.
 
     Raises:
         Unreachable: the node does not answer.
     """
     records = node.rows("SELECT truncated_at FROM system.local")[0]["truncated_at"] or {}
-    found = {}
+    found, faults = {}, {}
     for table_id, record in records.items():
-        segment, offset, milliseconds = _RECORD.unpack(record)
+        try:
+            segment, offset, milliseconds = _RECORD.unpack(record)
+        except struct.error:
+            faults[table_id] = (
+                f"the record of its last TRUNCATE in system.local is invalid (0x{record.hex()}, {_RECORD.size} bytes "
+                "are expected): TRUNCATE the table again, or report this with the version of Cassandra"
+            )
+            continue
         found[table_id] = Truncation(milliseconds * 1000, segment, offset)
-    return found
+    return found, faults
 
 
 def read_cluster_truncations(session: Session, table: str) -> Mapping[UUID, Truncation]:
