@@ -19,9 +19,11 @@ from confluent_kafka import Producer
 
 from tests.capture.test_landing import count
 from tests.lake.made import SCHEMA, batch, write
+from tests.status import status_lines
 from writetime.capture.publisher import ChangePublisher
 from writetime.cli.main import main
-from writetime.cli.status import status_lines
+from writetime.cli.screen import Entries, fit
+from writetime.cli.status import status_parts
 from writetime.clients import kafka
 from writetime.clients.kafka import (
     TopicEnds,
@@ -45,6 +47,15 @@ from writetime.landing.landing_metrics import LandingMetrics
 from writetime.landing.reports import stopped
 from writetime.schema.avro import fingerprint
 from writetime.schema.table import TableSchema
+from writetime.scylla_cdc.findings import (
+    CLOSED_SET,
+    DOUBTFUL_INSERT,
+    IMAGE_DISAGREES,
+    IMAGE_NOT_COMPARED,
+    IN_SNAPSHOT,
+    LATE,
+    STATIC_DROPPED,
+)
 from writetime.wire import watermarks
 from writetime.wire.change_messages import change_avro
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
@@ -489,7 +500,9 @@ def test_a_table_without_news_costs_nothing(settings: Settings, monkeypatch: pyt
     assert count(settings, names[3]) == 4
 
 
-def test_status_of_many_tables_fits_one_screen(settings: Settings, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["node", "log"])
+def test_status_of_many_tables_fits_one_screen(settings: Settings, tmp_path: Path, source: str) -> None:
+    """Also when each table has each fault that there is."""
     settings = settings.model_copy(
         update={"capture": settings.capture.model_copy(update={"state": tmp_path / "state"})}
     )
@@ -497,17 +510,23 @@ def test_status_of_many_tables_fits_one_screen(settings: Settings, tmp_path: Pat
     names = [f"{settings.cassandra.keyspace}.t{i:03}" for i in range(300)]
     lag = dict.fromkeys(("lag_bytes", "lag_segments", "lag_seconds", "oldest_segment_seconds", "backlog_bytes"), 0)
     totals = ("segments", "segments_set_aside", "segments_vanished", "mutations_set_aside", "changes_set_aside")
+    kinds = (STATIC_DROPPED, IN_SNAPSHOT, DOUBTFUL_INSERT, IMAGE_DISAGREES, IMAGE_NOT_COMPARED, LATE, CLOSED_SET)
+    of_log = {"until": time_now(), "fault": "a reason", "found": dict.fromkeys(kinds, 1)}
     snapshot = {"state": "wanted", "sstables": 1, "sstables_read": 0, "changes": 0}
     status = {
         "at": time.time(),
         "lag": lag | {"backlog_limit_bytes": 1, "aside_segments": 0},
-        "totals": dict.fromkeys(totals, 0),
+        "totals": dict.fromkeys(totals, 1),
         "changes": {name: {"row": i} for i, name in enumerate(names)},
         "snapshots": dict.fromkeys(names, snapshot),
-        "errors": {},
+        "errors": dict.fromkeys(("database", "publishing", "schema", "storage", "unexpected"), 1),
         "published_until": time_now(),
-        "held_by": None,
+        "held_by": "a reason",
+        "held": dict.fromkeys(names, "a reason"),
+        "not_captured": dict.fromkeys(names, "a reason"),
     }
+    if source == "log":
+        status["logs"] = dict.fromkeys(names, of_log)
     (tmp_path / "state" / "status.json").write_text(json.dumps(status))
     sender = Sender(settings, "test")
     ensure_watermarks_topic(settings)
@@ -517,11 +536,14 @@ def test_status_of_many_tables_fits_one_screen(settings: Settings, tmp_path: Pat
         watermarks.send_report(sender, name, report)
     assert sender.flush()
     lines = list(status_lines(settings))
-    # The screen has 24 lines, and the servers have three of them.
+    # The screen has 24 lines. The servers have three of them, faults of queues two, dead letters one.
+    assert len(fit([*status_parts(settings), "", Entries([[""]] * 300)], 24 - 3)) <= 24 - 3
     assert len(lines) <= 24 - 3
     assert any(f"{names[299]}: 299 row" in line for line in lines)
     everything = "\n".join(status_lines(settings, everything=True))
-    assert all(everything.count(f"{name}: ") == 3 and f"snapshot {name}: wanted" in everything for name in names)
+    # Its snapshot, changes and landing; and why it is held and not captured, or how far its log is.
+    count = 5 if source == "node" else 4
+    assert all(everything.count(f"{name}: ") == count and f"snapshot {name}: wanted" in everything for name in names)
     for name in names:
         watermarks.send_report(sender, name, None)
     assert sender.flush()

@@ -26,11 +26,12 @@ from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
 from tests.scylla_cdc.test_base import origins
 from tests.scylla_cdc.writer import Group
+from tests.status import status_lines
 from tests.storage.expected import assert_same
 from tests.storage.generate import SEED
 from writetime.capture import cdc_log
 from writetime.changes.model import change_schema
-from writetime.cli.status import agents_lines, status_lines
+from writetime.cli.status import agents_lines
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Capture, Settings
 from writetime.lake import state, views

@@ -13,8 +13,8 @@ from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now
 from tests.scylla_cdc.test_agent import agent, settings_for, wait_for_metrics, wait_until
 from tests.scylla_cdc.test_refusals import STREAM, Odd
+from tests.status import status_lines
 from writetime.cli.main import main
-from writetime.cli.status import status_lines
 from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.offsets import interval
 from writetime.scylla_cdc.source import open_source

@@ -17,9 +17,9 @@ from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
 from tests.scylla_cdc.test_agent import agent, insert, land, settings_for, wait_until
 from tests.scylla_cdc.test_base import origins
+from tests.status import status_lines
 from tests.storage.generate import SEED
 from writetime.capture.metrics import read_status
-from writetime.cli.status import status_lines
 from writetime.clients.database import DatabaseUnreachable
 from writetime.scylla_cdc.offsets import interval
 from writetime.scylla_cdc.pages import _PageProtocol

@@ -6,7 +6,8 @@ import sys
 import click
 
 from writetime import servers
-from writetime.cli.status import agents_lines, status_lines
+from writetime.cli.screen import LINES, Entries, fit
+from writetime.cli.status import agents_lines, status_parts
 from writetime.clients import database
 from writetime.core import config
 from writetime.core.errors import WritetimeError
@@ -42,7 +43,7 @@ def status(*, agents: bool, everything: bool) -> None:
         for line in agents_lines(config.load(), everything=everything):
             click.echo(line)
         return
-    all_ready = True
+    all_ready, shown = True, 0
     settings = config.load()
     for server in servers.servers(settings):
         pid = server.pid()
@@ -51,7 +52,10 @@ def status(*, agents: bool, everything: bool) -> None:
         state = "not running" if pid is None else "not ready" if fault else "ready"
         line = f"{server.name:<10} {state:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}"
         click.echo(f"{line}  ({fault})" if fault else line)
-    for line in [*status_lines(settings, everything=everything), *ingest_lines(settings), *queue_lines(settings)]:
+        shown += 1
+    queues = Entries([[line] for line in queue_lines(settings)], "faults of queues")
+    parts = [*status_parts(settings, everything=everything), *ingest_lines(settings), queues]
+    for line in fit(parts, None if everything else LINES - shown):
         click.echo(line)
     sys.exit(0 if all_ready else 1)
 

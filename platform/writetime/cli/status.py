@@ -1,32 +1,32 @@
 """What `writetime status` shows of agents and of landing."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from writetime.capture.metrics import read_status
+from writetime.cli.screen import Entries, fit
 from writetime.clients.kafka import answers, topic_names
 from writetime.core.config import Settings
 from writetime.core.instants import instant_text
 from writetime.scylla_cdc.findings import finding_lines
 from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, WatermarkTopic, statuses
 
-# Tables of a list that are shown without `--all`, so that all lists fit one screen.
-_SHOWN = 3
+# Lines of one agent where all agents are shown.
+_LINES_OF_AGENT = 15
 
 
-def status_lines(settings: Settings, *, everything: bool = False) -> Iterator[str]:
-    """Yield what the agent of this state folder said last, nothing if there never was one, and what landing reports.
+def status_parts(settings: Settings, *, everything: bool = False) -> Iterator[str | Entries]:
+    """Yield the last report of the agent of this state folder, if there is one, and the reports of landing.
 
     Args:
         settings: where the agent's state and Kafka are.
-        everything: show all tables, and not those only that matter most.
+        everything: also tables without a fault, and in the order of their names.
     """
     found: dict[str, Any] | None = read_status(settings.capture.state)
     if found is not None:
         yield f"agent      {_ago(found['at'])}      state {settings.capture.state}"
-        yield from _lines(found, everything=everything)
+        yield from _parts(found, everything=everything)
     if not answers(settings):
         yield "landing    not known, as Kafka does not answer"
         return
@@ -34,7 +34,7 @@ def status_lines(settings: Settings, *, everything: bool = False) -> Iterator[st
         return
     topic = WatermarkTopic(settings)
     topic.read()
-    yield from _landing_lines(topic.reports, everything=everything)
+    yield from _landing_parts(topic.reports, everything=everything)
 
 
 def agents_lines(settings: Settings, *, everything: bool = False) -> Iterator[str]:
@@ -44,57 +44,40 @@ def agents_lines(settings: Settings, *, everything: bool = False) -> Iterator[st
         try:
             address = found.get("address", "")
             lines = [f"agent of {source}      {_ago(found['at'])}      {address}".rstrip()]
-            lines += _lines(found, everything=everything)
+            lines += fit(_parts(found, everything=everything), None if everything else _LINES_OF_AGENT)
         except Exception as e:
             lines = [f"agent of {source}      cannot be read ({type(e).__name__}: {e})"]
         yield from lines
 
 
-def _lines(found: Mapping[str, Any], *, everything: bool) -> Iterator[str]:
+def _parts(found: Mapping[str, Any], *, everything: bool) -> Iterator[str | Entries]:
     if "logs" in found:
-        yield from _log_lines(found["logs"], everything=everything)
+        yield _logs(found["logs"], everything=everything)
     else:
         yield from _node_lines(found)
-        yield from _shortened(sorted(found.get("held", {}).items()), _held_lines, everything=everything)
-        yield from _shortened(sorted(found.get("not_captured", {}).items()), _refused_lines, everything=everything)
+        yield Entries([[f"  held     {table}: {reason}"] for table, reason in sorted(found.get("held", {}).items())])
+        refused = sorted(found.get("not_captured", {}).items())
+        yield Entries([[f"  not captured: {table}: {reason}"] for table, reason in refused])
     snapshots = [(table, s) for table, s in sorted(found["snapshots"].items()) if s["state"] != "done"]
-    yield from _shortened(snapshots, _snapshot_lines, everything=everything)
+    yield Entries([[_snapshot_line(table, snapshot)] for table, snapshot in snapshots])
     by_changes = sorted(found["changes"].items(), key=lambda item: (-sum(item[1].values()), item[0]))
-    yield from _shortened(sorted(by_changes) if everything else by_changes, _change_lines, everything=everything)
-    for what, count in sorted(found["errors"].items()):
-        yield f"  errors   {count} of {what}"
+    yield Entries([[_change_line(*item)] for item in (sorted(by_changes) if everything else by_changes)])
+    if found["errors"]:
+        yield "  errors   " + ", ".join(f"{count} of {kind}" for kind, count in sorted(found["errors"].items()))
 
 
-def _shortened(
-    tables: Sequence[tuple[str, Any]], lines: Callable[[str, Any], Iterator[str]], *, everything: bool
-) -> Iterator[str]:
-    """Yield the lines of the first tables, and how many more there are."""
-    for table, found in tables if everything else islice(tables, _SHOWN):
-        yield from lines(table, found)
-    if not everything and len(tables) > _SHOWN:
-        yield f"  ... and {len(tables) - _SHOWN} more tables: writetime status --all"
-
-
-def _snapshot_lines(table: str, snapshot: Mapping[str, Any]) -> Iterator[str]:
-    yield (
+def _snapshot_line(table: str, snapshot: Mapping[str, Any]) -> str:
+    return (
         f"  snapshot {table}: {snapshot['state']}, {snapshot['sstables_read']} of {snapshot['sstables']} "
         f"SSTables, {snapshot['changes']:,} changes"
     )
 
 
-def _held_lines(table: str, reason: str) -> Iterator[str]:
-    yield f"  held     {table}: {reason}"
+def _change_line(table: str, kinds: Mapping[str, int]) -> str:
+    return f"  {table}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
 
 
-def _refused_lines(table: str, reason: str) -> Iterator[str]:
-    yield f"  not captured: {table}: {reason}"
-
-
-def _change_lines(table: str, kinds: Mapping[str, int]) -> Iterator[str]:
-    yield f"  {table}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
-
-
-def _landing_lines(reports: Mapping[str, LandingReport], *, everything: bool) -> Iterator[str]:
+def _landing_parts(reports: Mapping[str, LandingReport], *, everything: bool) -> Iterator[str | Entries]:
     if not reports:
         return
     failing = [(table, report) for table, report in sorted(reports.items()) if report.fault is not None]
@@ -104,18 +87,17 @@ def _landing_lines(reports: Mapping[str, LandingReport], *, everything: bool) ->
         f"landing    {len(reports)} tables: {counts['set aside']} set aside, {counts['waiting']} waiting; "
         f"last report {_ago(max(report.at for report in reports.values()))}"
     )
-    yield from _shortened(failing, _report_lines, everything=everything)
+    yield Entries([[_report_line(table, report)] for table, report in failing])
     if everything:
         sound = [(table, report) for table, report in sorted(reports.items()) if report.fault is None]
-        yield from _shortened(sound, _report_lines, everything=True)
+        yield Entries([[_report_line(table, report)] for table, report in sound])
 
 
-def _report_lines(table: str, report: LandingReport) -> Iterator[str]:
+def _report_line(table: str, report: LandingReport) -> str:
     if report.fault is None:
-        yield f"  {table}: {report.changes:,} changes, {_ago(report.at)}"
-    else:
-        since = instant_text(round(report.since * 1e6))
-        yield f"  {table}: {report.state} since {since}, {report.attempts} attempts: {report.fault[:300]}"
+        return f"  {table}: {report.changes:,} changes, {_ago(report.at)}"
+    since = instant_text(round(report.since * 1e6))
+    return f"  {table}: {report.state} since {since}, {report.attempts} attempts: {report.fault[:300]}"
 
 
 def _node_lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -127,22 +109,23 @@ def _node_lines(found: Mapping[str, Any]) -> Iterator[str]:
         f"the oldest segment of {lag['oldest_segment_seconds']:.1f} s ago"
     )
     yield f"  backlog  {lag['backlog_bytes']:,} bytes{share}"
-    yield (
+    segments = (
         f"  segments {totals['segments']:,} done with, {totals['segments_set_aside']} set aside, "
         f"{totals['segments_vanished']} vanished; {lag['aside_segments']} of them are missing now"
     )
     if totals["mutations_set_aside"] or totals["changes_set_aside"]:
-        yield f"  aside    {totals['mutations_set_aside']:,} mutations, {totals['changes_set_aside']:,} changes"
+        segments += f"; {totals['mutations_set_aside']:,} mutations, {totals['changes_set_aside']:,} changes set aside"
+    yield segments
     if until := found["published_until"]:
         yield f"  all that was written is published up to {instant_text(until)}, {_ago(until / 1e6)}"
     if found["held_by"]:
         yield f"  held     {found['held_by']}"
 
 
-def _log_lines(logs: Mapping[str, Mapping[str, Any]], *, everything: bool) -> Iterator[str]:
+def _logs(logs: Mapping[str, Mapping[str, Any]], *, everything: bool) -> Entries:
     # Those with a fault first, then those that are furthest behind.
     tables = sorted(logs.items(), key=lambda item: (not item[1]["fault"], item[1]["until"], item[0]))
-    yield from _shortened(sorted(tables) if everything else tables, _table_log_lines, everything=everything)
+    return Entries([list(_table_log_lines(*item)) for item in (sorted(tables) if everything else tables)])
 
 
 def _table_log_lines(table: str, found: Mapping[str, Any]) -> Iterator[str]:

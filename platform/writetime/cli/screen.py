@@ -1,0 +1,44 @@
+"""Reports that fit one screen: of many things of one kind, only the first are shown."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+LINES = 24
+"""Lines of a screen."""
+
+# What is tried in turn until a report fits: entries of each list, and lines of each entry.
+_CUTS = ((3, 9), (3, 2), (2, 2), (1, 2), (1, 1))
+
+
+@dataclass(frozen=True)
+class Entries:
+    """A list in a report: the lines of each entry, the most important entry first, and what the entries are."""
+
+    lines: Sequence[Sequence[str]]
+    kind: str = "tables"
+
+
+def fit(parts: Iterable[str | Entries], lines: int | None) -> list[str]:
+    """Return the lines of a report.
+
+    Args:
+        parts: single lines, which are always shown, and lists.
+        lines: how many lines there are; None shows everything. Lists are cut to fit, down to one line each.
+    """
+    parts = list(parts)
+    if lines is None:
+        return [line for part in parts for line in _lines(part, None, None)]
+    shown: list[str] = []
+    for cut in _CUTS:
+        shown = [line for part in parts for line in _lines(part, *cut)]
+        if len(shown) <= lines:
+            break
+    return shown
+
+
+def _lines(part: str | Entries, entries: int | None, lines: int | None) -> list[str]:
+    if isinstance(part, str):
+        return [part]
+    shown = [line for entry in part.lines[:entries] for line in entry[:lines]]
+    left = 0 if entries is None else len(part.lines) - entries
+    return [*shown, f"  ... and {left:,} more {part.kind}: writetime status --all"] if left > 0 else shown
