@@ -79,17 +79,22 @@ class Sight:
 
 @dataclass
 class Report:
-    """What a run did: segments that it has read to their ends, mutations in what it read, changes by table.
+    """What a run did: the segments that it read to their ends (addresses), the mutations it read, changes by table.
 
     `faults` has, of each segment of which changes are missing, the reason, also from earlier runs; `growing` are those
     that were published as far as their `_cdc.idx` says, which does not call them complete.
     """
 
-    segments: int = 0
+    ended: set[str] = field(default_factory=set)
     mutations: int = 0
     changes: Counter[str] = field(default_factory=Counter)
     faults: dict[str, str] = field(default_factory=dict)
     growing: list[str] = field(default_factory=list)
+
+    @property
+    def segments(self) -> int:
+        """How many segments the run has read to their ends. One that was read again counts once."""
+        return len(self.ended)
 
 
 @dataclass(frozen=True)
@@ -256,7 +261,8 @@ class Archive:
         for outcome in self._run(publish_portion, [portion for portion in portions if portion.work]):
             for look, progress in outcome.reached:
                 self._checkpoint.segments[look.key] = Archived(progress, look.complete, look.file)
-                self.report.segments += progress.finished
+                if progress.finished:
+                    self.report.ended.add(look.key)
                 self.report.mutations += progress.mutations - begun[look.key]
                 if progress.reason is not None:
                     log.error("%s: %s", look.key, progress.reason)
