@@ -231,7 +231,7 @@ def test_commands_print_text_that_is_not_utf8(landed: Captured, tmp_path: Path) 
     assert {row["p"] for row in rows} == set(forms.values())
     assert all(row == {"p": row["p"], "c": row["p"], "v": row["p"], "m": {row["p"]: row["p"]}} for row in rows)
     head, *lines = command("view", table).splitlines()
-    assert head.split() == ["p", "c", "v", "m"]
+    assert head.split() == ["p", "c", "m", "v"]
     assert len(lines) == len(forms)
     # On a terminal, U+FDD0 is shown as an escape.
     for text in forms.values():
