@@ -1,8 +1,9 @@
 """Replay queues in Dagster, on real servers: partitions, runs, rows in the lake, a backfill, lag, and the check."""
 
 import json
+import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from dagster import (
     DagsterRunStatus,
     Definitions,
     ExecuteInProcessResult,
+    Failure,
     JobDefinition,
     ObserveResult,
+    RetryRequested,
     SensorResult,
     build_op_context,
     build_sensor_context,
@@ -22,11 +25,14 @@ from dagster import (
 from pyspark.sql import SparkSession
 
 from assets import replay
+from assets.failures import apart
 from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.clients import database
+from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 from writetime.replay import Publisher, Subscriber
+from writetime.replay.retention import Trimmed
 
 RESOURCES: dict[str, Any] = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
 QUEUE = f"my-flights.{uuid.uuid4().hex[:8]}"
@@ -145,6 +151,62 @@ def test_batches_come_into_the_lake(
     told = check(database=RESOURCES["database"])
     assert isinstance(told, AssetCheckResult)
     assert (told.passed, told.metadata["faults"].value) == (False, 2)
+
+
+def trimming(error: Exception) -> Callable[[Settings, str], Trimmed]:
+    """Retention that fails for the queue `bad` only."""
+
+    def trim(settings: Settings, queue: str) -> Trimmed:
+        assert queue in settings.replay.keep_days
+        if queue == "bad":
+            raise error
+        return Trimmed(gone=5, deleted=2, due=5, waits_for=None)
+
+    return trim
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("a bug"), "RuntimeError: a bug"),
+        (RecursionError("too deep"), "RecursionError: too deep"),
+        (ValueError("\ud800"), "ValueError: \\ud800"),
+        (WritetimeError("batch 3 is damaged"), "batch 3 is damaged"),
+    ],
+)
+def test_an_error_of_one_queue_leaves_the_answers_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, reason: str
+) -> None:
+    caplog.set_level(logging.ERROR)
+    monkeypatch.setenv("WRITETIME_REPLAY__KEEP_DAYS", json.dumps({"first": 1, "bad": 1, "last": 1}))
+    monkeypatch.setattr(replay, "trim", trimming(error))
+    context = build_op_context(resources={"database": RESOURCES["database"]})
+    with pytest.raises(Failure) as failed:
+        replay.trim_queues_op(context)
+    assert failed.value.description == f"batches of some queues were not deleted: queue bad: {reason}"
+    metadata: Any = context.get_output_metadata("result")
+    assert metadata["batches_deleted"] == 4
+    assert metadata["by_queue"].value.keys() == {"first", "last"}
+    [logged] = [record for record in caplog.records if record.message == f"queue bad: {reason}"]
+    # Of an error that no code expects, the traceback is of use.
+    assert bool(logged.exc_info) == (not isinstance(error, WritetimeError))
+
+
+@pytest.mark.parametrize("error", [Transient("no answer"), NoZooKeeper("no answer")])
+def test_a_server_that_is_away_fails_all_queues(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setenv("WRITETIME_REPLAY__KEEP_DAYS", json.dumps({"first": 1, "bad": 1}))
+    monkeypatch.setattr(replay, "trim", trimming(error))
+    with pytest.raises(RetryRequested):
+        replay.trim_queues_op(build_op_context(resources={"database": RESOURCES["database"]}))
+
+
+def test_queues_that_fail_never_count_as_answered() -> None:
+    def act(name: str) -> int:
+        return {"a": 1, "c": 3}[name]
+
+    answers, faults = apart(["a", "b", "c", "d"], act)
+    assert answers == {"a": 1, "c": 3}
+    assert faults == {"b": "KeyError: 'b'", "d": "KeyError: 'd'"}
 
 
 def test_stretches() -> None:

@@ -28,9 +28,9 @@ from tests.attack.mutate import mutate
 from tests.attack.report import Report
 from tests.attack.watched import Limits, watch, work
 from tests.storage.guarded import guard
-from tests.storage.rewriting import copy
+from tests.storage.rewriting import copy, renamed
 from tests.storage.test_commitlog import mutations_of, one_section
-from tests.storage.test_sstable import make_plain, write_plain
+from tests.storage.test_sstable import as_older, make_plain, write_plain
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.storage import commitlog
 from writetime.storage.commitlog import CommitLogReader, count_mutations
@@ -139,6 +139,28 @@ class SSTables:
         except _DOCUMENTED:
             return "refused"
         return "read"
+
+
+def rewritten(folder: Path) -> Iterator[Location]:
+    """Write SSTables of the versions that no server here writes: `nb` files as `mc`, `md` and `na`, `mt` files as `ms`.
+
+    The reader's rules of `na` are those of `nb`, and those of `ms` are those of `mt`.
+    """
+    of_nb = [location for location in corpus.sstables() if location.version == "nb"]
+    # Older versions have no minimum ratio, and so no chunks that are stored as they are.
+    plain = [
+        location
+        for location in of_nb
+        if not location.exists("CompressionInfo.db") or b"min_compress_ratio" not in location.read("CompressionInfo.db")
+    ]
+    for version in ("mc", "md"):
+        for i, location in enumerate(plain[:2]):
+            yield as_older(location, folder / f"{version}{i}", version)
+    for i, location in enumerate(of_nb[:2]):
+        yield renamed(location, folder / f"na{i}", "na")
+    of_mt = [location for location in corpus.sstables() if location.version == "mt"]
+    for i, location in enumerate([of_mt[0], of_mt[-1]]):
+        yield renamed(location, folder / f"ms{i}", "ms")
 
 
 def _chunks(location: Location) -> list[tuple[int, int]]:
@@ -260,7 +282,7 @@ def _trials(
     commitlog.WINDOW = 1 << 12
     with tempfile.TemporaryDirectory() as home:
         targets: list[SSTables | CommitLog] = []
-        for i, location in enumerate(corpus.sstables()):
+        for i, location in enumerate([*corpus.sstables(), *rewritten(Path(home) / "rewritten")]):
             targets.append(SSTables(location, Path(home) / f"sstable{i}"))
         for i, (segment, schemas) in enumerate(corpus.segments()):
             folder = Path(home) / f"segment{i}"

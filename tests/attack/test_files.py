@@ -4,10 +4,12 @@ import ctypes
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.attack.files import attack
+from tests.attack.files import attack, rewritten
 from tests.attack.report import Report
 from tests.attack.watched import Limits, Watch, work
 from writetime.storage.errors import CorruptFile
+from writetime.storage.files import FEATURES
+from writetime.storage.sstable import SSTable
 
 
 def test_no_file_harms_its_reader() -> None:
@@ -15,7 +17,18 @@ def test_no_file_harms_its_reader() -> None:
     print(report.text())
     assert report.tried == 400
     assert not report.findings, report.text()
-    assert {target.partition(" ")[0] for target in report.counts} >= {"nb", "oa", "da", "me", "mt", "commit"}
+    # All versions that are read.
+    versions = {version for _, version in FEATURES}
+    assert {target.partition(" ")[0] for target in report.counts} == versions | {"commit"}
+
+
+def test_the_versions_that_no_server_here_writes_are_read(tmp_path: Path) -> None:
+    versions = []
+    for location in rewritten(tmp_path):
+        batches = list(SSTable(location).scan())
+        assert sum(batch.num_rows for batch in batches), location
+        versions.append(location.version)
+    assert sorted(versions) == ["mc", "mc", "md", "md", "ms", "ms", "na", "na"]
 
 
 def misbehave(first: int) -> None:

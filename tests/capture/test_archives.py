@@ -4,10 +4,14 @@ import os
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cassandra import OperationTimedOut
 from click.testing import CliRunner
 from dagster import DagsterInstance, RunRequest, SkipReason, build_sensor_context, materialize
 from pyspark.sql import SparkSession
@@ -17,6 +21,7 @@ from resources import KafkaResource, SparkResource
 from tests.capture.harness import Captured
 from tests.capture.test_segments import complete, wait_for
 from tests.conftest import write_settings
+from writetime.capture import archives, durable
 from writetime.capture.archives import Checkpoint, Report, follow_segments, publish_segments, unpublished
 from writetime.cli.main import main
 from writetime.core.errors import WritetimeError
@@ -189,3 +194,194 @@ def test_what_is_missing_is_said_until_it_is_there(captured: Captured, tmp_path:
     (tmp_path / "other" / mislabelled.name).unlink()
     [reason] = publish_segments(captured.settings, other, tmp_path / "another").faults.values()
     assert "vanished before all of it was read (up to offset " in reason
+
+
+@dataclass
+class Broken:
+    """Lets the work on some segments raise an error, while there is one; `tried` counts that by their names."""
+
+    names: set[str]
+    error: Exception | None
+    tried: Counter[str] = field(default_factory=Counter)
+
+    def wrap(self, publish: Callable[..., Any]) -> Callable[..., Any]:
+        def call(decoder: Any, publisher: Any, look: archives.Look, *others: Any) -> Any:
+            found = publish(decoder, publisher, look, *others)
+            if look.segment.name in self.names and self.error is not None:
+                self.tried[look.segment.name] += 1
+                raise self.error
+            return found
+
+        return call
+
+
+@contextmanager
+def following(captured: Captured, paths: list[Path], checkpoint: Path) -> Iterator[list[Report]]:
+    """Follow folders in a thread; the report is in the list at the end."""
+    stop, reports = threading.Event(), list[Report]()
+    settings = captured.with_options(land_seconds=0.1)
+
+    def follow() -> None:
+        reports.append(follow_segments(settings, list(map(str, paths)), checkpoint, stop))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        yield reports
+    finally:
+        stop.set()
+        thread.join()
+    assert reports
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyError("x"), RecursionError("too deep")])
+def test_an_unknown_error_of_a_segment_stops_no_other(
+    captured: Captured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    bad, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    broken = Broken({bad.name}, error)
+    monkeypatch.setattr(archives, "_publish_segment", broken.wrap(archives._publish_segment))
+
+    def publish() -> Report:
+        return publish_segments(captured.settings, [str(tmp_path / "copies")], tmp_path / "checkpoint")
+
+    report = publish()
+    assert report.segments == len(sound)
+    assert report.faults == {str(bad): f"{type(error).__name__}: {error}"}
+    assert broken.tried == {bad.name: 4}
+    assert sum("trying again" in record.message for record in caplog.records) == 3
+    assert f"{type(error).__name__}: {error}" in caplog.text
+    kept = Checkpoint(tmp_path / "checkpoint")
+    assert not kept.segments[str(bad)].is_done
+    assert all(kept.segments[str(path)].is_done for path in sound)
+    kept.close()
+    # Each run tries it again, and it counts as done only when all of it is published.
+    assert publish().faults.keys() == {str(bad)}
+    assert broken.tried == {bad.name: 8}
+    broken.error = None
+    report = publish()
+    assert (report.segments, report.faults) == (1, {})
+    captured.assert_same("t")
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError("a segment is large")])
+def test_a_segment_that_the_disk_does_not_return_stops_no_other(
+    captured: Captured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    bad, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    broken = Broken({bad.name}, error)
+    monkeypatch.setattr(archives, "_publish_segment", broken.wrap(archives._publish_segment))
+    # The segment is the first one of its round.
+    monkeypatch.setattr(archives, "_SEGMENTS", 1)
+    with following(captured, [tmp_path / "none", tmp_path / "copies"], tmp_path / "checkpoint") as reports:
+        wait_for(lambda: broken.tried[bad.name] >= 3)
+        kept = archives._read_checkpoint(tmp_path / "checkpoint")
+        assert {key for key, found in kept.items() if found.is_done} == set(map(str, sound))
+        assert str(bad) not in kept
+        assert unpublished([str(tmp_path / "copies")], tmp_path / "checkpoint") == [str(bad)]
+        broken.error = None
+        wait_for(lambda: archives._read_checkpoint(tmp_path / "checkpoint").get(str(bad)))
+    assert caplog.text.count(f"{bad} cannot be read: {type(error).__name__}") == 1
+    [report] = reports
+    assert (report.segments, report.faults) == (len(sound) + 1, {})
+    # A folder that is not there stops no other folder, and is logged once.
+    assert caplog.text.count("none does not exist; trying again") == 1
+    assert report.errors["storage"] >= 3
+    captured.assert_same("t")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("a bug"), "unexpected"),
+        (OperationTimedOut(), "database"),
+        (WritetimeError("a server refuses"), "publishing"),
+        (OSError(28, "No space left on device"), "disk"),
+    ],
+)
+def test_an_error_of_all_segments_is_waited_for(
+    captured: Captured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    kind: str,
+) -> None:
+    folder = tmp_path / "copies"
+    for path in write_table(captured):
+        copy(path, folder)
+    left = [3]
+    refresh = archives.SchemaWatch.refresh
+
+    def fail(watch: archives.SchemaWatch, **options: Any) -> bool:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise error
+        return refresh(watch, **options)
+
+    monkeypatch.setattr(archives.SchemaWatch, "refresh", fail)
+    with following(captured, [folder], tmp_path / "checkpoint") as reports:
+        wait_for((tmp_path / "checkpoint/segments.json").exists)
+    [report] = reports
+    assert report.errors == {kind: 3}
+    [logged] = [record for record in caplog.records if record.message.endswith("; trying again")]
+    assert (logged.exc_info is not None) == (kind == "unexpected")
+    assert report.faults == {}
+    captured.assert_same("t")
+
+
+def test_a_checkpoint_that_cannot_be_saved_is_saved_later(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in write_table(captured):
+        copy(path, tmp_path / "copies")
+    left = [3]
+
+    def full(path: Path, content: Any) -> None:
+        if path.name == "segments.json" and left[0] > 0:
+            left[0] -= 1
+            raise OSError(28, "No space left on device", str(path))
+        durable.write_json(path, content)
+
+    monkeypatch.setattr(archives, "write_json", full)
+    with following(captured, [tmp_path / "copies"], tmp_path / "checkpoint") as reports:
+        wait_for((tmp_path / "checkpoint/segments.json").exists)
+    assert reports[0].errors == {"disk": 3}
+    assert unpublished([str(tmp_path / "copies")], tmp_path / "checkpoint") == []
+    # The changes were acknowledged, so they are not published again.
+    assert set(published(captured).values()) == {1}
+    captured.assert_same("t")
+
+
+def test_an_unknown_error_of_a_task_loses_nothing(
+    captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments of the other task are published, and those of the task that fails are not done."""
+    copies = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    made: list[archives.Decoder] = []
+
+    class Failing(archives.Decoder):
+        def refresh(self, *, always: bool = False) -> bool:
+            if self not in made:
+                made.append(self)
+            # The second task fails at its start.
+            if made.index(self) == 1:
+                raise RuntimeError("a bug")
+            return super().refresh(always=always)
+
+    monkeypatch.setattr(archives, "Decoder", Failing)
+    paths = [str(tmp_path / "copies")]
+    with pytest.raises(WritetimeError, match="RuntimeError: a bug"):
+        publish_segments(captured.settings, paths, tmp_path / "checkpoint", tasks=2)
+    assert set(unpublished(paths, tmp_path / "checkpoint")) == set(map(str, copies[1::2]))
+    report = publish_segments(captured.settings, paths, tmp_path / "checkpoint", tasks=2)
+    assert (report.segments, report.faults) == (len(copies[1::2]), {})
+    captured.assert_same("t")

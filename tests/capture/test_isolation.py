@@ -3,7 +3,9 @@
 Faults of no known kind are put in at each boundary of a real agent; what Kafka refuses, a real broker refuses.
 """
 
+import fnmatch
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -281,6 +283,139 @@ def test_a_full_disk_is_waited_for(captured: Captured, monkeypatch: pytest.Monke
         write_rows(captured, "good")
         captured.settle(60)
         wait_for(lambda: captured.settle(60) or status_of(captured)["errors"].get("disk"))
+    captured.assert_same("good")
+
+
+class Disk:
+    """Has no space for files whose names fit a pattern, after so many of them, until there is space again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pattern: str, after: int = 0) -> None:
+        self.is_full = True
+        self.refused = 0
+        self._pattern = pattern
+        self._left = after
+        open_file, copy_file = Path.open, shutil.copyfile
+
+        def opened(path: Path, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+            if "w" in mode:
+                self._check(path)
+            return open_file(path, mode, *arguments, **named)
+
+        def copied(source: Path, target: Path, **named: Any) -> Any:
+            self._check(target)
+            return copy_file(source, target, **named)
+
+        monkeypatch.setattr(Path, "open", opened)
+        monkeypatch.setattr(shutil, "copyfile", copied)
+
+    def _check(self, path: Path) -> None:
+        if not fnmatch.fnmatch(str(path), self._pattern):
+            return
+        self._left -= 1
+        if self.is_full and self._left < 0:
+            self.refused += 1
+            raise OSError(28, "No space left on device", str(path))
+
+
+def test_a_status_that_cannot_be_written_stops_nothing(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
+    disk = Disk(monkeypatch, "*/status.json.new")
+    with captured.agent():
+        write_rows(captured, "good")
+        captured.settle(60)
+        wait_for(lambda: disk.refused)
+        assert "the status cannot be written" in caplog.text
+        assert not status_of(captured)
+        disk.is_full = False
+        wait_for(lambda: status_of(captured))
+    captured.assert_same("good")
+
+
+def test_a_schema_that_cannot_be_stored_is_stored_later(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else, writes to a table that is dropped could not be read after the next start."""
+    with captured.agent():
+        captured.settle(60)
+        disk = Disk(monkeypatch, "*/schemas/*.json.new")
+        captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
+        write_rows(captured, "good")
+        wait_for(lambda: disk.refused >= 2)
+        wait_for(lambda: status_of(captured)["errors"].get("disk"))
+        stored = captured.settings.capture.state / "schemas" / f"{captured.schema('good').id}.json"
+        assert not stored.exists()
+        assert not until(captured, "good")
+        disk.is_full = False
+        captured.settle(60)
+        wait_for(stored.exists)
+    captured.assert_same("good")
+
+
+@pytest.mark.parametrize("pattern", ["*.reason.json.new", "*/aside/*.log.part", "*/aside/*_cdc.idx.part"])
+def test_a_segment_that_cannot_be_set_aside_is_kept(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pattern: str
+) -> None:
+    captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
+    aside = captured.settings.capture.state / "aside"
+
+    def has_poison(array: Any, maker: BatchMaker, _: Any, name: str, *__: Any) -> bool:
+        return maker._plan.schema.name == _BAD and name == "k" and _POISON in array.to_pylist()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchMaker, "_array", failing(BatchMaker._array, has_poison))
+        disk = Disk(patch, pattern)
+        with captured.agent():
+            write_rows(captured, _BAD, "good")
+            captured.settle(60)
+            written_at = time.time_ns() // 1000
+            captured.fill(2)
+            wait_for(lambda: disk.refused >= 2)
+            wait_for(lambda: status_of(captured)["errors"].get("disk"))
+            # It is logged once, the segment stays, and the other table goes on.
+            [(name, _)] = [
+                record.message.split(" stays where it is: OSError: [Errno 28]")
+                for record in caplog.records
+                if " stays where it is" in record.message
+            ]
+            assert (captured.node.cdc_raw / name).exists()
+            assert (captured.node.cdc_raw / name.replace(".log", "_cdc.idx")).exists()
+            wait_for(lambda: until(captured, "good") > written_at)
+            assert until(captured, _BAD) < written_at
+            disk.is_full = False
+            wait_for(lambda: not (captured.node.cdc_raw / name.replace(".log", "_cdc.idx")).exists())
+            assert not (captured.node.cdc_raw / name).exists()
+            assert {path.name for path in aside.iterdir()} == {
+                name,
+                name.replace(".log", "_cdc.idx"),
+                name.replace(".log", ".reason.json"),
+            }
+    put_back(captured, aside)
+    with captured.agent():
+        captured.settle(60)
+        wait_for(lambda: until(captured, _BAD) > written_at)
+    captured.assert_same(_BAD, "good")
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_snapshot_whose_progress_cannot_be_saved_is_published(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """The disk is full from the first file on, or when the snapshot was begun, taken, or read in part."""
+    captured.write(f"CREATE TABLE {{ks}}.good {_TABLE.replace(' WITH cdc = true', '')}")
+    write_rows(captured, "good")
+    captured.write("ALTER TABLE {ks}.good WITH cdc = true")
+    good = f"{captured.keyspace}.good"
+    monkeypatch.setattr(snapshots, "_AGAIN_SECONDS", 0.1)
+    disk = Disk(monkeypatch, "*/snapshots.json.new", after)
+    with captured.agent(snapshot="initial"):
+        wait_for(lambda: disk.refused >= 1)
+        wait_for(lambda: sum(map(status_of(captured).get("errors", {}).get, ("disk", "snapshot"), (0, 0))))
+        kept = captured.settings.capture.state / "snapshots.json"
+        assert not kept.exists() or '"done"' not in kept.read_text()
+        disk.is_full = False
+        wait_for(lambda: status_of(captured)["snapshots"].get(good, {}).get("state") == "done")
+        written_at = time.time_ns() // 1000
+        wait_for(lambda: until(captured, "good") > written_at)
     captured.assert_same("good")
 
 

@@ -8,6 +8,7 @@ import random
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 
 from tests.capture.test_landing import count
 from tests.lake.made import SCHEMA, batch, write
@@ -40,12 +41,13 @@ from writetime.lake.delta import BucketedTable
 from writetime.lake.horizon import captured_until, raise_snapshot
 from writetime.lake.table import is_in_lake, open_table, table_storage
 from writetime.lake.views import time_now
-from writetime.landing import following, landing
+from writetime.landing import following, landing, schema_changes
 from writetime.landing.following import Tables
 from writetime.landing.landing import Landing, captured_tables
 from writetime.landing.landing_metrics import LandingMetrics
 from writetime.landing.reports import stopped
 from writetime.schema.avro import fingerprint
+from writetime.schema.cql import parse_table
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.findings import (
     CLOSED_SET,
@@ -56,7 +58,7 @@ from writetime.scylla_cdc.findings import (
     LATE,
     STATIC_DROPPED,
 )
-from writetime.wire import watermarks
+from writetime.wire import publishing, watermarks
 from writetime.wire.change_messages import change_avro
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
 from writetime.wire.topics import changes_topic, dead_changes_topic
@@ -498,6 +500,43 @@ def test_a_table_without_news_costs_nothing(settings: Settings, monkeypatch: pyt
     newest.unlink()
     look(Tables(settings, names))
     assert count(settings, names[3]) == 4
+
+
+def test_tables_share_one_reading_of_the_schemas(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic of the schemas is read once for all tables, and the CQL of each schema is parsed once."""
+    names = published(settings, *(f"shared{i}" for i in range(6)))
+    read: Counter[int] = Counter()
+    parsed: Counter[str] = Counter()
+
+    def count_messages(of: Settings, topic: str, *offsets: Mapping[int, int]) -> Iterator[Message]:
+        for message in messages_between(of, topic, *offsets):
+            if topic == SCHEMAS_TOPIC:
+                read[message.offset() or 0] += 1
+            yield message
+
+    def count_parsed(cql: str) -> TableSchema:
+        schema = parse_table(cql)
+        parsed[schema.full_name] += 1
+        return schema
+
+    monkeypatch.setattr(publishing, "messages_between", count_messages)
+    monkeypatch.setattr(schema_changes, "parse_table", count_parsed)
+    tables = Tables(settings, names)
+    look(tables)
+    assert [count(settings, name) for name in names] == [3] * len(names)
+    assert len(read) >= len(names)
+    assert set(read.values()) == {1}
+    assert parsed == dict.fromkeys(names, 1)
+    # Of more changes, only the messages of the schemas that are new are read, as each publisher registers its own.
+    for name in names:
+        publish(settings, schema_of(settings, name.split(".")[1]), 4)
+    look(tables)
+    assert [count(settings, name) for name in names] == [4] * len(names)
+    assert set(read.values()) == {1}
+    assert parsed == dict.fromkeys(names, 1)
+    # Another process parses no CQL that the lake has already.
+    look(Tables(settings, names))
+    assert parsed == dict.fromkeys(names, 1)
 
 
 @pytest.mark.parametrize("source", ["node", "log"])

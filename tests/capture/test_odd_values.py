@@ -3,14 +3,17 @@
 The oracle is the database's answer in raw bytes, as the driver raises on such values.
 """
 
+import json
 import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cassandra import InvalidRequest
+from click.testing import CliRunner
 
 from tests.capture.compare import answered, assert_lake
 from tests.capture.harness import Captured
@@ -22,8 +25,10 @@ from tests.rows.test_publish import decoded
 from tests.unit.test_text import PIECES
 from writetime.changes.model import RESERVED
 from writetime.cli.lake import filtered
+from writetime.cli.main import main
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
+from writetime.core.printing import printable
 from writetime.lake import views
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
 from writetime.lake.table import LakeTable, create_table, open_table
@@ -185,6 +190,52 @@ def test_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
     table = open_table(landed.settings, f"{landed.keyspace}.t")
     found = pa.concat_tables(views.virtual(table))
     assert {bytes_of_text(text) for text in found["p"].to_pylist()} == set(texts)
+
+
+def test_commands_print_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
+    """`sstable` prints the changes, and `view` the rows, with each byte that is not UTF-8 escaped."""
+    forms = {
+        "61eda08062": "a\ufdd0ed\ufdd0a0\ufdd080b",
+        "61c08062": "a\ufdd0c0\ufdd080b",
+        "61f580808062": "a\ufdd0f5\ufdd080\ufdd080\ufdd080b",
+        "6162": "ab",
+    }
+    landed.write("CREATE TABLE {ks}.t (p text, c text, v text, m map<text, text>, PRIMARY KEY (p, c))")
+    for data in forms:
+        text = f"blobAsText(0x{data})"
+        landed.write(f"INSERT INTO {{ks}}.t (p, c, v, m) VALUES ({text}, {text}, {text}, {{{text}: {text}}})")
+    table = f"{landed.keyspace}.t"
+    folders = [str(folder) for folder in take_snapshot(landed.settings, table, tmp_path.name)]
+
+    def command(*arguments: str) -> str:
+        answer = CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+        assert answer.exit_code == 0, answer.output
+        return answer.stdout
+
+    [folder] = folders
+    changes = [json.loads(line) for line in command("sstable", folder).splitlines()]
+    assert [change["kind"] for change in changes] == ["row"] * len(forms)
+    found = {change["p"]: change for change in changes}
+    assert found.keys() == set(forms.values())
+    for text, change in found.items():
+        assert (change["c"], change["v"]["value"]) == (text, text)
+        [element] = change["m"]["elements"]
+        assert (element["path"], element["value"]) == (text, text)
+        assert bytes_of_text(text).hex() in forms
+    command("sstable", folder, "--output", str(tmp_path / "changes.parquet"))
+    assert set(pq.read_table(tmp_path / "changes.parquet")["p"].to_pylist()) == set(forms.values())
+    assert json.loads(command("sstable", folder, "--stats"))[table]["changes"] == len(forms)
+    # In the lake.
+    assert "4 changes added" in command("backfill", table, *folders)
+    rows = [json.loads(line) for line in command("view", table, "--format", "jsonl").splitlines()]
+    assert {row["p"] for row in rows} == set(forms.values())
+    assert all(row == {"p": row["p"], "c": row["p"], "v": row["p"], "m": {row["p"]: row["p"]}} for row in rows)
+    head, *lines = command("view", table).splitlines()
+    assert head.split() == ["p", "c", "m", "v"]
+    assert len(lines) == len(forms)
+    # On a terminal, U+FDD0 is shown as an escape.
+    for text in forms.values():
+        assert any(line.startswith(printable(text)) for line in lines)
 
 
 def test_names_that_are_alike(landed: Captured, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +24,14 @@ from tests.merge import answers
 from tests.merge.test_cql import with_one_form
 from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
+from tests.scylla_cdc.examples import LATE
 from tests.scylla_cdc.test_base import origins
 from tests.scylla_cdc.writer import Group
 from tests.status import status_lines
 from tests.storage.expected import assert_same
 from tests.storage.generate import SEED
 from writetime.capture import cdc_log
+from writetime.capture.metrics import read_status
 from writetime.changes.model import change_schema
 from writetime.cli.status import agents_lines
 from writetime.clients.node_snapshots import take_snapshot
@@ -41,6 +43,8 @@ from writetime.lake.parquet import read_file
 from writetime.lake.row_form import fit
 from writetime.lake.table import open_table, view_schema
 from writetime.landing.landing import Landing
+from writetime.scylla_cdc.offsets import Offset
+from writetime.scylla_cdc.source import CdcSource
 from writetime.servers.process import free_port
 from writetime.verify.verify import verify
 from writetime.wire.watermarks import WatermarkTopic, statuses
@@ -385,3 +389,112 @@ def test_truncations_that_cannot_be_read_hold_the_watermark(
     assert WatermarkTopic(settings).read()[source_of(late)].tables[late.schema.full_name].until == 0
     assert land(settings, late) == Counter(late.origins)
     assert_view(settings, late)
+
+
+# What each does for a table while its agent lets it advance.
+BOUNDARIES: dict[str, tuple[type, str, Callable[..., str]]] = {
+    "settled": (CdcSource, "settled", lambda source: source.schema.full_name),
+    "read": (CdcSource, "read", lambda source, *_: source.schema.full_name),
+    "check_schema": (CdcSource, "check_schema", lambda source, *_: source.schema.full_name),
+    "send": (cdc_log.ChangePublisher, "send", lambda _, schema, *__: schema.full_name),
+    "save": (cdc_log.LogProgress, "save", lambda _, table, *__: table),
+}
+
+
+@pytest.mark.parametrize(
+    ("boundary", "error", "kind"),
+    [
+        *((name, RuntimeError("a bug"), "unexpected") for name in BOUNDARIES),
+        ("save", OSError(28, "No space left on device"), "disk"),
+    ],
+)
+def test_an_error_of_one_table_stops_no_other(
+    cdc: CdcDatabase,
+    late: Logged,
+    written: Written,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    boundary: str,
+    error: Exception,
+    kind: str,
+) -> None:
+    other = Logged(cdc.create(replace(LATE, name=f"other{time.time_ns()}")), written.groups[LATE.name], [], [])
+    for table in (late, other):
+        table.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
+        cdc.announce_tablets(table.schema, table.sets)
+    name = late.schema.full_name
+    port = free_port()
+    settings = settings_for(cdc, tmp_path, late, other, window_seconds=0.5)
+    settings = settings.model_copy(update={"capture": settings.capture.model_copy(update={"metrics_port": port})})
+    owner, method, table_of = BOUNDARIES[boundary]
+    original, broken = getattr(owner, method), [False]
+
+    def fail(this: Any, *arguments: Any, **named: Any) -> Any:
+        if broken[0] and table_of(this, *arguments) == name:
+            raise error
+        return original(this, *arguments, **named)
+
+    def watermark(table: Logged) -> int:
+        return WatermarkTopic(settings).read()[source_of(table)].tables[table.schema.full_name].until
+
+    def fault() -> str | None:
+        status = read_status(settings.capture.state)
+        return None if status is None else status["logs"][name]["fault"]
+
+    monkeypatch.setattr(owner, method, fail)
+    with agent(settings):
+        insert(cdc, late, 1)
+        insert(cdc, other, 1)
+        for table in (late, other):
+            wait_until(settings, table, now())
+        broken[0] = True
+        insert(cdc, late, 2)
+        insert(cdc, other, 2)
+        reason = f"{type(error).__name__}: {error}"
+        wait_for(lambda: fault() == reason)
+        at, until = now(), reached(settings)[name]
+        insert(cdc, other, 3)
+        wait_until(settings, other, at + SECOND)
+        wait_for(lambda: watermark(other) > at)
+        # What failed does not count as done, neither in the file, nor in the watermark, nor in the status.
+        assert reached(settings)[name] == until < at
+        assert watermark(late) <= until
+        status = read_status(settings.capture.state)
+        assert status is not None
+        assert (status["logs"][name]["until"], status["held_by"]) == (until, reason)
+        assert status["logs"][other.schema.full_name]["fault"] is None
+        assert status["errors"][kind] >= 1
+        metrics = wait_for_metrics(port, f'writetime_capture_errors_total{{what="{kind}"}}')
+        assert f'writetime_capture_log_lag_seconds{{table="{name}"}}' in metrics
+        logged = [record for record in caplog.records if record.message == f"{name}: {reason}; trying again"]
+        # An unknown error has its traceback.
+        assert {bool(record.exc_info) for record in logged} == {kind == "unexpected"}
+        broken[0] = False
+        insert(cdc, late, 3)
+        wait_until(settings, late, now())
+        wait_for(lambda: watermark(late) > at)
+        wait_for(lambda: fault() is None)
+    for table in (late, other):
+        assert land(settings, table).keys() == set(table.origins)
+        assert_view(settings, table)
+
+
+def test_a_place_that_cannot_be_saved_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else, the agent would go on from a first offset that is lost in a crash, and would find no gap later."""
+    progress = cdc_log.LogProgress(tmp_path)
+    offset = Offset(until=1, newest=1, since=1, table_id="x")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cdc_log, "write_json", full)
+        with pytest.raises(OSError, match="No space left"):
+            progress.save("ks.t", offset)
+    assert progress.offsets == {}
+    progress.save("ks.t", offset)
+    progress.close()
+    again = cdc_log.LogProgress(tmp_path)
+    assert again.offsets == {"ks.t": offset}
+    again.close()

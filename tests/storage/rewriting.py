@@ -25,6 +25,14 @@ def copy(location: Location, folder: Path) -> Location:
     return dataclasses.replace(location, folder=str(folder))
 
 
+def renamed(location: Location, folder: Path, version: str) -> Location:
+    """Copy an SSTable with the name of another version, whose files have the same form."""
+    here = copy(location, folder)
+    for path in list(folder.iterdir()):
+        path.rename(folder / path.name.replace(f"{location.version}-", f"{version}-", 1))
+    return dataclasses.replace(here, version=version)
+
+
 def _string(data: bytes) -> bytes:
     return struct.pack(">H", len(data)) + data
 

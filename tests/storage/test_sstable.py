@@ -11,7 +11,7 @@ import pytest
 
 from tests.storage.conftest import Written
 from tests.storage.expected import assert_same, without_origin
-from tests.storage.rewriting import compression, copy, set_compression
+from tests.storage.rewriting import compression, copy, renamed, set_compression
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.storage.errors import Missing, Unsupported
 from writetime.storage.files import Location, find_sstables
@@ -91,10 +91,7 @@ def as_older(location: Location, folder: Path, version: str) -> Location:
 
     The table of contents is turned round, as ScyllaDB's need not be in the order of the offsets.
     """
-    here = copy(location, folder)
-    older = dataclasses.replace(here, version=version)
-    for path in list(folder.iterdir()):
-        path.rename(folder / path.name.replace("nb-", f"{version}-", 1))
+    older = renamed(location, folder, version)
     statistics = Path(older.path("Statistics.db"))
     data = statistics.read_bytes()
     count = struct.unpack_from(">i", data)[0]

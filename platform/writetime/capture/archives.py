@@ -4,7 +4,8 @@ It is the agent's work without the node: each round lists the segments and looks
 database's schemas, and then lets tasks decode and publish what is new, as an agent does. How far each segment is
 published is kept in a checkpoint when its task has ended, so after a crash some of it comes again and nothing is
 missing. Nothing is deleted or moved. A segment with a fault stops no other; the fault is in the checkpoint until the
-segment was read without one.
+segment was read without one. After an unknown error, a segment is tried again three times before that. A segment that a
+disk or a store does not return now is reported; its checkpoint stays as it was, and the next round tries it again.
 
 Tasks have segments side by side: changes of one key are in order within a segment, not between two. The merge does not
 mind. No watermark follows from an archive, as nothing tells what is not in it.
@@ -26,11 +27,11 @@ from writetime.capture.handover import hand_over, unbalanced
 from writetime.capture.progress import SegmentProgress
 from writetime.capture.publisher import ChangePublisher
 from writetime.capture.schemas import FixedSchemas, Node, SchemaWatch, Tables
-from writetime.clients.database import connect
+from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, connect, driver_reason
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.lake.merging import Runner
-from writetime.storage.errors import CorruptFile, Missing
+from writetime.storage.errors import Missing, StorageError
 from writetime.storage.segment import END, Segment, find_segments
 from writetime.wire.publishing import Refused
 
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 _FILE = "segments.json"
 # Segments of a task in one round, after which progress is kept.
 _SEGMENTS = 8
+# How often a segment is tried again after an unknown error.
+_RETRIES = 3
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,12 @@ class Archived:
 @dataclass(frozen=True)
 class Sight:
     """What folders have: segments of which more may be there than is published, the addresses of all, and those whose
-    `_cdc.idx` cannot be read, with the reason."""
+    `_cdc.idx` cannot be read, with the reason. `unlisted` are the folders that cannot be listed."""
 
     looks: list[Look]
     there: set[str]
     faults: dict[str, str]
+    unlisted: dict[str, Exception] = field(default_factory=dict)
 
 
 @dataclass
@@ -82,7 +86,8 @@ class Report:
     """What a run did: the segments that it read to their ends (addresses), the mutations it read, changes by table.
 
     `faults` has, of each segment of which changes are missing, the reason, also from earlier runs; `growing` are those
-    that were published as far as their `_cdc.idx` says, which does not call them complete.
+    that were published as far as their `_cdc.idx` says, which does not call them complete. `errors` counts, by kind,
+    the errors that `follow_segments` waited for.
     """
 
     ended: set[str] = field(default_factory=set)
@@ -90,6 +95,7 @@ class Report:
     changes: Counter[str] = field(default_factory=Counter)
     faults: dict[str, str] = field(default_factory=dict)
     growing: list[str] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
 
     @property
     def segments(self) -> int:
@@ -108,17 +114,22 @@ class Portion:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a task published, and what ended it early, if something did."""
+    """What a task published, why segments are not read now, by their addresses, and what ended the task early, if
+    something did."""
 
     reached: Sequence[tuple[Look, SegmentProgress]]
     changes: Counter[str]
+    failed: Mapping[str, str]
     error: str | None = None
 
 
 def publish_portion(portion: Portion) -> Outcome:
-    """Publish some segments, one after the other; what is returned of each is acknowledged."""
+    """Publish some segments, one after the other; what is returned of each is acknowledged. No segment stops another
+    one."""
     reached: list[tuple[Look, SegmentProgress]] = []
     changes: Counter[str] = Counter()
+    failed: dict[str, str] = {}
+    attempts: Counter[str] = Counter()
     try:
         decoder, publisher = Decoder(None, FixedSchemas(portion.tables)), ChangePublisher(portion.settings)
         decoder.refresh()
@@ -131,20 +142,30 @@ def publish_portion(portion: Portion) -> Outcome:
                 # After some refusals, the changes of that topic are left out.
                 publisher = publisher.after(e)
                 continue
-            except (WritetimeError, OSError, MemoryError):
+            except WritetimeError:
                 raise
-            except Exception as e:
-                # Whatever is wrong with one segment stops no other.
-                log.exception("%s", look.key)
+            except (OSError, MemoryError) as e:
+                # The next round reads it, if the store has it then.
                 publisher = publisher.after(e)
+                failed[look.key] = reason_of(e)
+                work.popleft()
+                continue
+            except Exception as e:
+                publisher = publisher.after(e)
+                attempts[look.key] += 1
+                if attempts[look.key] <= _RETRIES:
+                    log.warning("%s: %s; trying again", look.key, reason_of(e))
+                    continue
+                log.exception("%s", look.key)
                 progress, counts = replace(before.without(reason_of(e), None), broken=True), Counter[str]()
             reached.append((look, progress))
             changes += counts
             work.popleft()
-    except (WritetimeError, OSError) as e:
-        # Of storage, or of Kafka.
-        return Outcome(reached, changes, str(e))
-    return Outcome(reached, changes)
+    except Exception as e:
+        if not isinstance(e, (WritetimeError, OSError)):
+            log.exception("a task that publishes segments")
+        return Outcome(reached, changes, failed, reason_of(e))
+    return Outcome(reached, changes, failed)
 
 
 def _publish_segment(
@@ -175,10 +196,14 @@ class Checkpoint:
         self._lock = lock_folder(folder)
         self.folder = folder
         self.segments = _read_checkpoint(folder)
+        # Whether the file lacks some of it, as after a disk was full.
+        self.unsaved = False
 
     def save(self) -> None:
         """Keep what is known now."""
+        self.unsaved = True
         write_json(self.folder / _FILE, {key: asdict(found) for key, found in sorted(self.segments.items())})
+        self.unsaved = False
 
     def close(self) -> None:
         """Let another run have the folder."""
@@ -210,16 +235,24 @@ class Archive:
         # What had a fault is read anew once by each run: the reason may be gone.
         self._again = {key for key, found in checkpoint.segments.items() if found.progress.reason is not None}
         self._index_faults: dict[str, str] = {}
+        # Why folders could not be listed when they were looked at last.
+        self.unlisted: dict[str, Exception] = {}
+        # Why segments could not be read when they were tried last.
+        self._failed: dict[str, str] = {}
         self.report = Report()
 
     def drain(self, stop: threading.Event | None = None) -> None:
-        """Publish what is there now, or as much of it as there is time for; `report` tells of it.
+        """Publish what is there now, or as much of it as there is time for; `report` has the result.
+
+        A folder that is missing or cannot be listed is in `unlisted` then; what the others have is published.
 
         Raises:
-            WritetimeError: a folder is missing, or the database or Kafka does not do its part: go on with another call.
+            WritetimeError: the database or Kafka does not do its part: go on with another call.
         """
-        looks = self._look()
-        work = [(look, progress) for look in looks if (progress := self._begin(look)) is not None]
+        if self._checkpoint.unsaved:
+            self._checkpoint.save()
+        sight = self._look()
+        work = [(look, progress) for look in sight.looks if (progress := self._begin(look)) is not None]
         if work or self._announced is None:
             # Now that the offsets are read: of what was written below them the database knows the schema.
             self._schemas.refresh()
@@ -235,15 +268,16 @@ class Archive:
             if stop is not None and stop.is_set():
                 break
             self._publish(work[i : i + size])
-        self._tell()
+        self._report_faults()
 
-    def _look(self) -> list[Look]:
-        """Return the segments of which more may be there than is published."""
+    def _look(self) -> Sight:
+        """Return what the folders have; of each segment that vanished, record it."""
         sight = _look(self._paths, self._checkpoint.segments)
-        self._index_faults = sight.faults
+        self._index_faults, self.unlisted = sight.faults, sight.unlisted
         self.report.growing = [look.key for look in sight.looks if look.until != END]
-        self._note_vanished(sight.there)
-        return sight.looks
+        self._note_vanished(sight.there, set(self._paths) - set(sight.unlisted))
+        self._failed = {key: reason for key, reason in self._failed.items() if key in sight.there}
+        return sight
 
     def _begin(self, look: Look) -> SegmentProgress | None:
         """Return from where on a segment is to be read; None if there is nothing new in it."""
@@ -259,7 +293,12 @@ class Archive:
         begun = {look.key: progress.mutations for look, progress in work}
         errors = []
         for outcome in self._run(publish_portion, [portion for portion in portions if portion.work]):
+            for key, reason in outcome.failed.items():
+                if reason != self._failed.get(key):
+                    log.error("%s cannot be read: %s; trying again", key, reason)
+                self._failed[key] = reason
             for look, progress in outcome.reached:
+                self._failed.pop(look.key, None)
                 self._checkpoint.segments[look.key] = Archived(progress, look.complete, look.file)
                 if progress.finished:
                     self.report.ended.add(look.key)
@@ -272,23 +311,24 @@ class Archive:
         if errors:
             raise WritetimeError("; ".join(errors))
 
-    def _note_vanished(self, there: set[str]) -> None:
-        """Keep that segments are gone of which not all was published."""
+    def _note_vanished(self, there: set[str], listed: set[str]) -> None:
+        """Keep that segments of the folders that were listed are gone of which not all was published."""
         for key, found in self._checkpoint.segments.items():
             unread = not found.progress.finished and found.progress.reason is None
-            if unread and key not in there and posixpath.dirname(key) in self._paths:
+            if unread and key not in there and posixpath.dirname(key) in listed:
                 reason = (
                     f"{key} vanished before all of it was read (up to offset {found.progress.position}): put it back, "
                     "or bring a snapshot of the tables into the lake by `writetime backfill`"
                 )
                 log.error("%s", reason)
-                # Put back, it is read anew.
+                # Put back, it is read again.
                 progress = replace(found.progress, reason=reason, broken=True)
                 self._checkpoint.segments[key] = replace(found, progress=progress, file=(0, 0))
 
-    def _tell(self) -> None:
+    def _report_faults(self) -> None:
         kept = ((key, found.progress.reason) for key, found in self._checkpoint.segments.items())
-        self.report.faults = self._index_faults | {key: reason for key, reason in kept if reason is not None}
+        faults = {key: reason for key, reason in kept if reason is not None}
+        self.report.faults = self._index_faults | faults | self._failed
 
 
 def checkpoint_of(settings: Settings) -> Path:
@@ -302,9 +342,13 @@ def unpublished(paths: Sequence[str], checkpoint: Path) -> list[str]:
 
     Raises:
         WritetimeError: a folder is missing.
+        OSError: a folder cannot be listed.
     """
     kept = _read_checkpoint(checkpoint)
-    return [look.key for look in _look(_addresses(paths), kept).looks if _begin(look, kept.get(look.key)) is not None]
+    sight = _look(_addresses(paths), kept)
+    for error in sight.unlisted.values():
+        raise error
+    return [look.key for look in sight.looks if _begin(look, kept.get(look.key)) is not None]
 
 
 def publish_segments(
@@ -315,10 +359,13 @@ def publish_segments(
     Raises:
         WritetimeError: a folder is missing, another run has the checkpoint, or the database or Kafka does not do its
             part; what was published until then is in the checkpoint.
+        OSError: a folder cannot be listed; as above.
     """
     with closing(Checkpoint(checkpoint)) as kept, _a_node(settings) as node:
         archive = Archive(settings, paths, node, kept, run=run, tasks=tasks)
         archive.drain()
+        for error in archive.unlisted.values():
+            raise error
         return archive.report
 
 
@@ -331,13 +378,15 @@ def follow_segments(
     run: Runner = map,
     tasks: int = 1,
 ) -> Report:
-    """Publish what folders of segments hold and get, until told to stop.
+    """Publish what folders of segments hold and get, until told to stop. Whatever fails meanwhile is logged, counted in
+    the report, and tried again.
 
     Raises:
         WritetimeError: another run has the checkpoint.
     """
     pause = settings.capture.land_seconds
     total = Report()
+    waited = _Waited(total.errors)
     with closing(Checkpoint(checkpoint)) as kept:
         while not stop.is_set():
             try:
@@ -346,11 +395,43 @@ def follow_segments(
                     archive.report = total
                     while not stop.is_set():
                         archive.drain(stop)
+                        waited.note(next(iter(archive.unlisted.values()), None))
                         stop.wait(pause)
-            except (WritetimeError, OSError) as e:
-                log.error("%s; trying again", e)
+            except Exception as e:
+                waited.note(e)
                 stop.wait(pause)
     return total
+
+
+class _Waited:
+    """Counts the errors that a program waits for, and logs each once until it is over."""
+
+    def __init__(self, errors: Counter[str]) -> None:
+        self._errors = errors
+        self._logged: str | None = None
+
+    def note(self, error: Exception | None) -> None:
+        """Take note of how a round ended: with an error, or without one."""
+        if error is None:
+            self._logged = None
+            return
+        kind = _kind_of(error)
+        reason = driver_reason(error) if isinstance(error, DRIVER_FAULTS) else reason_of(error)
+        self._errors[kind] += 1
+        if reason != self._logged:
+            self._logged = reason
+            log.error("%s; trying again", reason, exc_info=error if kind == "unexpected" else None)
+
+
+def _kind_of(fault: Exception) -> str:
+    """Return what a fault is counted as."""
+    if isinstance(fault, (DatabaseUnreachable, *DRIVER_FAULTS)):
+        return "database"
+    if isinstance(fault, StorageError):
+        return "storage"
+    if isinstance(fault, WritetimeError):
+        return "publishing"
+    return "disk" if isinstance(fault, OSError) else "unexpected"
 
 
 @contextmanager
@@ -376,17 +457,24 @@ def _look(paths: Sequence[str], kept: Mapping[str, Archived]) -> Sight:
     """Look at folders, but not at segments that are done."""
     sight = Sight([], set(), {})
     for path in paths:
-        for segment in find_segments(path):
+        try:
+            found = find_segments(path)
+        except (WritetimeError, OSError) as e:
+            # The other folders do not wait for it.
+            sight.unlisted[path] = e
+            continue
+        for segment in found:
             key = path if path.endswith(segment.name) else posixpath.join(path, segment.name)
             sight.there.add(key)
             if key in kept and kept[key].is_done:
                 continue
             # Before the file is read, so that what changes meanwhile is seen the next time.
-            info = segment.filesystem.get_file_info(segment.path)
             try:
+                info = segment.filesystem.get_file_info(segment.path)
                 index = segment.cdc_index()
-            except CorruptFile as e:
-                sight.faults[key] = str(e)
+            except Exception as e:
+                # No other segment waits for it.
+                sight.faults[key] = reason_of(e)
                 continue
             complete = index is not None and index.completed
             until = END if index is None or complete else index.offset

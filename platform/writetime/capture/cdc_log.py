@@ -98,8 +98,10 @@ class LogProgress:
 
     def save(self, table: str, offset: Offset) -> None:
         """Keep the place of a table, which the broker has everything before."""
-        self.offsets[table] = offset
-        write_json(self.folder / _FILE, {name: found.json() for name, found in sorted(self.offsets.items())})
+        offsets = self.offsets | {table: offset}
+        write_json(self.folder / _FILE, {name: found.json() for name, found in sorted(offsets.items())})
+        # What is not on the disk does not count: after a crash, no gap would be found from a first offset on.
+        self.offsets = offsets
 
     def close(self) -> None:
         """Let another agent have the folder."""

@@ -311,6 +311,10 @@ class SchemaWatch:
         table = Table(table_id, row["keyspace_name"], row["table_name"], captured, schema, fault, seen_at)
         if table == old:
             return
+        # The database's own tables are never dropped, and so never needed from here.
+        if schema is not None and not table.keyspace.startswith("system"):
+            # Before the table is known: if the disk is full, the next call stores it.
+            self._store(table_id, to_cql(schema), captured=captured)
         self._tables[table_id] = table
         if old is not None and old.captured != captured:
             self.switched.append((table, captured))
@@ -323,9 +327,6 @@ class SchemaWatch:
                 "table %s.%s has cdc = false now: what is written to it from here on is not captured",
                 *(table.keyspace, table.name),
             )
-        # The database's own tables are never dropped, and so never needed from here.
-        if schema is not None and not table.keyspace.startswith("system"):
-            self._store(table_id, to_cql(schema), captured=captured)
 
     def _store(self, table_id: UUID, cql: str, *, captured: bool) -> None:
         versions = self._stored.setdefault(table_id, [])

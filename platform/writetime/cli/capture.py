@@ -106,6 +106,8 @@ def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path |
             report = archives.follow_segments(settings, paths, kept, stop, run=run, tasks=tasks)
     changes = ", ".join(f"{count} changes of {table}" for table, count in sorted(report.changes.items()))
     click.echo(f"{report.segments} segments, {report.mutations} mutations: {changes or 'no changes'}")
+    for kind, count in sorted(report.errors.items()):
+        click.echo(f"{count} {kind} errors were waited for", err=True)
     for key in report.growing:
         click.echo(f"not complete, and published as far as its _cdc.idx says: {key}", err=True)
     for key, reason in sorted(report.faults.items()):
