@@ -41,6 +41,13 @@ def test_a_command_keeps_the_traceback_of_another_module(monkeypatch: pytest.Mon
     assert isinstance(CliRunner().invoke(main, ["sink"]).exception, ModuleNotFoundError)
 
 
+def test_landing_ends_at_once_where_the_lake_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda module: module != "deltalake")
+    refused = CliRunner().invoke(main, ["land", "--follow"])
+    assert refused.exit_code == 1
+    assert refused.output == 'Error: this needs writetime[lake]: pip install "writetime[lake]"\n'
+
+
 @pytest.fixture
 def own_nodetool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(jars, "has_ivy", lambda: False)

