@@ -1,6 +1,7 @@
 """What is where: tools and users find these by their places."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,12 @@ def test_no_module_has_two_names() -> None:
                     names |= {alias.name.partition(".")[0] for alias in node.names}
     assert "writetime_dagster" in names
     assert names.isdisjoint({"assets", "resources"})
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
+    assert headings[0] == f"## {version}"
 
 
 def test_every_module_has_a_room() -> None:
