@@ -24,11 +24,6 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets import expectations
-from assets.checks import from_findings
-from assets.failures import by_kind
-from assets.naming import documents, key_of, pool_of
-from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.clients import quality
 from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
 from writetime.clients.quality import Finding
@@ -39,6 +34,11 @@ from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
 from writetime.lake.table import create_table
+from writetime_dagster.assets import expectations
+from writetime_dagster.assets.checks import from_findings
+from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.naming import documents, key_of, pool_of
+from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 # Shares of the token's range; a table with fewer buckets has nothing to do in some of them.
 TOKEN_RANGES = 16

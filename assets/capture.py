@@ -1,7 +1,7 @@
 """Capture: the nodes' commit logs, or ScyllaDB's CDC logs -> the topics `changes.<keyspace>.<table>`.
 
 What belongs here: what the agents and the topics say of themselves. Not here: the agents, which are services of the
-nodes (`writetime agent`), and landing (`assets.changes`).
+nodes (`writetime agent`), and landing (`writetime_dagster.assets.changes`).
 """
 
 import time
@@ -23,11 +23,6 @@ from dagster import (
     multi_observable_source_asset,
 )
 
-from assets.automation import on_schedule
-from assets.checks import from_waiting
-from assets.failures import by_kind
-from assets.naming import documents, key_of, pool_of
-from resources import KafkaResource
 from writetime.capture.metrics import summary
 from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.clients.topic_retention import waiting_too_long
@@ -36,6 +31,11 @@ from writetime.lake.views import time_now
 from writetime.landing.landing import is_published, landed_offsets, not_landed
 from writetime.wire.topics import changes_topic
 from writetime.wire.watermarks import WatermarkTopic, statuses
+from writetime_dagster.assets.automation import on_schedule
+from writetime_dagster.assets.checks import from_waiting
+from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.naming import documents, key_of, pool_of
+from writetime_dagster.resources import KafkaResource
 
 COMMIT_LOGS = AssetKey(["sources", "commit_logs"])
 AGENTS = AssetKey(["capture", "agents"])

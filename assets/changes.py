@@ -21,11 +21,6 @@ from dagster import (
     multi_asset_check,
 )
 
-from assets import expectations
-from assets.checks import from_findings
-from assets.failures import by_kind
-from assets.naming import arrow_columns, documents, key_of, pool_of
-from resources import KafkaResource, LakeResource, SparkResource
 from writetime.changes.model import change_schema
 from writetime.clients import quality
 from writetime.clients.quality import Finding
@@ -38,6 +33,11 @@ from writetime.lake.table import LakeTable, is_in_lake, open_table, table_storag
 from writetime.landing.following import reported
 from writetime.landing.landing import Landing, is_published, not_landed
 from writetime.landing.reports import stopped
+from writetime_dagster.assets import expectations
+from writetime_dagster.assets.checks import from_findings
+from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
+from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 _NO_TOPIC = "no agent has published it yet: start `writetime agent`, and see that the table has cdc = true"
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from dagster import AssetKey, AssetSpec, Definitions, in_process_executor
 
-from assets import capture, ingest, replay, runs, segments, tables, workqueue
-from assets.naming import documented
-from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 from writetime.core import config
 from writetime.core.config import Settings
+from writetime_dagster.assets import capture, ingest, replay, runs, segments, tables, workqueue
+from writetime_dagster.assets.naming import documented
+from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 
 
 def platform(

@@ -36,11 +36,6 @@ from dagster import (
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from assets.automation import is_under_way, on_schedule
-from assets.checks import from_findings, from_waiting
-from assets.failures import by_kind
-from assets.naming import arrow_columns
-from resources import KafkaResource, LakeResource, SparkResource
 from writetime.clients import quality
 from writetime.clients.kafka import committed_offsets
 from writetime.clients.quality import gxe
@@ -49,6 +44,11 @@ from writetime.core.errors import WritetimeError
 from writetime.ingest import dead_letter_rows, drain, readback
 from writetime.ingest.drain import OffsetRange
 from writetime.ingest.pipeline import Outcome
+from writetime_dagster.assets.automation import is_under_way, on_schedule
+from writetime_dagster.assets.checks import from_findings, from_waiting
+from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.naming import arrow_columns
+from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 HTTP_EVENTS = AssetKey(["sources", "http_events"])
 USER_EVENTS_TOPIC = AssetKey(["sources", "user_events_topic"])

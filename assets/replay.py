@@ -42,16 +42,16 @@ from dagster import (
     sensor,
 )
 
-from assets.automation import is_under_way, on_schedule
-from assets.checks import from_findings
-from assets.failures import apart, by_kind
-from assets.naming import arrow_columns
-from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.clients import quality
 from writetime.clients.quality import gxe
 from writetime.core.errors import WritetimeError
 from writetime.replay import advance, check, extent, lag, sealed, trim
 from writetime.replay.rows import SCHEMA, read
+from writetime_dagster.assets.automation import is_under_way, on_schedule
+from writetime_dagster.assets.checks import from_findings
+from writetime_dagster.assets.failures import apart, by_kind
+from writetime_dagster.assets.naming import arrow_columns
+from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 # Partitions that one tick of a sensor adds, at most.
 NEW_PARTITIONS = 5_000

@@ -17,11 +17,6 @@ from dagster import (
     asset,
 )
 
-from assets import expectations
-from assets.checks import from_findings
-from assets.failures import by_kind
-from assets.naming import arrow_columns, documents, key_of, pool_of
-from resources import KafkaResource, LakeResource, SparkResource
 from writetime.clients import quality
 from writetime.clients.kafka import end_offsets, topic_names
 from writetime.clients.quality import Finding
@@ -33,6 +28,11 @@ from writetime.row_events.events import KINDS, event_schema
 from writetime.row_events.publish import not_published, publish, published_since
 from writetime.row_events.stream import extend
 from writetime.wire.topics import rows_topic
+from writetime_dagster.assets import expectations
+from writetime_dagster.assets.checks import from_findings
+from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
+from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 
 def events(table: FollowedTable) -> AssetsDefinition:

@@ -26,13 +26,13 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.automation import failed_lately, is_under_way
-from assets.capture import COMMIT_LOGS
-from assets.failures import by_kind
-from resources import KafkaResource, SparkResource
 from writetime.capture.archives import checkpoint_of, publish_segments, unpublished
 from writetime.core.errors import WritetimeError
 from writetime.lake.spark import in_spark
+from writetime_dagster.assets.automation import failed_lately, is_under_way
+from writetime_dagster.assets.capture import COMMIT_LOGS
+from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.resources import KafkaResource, SparkResource
 
 PUBLISHED_SEGMENTS = AssetKey(["capture", "published_segments"])
 

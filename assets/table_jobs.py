@@ -34,10 +34,6 @@ from dagster import (
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
-from assets.automation import failed_lately, is_under_way, on_schedule
-from assets.failures import by_kind
-from assets.naming import key_of
-from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.outages import is_outage
 from writetime.lake.followed_tables import FollowedTable, followed_tables
@@ -48,6 +44,10 @@ from writetime.landing.landing import captured_tables, not_landed, watermarks_no
 from writetime.row_events.upkeep import upkeep
 from writetime.schema.describe import to_cql
 from writetime.wire.watermarks import WatermarkTopic
+from writetime_dagster.assets.automation import failed_lately, is_under_way, on_schedule
+from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.naming import key_of
+from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
 # Checks that are not part of an asset's run.
 PROOF = "rows_are_those_of_the_database"

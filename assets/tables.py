@@ -1,7 +1,7 @@
 """All that follows from an entry `[tables.<keyspace>.<table>]`.
 
 What belongs here: which assets and checks a followed table has, and the table itself. Not here: the assets of each
-stage, and what starts them (`assets.table_jobs`).
+stage, and what starts them (`writetime_dagster.assets.table_jobs`).
 """
 
 import json
@@ -23,10 +23,6 @@ from dagster import (
 )
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 
-from assets import backfill, capture, changes, expectations, rows, table_jobs, views
-from assets.failures import by_kind
-from assets.naming import cql_columns, documents, key_of, pool_of
-from resources import DatabaseResource
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import (
@@ -38,6 +34,10 @@ from writetime.lake.followed_tables import (
     read_entries,
 )
 from writetime.schema.describe import to_cql
+from writetime_dagster.assets import backfill, capture, changes, expectations, rows, table_jobs, views
+from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.naming import cql_columns, documents, key_of, pool_of
+from writetime_dagster.resources import DatabaseResource
 
 log = logging.getLogger(__name__)
 

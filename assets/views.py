@@ -25,11 +25,6 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets import expectations
-from assets.checks import from_findings, from_unfit
-from assets.failures import by_kind
-from assets.naming import arrow_columns, documents, key_of, pool_of
-from resources import LakeResource, SparkResource
 from writetime.clients import quality
 from writetime.clients.quality import Finding
 from writetime.core.errors import Transient
@@ -39,6 +34,11 @@ from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table, view_schema
 from writetime.verify.verify import verify
+from writetime_dagster.assets import expectations
+from writetime_dagster.assets.checks import from_findings, from_unfit
+from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
+from writetime_dagster.resources import LakeResource, SparkResource
 
 # Rows that differ which a check shows; `writetime verify` prints all.
 _SHOWN = 20

@@ -33,15 +33,15 @@ from dagster import (
 from pydantic import Field
 from pyspark.sql import functions as F
 
-from assets.automation import is_under_way, on_schedule
-from assets.failures import apart, by_kind
-from assets.naming import arrow_columns
-from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.workqueue import audit, completed, drain
 from writetime.workqueue.inspect import inspect, queues, worker_faults
 from writetime.workqueue.items import Place
+from writetime_dagster.assets.automation import is_under_way, on_schedule
+from writetime_dagster.assets.failures import apart, by_kind
+from writetime_dagster.assets.naming import arrow_columns
+from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 EVENT_QUEUE = AssetKey(["workqueue", "event_queue"])
 COMPLETED = AssetKey(["workqueue", "completed_events"])

@@ -12,13 +12,10 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from assets.backfill import token_ranges
-from assets.replay import RANGE_END, RANGE_START
 from demo import board, enrichment, figures, programs
 from demo.dagster_run import Dagster, RunResult
 from demo.page import write_page
 from demo.report import Report, Stage, Sum, render
-from resources import KafkaResource
 from writetime import servers
 from writetime.clients import database
 from writetime.clients.kafka import client_config
@@ -31,6 +28,9 @@ from writetime.lake.table import open_table
 from writetime.runtime import jars
 from writetime.servers.process import port_answers
 from writetime.workqueue.audit import database_time
+from writetime_dagster.assets.backfill import token_ranges
+from writetime_dagster.assets.replay import RANGE_END, RANGE_START
+from writetime_dagster.resources import KafkaResource
 
 FLIGHTS = int(os.environ.get("DEMO_FLIGHTS", "20000"))
 # Messages of a sender that goes past the ingress, which would refuse each of them.

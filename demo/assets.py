@@ -22,14 +22,14 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.failures import by_kind
-from assets.naming import cql_columns
-from assets.replay import source_key
-from assets.workqueue import COMPLETED
 from demo import board as departures
 from demo import enrichment, flights, published
-from resources import DatabaseResource, KafkaResource, SparkResource
 from writetime.workqueue import Enqueuer
+from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.naming import cql_columns
+from writetime_dagster.assets.replay import source_key
+from writetime_dagster.assets.workqueue import COMPLETED
+from writetime_dagster.resources import DatabaseResource, KafkaResource, SparkResource
 
 FLIGHTS = AssetKey(["sources", "flights"])
 FLIGHT_ITEMS = AssetKey(["sources", "flight_items"])

@@ -10,9 +10,9 @@ from typing import Any, Self
 from dagster import DagsterEventType, DagsterInstance
 from dagster_graphql import DagsterGraphQLClient, DagsterGraphQLClientError
 
-from assets.runs import ended
 from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port, port_answers
+from writetime_dagster.assets.runs import ended
 
 # No step is silent for so long unless its process has died.
 SILENT_SECONDS = 1800

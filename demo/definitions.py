@@ -2,11 +2,11 @@
 
 from dagster import Definitions
 
-from assets import ingest, tables, workqueue
-from assets.definitions import platform
-from assets.naming import documented
 from demo import assets, board, published
 from writetime.core import config
+from writetime_dagster.assets import ingest, tables, workqueue
+from writetime_dagster.assets.definitions import platform
+from writetime_dagster.assets.naming import documented
 
 settings = config.load()
 

@@ -4,8 +4,8 @@ from contextlib import AbstractContextManager
 
 from cassandra.cluster import Session
 
-from resources.base import WritetimeResource
 from writetime.clients import database
+from writetime_dagster.resources.base import WritetimeResource
 
 
 class DatabaseResource(WritetimeResource):

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from resources.base import WritetimeResource
 from writetime.clients import kafka
+from writetime_dagster.resources.base import WritetimeResource
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from resources.base import WritetimeResource
 from writetime.lake.storage import lake_storage
+from writetime_dagster.resources.base import WritetimeResource
 
 
 class LakeResource(WritetimeResource):

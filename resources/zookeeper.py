@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from kazoo.client import KazooClient
 
-from resources.base import WritetimeResource
 from writetime.clients.zookeeper import connect
+from writetime_dagster.resources.base import WritetimeResource
 
 _SECONDS = 15
 

@@ -17,10 +17,6 @@ from dagster import (
 )
 from pyspark.sql import SparkSession
 
-from assets import capture, changes
-from assets.naming import key_of
-from assets.table_jobs import definitions
-from resources import KafkaResource, LakeResource, SparkResource
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, batch, write
 from writetime.capture.metrics import Lag, summary
@@ -35,6 +31,10 @@ from writetime.lake.views import time_now
 from writetime.wire import watermarks
 from writetime.wire.publishing import Sender
 from writetime.wire.watermarks import SourceMarks, TableMark, ensure_watermarks_topic
+from writetime_dagster.assets import capture, changes
+from writetime_dagster.assets.naming import key_of
+from writetime_dagster.assets.table_jobs import definitions
+from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 
 def requests(instance: DagsterInstance, table: str) -> list[RunRequest]:

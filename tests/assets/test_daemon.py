@@ -13,12 +13,12 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster._core.scheduler.instigation import ScheduleInstigatorData
 
-from assets.backfill import token_ranges
 from tests.conftest import write_settings
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer
+from writetime_dagster.assets.backfill import token_ranges
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 400.0

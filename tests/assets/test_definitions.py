@@ -13,17 +13,17 @@ from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetNod
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 from dagster._core.definitions.repository_definition import RepositoryLoadData
 
-from assets import tables
-from assets.definitions import defs
-from assets.ingest import DEAD_LETTERS, USER_EVENTS, USER_EVENTS_TOPIC, user_events_topic
-from assets.naming import documented, key_of
-from assets.table_jobs import PROOF
 from demo import definitions as demo
-from resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 from tests.conftest import write_settings
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.servers.process import free_port
+from writetime_dagster.assets import tables
+from writetime_dagster.assets.definitions import defs
+from writetime_dagster.assets.ingest import DEAD_LETTERS, USER_EVENTS, USER_EVENTS_TOPIC, user_events_topic
+from writetime_dagster.assets.naming import documented, key_of
+from writetime_dagster.assets.table_jobs import PROOF
+from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
 ROOT = Path(__file__).parents[2]
 RESOURCES = {

@@ -21,13 +21,13 @@ from dagster import (
 )
 from pyspark.sql import SparkSession
 
-from assets import ingest
-from resources import KafkaResource, LakeResource, SparkResource
 from writetime.clients import database, kafka
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.ingest import deadletters, drain
 from writetime.ingest.event import accept
+from writetime_dagster.assets import ingest
+from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 RESOURCES = {"spark": SparkResource(), "kafka": KafkaResource(), "lake": LakeResource()}
 ASSETS = [ingest.user_events, ingest.dead_letters]

@@ -24,15 +24,15 @@ from dagster import (
 )
 from pyspark.sql import SparkSession
 
-from assets import replay
-from assets.failures import apart
-from resources import DatabaseResource, LakeResource, SparkResource
 from writetime.clients import database
 from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.replay import Publisher, Subscriber
 from writetime.replay.retention import Trimmed
+from writetime_dagster.assets import replay
+from writetime_dagster.assets.failures import apart
+from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 RESOURCES: dict[str, Any] = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
 QUEUE = f"my-flights.{uuid.uuid4().hex[:8]}"

@@ -7,10 +7,6 @@ import pytest
 from dagster import DagsterInstance, materialize
 from pyspark.sql import SparkSession
 
-from assets import expectations, rows
-from assets.naming import key_of
-from assets.table_jobs import maintain_job
-from resources import KafkaResource, LakeResource, SparkResource
 from tests.assets.test_tables import numbers
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, add, write
@@ -22,6 +18,10 @@ from writetime.lake.table import create_table
 from writetime.row_events import publish as publishing
 from writetime.row_events import stream
 from writetime.row_events.trimming import merged_to
+from writetime_dagster.assets import expectations, rows
+from writetime_dagster.assets.naming import key_of
+from writetime_dagster.assets.table_jobs import maintain_job
+from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 RESOURCES = {"spark": SparkResource(), "lake": LakeResource(), "kafka": KafkaResource()}
 

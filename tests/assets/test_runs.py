@@ -22,9 +22,9 @@ from dagster import (
     materialize,
 )
 
-from assets import runs
-from assets.failures import by_kind
 from writetime.core.errors import WritetimeError
+from writetime_dagster.assets import runs
+from writetime_dagster.assets.failures import by_kind
 
 ORDERS = AssetKey(["shop.orders", "view"])
 

@@ -18,9 +18,6 @@ from dagster import (
 )
 from pyspark.sql import SparkSession
 
-from assets import backfill, changes, expectations, failures, table_jobs, views
-from assets.naming import key_of
-from resources import DatabaseResource, LakeResource, SparkResource
 from tests.lake.answers import cql_rows, view_rows
 from tests.lake.made import SCHEMA, add, batch, write
 from tests.lake.test_run import compacted, schema_of
@@ -38,6 +35,9 @@ from writetime.lake.views import virtual
 from writetime.schema.cql import parse_table
 from writetime.servers.process import free_port
 from writetime.storage.kernel.primitives import token
+from writetime_dagster.assets import backfill, changes, expectations, failures, table_jobs, views
+from writetime_dagster.assets.naming import key_of
+from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 RESOURCES: dict[str, Any] = {"spark": SparkResource(), "lake": LakeResource(), "database": DatabaseResource()}
 

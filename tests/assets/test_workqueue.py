@@ -17,15 +17,15 @@ from dagster import (
 )
 from pyspark.sql import SparkSession
 
-from assets import workqueue
-from assets.definitions import defs
-from resources import DatabaseResource, LakeResource, SparkResource
 from tests.conftest import write_settings
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, Item, NewItem, audit
 from writetime.workqueue.audit import InLake
 from writetime.workqueue.inspect import QueueState
+from writetime_dagster.assets import workqueue
+from writetime_dagster.assets.definitions import defs
+from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 RESOURCES = {"spark": SparkResource(), "database": DatabaseResource(), "lake": LakeResource()}
 

@@ -16,14 +16,14 @@ import pytest
 from dagster import DagsterInstance, materialize
 from pyspark.sql import SparkSession
 
-from assets import changes, views
-from resources import LakeResource, SparkResource
 from tests.lake.made import SCHEMA, add, write
 from writetime.core import config
 from writetime.core.config import Table
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import create_table
 from writetime.servers.process import free_port, port_answers
+from writetime_dagster.assets import changes, views
+from writetime_dagster.resources import LakeResource, SparkResource
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("CHROMIUM") or next(

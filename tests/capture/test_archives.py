@@ -16,8 +16,6 @@ from click.testing import CliRunner
 from dagster import DagsterInstance, RunRequest, SkipReason, build_sensor_context, materialize
 from pyspark.sql import SparkSession
 
-from assets.segments import new_segments, published_segments
-from resources import KafkaResource, SparkResource
 from tests.capture.harness import Captured
 from tests.capture.test_segments import complete, wait_for
 from tests.conftest import write_settings
@@ -26,6 +24,8 @@ from writetime.capture.archives import Checkpoint, Report, follow_segments, publ
 from writetime.cli.main import main
 from writetime.core.errors import WritetimeError
 from writetime.storage.segment import find_segments
+from writetime_dagster.assets.segments import new_segments, published_segments
+from writetime_dagster.resources import KafkaResource, SparkResource
 
 
 def published(captured: Captured) -> Counter[str]:

@@ -9,12 +9,12 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 from dagster_postgres import PostgresEventLogStorage, PostgresRunStorage
 
-from assets.table_jobs import maintain_job
-from resources import LakeResource, SparkResource
 from tests.cluster.postgres import Postgres
 from tests.conftest import write_settings
 from tests.lake.made import SCHEMA, add, settings_at, write
 from writetime.lake.table import create_table
+from writetime_dagster.assets.table_jobs import maintain_job
+from writetime_dagster.resources import LakeResource, SparkResource
 
 FILE = Path(__file__).parents[2] / "deploy/dagster-postgres.yaml"
 

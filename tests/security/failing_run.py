@@ -6,8 +6,8 @@ from contextlib import suppress
 import psutil
 from dagster import DagsterInstance, materialize
 
-from assets import ingest
-from resources import KafkaResource, LakeResource, SparkResource
+from writetime_dagster.assets import ingest
+from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 
 def main() -> None:

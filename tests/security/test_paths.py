@@ -25,7 +25,6 @@ from kazoo.exceptions import NoAuthError
 from kazoo.handlers.threading import KazooTimeoutError
 from pydantic import SecretStr
 
-from resources import DatabaseResource, KafkaResource, ZooKeeperResource
 from tests.security.conftest import SECRETS, USER, Secured
 from tests.security.servers import issue
 from writetime.capture.agent import run as run_agent
@@ -41,6 +40,7 @@ from writetime.landing.landing import Landing
 from writetime.replay import lag
 from writetime.verify.verify import verify
 from writetime.workqueue import Worker
+from writetime_dagster.resources import DatabaseResource, KafkaResource, ZooKeeperResource
 
 
 def command(*arguments: str, given: bytes | None = None) -> str:

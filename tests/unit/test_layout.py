@@ -1,5 +1,7 @@
 """What is where: tools and users find these by their places."""
 
+import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,35 @@ def test_the_top_level(name: str) -> None:
 def test_platform_is_no_package() -> None:
     # It would shadow the standard library's module of that name.
     assert not (ROOT / "platform" / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("name", ["assets", "resources"])
+def test_folders_of_dagster_are_parts_of_one_package(name: str) -> None:
+    linked = ROOT / "platform" / "writetime_dagster" / name
+    assert linked.is_symlink()
+    # Relative, so that every clone has it.
+    assert linked.readlink() == Path("../..") / name
+    assert linked.samefile(ROOT / name)
+
+
+def test_no_module_has_two_names() -> None:
+    # `assets` is found at the top of the repository, too, and its modules would be loaded a second time.
+    names = set()
+    for folder in ("platform/writetime", "assets", "resources", "demo", "tests", "bench", "tools"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and not node.level:
+                    names.add((node.module or "").partition(".")[0])
+                elif isinstance(node, ast.Import):
+                    names |= {alias.name.partition(".")[0] for alias in node.names}
+    assert "writetime_dagster" in names
+    assert names.isdisjoint({"assets", "resources"})
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
+    assert headings[0] == f"## {version}"
 
 
 def test_every_module_has_a_room() -> None:

@@ -11,6 +11,7 @@ from writetime.capture import archives, cdc_log
 from writetime.capture.agent import run
 from writetime.core import config
 from writetime.core.errors import WritetimeError
+from writetime.core.extras import require
 from writetime.core.instants import parse_instant
 from writetime.core.logs import log_as_json
 from writetime.landing.following import Tables
@@ -56,6 +57,8 @@ def agent(*, snapshot_at: str | None) -> None:
 def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tuple[str, ...]) -> None:
     """Bring captured changes from Kafka into the lake. Without names it lands all captured tables. A table that fails
     stops no other one. The exit status is 1 if one failed."""
+    # At once: landing takes a fault of one table for one of that table.
+    require("deltalake")
     settings = config.load()
     for place in map(MessagePlace.parse, places):
         size = skip(settings, place)

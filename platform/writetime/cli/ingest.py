@@ -8,13 +8,15 @@ import click
 from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.core import config
 from writetime.core.printing import printable
-from writetime.http import ingress
 from writetime.ingest import deadletters, sink
 
 
 @click.command()
 def serve() -> None:
     """Accept events over HTTP until SIGTERM or Ctrl-C, then drain."""
+    # Only this command needs writetime[http].
+    from writetime.http import ingress
+
     ingress.serve(config.load())
 
 

@@ -88,9 +88,12 @@ def _in_one_line(error: Exception) -> str | None:
     if isinstance(error, click.ClickException | click.Abort | click.exceptions.Exit):
         return None
     from writetime.core.errors import WritetimeError
+    from writetime.core.extras import remedy
 
     if isinstance(error, WritetimeError):
         return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return remedy(error)
     if "cassandra" not in sys.modules:
         return None
     from cassandra import RequestValidationException

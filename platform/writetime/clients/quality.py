@@ -4,31 +4,22 @@ The library takes seconds to import, as long as all else that a run needs. So `g
 imported when they are used: what validates nothing (the web UI, the daemon, many runs) does not wait for them.
 """
 
-import importlib
 import os
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame
+
+from writetime.core.extras import WhenUsed
 
 if TYPE_CHECKING:
     import great_expectations as gx
     import great_expectations.expectations as gxe
-
-
-class _WhenUsed:
-    def __init__(self, module: str) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._module), name)
-
-
-if not TYPE_CHECKING:
+else:
     # Read when the library is imported.
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
-    gx, gxe = _WhenUsed("great_expectations"), _WhenUsed("great_expectations.expectations")
+    gx, gxe = WhenUsed("great_expectations"), WhenUsed("great_expectations.expectations")
 
 
 @dataclass(frozen=True)

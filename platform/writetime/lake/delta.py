@@ -10,15 +10,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field, Schema
-from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 from writetime.core.errors import Transient, WritetimeError
+from writetime.core.extras import WhenUsed
 from writetime.lake.parquet import PARTITION, WrittenFile
 from writetime.lake.storage import Storage
+
+if TYPE_CHECKING:
+    import deltalake
+    from deltalake import exceptions, transaction
+else:
+    # Agents import this module, and are installed without deltalake.
+    deltalake, exceptions, transaction = map(WhenUsed, ("deltalake", "deltalake.exceptions", "deltalake.transaction"))
 
 BUCKETS = "writetime.buckets"
 _ATTEMPTS = 20
@@ -44,7 +50,7 @@ class DataFile:
 class Snapshot:
     """One version of a table."""
 
-    def __init__(self, table: DeltaTable) -> None:
+    def __init__(self, table: "deltalake.DeltaTable") -> None:
         self.table = table
         self.version = table.version()
 
@@ -85,7 +91,7 @@ class BucketedTable:
 
     def exists(self) -> bool:
         """Return whether the table has been created."""
-        return DeltaTable.is_deltatable(self.storage.address, dict(self.storage.options))
+        return deltalake.DeltaTable.is_deltatable(self.storage.address, dict(self.storage.options))
 
     def create(self, schema: pa.Schema, buckets: int, properties: Mapping[str, str]) -> None:
         """Create the table if it does not exist, with `schema` and the partition column.
@@ -95,16 +101,16 @@ class BucketedTable:
         """
         full = pa.schema([(PARTITION, pa.int32()), *schema])
         try:
-            DeltaTable.create(
+            deltalake.DeltaTable.create(
                 self.storage.address,
-                schema=Schema.from_arrow(full),
+                schema=deltalake.Schema.from_arrow(full),
                 mode="ignore",
                 partition_by=[PARTITION],
                 configuration={BUCKETS: str(buckets), **properties},
                 storage_options=dict(self.storage.options),
                 raise_if_key_not_exists=False,
             )
-        except DeltaError as e:
+        except exceptions.DeltaError as e:
             raise WritetimeError(f"{self.storage.address} cannot be created: {e}") from None
 
     def load(self, version: int | None = None) -> Snapshot:
@@ -114,8 +120,8 @@ class BucketedTable:
             WritetimeError: there is no such table or version.
         """
         try:
-            return Snapshot(DeltaTable(self.storage.address, version, dict(self.storage.options)))
-        except DeltaError as e:
+            return Snapshot(deltalake.DeltaTable(self.storage.address, version, dict(self.storage.options)))
+        except exceptions.DeltaError as e:
             raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
 
     def find(self) -> Snapshot | None:
@@ -194,7 +200,10 @@ class BucketedTable:
             Conflict: the table has been rewritten since `before`. What was appended since does no harm.
         """
         milliseconds = int(time.time() * 1000)
-        removed = [RemoveAction(f.path, data_change, milliseconds, f.size, {PARTITION: str(f.bucket)}) for f in remove]
+        removed = [
+            transaction.RemoveAction(f.path, data_change, milliseconds, f.size, {PARTITION: str(f.bucket)})
+            for f in remove
+        ]
         actions = [_added(f, data_change) for f in add] + removed
         self._retry(lambda: self._rewrite(before, actions, also or {}, info or {}))
 
@@ -211,16 +220,16 @@ class BucketedTable:
             Conflict: as `rewrite` raises it.
         """
         actions = [_added(f, data_change=True) for f in add]
-        fields = Schema.from_arrow(pa.schema([(PARTITION, pa.int32()), *schema]))
+        fields = deltalake.Schema.from_arrow(pa.schema([(PARTITION, pa.int32()), *schema]))
         self._retry(lambda: self._rewrite(before, actions, also, {}, fields))
 
     def _rewrite(
         self,
         before: Snapshot,
-        actions: Sequence[AddAction | RemoveAction],
+        actions: "Sequence[transaction.AddAction | transaction.RemoveAction]",
         also: Mapping[str, int],
         info: Mapping[str, object],
-        fields: Schema | None = None,
+        fields: "deltalake.Schema | None" = None,
     ) -> bool:
         now = self.load()
         if any(now.transaction(app_id) != before.transaction(app_id) for app_id in (_REWRITE, *also)):
@@ -232,17 +241,17 @@ class BucketedTable:
     def _commit(
         self,
         now: Snapshot,
-        actions: Sequence[AddAction | RemoveAction],
-        done: list[Transaction],
+        actions: "Sequence[transaction.AddAction | transaction.RemoveAction]",
+        done: "list[transaction.Transaction]",
         info: Mapping[str, object],
-        fields: Schema | None = None,
+        fields: "deltalake.Schema | None" = None,
     ) -> None:
         now.table.create_write_transaction(
             list(actions),
             "overwrite" if fields else "append",
             fields or now.table.schema(),
             [PARTITION],
-            commit_properties=CommitProperties(dict(info), app_transactions=done),
+            commit_properties=deltalake.CommitProperties(dict(info), app_transactions=done),
         )
 
     def set_property(self, name: str, value: str) -> None:
@@ -292,21 +301,21 @@ class BucketedTable:
             have = pa.schema(now.table.schema())
             new = [f for f in schema if f.name not in have.names or not _holds(have.field(f.name).type, f.type)]
             if new:
-                fields: list[Field] = list(Schema.from_arrow(pa.schema(new)).fields)
+                fields: list[deltalake.Field] = list(deltalake.Schema.from_arrow(pa.schema(new)).fields)
                 now.table.alter.add_columns(fields)
             return True
 
         self._retry(attempt)
 
     def _retry(self, attempt: Callable[[], bool]) -> bool:
-        fault: CommitFailedError | None = None
+        fault: exceptions.CommitFailedError | None = None
         for _ in range(_ATTEMPTS):
             try:
                 return attempt()
-            except CommitFailedError as e:
+            except exceptions.CommitFailedError as e:
                 fault = e
                 time.sleep(random.uniform(0.01, 0.1))
-            except DeltaError as e:
+            except exceptions.DeltaError as e:
                 raise WritetimeError(f"{self.storage.address}: {e}") from None
         raise WritetimeError(f"{self.storage.address}: {_ATTEMPTS} commits failed, the last one by: {fault}")
 
@@ -315,18 +324,18 @@ def _conflict(storage: Storage) -> Conflict:
     return Conflict(f"{storage.address} has been rewritten by another process: run this again")
 
 
-def _transactions(numbers: Mapping[str, int]) -> list[Transaction]:
-    return [Transaction(app_id, number) for app_id, number in numbers.items()]
+def _transactions(numbers: Mapping[str, int]) -> "list[transaction.Transaction]":
+    return [transaction.Transaction(app_id, number) for app_id, number in numbers.items()]
 
 
-def _added(file: WrittenFile, data_change: bool) -> AddAction:
+def _added(file: WrittenFile, data_change: bool) -> "transaction.AddAction":
     statistics: dict[str, object] = {"numRecords": file.rows}
     if file.first_token is not None:
         statistics["minValues"] = {"token": file.first_token}
         statistics["maxValues"] = {"token": file.last_token}
         statistics["nullCount"] = {"token": 0}
     milliseconds = int(time.time() * 1000)
-    return AddAction(
+    return transaction.AddAction(
         file.path, file.size, {PARTITION: str(file.bucket)}, milliseconds, data_change, json.dumps(statistics)
     )
 

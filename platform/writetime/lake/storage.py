@@ -6,13 +6,11 @@ Parquet files and commits go through the same client (delta-rs's object store), 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
 from writetime.core.config import Settings
+from writetime.core.extras import require
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,11 @@ class Storage:
         """Return a file system whose paths are relative to this folder."""
         if self.is_local:
             return fs.SubTreeFileSystem(self.address, fs.LocalFileSystem())
-        return fs.PyFileSystem(_ObjectStore(self.address, dict(self.options)))
+        # Agents import this module, and are installed without deltalake.
+        require("deltalake")
+        from writetime.lake.object_store import ObjectStore
+
+        return fs.PyFileSystem(ObjectStore(self.address, dict(self.options)))
 
 
 def lake_storage(settings: Settings) -> Storage:
@@ -43,21 +45,3 @@ def lake_storage(settings: Settings) -> Storage:
     path = settings.lake.path.rstrip("/")
     options = {name: secret.get_secret_value() for name, secret in settings.lake.storage_options.items()}
     return Storage(path if "://" in path else str(Path(path).resolve()), options)
-
-
-class _ObjectStore(DeltaStorageHandler):
-    """deltalake 1.6 takes only `bytes` to write, and pyarrow hands over buffers of its own."""
-
-    def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
-        return pa.PythonFile(_Bytes(self._handler.open_output_stream(path, metadata)), mode="w")
-
-
-class _Bytes:
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def write(self, data: Any) -> int:
-        return self._stream.write(bytes(data))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)

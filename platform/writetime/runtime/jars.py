@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from cryptography.x509 import load_pem_x509_certificates
 
 from writetime.core.errors import WritetimeError
+from writetime.core.extras import is_installed, needs
 from writetime.runtime.java import java
 
 LOCK_FILE = Path(__file__).with_name("jars.lock")
@@ -193,8 +194,13 @@ def _trust_options(scratch: Path) -> list[str]:
     return [f"-Djavax.net.ssl.trustStore={store}", f"-Djavax.net.ssl.trustStorePassword={password}"]
 
 
+def has_ivy() -> bool:
+    """Return whether jars can be fetched: whether pyspark, which carries Ivy, is installed."""
+    return is_installed("pyspark")
+
+
 def _ivy_jar() -> Path:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise WritetimeError("pyspark is not installed; run `make setup`")
+        raise WritetimeError(needs("embedded"))
     return next((Path(spec.origin).parent / "jars").glob("ivy-*.jar"))

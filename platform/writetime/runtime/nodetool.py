@@ -1,12 +1,20 @@
-"""Cassandra's own `nodetool`, from the jars of the embedded server, on any JDK 17."""
+"""Cassandra's own `nodetool`: from the jars of the embedded server, on any JDK 17, or the one on the `PATH`.
+
+A node's agent is installed without Spark, whose Ivy fetches those jars, and often without a JDK 17. So it runs the
+program `nodetool` of the node's own Cassandra.
+"""
 
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from writetime.core.errors import WritetimeError
+from writetime.core.extras import needs
 from writetime.runtime import jars
 from writetime.runtime.cassandra_java import module_options
 from writetime.runtime.java import java
@@ -19,11 +27,30 @@ def nodetool(port: int, *arguments: str) -> None:
     """Run a command of `nodetool` against the JMX port of a node on this machine.
 
     Raises:
-        WritetimeError: nodetool failed; the text is what it said.
+        WritetimeError: nodetool failed, with the text that it printed; or there is none.
     """
+    with _program() as program:
+        command = [*program, "-h", "127.0.0.1", "-p", str(port), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith(("error:", "nodetool:"))]
+        raise WritetimeError(f"nodetool {' '.join(arguments)} failed: {' '.join(said) or done.stderr or done.stdout}")
+
+
+@contextmanager
+def _program() -> Iterator[Sequence[str]]:
+    """Yield the command that `nodetool` is on this machine."""
+    if not jars.has_ivy():
+        if (own := shutil.which("nodetool")) is None:
+            raise WritetimeError(
+                f"there is no nodetool: put the folder of the node's own nodetool on the PATH; otherwise, "
+                f"{needs('embedded')}"
+            )
+        yield [own]
+        return
     class_path = [_classes(), *jars.fetch("cassandra")]
     with tempfile.TemporaryDirectory() as home:
-        command = [
+        yield [
             str(java()),
             *module_options(),
             "-Xmx96m",
@@ -37,13 +64,7 @@ def nodetool(port: int, *arguments: str) -> None:
             "-cp",
             os.pathsep.join(map(str, class_path)),
             "org.apache.cassandra.tools.NodeTool",
-            *("-h", "127.0.0.1", "-p", str(port)),
-            *arguments,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith(("error:", "nodetool:"))]
-        raise WritetimeError(f"nodetool {' '.join(arguments)} failed: {' '.join(said) or done.stderr or done.stdout}")
 
 
 def _classes() -> Path:

