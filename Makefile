@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test check test-long test-python test-without-servers test-scylla ui style lint bench clean
+.PHONY: setup instance port demo test check test-long test-python test-without-servers test-scylla ui prepared compiled style lint bench clean
 
 setup: $(STAMP)
 
@@ -42,15 +42,15 @@ ui: port instance
 	@PYTHONWARNINGS='ignore:Function `dev_command` is superseded' $(BIN)/dagster dev -w $(WORKSPACE) -h 127.0.0.1 -p $(UI_PORT) --log-level warning
 
 # T=tests/lake/test_run.py runs these tests only, at once.
-test: $(if $(T),setup,style)
+test: $(if $(T),setup,prepared)
 	@$(if $(T),$(BIN)/python -m pytest $(T),$(PYTEST) --durations=20)
 
 # What to run before each commit: style, and the tests that need no servers.
-check: style
+check: prepared
 	@$(PYTEST) --without-servers --ignore tests/security
 
 # The same, with the long tests of faults at their full length.
-test-long: style
+test-long: prepared
 	@$(PYTEST) --long
 
 # The tests that need no servers, and those of security, on each Python of this machine; each has its own environment.
@@ -72,6 +72,13 @@ ifdef SCYLLA
 else
 	@echo "skipped: tests on ScyllaDB, as none is named: make test-scylla SCYLLA=host:port [DATA=folder] [NODETOOL=command]"
 endif
+
+# Style, and beside it what numba compiles, which each process of the tests would compile.
+prepared: setup
+	@$(MAKE) --no-print-directory -j 2 style compiled
+
+compiled: setup
+	@$(BIN)/python -m tools.compile
 
 # Without the audit: what is published about a package tomorrow must not fail the tests.
 style: setup

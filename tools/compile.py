@@ -1,0 +1,37 @@
+"""Compiles what numba compiles, once and before the tests: `python -m tools.compile`, as `make test` does.
+
+numba compiles a function at its first call and keeps the result on disk. Processes that start together on a fresh clone
+would each compile the same functions.
+"""
+
+from pathlib import Path
+
+import writetime
+from writetime.core.arrow import one_chunk
+from writetime.merge import merge
+from writetime.row_events.ids import event_ids
+from writetime.schema.avro import fingerprint
+from writetime.schema.cql import parse_schemas
+from writetime.wire.change_messages import ChangeDecoder, ChangeEncoder, change_avro
+
+_DATA = Path(__file__).parents[1] / "tests" / "data" / "cassandra"
+
+
+def main() -> None:
+    """Read SSTables and a segment of each version, and encode, decode, merge and number their changes."""
+    for version in _DATA.iterdir():
+        if not version.is_dir():
+            continue
+        cql = (version / "schema.cql").read_text()
+        for schema in parse_schemas(cql):
+            avro = change_avro(schema)
+            encoder, decoder = ChangeEncoder(schema), ChangeDecoder(schema, {fingerprint(avro): avro})
+            sstables = writetime.read_sstable(str(version / schema.name))
+            segments = writetime.read_commitlog(str(version), cql, table=schema.full_name)
+            changes = [decoder.decode(encoder.encode(batch)) for source in (sstables, segments) for batch in source]
+            state = merge(changes, schema)
+            event_ids(schema, 0, 0, one_chunk(state["key"]), one_chunk(state["position"]))
+
+
+if __name__ == "__main__":
+    main()
