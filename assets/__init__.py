@@ -1,8 +1,8 @@
-"""Dagster: one module a stage, and `definitions`, which wires them."""
+"""Dagster: one module per stage, and `definitions`, which wires them."""
 
 import warnings
 
 from dagster import BetaWarning
 
-# Code references, observed sources and backfill policies: the version is pinned, and tests see what changes.
+# Code references, observed sources and backfill policies are beta. The version is pinned, and tests notice changes.
 warnings.filterwarnings("ignore", category=BetaWarning)

@@ -1,6 +1,6 @@
-"""What starts by itself, alike for all stages: schedules that skip while a run of theirs is under way.
+"""Schedules that skip a tick while one of their runs is under way. All stages use them.
 
-What belongs here: what schedules and sensors share. Not here: jobs, which are beside their assets.
+What belongs here: code that schedules and sensors share. Not here: jobs, which are beside their assets.
 """
 
 import time
@@ -30,12 +30,12 @@ _UNFINISHED = [
 
 
 def is_under_way(instance: DagsterInstance, job_name: str) -> bool:
-    """Return whether a run of a job is waiting or at work."""
+    """Return whether a run of a job is queued or running."""
     return bool(instance.get_runs(RunsFilter(job_name=job_name, statuses=_UNFINISHED), limit=1))
 
 
 def failed_lately(instance: DagsterInstance, job_name: str) -> bool:
-    """Return whether the last run of a job failed just now: what cannot pass by itself is not tried all the time."""
+    """Return whether the last run of a job failed recently, so that a lasting fault is not tried all the time."""
     [last] = instance.get_run_records(RunsFilter(job_name=job_name), limit=1) or [None]
     if last is None or last.dagster_run.status is not DagsterRunStatus.FAILURE:
         return False
@@ -43,7 +43,7 @@ def failed_lately(instance: DagsterInstance, job_name: str) -> bool:
 
 
 def on_schedule(job: JobDefinition | UnresolvedAssetJobDefinition, cron: str, description: str) -> ScheduleDefinition:
-    """Return a schedule that starts a job, unless a run of it is under way. It is off until a person turns it on."""
+    """Return a schedule that starts a job, unless a run of it is under way. It is off until an operator turns it on."""
 
     @schedule(
         name=f"{job.name}_schedule",

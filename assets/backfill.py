@@ -40,23 +40,23 @@ from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import documents, key_of, pool_of
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
-# Shares of the token's range; a table with fewer buckets has nothing to do in some of them.
+# Shares of the token range. A table with fewer buckets has nothing to do in some of them.
 TOKEN_RANGES = 16
-# Of them, that one run of a backfill does: each run has its costs, and what fails is the whole run.
+# Shares per run of a backfill. Each run has a fixed cost, but a failure fails the whole run.
 _RANGES_PER_RUN = 4
 token_ranges = StaticPartitionsDefinition([f"tokens-{i:02d}-of-{TOKEN_RANGES}" for i in range(TOKEN_RANGES)])
 
 
 class BackfillConfig(Config):
-    """Which snapshots to bring in."""
+    """The snapshots to read."""
 
     paths: list[str] = Field(
-        default=[], description="Folders or URLs; by default those of the table's entry, or of the last snapshot taken."
+        default=[], description="Folders or URLs; default: those of the table's entry, or the last snapshot taken."
     )
 
 
 def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
-    """Return the snapshots of a table: those that its entry names, or that a run takes."""
+    """Return the snapshots of a table: those that its entry names, or those that a run takes."""
     key = key_of(table.name, "snapshots")
     if table.entry.snapshots:
         return AssetSpec(
@@ -75,11 +75,12 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
         group_name="backfill",
         kinds={"cassandra"},
         owners=table.entry.owners,
-        # A snapshot that is being read is not taken away.
+        # A snapshot that is being read must not be deleted.
         pool=pool_of(table.name, "snapshots"),
         metadata=documents("docs/lake.md"),
-        description=f"A snapshot of {table.name} on the Cassandra node of this machine. The one that the last run took "
-        "is deleted. Of more nodes or of ScyllaDB, name their folders as `snapshots` in the table's entry.",
+        description=f"A snapshot of {table.name} on the Cassandra node of this machine. The one that "
+        "the last run took is deleted. For several nodes or ScyllaDB, name their folders as `snapshots` in the table's "
+        "entry.",
     )
     @by_kind()
     def take(context: AssetExecutionContext, database: DatabaseResource) -> MaterializeResult:
@@ -97,7 +98,7 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
 
 
 def backfilled(table: FollowedTable) -> AssetsDefinition:
-    """Return the asset that brings snapshots of a table in."""
+    """Return the asset that reads snapshots of a table into the lake."""
     key = key_of(table.name, "backfill")
 
     @asset(
@@ -116,13 +117,13 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
                 "changes_are_in_place",
                 asset=key,
                 blocking=True,
-                description="Great Expectations on what was read, before it is committed: keys, kinds, order, buckets. "
-                "What fails never is.",
+                description="Great Expectations on the changes that were read: keys, kinds, order, buckets. "
+                "Changes that fail are not committed.",
             )
         ],
-        description=f"Snapshots of {table.name} as changes in the lake, read from the files and not from the database, "
-        "by ranges of tokens. What failed is run again alone; repeated runs add nothing, and replicas need no care: "
-        "the merge leaves one of each cell.",
+        description=f"Snapshots of {table.name} as changes in the lake, read from files instead of the database, "
+        "by token range. Only failed ranges run again. Repeated runs add nothing, and replicas are no problem: "
+        "the merge keeps one version of each cell.",
     )
     def bring_in(
         context: AssetExecutionContext, config: BackfillConfig, spark: SparkResource, lake: LakeResource
@@ -133,7 +134,7 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
             found = find_snapshots(config.paths or _last_taken(context, table))
             if found.schema.full_name != table.name:
                 raise WritetimeError(
-                    f"{found.paths[0]} is of a snapshot of {found.schema.full_name}, not of {table.name}"
+                    f"{found.paths[0]} belongs to a snapshot of {found.schema.full_name}, not of {table.name}"
                 )
             found = complete_schema(lake.settings, found)
             in_lake = create_table(lake.settings, found.schema)
@@ -145,7 +146,9 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
                 findings.extend(quality.validate(frame, "changes", expectations.of_changes()))
                 frame.unpersist()
                 if not all(finding.success for finding in findings):
-                    raise Failure(f"{table.name}: the changes of the snapshot are not in place; they are not committed")
+                    raise Failure(
+                        f"{table.name}: the changes of the snapshot are not as expected; they are not committed"
+                    )
 
             shares = sorted(map(token_ranges.get_partition_keys().index, context.partition_keys))
             buckets = sorted({b for share in shares for b in buckets_of_share(share, TOKEN_RANGES, in_lake.buckets)})
@@ -174,7 +177,7 @@ def _last_taken(context: AssetExecutionContext, table: FollowedTable) -> list[st
     taken = context.instance.get_latest_materialization_event(key_of(table.name, "snapshots"))
     if taken is None or taken.asset_materialization is None:
         raise WritetimeError(
-            f"there is no snapshot of {table.name}: materialize {table.name}/snapshots, or name some in its entry"
+            f"there is no snapshot of {table.name}: materialize {table.name}/snapshots, or name snapshots in its entry"
         )
     folders = taken.asset_materialization.metadata["folders"].value
     assert isinstance(folders, list)

@@ -1,7 +1,7 @@
 """Capture: the nodes' commit logs, or ScyllaDB's CDC logs -> the topics `changes.<keyspace>.<table>`.
 
-What belongs here: what the agents and the topics say of themselves. Not here: the agents, which are services of the
-nodes (`writetime agent`), and landing (`writetime_dagster.assets.changes`).
+What belongs here: the reports of agents and topics. Not here: the agents, which are services of the nodes (`writetime
+agent`), and landing (`writetime_dagster.assets.changes`).
 """
 
 import time
@@ -58,14 +58,14 @@ commit_logs = AssetSpec(
             deps=[COMMIT_LOGS],
             group_name="capture",
             kinds={"python", "kafka"},
-            description="The agents (`writetime agent`), one a node, that publish changes to Kafka.",
+            description="The agents (`writetime agent`), one per node, which publish changes to Kafka.",
             metadata=documents("docs/capture.md"),
         )
     ],
 )
 @by_kind()
 def agents(kafka: KafkaResource) -> ObserveResult:
-    """Observe the agents by what they say in Kafka: the numbers of their metrics and of `writetime status`."""
+    """Observe the agents by their reports in Kafka: the numbers of their metrics and of `writetime status`."""
     found = statuses(kafka.settings)
     numbers = summary(found.values())
     return ObserveResult(
@@ -80,12 +80,12 @@ def agents(kafka: KafkaResource) -> ObserveResult:
 
 @asset_check(
     asset=AGENTS,
-    description="Each agent has reported within `capture.stale_seconds` and captures all its tables. Nothing holds it "
-    "up: no segment that was set aside or vanished, no gap, no failed snapshot, no refused schema.",
+    description="Each agent has reported within `capture.stale_seconds` and captures all its tables. Nothing holds up "
+    "its watermark: no segment set aside or vanished, no gap, no failed snapshot, no refused schema.",
 )
 @by_kind()
 def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
-    """Look for agents that are silent, or whose watermark cannot move."""
+    """Find agents that are silent, or whose watermark cannot move."""
     found = statuses(kafka.settings)
     held = {source: str(s["held_by"]) for source, s in found.items() if s.get("held_by")}
     faults = {source: of_tables for source, s in found.items() if (of_tables := _faults_of_tables(s))}
@@ -114,7 +114,7 @@ def _faults_of_tables(status: Mapping[str, Any]) -> dict[str, str]:
 
 
 def topic(table: FollowedTable) -> AssetsDefinition:
-    """Return the topic of a table's changes, observed."""
+    """Return the asset that observes the topic of a table's changes."""
     key = key_of(table.name, "topic")
 
     @multi_observable_source_asset(
@@ -157,13 +157,13 @@ def topic(table: FollowedTable) -> AssetsDefinition:
 
 
 def retention(table: FollowedTable) -> AssetChecksDefinition:
-    """Return the check that what is not landed is not soon deleted."""
+    """Return the check that Kafka does not soon delete changes that have not landed."""
 
     @asset_check(
         asset=key_of(table.name, "topic"),
         name="lag_is_far_from_retention",
-        description="No change waits to be landed for longer than half of the topic's retention, at the end of which "
-        "Kafka deletes it: then only a new snapshot closes the gap.",
+        description="No change waits to land for longer than half of the topic's retention. Kafka deletes it at the "
+        "end of the retention; then only a new snapshot closes the gap.",
     )
     @by_kind()
     def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
@@ -179,7 +179,7 @@ def retention(table: FollowedTable) -> AssetChecksDefinition:
 agents_job = define_asset_job(
     "agents",
     AssetSelection.assets(AGENTS) | AssetSelection.checks(no_agent_is_held_up),
-    description="Observe how far the agents are, and check that none is held up.",
+    description="Observe the progress of the agents, and check that none is held up.",
     executor_def=in_process_executor,
 )
 

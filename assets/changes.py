@@ -39,7 +39,7 @@ from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
-_NO_TOPIC = "no agent has published it yet: start `writetime agent`, and see that the table has cdc = true"
+_NO_TOPIC = "no agent has published it yet: start `writetime agent`, and check that the table has cdc = true"
 
 
 def landed(table: FollowedTable) -> AssetsDefinition:
@@ -59,12 +59,12 @@ def landed(table: FollowedTable) -> AssetsDefinition:
                 "all_messages_landed",
                 asset=key,
                 blocking=True,
-                description="As many changes came into the lake as there are offsets between where landing began and "
-                "where it ended: no gap, nothing twice.",
+                description="The number of changes that came into the lake equals the number of offsets that landing "
+                "read: no gap, no duplicate.",
             ),
         ],
         description=f"The captured changes of {table.name}, from Kafka in the lake, each message once. A run lands "
-        "what the topic holds when it starts; one that fails is simply run again.",
+        "the changes that the topic holds when it starts. After a failure, run it again.",
     )
     @by_kind()
     def land(spark: SparkResource, lake: LakeResource, kafka: KafkaResource) -> MaterializeResult:
@@ -102,7 +102,7 @@ def landed(table: FollowedTable) -> AssetsDefinition:
 
 
 def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
-    """Return the checks of how far the lake is behind, which look also while nothing is landed."""
+    """Return the checks of how far the lake is behind. They also run while nothing is landed."""
     key = key_of(table.name, "changes")
 
     @multi_asset_check(
@@ -111,20 +111,20 @@ def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
             AssetCheckSpec(
                 "lag_is_bounded",
                 asset=key,
-                description="No more than `max_lag` of the table's entry wait in the topic.",
+                description="At most `max_lag` changes wait in the topic, as the table's entry sets it.",
             ),
             AssetCheckSpec(
                 "lake_is_fresh",
                 asset=key,
-                description="All that every node, or the table's CDC log, had until `capture.stale_seconds` ago is in "
-                "the lake. If not, nothing is landed, an agent is behind or down, has a segment set aside or a gap, or "
+                description="All changes that the nodes, or the table's CDC log, had `capture.stale_seconds` ago are "
+                "in the lake. If not: nothing lands, an agent is behind or down, has a segment set aside or a gap, or "
                 "its node is gone and was not retired.",
             ),
             AssetCheckSpec(
                 "landing_goes_on",
                 asset=key,
-                description="Nothing has stopped the way of the table's changes into the lake: landing has not set it "
-                "aside, no message waits, and no source is published no further, for `capture.stale_seconds`.",
+                description="Nothing stops the table's changes on their way into the lake: landing has not set the "
+                "table aside, and for `capture.stale_seconds` no message has waited and no source has stood still.",
             ),
         ],
     )
@@ -157,7 +157,9 @@ def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
 
 
 def _freshness(until: int) -> dict[str, Any]:
-    """Return until when (microseconds) all is captured, and how long ago that is; nothing if that is not known."""
+    """Return the time (microseconds) up to which all writes are captured, and its age; nothing if the time is not
+    known.
+    """
     if not until:
         return {}
     return {
@@ -183,16 +185,17 @@ def merged(table: FollowedTable) -> AssetsDefinition:
                 "levels_are_a_state",
                 asset=key,
                 blocking=True,
-                description="Great Expectations on the new levels, before they are committed: what fails never is.",
+                description="Great Expectations on the new levels. Levels that fail are not committed.",
             ),
             AssetCheckSpec(
                 "write_times_are_past",
                 asset=key,
-                description="A write of the future outdoes every deletion until then: a client's clock may be wrong.",
+                description="A write time in the future wins over every deletion until then. A client's clock may be "
+                "wrong.",
             ),
         ],
-        description=f"The changes of {table.name}, merged cell by cell, as levels: each run adds one for what is new, "
-        "and folds those there are too many of. Its cost follows what is new and not the table.",
+        description=f"The changes of {table.name}, merged cell by cell, as levels: each run adds one for the new "
+        "changes, and folds levels when there are too many. The cost grows with the new changes, not with the table.",
     )
     def merge(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
         session = spark.spark_session
@@ -209,7 +212,7 @@ def merged(table: FollowedTable) -> AssetsDefinition:
                 of_times.extend(quality.validate(frame, "write times", expectations.of_write_times()))
                 frame.unpersist()
                 if not all(finding.success for finding in of_levels):
-                    raise Failure(f"{table.name}: the merged levels are no state; they are not committed")
+                    raise Failure(f"{table.name}: the merged levels are not as expected; they are not committed")
 
             began = time.monotonic()
             try:

@@ -13,7 +13,7 @@ from writetime.clients.quality import Finding, markdown
 def from_findings(
     check_name: str, findings: list[Finding], severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
 ) -> AssetCheckResult:
-    """Return one check that passes when all findings do, with the findings as a table."""
+    """Return one check that passes when all findings pass. It shows the findings as a table."""
     return AssetCheckResult(
         check_name=check_name,
         passed=all(f.success for f in findings),
@@ -27,7 +27,9 @@ def from_findings(
 
 
 def from_unfit(check_name: str, unfit: Mapping[str, int]) -> AssetCheckResult:
-    """Return one check that passes when all timestamps fit into a view, with the rows where one does not by column."""
+    """Return one check that passes when all timestamps fit into a view. It shows, per column, the number of rows that
+    do not.
+    """
     return AssetCheckResult(
         check_name=check_name,
         passed=not unfit,
@@ -37,7 +39,7 @@ def from_unfit(check_name: str, unfit: Mapping[str, int]) -> AssetCheckResult:
 
 
 def from_waiting(messages: Mapping[int, int]) -> AssetCheckResult:
-    """Return one check that passes when no messages wait for too long, by partition."""
+    """Return one check that passes when no message waits too long. It shows the messages by partition."""
     return AssetCheckResult(
         passed=not messages,
         metadata={

@@ -20,7 +20,7 @@ def platform(
 ) -> Definitions:
     """Return the definitions of the platform.
 
-    What names tables, queues and owners is read from these settings; all other settings when a run starts.
+    The names of tables, queues and owners are read from these settings. A run reads all other settings when it starts.
 
     Args:
         settings: of the installation.
@@ -28,7 +28,7 @@ def platform(
         publishers: the asset that publishes to a replay queue, by the queue's name.
         writers: the asset that writes a table, by the table's name without its keyspace.
     """
-    # What writes the tables of the platform's own, so that no edge is missing where they are followed.
+    # The assets that write the platform's own tables, so that no edge is missing if these tables are followed.
     own = {
         settings.ingest.table: tables.Writer(ingest.USER_EVENTS, "ingest"),
         "queue_items": tables.Writer(workqueue.EVENT_QUEUE, "workqueue"),
@@ -60,7 +60,7 @@ def platform(
 
 
 def _stages() -> Definitions:
-    """Return the assets that are no table's, and what starts them."""
+    """Return the assets that belong to no table, and what starts them."""
     return Definitions(
         assets=[
             ingest.http_events,

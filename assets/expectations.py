@@ -1,4 +1,4 @@
-"""What is expected of the lake's tables. What belongs here: frames to look at, expectations. Not here: assets."""
+"""The expectations of the lake's tables. What belongs here: data frames to check, expectations. Not here: assets."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -25,12 +25,12 @@ _DAY = 86_400_000_000
 
 
 def of_changes() -> "list[gxe.Expectation]":
-    """What holds for changes of a snapshot, as `changes` gives them."""
+    """Return the expectations of a snapshot's changes, as `changes` returns them."""
     return [*_changes(), *_in_place()]
 
 
 def of_levels() -> "list[gxe.Expectation]":
-    """What holds for levels of a state, as `levels` gives them."""
+    """Return the expectations of a state's levels, as `levels` returns them."""
     return [
         *_changes(),
         *_in_place(),
@@ -39,13 +39,13 @@ def of_levels() -> "list[gxe.Expectation]":
 
 
 def of_write_times() -> "list[gxe.Expectation]":
-    """Write times are those of the past: one of the future outdoes every deletion until then."""
+    """Return the expectation that write times are in the past: a future one wins over every deletion until then."""
     tomorrow = int(datetime.now(UTC).timestamp() * 1_000_000) + _DAY
     return [gxe.ExpectColumnValuesToBeBetween(column="last_write_time", max_value=tomorrow)]
 
 
 def of_view(schema: TableSchema, rows: int, unfit: Container[str] = ()) -> "list[gxe.Expectation]":
-    """What holds for the rows of a view, which are a number. `unfit` are columns with timestamps that do not fit."""
+    """Return the expectations of a view with so many rows. `unfit`: columns with timestamps that do not fit."""
     partition = [c.name for c in schema.partition_key]
     keys = [*partition, *(c.name for c in schema.clustering)]
     found: list[gxe.Expectation] = [gxe.ExpectTableRowCountToEqual(value=rows)]
@@ -56,10 +56,10 @@ def of_view(schema: TableSchema, rows: int, unfit: Container[str] = ()) -> "list
 
 
 def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":
-    """What the entry of a table expects of its view.
+    """Return the expectations of a view that the table's entry names.
 
     Raises:
-        WritetimeError: there is no such expectation, its arguments are not such, or the table, if its schema is known,
+        WritetimeError: there is no such expectation, its arguments are invalid, or the table, if its schema is known,
             has no such column.
     """
     what = f"[tables.{table.name}] expect, number"
@@ -67,12 +67,12 @@ def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":
 
 
 def view(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
-    """Return the rows of files of the view, which need not be committed."""
+    """Return the rows of files of the view. The files need not be committed."""
     return _staged(session, table.view.storage, view_schema(table.schema()), files)
 
 
 def of_events(rows: int) -> "list[gxe.Expectation]":
-    """What holds for the row events of a batch, as `events` gives them, which are a number."""
+    """Return the expectations of a batch of row events, as `events` returns them; `rows` is their number."""
     return [
         gxe.ExpectTableRowCountToEqual(value=rows),
         *(gxe.ExpectColumnValuesToNotBeNull(column=name) for name in ("event_id", "key", "position")),
@@ -84,14 +84,14 @@ def of_events(rows: int) -> "list[gxe.Expectation]":
 
 
 def changes(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
-    """Return what there is to check of files of changes, which need not be committed."""
+    """Return the frame to check of files of changes. The files need not be committed."""
     frame = _staged(session, table.changes.storage, change_schema(table.schema()), files)
     return frame.select("kind", *SORTED_BY, *_places(table))
 
 
 def levels(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
-    """Return what there is to check of levels of the state, which need not be committed."""
-    # Files lack the fields that are null in all of their rows.
+    """Return the frame to check of levels of the state. The levels need not be committed."""
+    # A file lacks the fields that are null in all of its rows.
     frame = _staged(session, table.state.storage, change_schema(table.schema()), files)
     return frame.select(
         "kind",
@@ -103,7 +103,7 @@ def levels(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]
 
 
 def events(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
-    """Return what there is to check of files of row events, which need not be committed."""
+    """Return the frame to check of files of row events. The files need not be committed."""
     frame = _staged(session, table.rows.storage, event_schema(table.schema()), files)
     before, after, kind = F.col("before").isNotNull(), F.col("after").isNotNull(), F.col("kind")
     right = F.when(kind == "CREATE", ~before & after).when(kind == "UPDATE", before & after).otherwise(before & ~after)
@@ -131,7 +131,7 @@ def _given(what: str, given: Mapping[str, Any], schema: TableSchema | None) -> "
 
 
 def _require_columns(schema: TableSchema, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that name a column which the view does not have; a field of a struct is one, after a dot."""
+    """Reject arguments that name a column which the view does not have. A field of a struct follows a dot."""
     named = [arguments[argument] for argument in ("column", "column_A", "column_B") if argument in arguments]
     named += [name for argument in ("column_list", "column_set") for name in arguments.get(argument) or ()]
     columns = list(_names(view_schema(schema)))
@@ -140,7 +140,7 @@ def _require_columns(schema: TableSchema, arguments: Mapping[str, Any]) -> None:
 
 
 def _names(fields: Iterable[pa.Field], parent: str = "") -> Iterator[str]:
-    """The names of columns as Great Expectations has them on Spark."""
+    """Return the names of columns as Great Expectations writes them on Spark."""
     for field in fields:
         name = parent + (f"`{field.name}`" if "." in field.name else field.name)
         yield name
@@ -164,18 +164,18 @@ def _in_place() -> "list[gxe.Expectation]":
 
 
 def _places(table: LakeTable) -> list[Column]:
-    """Whether each row is after the one before it, and in the bucket of its token."""
+    """Return whether each row follows the one before it, and is in the bucket of its token."""
     place = F.struct(*SORTED_BY)
     before = F.lag(place).over(Window.partitionBy("_metadata.file_path").orderBy("_metadata.row_index"))
     bits = table.buckets.bit_length() - 1
-    # The bucket of a token is its top bits, of the tokens counted from the smallest.
+    # The bucket of a token is its top bits, where tokens are counted from the smallest.
     bucket = F.shiftrightunsigned(F.col("token").bitwiseXOR(F.lit(-(1 << 63))), 64 - bits) if bits else F.lit(0)
     in_order, in_its_bucket = F.coalesce(before <= place, F.lit(True)), bucket == F.col(PARTITION)
     return [in_order.alias("in_order"), in_its_bucket.alias("in_its_bucket")]
 
 
 def _write_times(schema: TableSchema) -> list[Column]:
-    """The newest write time of each part of a change."""
+    """Return the newest write time of each part of a change."""
     times = [F.col("marker.write_time"), F.col("tombstone.write_time")]
     for column in schema.static + schema.regular:
         cell = F.col("`" + field_name(column).replace("`", "``") + "`")

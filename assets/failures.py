@@ -1,4 +1,4 @@
-"""What a run does about a failure, by its kind. Used by all assets that talk to servers."""
+"""Turns a failure into a retry or an end of the run, by its kind. Used by all assets that talk to servers."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -16,19 +16,19 @@ from writetime.workqueue import statements as workqueue
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# Four minutes in all: a server's restart passes in less.
+# Four minutes in all: a server restarts in less.
 _RETRIES = 3
 _WAIT_SECONDS = 80
-# What nobody knows may pass at once, or never.
+# An unknown failure may pass at once, or never.
 _SOON_SECONDS = 2
 
 
 @contextmanager
 def by_kind() -> Iterator[None]:
-    """Try again what may pass by itself; end at once, in one sentence, what a person has to mend.
+    """Retry a failure that may pass by itself. Fail at once, in one sentence, if an operator must fix it.
 
-    As a decorator, or around the body of a generator. What is neither is a bug: it is tried again three times, then its
-    traceback stays, and the steps of other tables go on.
+    Use it as a decorator, or around the body of a generator. Any other exception is a bug: it is retried three times,
+    then its traceback stays, and the steps of other tables go on.
     """
     try:
         yield
@@ -43,7 +43,7 @@ def by_kind() -> Iterator[None]:
 
 
 def apart(names: Iterable[str], act: Callable[[str], _T]) -> tuple[dict[str, _T], dict[str, str]]:
-    """Do the same for several queues; return the answers, and why some failed. A server that is away fails all."""
+    """Do the same for several queues. Return the answers and the failures. An unreachable server fails all of them."""
     answers: dict[str, _T] = {}
     faults: dict[str, str] = {}
     for name in names:

@@ -57,7 +57,7 @@ USER_EVENTS = AssetKey(["ingest", "user_events"])
 DEAD_LETTERS = AssetKey(["ingest", "dead_letters"])
 DEAD_LETTERS_TABLE = "ingest/dead_letters"
 SINK_POOL = "ingest_sink"
-# More dead letters than this share of the messages, and a person should look.
+# A share of dead letters above this needs attention.
 USUAL_SHARE_OF_EVENTS = 0.99
 
 http_events = AssetSpec(
@@ -81,7 +81,7 @@ http_events = AssetSpec(
 )
 @by_kind()
 def user_events_topic(kafka: KafkaResource) -> ObserveResult:
-    """Observe how much is in the topic, and how much of it the sink has not stored."""
+    """Observe how many messages the topic holds, and how many of them the sink has not stored."""
     ingest = kafka.settings.ingest
     state = kafka.state(ingest.topic, ingest.group)
     return ObserveResult(
@@ -97,11 +97,11 @@ def user_events_topic(kafka: KafkaResource) -> ObserveResult:
 
 @asset_check(
     asset=USER_EVENTS_TOPIC,
-    description="No message waits for longer than half of the topic's retention, at the end of which Kafka deletes it.",
+    description="No message waits for longer than half of the topic's retention. Kafka deletes it at the end of that.",
 )
 @by_kind()
 def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
-    """Count the messages that have waited for so long that they are soon lost."""
+    """Count the messages that have waited so long that Kafka will soon delete them."""
     settings = kafka.settings
     stored = committed_offsets(settings, settings.ingest.topic, settings.ingest.group)
     return from_waiting(waiting_too_long(settings, settings.ingest.topic, stored))
@@ -121,7 +121,7 @@ def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
             "all_messages_accounted_for",
             asset=USER_EVENTS,
             blocking=True,
-            description="Each message is stored, a duplicate or a dead letter; offsets are committed only then.",
+            description="Each message is stored, a duplicate or a dead letter. Only then are offsets committed.",
         ),
         AssetCheckSpec(
             "rows_are_in_the_database",
@@ -147,8 +147,8 @@ def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
 def user_events(context: AssetExecutionContext, spark: SparkResource, kafka: KafkaResource) -> MaterializeResult:
     """The table `user_events`: every acknowledged event once. A bounded drain of the topic, on Spark.
 
-    Each task takes a Kafka partition and an offset range. What was stored is read back and checked; only then are the
-    offsets committed. A run that fails is simply run again.
+    Each task takes a Kafka partition and an offset range. Stored rows are read back and checked; only then are the
+    offsets committed. After a failure, run it again.
     """
     settings = kafka.settings
     session = spark.spark_session
@@ -191,7 +191,7 @@ dead_letter_topic = AssetSpec(
     group_name="ingest",
     kinds={"kafka"},
     description="Messages that could not be stored, whole, with reason and origin as headers. "
-    "`writetime dead-letters redrive` sends them once more.",
+    "`writetime dead-letters redrive` sends them again.",
 )
 
 
@@ -206,9 +206,9 @@ dead_letter_topic = AssetSpec(
 )
 @by_kind()
 def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource) -> MaterializeResult:
-    """Messages that could not be stored, with the reason and where they came from, as a table of the lake.
+    """Messages that could not be stored, with reason and origin, as a table of the lake.
 
-    The table says by itself up to which offset it has the topic, so a run that is repeated adds nothing twice.
+    The table records the offset up to which it has the topic, so a repeated run adds no duplicates.
     """
     settings = kafka.settings
     session = spark.spark_session
@@ -244,7 +244,7 @@ def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource)
 
 
 def _check_messages(receipts: DataFrame) -> AssetCheckResult:
-    """Warn when many messages are no events: a sender is broken, the platform is not."""
+    """Warn when many messages are not events: a sender is broken, the platform is not."""
     findings = quality.validate(
         receipts,
         "messages",
@@ -277,7 +277,7 @@ def _check_accounting(receipts: DataFrame, messages: int, ranges: list[OffsetRan
 def _check_rows(receipts: DataFrame, rows: DataFrame) -> AssetCheckResult:
     """Compare each stored event with the database's own answer."""
     key = ["user_id", "event_timestamp", "event_id"]
-    # In mode `upsert` an event that came twice has two receipts and one row.
+    # In mode `upsert`, an event that came twice has two receipts and one row.
     stored = receipts.where("outcome = 'stored'").select(*key).dropDuplicates()
     joined = stored.join(rows.withColumn("has_row", F.lit(True)), key, "left").select(*key, "event_type", "has_row")
     findings = quality.validate(
@@ -297,21 +297,21 @@ def _check_rows(receipts: DataFrame, rows: DataFrame) -> AssetCheckResult:
 ingest_job = define_asset_job(
     "ingest",
     AssetSelection.assets(USER_EVENTS, DEAD_LETTERS) | AssetSelection.checks(lag_is_far_from_retention),
-    description="Store what is in the topic, check it, commit it, and bring the dead letters to the lake.",
+    description="Store the messages of the topic, check and commit them, and copy the dead letters to the lake.",
     executor_def=in_process_executor,
 )
 
 ingest_lag_job = define_asset_job(
     "ingest_lag",
     AssetSelection.assets(USER_EVENTS_TOPIC),
-    description="Observe how much of the topic is not stored, and check that it is far from the topic's retention.",
+    description="Observe how many messages are not stored, and check that they are far from the topic's retention.",
     executor_def=in_process_executor,
 )
 
 dead_letters_job = define_asset_job(
     "dead_letters",
     AssetSelection.assets(DEAD_LETTERS),
-    description="Bring the dead letters to the lake, also those of a `writetime sink`.",
+    description="Copy the dead letters to the lake, including those of a `writetime sink`.",
     executor_def=in_process_executor,
 )
 
@@ -320,11 +320,11 @@ dead_letters_job = define_asset_job(
     job=ingest_job,
     minimum_interval_seconds=30,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Starts the job `ingest` when the topic has messages that are not stored. Stays quiet while a run of "
-    "it is under way, or a `writetime sink` does the work.",
+    description="Starts the job `ingest` when the topic has messages that are not stored. Does nothing while a run of "
+    "it is under way, or while a `writetime sink` stores them.",
 )
 def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
-    """Ask for a run while there is lag, also after a run that failed or took only a part."""
+    """Request a run while there is lag, also after a run that failed or took only a part."""
     if is_under_way(context.instance, ingest_job.name):
         return SkipReason("a run of the job `ingest` is under way")
     settings = kafka.settings.ingest
@@ -335,7 +335,7 @@ def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> R
         if kafka.group_is_live(settings.group):
             return SkipReason(f"a `writetime sink` is storing the {state.total_lag} messages of {settings.topic}")
     except WritetimeError as e:
-        return SkipReason(f"the lag cannot be seen: {e}")
+        return SkipReason(f"the lag cannot be read: {e}")
     return RunRequest(tags={"writetime/lag": str(state.total_lag)})
 
 
@@ -343,10 +343,10 @@ def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> R
     job=ingest_job,
     cron_schedule="*/15 * * * *",
     default_status=DefaultScheduleStatus.STOPPED,
-    description="Drains the topic every quarter of an hour; the sensor does it sooner.",
+    description="Drains the topic every 15 minutes; the sensor does it sooner.",
 )
 def ingest_schedule(context: ScheduleEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
-    """Ask for a run, unless one is under way, or a `writetime sink` does the work."""
+    """Request a run, unless one is under way or a `writetime sink` stores the events."""
     if is_under_way(context.instance, ingest_job.name):
         return SkipReason("a run of the job `ingest` is under way")
     if kafka.group_is_live(kafka.settings.ingest.group):
@@ -356,4 +356,4 @@ def ingest_schedule(context: ScheduleEvaluationContext, kafka: KafkaResource) ->
 
 ingest_lag_schedule = on_schedule(ingest_lag_job, "1-59/5 * * * *", "Observes the topic of events every five minutes.")
 
-dead_letters_schedule = on_schedule(dead_letters_job, "5-59/15 * * * *", "Brings new dead letters to the lake.")
+dead_letters_schedule = on_schedule(dead_letters_job, "5-59/15 * * * *", "Copies new dead letters to the lake.")

@@ -1,4 +1,4 @@
-"""What the assets of a followed table are called, and what the web UI tells of columns, documents and owners.
+"""The names of the assets of a followed table, and the columns, documents and owners that the web UI shows.
 
 What belongs here: keys, pools, column schemas, references. Not here: assets.
 """
@@ -22,7 +22,7 @@ from writetime.schema.table import TableSchema as CqlSchema
 
 _ROOT = Path(__file__).parents[1]
 _REFERENCES = "dagster/code_references"
-# Of the groups of assets that are no table's.
+# Documents of the asset groups that belong to no table.
 _DOCUMENTS = {
     "sources": "docs/ingest.md",
     "ingest": "docs/ingest.md",
@@ -38,7 +38,7 @@ def key_of(table: str, part: str) -> AssetKey:
 
 
 def pool_of(table: str, part: str) -> str:
-    """Return the pool of an asset, so that two runs never do the same at once."""
+    """Return the pool of an asset. It keeps two runs from doing the same work at once."""
     return key_of(table, part).to_python_identifier()
 
 
@@ -49,7 +49,9 @@ def documents(*paths: str) -> dict[str, CodeReferencesMetadataValue]:
 
 
 def documented(definitions: Definitions, owners: Sequence[str]) -> Definitions:
-    """Return definitions with what all assets of the platform's own have: owners, and the document of their stage."""
+    """Return definitions with the common metadata of the platform's own assets: owners, and the document of their
+    stage.
+    """
 
     def complete(spec: AssetSpec) -> AssetSpec:
         given = {} if _REFERENCES in spec.metadata else documents(_DOCUMENTS[str(spec.group_name)])
@@ -59,7 +61,7 @@ def documented(definitions: Definitions, owners: Sequence[str]) -> Definitions:
 
 
 def cql_columns(schema: CqlSchema | None) -> dict[str, TableSchema]:
-    """Return the metadata that shows the columns of a table as CQL has them; nothing if its schema is not known."""
+    """Return the metadata that shows a table's columns with their CQL types; nothing if its schema is not known."""
     return {} if schema is None else {"dagster/column_schema": TableSchema([*_columns(schema)])}
 
 
@@ -73,6 +75,6 @@ def _columns(schema: CqlSchema) -> list[TableColumn]:
     return [
         *(TableColumn(c.name, str(c.type), "Partition key.", key) for c in schema.partition_key),
         *(TableColumn(c.name, str(c.type), "Clustering key.") for c in schema.clustering),
-        *(TableColumn(c.name, str(c.type), "Static: one of a partition.") for c in schema.static),
+        *(TableColumn(c.name, str(c.type), "Static: one per partition.") for c in schema.static),
         *(TableColumn(c.name, str(c.type)) for c in schema.regular),
     ]

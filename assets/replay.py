@@ -1,4 +1,4 @@
-"""Replay queues: batches in the database -> rows in the lake, a partition of the asset for each batch.
+"""Replay queues: batches in the database -> rows in the lake, one partition of the asset per batch.
 
 What belongs here: the assets of the queues that `replay.queues` names, their checks, and what starts their runs. Not
 here: how batches are published and read (`writetime.replay`).
@@ -53,10 +53,10 @@ from writetime_dagster.assets.failures import apart, by_kind
 from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
-# Partitions that one tick of a sensor adds, at most.
+# The most partitions that one tick of a sensor adds.
 NEW_PARTITIONS = 5_000
 _FAULTS_SHOWN = 20
-# The lake, among the processors of each queue.
+# The name of the lake among the processors of each queue.
 PROCESSOR = "lake"
 # Dagster's tags of a run over a range of partitions.
 RANGE_START = "dagster/asset_partition_range_start"
@@ -74,22 +74,22 @@ def batches_key(queue: str) -> AssetKey:
 
 
 def table_of(queue: str) -> str:
-    """Return the table of the lake that has the items of a queue."""
+    """Return the table of the lake that holds the items of a queue."""
     return f"replay/{queue}"
 
 
 def partitions_of(queue: str) -> DynamicPartitionsDefinition:
-    """Return the partitions, one for each batch, named by its number; the sensor adds them in their order."""
+    """Return the partitions, one per batch, named by its number. The sensor adds them in order."""
     return DynamicPartitionsDefinition(name=f"replay/{queue}")
 
 
 def name_of(queue: str) -> str:
-    """Return the name of the job, the sensor and the pool of a queue: Dagster has no '-' and '.' in these."""
+    """Return the name of a queue's job, sensor and pool. Dagster allows no '-' and '.' in these."""
     return f"batches_{re.sub('[.-]', '_', queue)}"
 
 
 def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDefinition:
-    """Return the queue, observed; `upstream` is the asset that publishes to it, if there is one."""
+    """Return the asset that observes the queue; `upstream` is the asset that publishes to it, if there is one."""
 
     @multi_observable_source_asset(
         name=f"{name_of(queue)}_lag",
@@ -99,7 +99,7 @@ def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDef
                 deps=[upstream] if upstream else [],
                 group_name="replay",
                 kinds={"cassandra", "scylladb"},
-                description="Batches that `writetime.replay` published, and how far the queue's processors are.",
+                description="Batches that `writetime.replay` published, and the progress of the queue's processors.",
             )
         ],
     )
@@ -121,12 +121,12 @@ def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDef
 
 
 def batches_are_complete(queue: str) -> AssetChecksDefinition:
-    """Return the check that the queue has all batches, as they were published."""
+    """Return the check that the queue has all batches as they were published."""
 
     @asset_check(
         asset=source_key(queue),
         name="batches_are_complete",
-        description="Reads all batches: numbers have no gap; items and SHA-256 are those that were sealed.",
+        description="Reads all batches: numbers have no gap; items and SHA-256 match the sealed ones.",
     )
     @by_kind()
     def complete(database: DatabaseResource) -> AssetCheckResult:
@@ -146,7 +146,7 @@ def batches_are_complete(queue: str) -> AssetChecksDefinition:
 
 
 def batches_in_lake(queue: str) -> AssetsDefinition:
-    """Return the asset that has the items of a queue as rows."""
+    """Return the asset that holds the items of a queue as rows."""
     key, table = batches_key(queue), table_of(queue)
 
     @asset(
@@ -158,21 +158,21 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
         backfill_policy=BackfillPolicy.single_run(),
         pool=name_of(queue),
         metadata=arrow_columns(SCHEMA),
-        description="The items of a replay queue as rows, a partition for each batch, read by Spark. A batch that is "
-        "there already is replaced by itself, so a backfill is a replay.",
+        description="The items of a replay queue as rows, one partition per batch, read by Spark. A batch that is "
+        "already exists is replaced by itself, so a backfill is a replay.",
         check_specs=[
             AssetCheckSpec(
                 "rows_are_the_items",
                 asset=key,
                 blocking=True,
-                description="Great Expectations on the rows, against what was sealed, before they are in the lake.",
+                description="Great Expectations on the rows, against the sealed batches, before they are in the lake.",
             )
         ],
     )
     def batches(
         context: AssetExecutionContext, spark: SparkResource, lake: LakeResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
-        """Bring a range of batches into the lake, in one commit."""
+        """Copy a range of batches into the lake, in one commit."""
         with by_kind():
             session = spark.spark_session
             numbers = sorted(map(int, context.partition_keys))
@@ -210,7 +210,7 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
 
 
 def new_batches(queue: str) -> SensorDefinition:
-    """Return the sensor that adds a partition for each batch, and asks for runs."""
+    """Return the sensor that adds a partition for each batch, and requests runs."""
     key, partitions = batches_key(queue), partitions_of(queue)
 
     @sensor(
@@ -218,11 +218,11 @@ def new_batches(queue: str) -> SensorDefinition:
         job_name=name_of(queue),
         minimum_interval_seconds=30,
         default_status=DefaultSensorStatus.STOPPED,
-        description="Adds a partition for each new batch, and brings those that are not in the lake there: one run at "
-        "a time, of `replay.batches_per_run` batches at most. What failed is asked for again.",
+        description="Adds a partition for each new batch, and copies missing batches to the lake: one run at "
+        "a time, of at most `replay.batches_per_run` batches. Failed batches are requested again.",
     )
     def tick(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
-        """Compare the newest batch with the partitions, and these with what was materialized."""
+        """Compare the newest batch with the partitions, and these with the materialized ones."""
         instance, settings = context.instance, database.settings
         try:
             first, head = extent(settings, queue)
@@ -231,12 +231,12 @@ def new_batches(queue: str) -> SensorDefinition:
             new = range(begin, min(head + 1, begin + NEW_PARTITIONS))
             done = {int(name) for name in instance.get_materialized_partitions(key)}
             missing = sorted(n for n in {*known, *new} - done if n >= first)
-            # Retention waits for the lake, and its lag is seen as that of any other processor.
+            # Retention waits for the lake, and its lag is reported like that of any other processor.
             in_lake = missing[0] - 1 if missing else new.stop - 1
             if str(in_lake) != context.cursor:
                 advance(settings, queue, PROCESSOR, in_lake)
         except WritetimeError as e:
-            return SkipReason(f"the queue cannot be seen: {e}")
+            return SkipReason(f"the queue cannot be read: {e}")
         requests = []
         if not is_under_way(instance, name_of(queue)):
             found = stretch(missing, settings.replay.batches_per_run)
@@ -251,7 +251,7 @@ def new_batches(queue: str) -> SensorDefinition:
 @op
 @by_kind()
 def trim_queues_op(context: OpExecutionContext, database: DatabaseResource) -> None:
-    """Delete old batches of all queues of `replay.keep_days`."""
+    """Delete old batches of all queues that have `replay.keep_days`."""
     settings = database.settings
     found, faults = apart(settings.replay.keep_days, lambda queue: trim(settings, queue))
     context.add_output_metadata(
@@ -268,7 +268,8 @@ def trim_queues_op(context: OpExecutionContext, database: DatabaseResource) -> N
 @job(
     name="queues_trim",
     executor_def=in_process_executor,
-    description="Delete batches that are older than their queue's `replay.keep_days`, and done by all processors.",
+    description="Delete batches that all processors have done and that are older than their queue's "
+    "`replay.keep_days`.",
 )
 def trim_queues() -> None:
     """Delete old batches."""
@@ -276,15 +277,15 @@ def trim_queues() -> None:
 
 
 def stretch(numbers: Sequence[int], most: int) -> list[int]:
-    """Return the first of sorted numbers, as long as they follow each other, so many at most."""
+    """Return the first consecutive numbers of a sorted sequence, so many at most."""
     return [n for _, n in takewhile(lambda pair: pair[1] == numbers[0] + pair[0], enumerate(numbers[:most]))]
 
 
 def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Definitions:
-    """Return what there is of these queues. `upstream` has the assets that publish to them, by the queues' names.
+    """Return the definitions of these queues. `upstream` has the assets that publish to them, by queue name.
 
     Raises:
-        WritetimeError: the names of two are the same for Dagster.
+        WritetimeError: two names are the same for Dagster.
     """
     names = [name_of(queue) for queue in queues]
     if same := [queue for queue in queues if names.count(name_of(queue)) > 1]:
@@ -296,13 +297,13 @@ def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Defi
     lag_job = define_asset_job(
         "queues_lag",
         AssetSelection.assets(*map(source_key, queues)),
-        description="Observe how far the processors of the queues are.",
+        description="Observe the progress of the queues' processors.",
         executor_def=in_process_executor,
     )
     check_job = define_asset_job(
         "queues_check",
         AssetSelection.checks(*checks),
-        description="Prove that the queues have all batches, as they were published.",
+        description="Prove that the queues have all batches as they were published.",
         executor_def=in_process_executor,
     )
     return Definitions(
@@ -316,7 +317,7 @@ def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Defi
                 define_asset_job(
                     name_of(queue),
                     AssetSelection.assets(batches_key(queue)),
-                    description="Bring batches of a replay queue into the lake.",
+                    description="Copy batches of a replay queue into the lake.",
                     executor_def=in_process_executor,
                 )
                 for queue in queues
@@ -327,7 +328,7 @@ def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Defi
             on_schedule(lag_job, "*/5 * * * *", "Observes the queues' lag."),
             on_schedule(check_job, "15 3 * * *", "Proves the queues' batches, every night."),
             on_schedule(
-                trim_queues, "45 2 * * *", "Deletes old batches of the queues of `replay.keep_days`, every night."
+                trim_queues, "45 2 * * *", "Deletes old batches of queues with `replay.keep_days`, every night."
             ),
         ],
     )

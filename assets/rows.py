@@ -53,11 +53,11 @@ def events(table: FollowedTable) -> AssetsDefinition:
                 "events_are_of_their_kinds",
                 asset=key,
                 blocking=True,
-                description="Great Expectations on the new batch, before it is committed: what fails never is.",
+                description="Great Expectations on the new batch. A batch that fails is not committed.",
             )
         ],
-        description=f"What became of each row of {table.name} since the last run: CREATE, UPDATE and DELETE with the "
-        "row before and after. One batch a run; a run that fails is simply run again. Its cost follows what is new.",
+        description=f"Each change of a row of {table.name} since the last run: CREATE, UPDATE or DELETE with the "
+        "row before and after. One batch per run. After a failure, run it again. The cost grows with the new changes.",
     )
     def find(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
         session = spark.spark_session
@@ -118,12 +118,12 @@ def topic(table: FollowedTable) -> AssetsDefinition:
             AssetCheckSpec(
                 "all_events_are_published",
                 asset=key,
-                description="A reader of the topic gets as many new events as were published, and none waits in "
+                description="A reader of the topic receives all new events that were published, and none waits in "
                 "the lake.",
             )
         ],
         description=f"The row events of {table.name} in Kafka's `{rows_topic(table.name)}`, as Avro: each once, for "
-        "consumers that read what is committed.",
+        "consumers that read committed messages.",
     )
     @by_kind()
     def send(lake: LakeResource, kafka: KafkaResource) -> MaterializeResult:

@@ -1,6 +1,6 @@
-"""What is told of each run once it has ended: a report in Markdown, and an alert if something is wrong.
+"""The report of each run that has ended, in Markdown, and an alert if something is wrong.
 
-What belongs here: what Dagster knows of a run, as text, and the sensors that tell it. Not here: how a webhook is called
+What belongs here: Dagster's record of a run as text, and the sensors that send it. Not here: how a webhook is called
 (`writetime.core.alerts`).
 """
 
@@ -28,7 +28,7 @@ from dagster import (
 
 from writetime.core import alerts, config
 
-# The tag of a run that has ended: where its report is.
+# The tag with the path of the report, on a run that has ended.
 REPORT = "writetime/report"
 _EVENTS = {
     DagsterEventType.ASSET_MATERIALIZATION,
@@ -39,7 +39,7 @@ _EVENTS = {
 
 
 def report(instance: DagsterInstance, run: DagsterRun) -> str:
-    """Return the report of a run: what became of each asset, its numbers, and its checks."""
+    """Return the report of a run: the outcome of each asset, its numbers, and its checks."""
     stats = instance.get_run_stats(run.run_id)
     began = datetime.fromtimestamp(stats.start_time or 0, UTC)
     seconds = (stats.end_time or 0) - (stats.start_time or 0)
@@ -47,7 +47,7 @@ def report(instance: DagsterInstance, run: DagsterRun) -> str:
     lines = [
         f"# {run.job_name}: {run.status.value.lower()}",
         "",
-        f"Run `{run.run_id}`, begun {began:%Y-%m-%d %H:%M:%S} UTC, {seconds:.0f} s.",
+        f"Run `{run.run_id}`, started {began:%Y-%m-%d %H:%M:%S} UTC, {seconds:.0f} s.",
     ]
     if checks := _checks(entries):
         passed = sum(check.passed for check in checks)
@@ -70,7 +70,7 @@ def report(instance: DagsterInstance, run: DagsterRun) -> str:
 
 
 def complaints(entries: Sequence[EventLogEntry]) -> list[str]:
-    """Return what is wrong in a run that has ended, a line each: steps that failed, and checks that did not pass."""
+    """Return the faults of a run that has ended, one per line: failed steps, and checks that did not pass."""
     failed = [
         f"{check.asset_key.to_user_string()}: {check.check_name} {_verdict(check)}"
         for check in _checks(entries)
@@ -80,8 +80,9 @@ def complaints(entries: Sequence[EventLogEntry]) -> list[str]:
 
 
 def ended(instance: DagsterInstance, run: DagsterRun) -> Path:
-    """Write the report of a run that has ended, tag the run with its path, which is returned, and send an alert if
-    something is wrong."""
+    """Write the report of a run that has ended, tag the run with the report's path, and return the path. Send an alert
+    if something is wrong.
+    """
     settings = config.load()
     path = settings.alerts.reports / f"{run.job_name}-{run.run_id}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +101,7 @@ def ended(instance: DagsterInstance, run: DagsterRun) -> Path:
     description="Writes the report of each run that failed, and sends an alert to `alerts.webhook` and to the log.",
 )
 def failed_runs(context: RunFailureSensorContext) -> None:
-    """Tell of a failed run."""
+    """Report a failed run."""
     context.log.info("report: %s", ended(context.instance, context.dagster_run))
 
 
@@ -108,10 +109,10 @@ def failed_runs(context: RunFailureSensorContext) -> None:
     name="finished_runs",
     run_status=DagsterRunStatus.SUCCESS,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Writes the report of each run that ended well, and sends an alert if a check of it did not pass.",
+    description="Writes the report of each successful run, and sends an alert if one of its checks did not pass.",
 )
 def finished_runs(context: RunStatusSensorContext) -> None:
-    """Tell of a run that ended well."""
+    """Report a successful run."""
     context.log.info("report: %s", ended(context.instance, context.dagster_run))
 
 
@@ -119,10 +120,10 @@ def finished_runs(context: RunStatusSensorContext) -> None:
     name="canceled_runs",
     run_status=DagsterRunStatus.CANCELED,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Writes the report of each run that was ended by a person or for its time, and sends an alert.",
+    description="Writes the report of each run that an operator or a time limit ended, and sends an alert.",
 )
 def canceled_runs(context: RunStatusSensorContext) -> None:
-    """Tell of a run that was canceled."""
+    """Report a canceled run."""
     context.log.info("report: %s", ended(context.instance, context.dagster_run))
 
 
@@ -138,7 +139,7 @@ def _failures(entries: Sequence[EventLogEntry]) -> list[tuple[str, str]]:
     for event in events:
         if event.event_type is DagsterEventType.STEP_FAILURE:
             data = event.step_failure_data
-            # Of a `Failure` what it says, of an exception its last line.
+            # A `Failure` has a description; any other exception is given by its last line.
             said = data.user_failure_data.description if data.user_failure_data else None
             message = said or (data.error.message if data.error else "")
             found.append((str(event.step_key), " ".join(message.split())))

@@ -38,14 +38,14 @@ PUBLISHED_SEGMENTS = AssetKey(["capture", "published_segments"])
 
 
 class SegmentsConfig(Config):
-    """Which segments are published."""
+    """The segments to publish."""
 
     paths: list[str] = Field(
         default=[],
-        description="Folders of segments, each of one node: local ones or URLs; by default capture.segments.",
+        description="Folders of segments, each of one node: local or URLs; default: capture.segments.",
     )
     checkpoint: str | None = Field(
-        default=None, description="Where is kept how far they are; by default `segments` in capture.state."
+        default=None, description="Where their progress is kept; default: `segments` in capture.state."
     )
 
 
@@ -59,7 +59,7 @@ class SegmentsConfig(Config):
         AssetCheckSpec(
             "every_segment_is_published",
             asset=PUBLISHED_SEGMENTS,
-            description="No segment of the checkpoint has changes that are not published; the reasons are told.",
+            description="No segment of the checkpoint has changes that are not published; the reasons are shown.",
         )
     ],
 )
@@ -67,7 +67,8 @@ class SegmentsConfig(Config):
 def published_segments(config: SegmentsConfig, spark: SparkResource, kafka: KafkaResource) -> MaterializeResult:
     """The changes in folders of commit log segments, in the topics of the captured tables, each at least once.
 
-    A run publishes what the folders hold when it starts and the checkpoint does not have; one that fails is run again.
+    A run publishes the segments that the folders hold when it starts and that the checkpoint does not have. After a
+    failure, run it again.
     """
     settings, session = kafka.settings, spark.spark_session
     paths = config.paths or settings.capture.segments
@@ -109,24 +110,22 @@ publish_segments_job = define_asset_job(
     job=publish_segments_job,
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Starts the job `publish_segments` when the folders of `capture.segments` have what is not published, "
-    "which their listing tells.",
+    description="Starts the job `publish_segments` when the folders of `capture.segments` have unpublished "
+    "segments, by their listing.",
 )
 def new_segments(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
     """Compare the folders with the checkpoint."""
     if is_under_way(context.instance, publish_segments_job.name):
         return SkipReason("a run of the job `publish_segments` is under way")
     if failed_lately(context.instance, publish_segments_job.name):
-        return SkipReason(
-            "the last run of the job `publish_segments` failed: another one a quarter of an hour after it"
-        )
+        return SkipReason("the last run of the job `publish_segments` failed; it is retried 15 minutes after its end")
     settings = kafka.settings
     if not settings.capture.segments:
         return SkipReason("capture.segments names no folder")
     try:
         new = unpublished(settings.capture.segments, checkpoint_of(settings))
     except (WritetimeError, OSError) as e:
-        return SkipReason(f"the folders cannot be seen: {e}")
+        return SkipReason(f"the folders cannot be listed: {e}")
     if not new:
         return SkipReason("all segments are published")
     return RunRequest(tags={"writetime/segments": str(len(new))})

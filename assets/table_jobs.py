@@ -1,7 +1,7 @@
-"""What starts the assets of followed tables: jobs, schedules and sensors.
+"""Jobs, schedules and sensors that start the assets of followed tables.
 
-What belongs here: one of each for all tables. A run does all of them, one after the other, and one table's failure
-stops nothing of the others; to do one table, select its assets. Not here: assets.
+What belongs here: one of each for all tables. A run handles all tables, one after the other, and a failure of one table
+does not stop the others. To run one table, select its assets. Not here: assets.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ BEHIND = ("lag_is_bounded", "lake_is_fresh", "landing_goes_on")
 
 
 def definitions(tables: Sequence[FollowedTable]) -> Definitions:
-    """Return the jobs of these tables, and what starts them."""
+    """Return the jobs of these tables, with their schedules and sensors."""
     if not tables:
         return Definitions()
     jobs = {job.name: job for job in _jobs(tables)}
@@ -65,7 +65,7 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
         on_schedule(jobs["observe"], "*/10 * * * *", "Observes the tables and their topics."),
         on_schedule(jobs["views"], "*/15 * * * *", "Brings states and views up to date."),
         on_schedule(jobs["verify"], "30 3 * * *", "Proves each view against the database, every night."),
-        on_schedule(upkeep, "30 2 * * *", "Keeps the tables of the lake small, every night."),
+        on_schedule(upkeep, "30 2 * * *", "Compacts and cleans the tables of the lake, every night."),
     ]
     if "rows" in jobs:
         schedules.append(on_schedule(jobs["rows"], "7-59/15 * * * *", "Finds and publishes row events."))
@@ -77,7 +77,7 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
             "new_snapshots",
             target=AssetSelection.groups("backfill"),
             default_status=DefaultSensorStatus.STOPPED,
-            description="Brings each new snapshot that a run took into the lake, some ranges of tokens a run.",
+            description="Copies each new snapshot that a run took into the lake, some token ranges per run.",
         ),
     ]
     if "land" in jobs:
@@ -111,23 +111,23 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
         "backfill": (
             keys(tables, "backfill"),
             None,
-            "Bring snapshots into the lake, some ranges of tokens a run; then run the job `views`.",
+            "Copy snapshots into the lake, some token ranges per run; then run the job `views`.",
         ),
-        "land": (landed, None, "Bring captured changes from Kafka into the lake."),
-        "views": (refreshed, None, "Fold what is new of the tables into their states, and renew their views."),
+        "land": (landed, None, "Land captured changes from Kafka in the lake."),
+        "views": (refreshed, None, "Fold new changes into the tables' states, and renew their views."),
         "rows": (
             events,
             None,
-            "Find the row events since the last time, keep them in the lake, and publish them to Kafka.",
+            "Find the row events since the last run, store them in the lake, and publish them to Kafka.",
         ),
         "follow": (
             [*landed, *refreshed, *events],
             None,
-            "All that follows from new changes: land them, merge them, renew the views, publish row events.",
+            "Process new changes: land them, merge them, renew the views, publish row events.",
         ),
         "verify": ([], checks(tables, "view", PROOF), "Prove the views against the database."),
     }
-    # Without it each job would prove what it has renewed, and ask the database for whole tables each time.
+    # Otherwise each job would also prove the views that it renewed, and read whole tables from the database each time.
     proofs = checks(tables, "view", PROOF)
 
     def selection(assets: Sequence[AssetKey], own: AssetSelection | None) -> AssetSelection:
@@ -145,17 +145,17 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
 
 
 def maintain_job(names: Sequence[str]) -> JobDefinition:
-    """Return the job that keeps tables of the lake small: all that are followed, or those that a run is given."""
+    """Return the job that compacts and cleans tables of the lake: all followed tables, or those that a run names."""
 
     class MaintainConfig(Config):
-        """Which tables of the lake."""
+        """The tables of the lake to maintain."""
 
-        tables: list[str] = Field(default=list(names), description="As keyspace.table; all that are followed.")
+        tables: list[str] = Field(default=list(names), description="As keyspace.table; default: all followed tables.")
 
     @op(
         pool="maintain",
-        description="Drops old tombstones, merges old history and row events, deletes what no version needs, and "
-        "observes how many tombstones each state has then. It folds and renews nothing, which the job `views` does, "
+        description="Drops old tombstones, merges old history and row events, deletes files that no version needs, and "
+        "observes how many tombstones each state then has. It folds and renews nothing: the job `views` does, "
         "with its checks.",
     )
     @by_kind()
@@ -173,7 +173,7 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
                 counts = {"tombstones": count_tombstones(table, now), "levels": len(now.files)}
                 context.log_event(AssetObservation(key_of(name, "state"), metadata=counts))
             except Exception as e:
-                context.log.error(f"{name} is not maintained", exc_info=e)
+                context.log.error(f"{name} was not maintained", exc_info=e)
                 faults[name] = e
         totals = {what: sum(of[what] for of in done.values()) for what in next(iter(done.values()), {})}
         context.add_output_metadata({**totals, "tables": len(done), "by_table": MetadataValue.json(done)})
@@ -181,7 +181,11 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
             kind = Transient if all(map(is_outage, faults.values())) else WritetimeError
             raise kind("; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in faults.items()))
 
-    @job(name="maintain", executor_def=in_process_executor, description="Keep tables of the lake small: every night.")
+    @job(
+        name="maintain",
+        executor_def=in_process_executor,
+        description="Compact and clean the tables of the lake, every night.",
+    )
     def maintenance() -> None:
         maintain_tables()
 
@@ -189,35 +193,35 @@ def maintain_job(names: Sequence[str]) -> JobDefinition:
 
 
 def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDefinition) -> SensorDefinition:
-    """Return the sensor that has captured changes landed."""
+    """Return the sensor that starts landing of captured changes."""
 
     @sensor(
         job=land,
         minimum_interval_seconds=30,
         default_status=DefaultSensorStatus.STOPPED,
-        description="Starts the job `land` for the tables whose topics have changes that are not in the lake, and at "
-        "times for those without, so that the lake knows that there are none. Not needed where `writetime land "
+        description="Starts the job `land` for the tables whose topics have changes that are not in the lake, and "
+        "sometimes for the others, so that the lake records that there are none. Not needed where `writetime land "
         "--follow` runs.",
     )
     def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
         if is_under_way(context.instance, land.name):
             return SkipReason("a run of the job `land` is under way")
         if failed_lately(context.instance, land.name):
-            return SkipReason("the last run of the job `land` failed; it is tried again a quarter of an hour after it")
+            return SkipReason("the last run of the job `land` failed; it is retried 15 minutes after its end")
         settings = kafka.settings
         lag: dict[str, int] = {}
         try:
             sources = WatermarkTopic(settings).read()
             there = set(captured_tables(settings))
         except WritetimeError as e:
-            return SkipReason(f"the lag cannot be seen: {e}")
+            return SkipReason(f"the lag cannot be read: {e}")
         for name in (table.name for table in tables if table.name in there):
             try:
                 waiting = not_landed(settings, name)
                 if waiting or watermarks_not_landed(settings, name, sources) > settings.capture.stale_seconds / 2:
                     lag[name] = waiting
             except Exception:
-                # Its run will say what is wrong with it, and land the others.
+                # Its run will report the fault, and land the other tables.
                 lag[name] = 0
         if not lag:
             return SkipReason("no captured table has changes to land")
@@ -229,19 +233,19 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
 
 
 def schema_changes(tables: Sequence[FollowedTable]) -> SensorDefinition:
-    """Return the sensor that records changes of schemas."""
+    """Return the sensor that records schema changes."""
 
     @sensor(
         minimum_interval_seconds=60,
         default_status=DefaultSensorStatus.STOPPED,
         asset_selection=AssetSelection.assets(*(key_of(table.name, "table") for table in tables)),
-        description="Records each change of a table's schema as an observation of the table. Changes come downstream "
+        description="Records each change of a table's schema as an observation of the table. Changes go downstream "
         "by themselves; reload the code location to see the new columns.",
     )
     def schema_changes(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
         now = {t.name: to_cql(t.schema) for t in followed_tables(database.settings)[0] if t.schema}
         if not now:
-            return SkipReason("the schemas cannot be seen")
+            return SkipReason("the schemas cannot be read")
         known = json.loads(context.cursor or "{}")
         seen = {name: hashlib.sha256(cql.encode()).hexdigest() for name, cql in now.items()}
         changed = [name for name, digest in seen.items() if known.get(name) != digest]

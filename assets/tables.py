@@ -1,4 +1,4 @@
-"""All that follows from an entry `[tables.<keyspace>.<table>]`.
+"""The assets and checks that follow from an entry `[tables.<keyspace>.<table>]`.
 
 What belongs here: which assets and checks a followed table has, and the table itself. Not here: the assets of each
 stage, and what starts them (`writetime_dagster.assets.table_jobs`).
@@ -41,25 +41,26 @@ from writetime_dagster.resources import DatabaseResource
 
 log = logging.getLogger(__name__)
 
-# What the code location tells the processes of its runs.
+# Data that the code location passes to the processes of its runs.
 _TABLES = "writetime/tables"
 
 
 @dataclass(frozen=True)
 class Writer:
-    """The asset that writes a table of the platform's own, and its group, which then is the table's too: so the graph,
-    collapsed by group, has no cycle."""
+    """The asset that writes one of the platform's own tables, and its group. The table joins this group, so that the
+    graph, collapsed by group, has no cycle.
+    """
 
     key: AssetKey
     group: str
 
 
 def definitions(writers: Mapping[str, Writer]) -> Definitions:
-    """Return all that there is of the tables that the settings name. An entry that is refused says so in the log, and
-    as an asset whose description is the reason.
+    """Return the definitions of the tables that the settings name. An invalid entry is logged, and becomes an asset
+    whose description is the reason.
 
     Args:
-        writers: what writes tables of the platform's own, by the tables' names.
+        writers: the assets that write the platform's own tables, by the tables' names.
     """
     context = DefinitionsLoadContext.get()
     loaded = _loaded(context)
@@ -74,7 +75,7 @@ def definitions(writers: Mapping[str, Writer]) -> Definitions:
             if other != table.name:
                 raise WritetimeError(f"Dagster cannot tell {table.name} and {other} apart: they give one identifier")
             if loaded is None:
-                # Not again in each run, which would have to import the library for it.
+                # Each run would otherwise import the library for it again.
                 expectations.of_entry(table)
             of_table = assets_of(table, writers.get(table.name))
             assets += of_table[0]
@@ -110,7 +111,7 @@ def assets_of(
 
 
 def source(table: FollowedTable, writer: Writer | None) -> AssetsDefinition:
-    """Return the table in the database, observed."""
+    """Return the asset that observes the table in the database."""
     key = key_of(table.name, "table")
     text = {} if table.schema is None else {"cql": MetadataValue.md(f"```sql\n{_cql(table)}```")}
 
@@ -156,9 +157,9 @@ def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
 
 
 def _loaded(context: DefinitionsLoadContext) -> tuple[list[FollowedTable], list[Refused]] | None:
-    """Return the tables that the code location follows, in the process of a run of it; else None.
+    """Return the tables that the code location follows, inside a process of one of its runs; else None.
 
-    The database is not asked anew: a run would fail for all of its tables if one was dropped since.
+    A run does not ask the database again: it would fail for all of its tables if one had been dropped since.
     """
     if context.load_type is not DefinitionsLoadType.RECONSTRUCTION or _TABLES not in context.reconstruction_metadata:
         return None

@@ -1,4 +1,4 @@
-"""The view of a table, as SELECT * answers, and its proof against the database.
+"""The view of a table, with the rows that SELECT * returns, and its proof against the database.
 
 What belongs here: the assets of one table, their checks, their metadata. Not here: how rows are computed and compared
 (`writetime.lake.views`, `writetime.verify`).
@@ -40,7 +40,7 @@ from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
 from writetime_dagster.resources import LakeResource, SparkResource
 
-# Rows that differ which a check shows; `writetime verify` prints all.
+# Differing rows that a check shows; `writetime verify` prints all.
 _SHOWN = 20
 
 
@@ -62,24 +62,24 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                 "rows_are_those_of_the_state",
                 asset=key,
                 blocking=True,
-                description="Great Expectations on the new rows, before they are published: keys are there, each row "
-                "once, as many as the state has.",
+                description="Great Expectations on the new rows, before they are published: keys are present, each row "
+                "occurs once, and the state has as many.",
             ),
             AssetCheckSpec(
                 "rows_are_as_expected",
                 asset=key,
                 blocking=True,
-                description="What the table's entry expects, before the new rows are published. If it is not met, the "
-                "view stays as it was.",
+                description="The expectations of the table's entry, before the new rows are published. If one fails, "
+                "the view stays as it was.",
             ),
             AssetCheckSpec(
                 "timestamps_fit",
                 asset=key,
-                description="Timestamps outside of the years -290308 to 294247 are null in the view: in how many rows, "
-                "by column. Changes and state hold them.",
+                description="Timestamps outside the years -290308 to 294247 are null in the view. Shows the number of "
+                "rows per column. Changes and state hold them.",
             ),
         ],
-        description=f"The rows of {table.name} as SELECT * answers, as a Delta table that any engine reads."
+        description=f"The rows that SELECT * returns of {table.name}, as a Delta table that any engine reads."
         + (f" {table.entry.description}" if table.entry.description else ""),
     )
     def refresh(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
@@ -130,7 +130,7 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
 class VerifyConfig(Config):
     """How long to wait for replication."""
 
-    wait_seconds: float = Field(default=10.0, ge=0, description="How long rows that differ are asked for again.")
+    wait_seconds: float = Field(default=10.0, ge=0, description="For how long differing rows are read again.")
 
 
 def proof(table: FollowedTable) -> AssetChecksDefinition:
@@ -139,9 +139,9 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
     @asset_check(
         asset=key_of(table.name, "view"),
         name="rows_are_those_of_the_database",
-        description="Compares what the lake has now with what the database answers now, by token ranges. What is only "
+        description="Compares the present rows of the lake and the database, by token range. A write that is only "
         "not captured yet is lag and passes, unless capture or landing has stopped. If the database cannot "
-        "be reached, nothing is proven: a warning.",
+        "be reached, the check warns that nothing is proven.",
     )
     @by_kind()
     def rows_are_those_of_the_database(config: VerifyConfig, lake: LakeResource) -> AssetCheckResult:

@@ -1,6 +1,6 @@
-"""The work queue: items in the database, worked off by workers; what is completed goes to the lake.
+"""The work queue: items in the database, processed by workers; completed items go to the lake.
 
-What belongs here: the assets, their checks, their metadata. Not here: how items are worked on (`writetime.workqueue`).
+What belongs here: the assets, their checks, their metadata. Not here: how items are processed (`writetime.workqueue`).
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ _SHOWN = 20
 )
 @by_kind()
 def event_queue(database: DatabaseResource) -> ObserveResult:
-    """Observe how deep the queues are, how old their oldest item is, and what is dead."""
+    """Observe the depth of the queues, the age of their oldest item, and their dead items."""
     settings = database.settings
     found, faults = apart(queues(settings), lambda name: inspect(settings, name))
     states = list(found.values())
@@ -114,7 +114,7 @@ def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
 )
 @by_kind()
 def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
-    """Warn of queues whose oldest unfinished item is too old, or that have too many, and of faults of workers."""
+    """Warn of queues whose oldest unfinished item is too old, of queues with too many items, and of worker faults."""
     old, deep, faults = _stuck(database)
     of_workers = [f"queue {f.queue}, {f.place}: {f.reason}" for f in worker_faults(database.settings)]
     return AssetCheckResult(
@@ -148,8 +148,8 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
 def completed_events(spark: SparkResource, database: DatabaseResource, lake: LakeResource) -> MaterializeResult:
     """Completed items with their results, as a table of the lake.
 
-    A run writes the buckets anew that are open, or were closed since they were written last: so a run that is repeated
-    adds nothing twice, and its cost follows what is new.
+    A run rewrites the buckets that are open, or were closed since they were last written. So a repeated run adds no
+    duplicates, and the cost grows with the new items.
     """
     session, settings = spark.spark_session, database.settings
     written: dict[Place, int] = {}
@@ -184,8 +184,8 @@ def completed_events(spark: SparkResource, database: DatabaseResource, lake: Lak
 
 @asset_check(
     asset=COMPLETED,
-    description="By CQL: of each bucket that was read since it was closed the lake has all completed items, of others "
-    "no more than there are.",
+    description="By CQL: the lake has all completed items of each bucket that was read after it closed, and of other "
+    "buckets no more items than there are.",
 )
 @by_kind()
 def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -> AssetCheckResult:
@@ -210,10 +210,10 @@ def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -
 
 
 class DrainConfig(Config):
-    """What to work off."""
+    """The queue to process."""
 
     queue: str = Field(description="The queue, as `writetime queue inspect` lists it.")
-    handler: str = Field(description="Its handler, as module:function; Spark's Python has to find the module.")
+    handler: str = Field(description="Its handler, as module:function; Spark's Python must find the module.")
     tasks: int = Field(default=2, ge=1, description="Spark tasks, each a worker that owns shards.")
 
 
@@ -222,7 +222,7 @@ class DrainConfig(Config):
 def drain_queue_op(
     context: OpExecutionContext, config: DrainConfig, spark: SparkResource, database: DatabaseResource
 ) -> None:
-    """Work a queue off on Spark."""
+    """Process the items of a queue on Spark."""
     handler = load_handler(config.handler)
     outcomes = drain.drain(spark.spark_session, database.settings, config.queue, handler, config.tasks)
     context.add_output_metadata({"queue": config.queue, **dict(outcomes)})
@@ -230,38 +230,39 @@ def drain_queue_op(
 
 @job(
     executor_def=in_process_executor,
-    description="Work a queue off: bounded, on Spark, tasks own shards. Name queue and handler in the launchpad.",
+    description="Process the items of a queue: bounded, on Spark, tasks own shards. Name queue and handler in the "
+    "launchpad.",
 )
 def drain_queue() -> None:
-    """Work a queue off."""
+    """Process the items of a queue."""
     drain_queue_op()
 
 
 queue_health_job = define_asset_job(
     "queue_health",
     AssetSelection.assets(EVENT_QUEUE) - AssetSelection.checks(no_item_is_lost),
-    description="Observe how deep and old the queues are, and check that no work is stuck: reads what is unfinished.",
+    description="Observe the depth and age of the queues, and check that no work is stuck. Reads unfinished items.",
     executor_def=in_process_executor,
 )
 
 queue_audit_job = define_asset_job(
     "queue_audit",
     AssetSelection.checks(no_item_is_lost, lake_has_what_is_completed),
-    description="Check that no item of any queue is lost, and that the lake has what is completed. It reads all items.",
+    description="Check that no item of any queue is lost, and that the lake has all completed items. Reads all items.",
     executor_def=in_process_executor,
 )
 
 completed_events_job = define_asset_job(
     "completed_events",
     AssetSelection.assets(COMPLETED) - AssetSelection.checks(lake_has_what_is_completed),
-    description="Bring what was completed to the lake.",
+    description="Copy completed items to the lake.",
     executor_def=in_process_executor,
 )
 
 schedules = [
     on_schedule(queue_health_job, "2-59/5 * * * *", "Observes the work queues every five minutes."),
-    on_schedule(completed_events_job, "25 * * * *", "Brings completed items to the lake, every hour."),
-    on_schedule(queue_audit_job, "15 2 * * *", "Looks for lost items, in the queues and the lake, every night."),
+    on_schedule(completed_events_job, "25 * * * *", "Copies completed items to the lake, every hour."),
+    on_schedule(queue_audit_job, "15 2 * * *", "Looks for lost items in the queues and the lake, every night."),
 ]
 
 
@@ -269,16 +270,17 @@ schedules = [
     job=queue_health_job,
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Starts the job `queue_health`, whose check then warns, when an item waits too long, or too many do.",
+    description="Starts the job `queue_health`, whose check then warns, if an item waits too long or too many items "
+    "wait.",
 )
 def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> RunRequest | SkipReason:
-    """Ask for a run while work is stuck."""
+    """Request a run while work is stuck."""
     if is_under_way(context.instance, queue_health_job.name):
         return SkipReason("a run of the job `queue_health` is under way")
     try:
         old, deep, faults = _stuck(database)
     except WritetimeError as e:
-        return SkipReason(f"the queues cannot be seen: {e}")
+        return SkipReason(f"the queues cannot be read: {e}")
     if not old and not deep and not faults:
         return SkipReason("no work is stuck")
     return RunRequest(tags={"writetime/stuck": ", ".join(sorted({*old, *deep, *faults}))[:200]})
@@ -289,7 +291,9 @@ def _failed(faults: Mapping[str, str]) -> str:
 
 
 def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int], dict[str, str]]:
-    """Return queues with too old an item and its age, with too many items and their number, and with faults and why."""
+    """Return the queues with an item that is too old and its age, those with too many items and their number, and those
+    with faults and the reasons.
+    """
     own = database.settings.workqueue
     found, faults = apart(queues(database.settings), lambda name: inspect(database.settings, name))
     states = found.values()

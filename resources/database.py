@@ -12,5 +12,5 @@ class DatabaseResource(WritetimeResource):
     """Apache Cassandra or ScyllaDB; the settings' contact point is the only difference."""
 
     def connect(self) -> AbstractContextManager[Session]:
-        """Open a session for a `with` block: token-aware, at the settings' consistency."""
+        """Open a session for a `with` block: token-aware, at the consistency of the settings."""
         return database.connect(self.settings)

@@ -8,14 +8,14 @@ from writetime_dagster.resources.base import WritetimeResource
 
 @dataclass(frozen=True)
 class TopicState:
-    """The ends of a topic's partitions, and what a consumer group has not read of them."""
+    """The end offsets of a topic's partitions, and the messages that a consumer group has not read."""
 
     ends: dict[int, int]
     lag: dict[int, int]
 
     @property
     def total_lag(self) -> int:
-        """Messages not read, over all partitions (offset gaps count as messages)."""
+        """Unread messages over all partitions (offset gaps count as messages)."""
         return sum(self.lag.values())
 
 
@@ -23,7 +23,7 @@ class KafkaResource(WritetimeResource):
     """The brokers of the settings."""
 
     def state(self, topic: str, group: str) -> TopicState:
-        """Return the topic's present ends and the group's lag; nothing is consumed."""
+        """Return the topic's current end offsets and the group's lag; nothing is consumed."""
         settings = self.settings
         ends = kafka.end_offsets(settings, topic)
         first = kafka.beginning_offsets(settings, topic)

@@ -11,7 +11,7 @@ class LakeResource(WritetimeResource):
     """The lake of the settings. A table is named by the path of its folder, such as `ingest/dead_letters`."""
 
     def path(self, table: str) -> str:
-        """Return the address of a table; a relative lake path means the working folder."""
+        """Return the address of a table; a relative lake path is relative to the working folder."""
         return lake_storage(self.settings).folder(table).address
 
     def exists(self, spark: SparkSession, table: str) -> bool:
@@ -23,14 +23,14 @@ class LakeResource(WritetimeResource):
         return spark.read.format("delta").load(self.path(table))
 
     def append(self, frame: DataFrame, table: str) -> None:
-        """Append rows in one commit, creating the table with the first."""
+        """Append rows in one commit. The first append creates the table."""
         frame.write.format("delta").mode("append").save(self.path(table))
 
     def replace_where(self, frame: DataFrame, table: str, condition: str) -> None:
-        """Replace the rows for which an SQL condition holds, in one commit; all rows given have to fulfil it."""
+        """Replace the rows for which an SQL condition holds, in one commit. All given rows must fulfil it."""
         frame.write.format("delta").mode("overwrite").option("replaceWhere", condition).save(self.path(table))
 
     def replace_partitions(self, frame: DataFrame, table: str, by: list[str]) -> None:
-        """Replace the partitions that the rows are in, in one commit, creating the table with the first."""
+        """Replace the partitions of the rows, in one commit. The first call creates the table."""
         writer = frame.write.format("delta").mode("overwrite").option("partitionOverwriteMode", "dynamic")
         writer.partitionBy(*by).save(self.path(table))

@@ -12,9 +12,9 @@ from writetime.core import config
 
 
 class SparkResource(LazyPySparkResource):
-    """A Spark session that starts when a step first asks for `spark_session` and stops at the end of the run.
+    """A Spark session that starts when a step first reads `spark_session`, and stops at the end of the run.
 
-    A session that was active before (tests share one) is used and left running. `spark_config` overrides the settings.
+    A session that was already active (tests share one) is used and left running. `spark_config` overrides the settings.
     """
 
     spark_config: dict[str, Any] = Field(default={})

@@ -19,7 +19,7 @@ class ZooKeeperResource(WritetimeResource):
         """Open a client for a `with` block.
 
         Raises:
-            NoZooKeeper: no server lets us in, with the reason.
+            NoZooKeeper: no server accepts the client; the message has the reason.
         """
         with connect(self.settings, _SECONDS) as client:
             yield client
