@@ -1,1 +1,1 @@
-"""The demo: real flights through the whole platform. The data, what becomes of it, its assets, and its launcher."""
+"""The demo: real flights through the whole platform. The data, its enrichment, its assets, and its launcher."""

@@ -1,4 +1,4 @@
-"""Takes real flights through the whole platform under Dagster, on real servers, and proves that all adds up."""
+"""Sends real flights through the whole platform under Dagster, on real servers, and proves that all numbers add up."""
 
 import http.client
 import json
@@ -33,7 +33,7 @@ from writetime_dagster.assets.replay import RANGE_END, RANGE_START
 from writetime_dagster.resources import KafkaResource
 
 FLIGHTS = int(os.environ.get("DEMO_FLIGHTS", "20000"))
-# Messages of a sender that goes past the ingress, which would refuse each of them.
+# Messages of a sender that bypasses the ingress, which would reject each of them.
 BROKEN_MESSAGES = [
     b"not json",
     b'{"userId": "N14228"}',
@@ -41,12 +41,12 @@ BROKEN_MESSAGES = [
     None,
     b'{"eventId": "1", "userId": "", "eventType": ""}',
 ]
-# Work items that are not flights, which the handler gives up.
+# Work items that are not flights. The handler gives them up.
 BROKEN_ITEMS = [None, "UA1545", {"flight": "UA1545"}]
 
 
 def main() -> int:
-    """Run the demo; return 0 if all numbers add up, the view is proven, and all checks passed."""
+    """Run the demo. Return 0 if all numbers add up, the view is proven, and all checks passed."""
     settings = config.load()
     _require(settings)
     home = Path(os.environ["DAGSTER_HOME"])
@@ -75,7 +75,7 @@ def main() -> int:
     tables = _followed(settings)
     with Dagster(log_file) as dagster, programs.programs(log_file) as (ingress, worker, agent):
         if _lag(settings):
-            with step("left over", "storing what an earlier run has left"):
+            with step("left over", "storing the events that an earlier run left"):
                 _ingest_all(settings, dagster)
         rows_before, since = _count_rows(settings), database_time(settings)
         programs.wait_for_ingress(settings, ingress, log_file)
@@ -88,21 +88,21 @@ def main() -> int:
             ingest = _ingest_all(settings, dagster)
         with step("work", "waiting until each flight has its plane and weather (`writetime work`)"):
             programs.wait_for_work(settings, worker, log_file)
-        with step("board", "publishing them as batches, and bringing these to the departures board (job board)"):
+        with step("board", "publishing them as batches, and applying these to the departures board (job board)"):
             ops = {"demo__flight_batches": {"config": {"since_millis": since}}}
             boarded = dagster.launch("board", {"ops": ops})
         snapshot: list[RunResult] = []
-        # A node of ScyllaDB takes no snapshot over the network; the log of its tables has all that was written.
+        # A ScyllaDB node takes no snapshot over the network, but the CDC log of its tables has all writes.
         if settings.capture.source == "commitlog":
-            with step("backfill", "bringing a snapshot of both tables into the lake (jobs snapshot and backfill)"):
+            with step("backfill", "reading a snapshot of both tables into the lake (jobs snapshot and backfill)"):
                 ranges = token_ranges.get_partition_keys()
                 snapshot = [
                     dagster.launch("snapshot"),
                     dagster.launch("backfill", tags={RANGE_START: ranges[0], RANGE_END: ranges[-1]}),
                 ]
-        with step("capture", "waiting for the agent to publish what was written meanwhile (`writetime agent`)"):
+        with step("capture", "waiting for the agent to publish the writes since then (`writetime agent`)"):
             programs.wait_for_capture(settings, tables, agent, log_file)
-        with step("follow", "landing and merging it, renewing the views, publishing row events (job follow)"):
+        with step("follow", "landing and merging them, renewing the views, publishing row events (job follow)"):
             follow = dagster.launch("follow")
         with step("verify", "proving the views against the database (job verify)"):
             verify = dagster.launch("verify")
@@ -138,9 +138,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _require(settings: Settings) -> None:
-    """Refuse settings with which the demo cannot be."""
+    """Reject settings that the demo cannot run with."""
     if settings.ingest.mode == "upsert":
-        raise WritetimeError("the demo counts duplicates, which mode upsert cannot tell: set ingest.mode to lwt-batch")
+        raise WritetimeError("the demo counts duplicates, which mode upsert cannot count: set ingest.mode to lwt-batch")
     if port_answers(settings.ingest.port):
         raise WritetimeError(f"ingest.port {settings.ingest.port} is in use; stop that program (a `writetime serve`?)")
     entries = settings.tables.get(settings.cassandra.keyspace, {})
@@ -160,7 +160,7 @@ def _followed(settings: Settings) -> list[str]:
 
 
 def _capture(settings: Settings) -> None:
-    """Let the database log the changes of the events' table, as of the board's."""
+    """Let the database log the changes of the events' table, as of the board's table."""
     with database.connect(settings) as session:
         table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
         session.execute(f"ALTER TABLE {table} WITH cdc = {cdc_option(settings)}", timeout=60)
@@ -228,8 +228,8 @@ def _ingested(replayed: RunResult, ingest: list[RunResult], rows_added: int) -> 
                 (acknowledged + len(BROKEN_MESSAGES), "taken"),
                 [(stored, "stored"), (duplicates, "duplicates"), (dead, "dead")],
             ),
-            Sum((rows_added, "rows more by CQL"), [(stored, "stored")]),
-            Sum((letters, "dead letters more in the lake"), [(dead, "dead")]),
+            Sum((rows_added, "new rows by CQL"), [(stored, "stored")]),
+            Sum((letters, "new dead letters in the lake"), [(dead, "dead")]),
         ],
         f"{flights['calls']} calls, {flights['calls_repeated']} made twice; {len(BROKEN_MESSAGES)} broken messages",
     )
@@ -288,7 +288,7 @@ def _followed_table(
 
 
 def _events(settings: Settings, name: str) -> Mapping[str, int]:
-    """Count the row events of a table by their kinds, those of all runs."""
+    """Count the row events of a table by kind, over all runs."""
     kinds = open_table(settings, name).rows.read(["kind"])
     return {row["values"]: row["counts"] for row in kinds["kind"].value_counts().to_pylist()}
 
@@ -301,7 +301,7 @@ def _rates(replayed: RunResult, ingest: list[RunResult], boarded: RunResult, fol
         "events stored": sum(e["messages"] for e in events) / sum(e["drain_seconds"] for e in events),
         "items enqueued": replayed.metadata["sources/flight_items"]["items_per_second"],
         "flights published in batches": boarded.metadata["demo/flight_batches"]["flights_per_second"],
-        "flights brought to the board": boarded.metadata["demo/board"]["flights_per_second"],
+        "flights applied to the board": boarded.metadata["demo/board"]["flights_per_second"],
         "changes landed": sum(of["changes_landed"] for of in landed) / sum(of["landing_seconds"] for of in landed),
     }
 

@@ -1,4 +1,4 @@
-"""The demo's assets: real flights as HTTP events and as work items, and the departures board that comes of them.
+"""The demo's assets: real flights as HTTP events and as work items, and the departures board that they result in.
 
 What belongs here: the assets and their jobs. Not here: how flights are made, published and applied.
 """
@@ -40,10 +40,10 @@ BOARD = AssetKey(["demo", "board"])
 
 
 class FlightsConfig(Config):
-    """What to replay."""
+    """The flights to replay."""
 
     flights: int = Field(default=20_000, ge=1, description="Flights of 2013, from the first of January on.")
-    repeat_share: float = Field(default=0.02, ge=0, le=1, description="Share of the calls that are made twice.")
+    repeat_share: float = Field(default=0.02, ge=0, le=1, description="Share of calls that are made twice.")
 
 
 @asset(key=FLIGHTS, group_name="sources", kinds={"python", "spark"}, pool="flights")
@@ -110,9 +110,9 @@ replay_flights_job = define_asset_job(
 
 
 class BatchesConfig(Config):
-    """Which results of the work queue count."""
+    """The results of the work queue to publish."""
 
-    since_millis: int = Field(default=0, description="Of items enqueued since then, in milliseconds since 1970.")
+    since_millis: int = Field(default=0, description="Only items enqueued since this time (milliseconds since 1970).")
 
 
 @asset(
@@ -127,7 +127,7 @@ class BatchesConfig(Config):
 )
 @by_kind()
 def flight_batches(config: BatchesConfig, database: DatabaseResource) -> MaterializeResult:
-    """The enriched flights as batches of the replay queue `flights`, in order of time, each flight once."""
+    """The enriched flights as batches of the replay queue `flights`, in time order, each flight once."""
     began = time.monotonic()
     done = published.publish(database.settings, config.since_millis)
     seconds = time.monotonic() - began
@@ -148,11 +148,11 @@ def flight_batches(config: BatchesConfig, database: DatabaseResource) -> Materia
 
 
 def board(queues: Sequence[str]) -> AssetsDefinition:
-    """Return the departures board; the replay queue is in the graph if it is among the `queues` that Dagster knows."""
+    """Return the departures board. The replay queue is in the graph if it is one of the `queues` that Dagster knows."""
 
     @asset(
         key=BOARD,
-        # Also the batches themselves, as a run does not look at the queue, which is between them.
+        # Also depends on the batches themselves: a run does not observe the queue, which is between them.
         deps=[BATCHES, *(source_key(queue) for queue in queues if queue == published.QUEUE)],
         group_name="replay",
         kinds={"python", "cassandra"},
@@ -180,6 +180,6 @@ def board(queues: Sequence[str]) -> AssetsDefinition:
 board_job = define_asset_job(
     "board",
     AssetSelection.assets(COMPLETED, BATCHES, BOARD),
-    description="Bring completed items to the lake, publish the enriched flights, and bring them to the board.",
+    description="Copy completed items to the lake, publish the enriched flights, and apply them to the board.",
     executor_def=in_process_executor,
 )

@@ -1,7 +1,7 @@
 """The departures board: a table of flights, written by batches of the replay queue.
 
-A flight is scheduled, then departed, then arrived, each a partial write; a cancelled one is deleted, and stays in the
-day's set of cancelled flights. Where it was last seen is a cell that expires.
+A flight is scheduled, then departed, then arrived; each is a partial write. A cancelled flight is deleted, and stays in
+the day's set of cancelled flights. Its last known position is a cell that expires.
 """
 
 import atexit
@@ -36,10 +36,10 @@ TABLE = "flights"
 PROCESSOR = "board"
 HANDLER = f"{__name__}:apply"
 POSITION_SECONDS = 300
-"""For how long after its batch was published a flight's position is known."""
+"""How long after its batch was published a flight's position is known."""
 _STEPS = 4
 _SCHEDULED, _DEPARTED, _ARRIVED = range(3)
-# So many flights are written by one statement, of which Cassandra warns at 5 KiB.
+# Flights per statement. Cassandra warns of a statement above 5 KiB.
 _FLIGHTS_AT_ONCE = 5
 _IN_FLIGHT = 32
 _CREATE = """
@@ -83,7 +83,7 @@ _STATEMENTS = {
 
 @dataclass(frozen=True)
 class Applied:
-    """What `work` did: batches, and flights in them."""
+    """The result of `work`: the number of batches, and of flights in them."""
 
     batches: int
     flights: int
@@ -95,17 +95,17 @@ def schema(keyspace: str) -> TableSchema:
 
 
 def ensure_board(settings: Settings) -> None:
-    """Create the board's table, captured, if it is not there; only the demo has it, so it is not in `cql/`."""
+    """Create the board's table, captured, if it does not exist. Only the demo has it, so it is not in `cql/`."""
     create = _CREATE.format(keyspace=settings.cassandra.keyspace, table=TABLE, cdc=cdc_option(settings))
     with connect(settings) as session:
         session.execute(create, timeout=60)
 
 
 def work(settings: Settings) -> Applied:
-    """Apply the batches that the processor `board` has not done yet.
+    """Apply the batches that the processor `board` has not applied yet.
 
     Raises:
-        WritetimeError: there is no board, or a batch has something that is no flight.
+        WritetimeError: there is no board, or a batch has an item that is not a flight.
     """
     with Board(settings) as board, Subscriber(settings, QUEUE, PROCESSOR) as subscriber:
         return Applied(subscriber.run(board.apply, until_idle=True), board.flights)
@@ -124,13 +124,13 @@ def write_time(published_at: datetime, position: int, step: int = 0) -> int:
 class Board:
     """Writes batches of flights to the board; a context manager.
 
-    A write's time is not when the processor runs: it is when the batch was published, plus the item's position in it.
-    So a batch that is applied again, because its processor was killed, or is replayed a year later, writes the same
-    cells with the same times, which change nothing; and of two batches with the same flight, the later one counts, even
-    if an instance that was stopped for long writes the earlier one after it. With the processor's clock, the instance
-    that runs last would win.
+    The write time of a cell is the time at which its batch was published, plus the item's position in it, and not the
+    time of the processor. So a batch that is applied again, after its processor was killed or in a replay a year later,
+    writes the same cells with the same write times, which change nothing. Of two batches with the same flight, the
+    later one wins, even if an instance that was stopped for long writes the earlier one after it. With the processor's
+    clock, the instance that runs last would win.
 
-    A position expires at an instant that follows from the batch, too: its TTL is what is left until then.
+    The expiry of a position follows from the batch, too: its TTL is the time that is left until then.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -147,18 +147,18 @@ class Board:
             }
         except InvalidRequest as e:
             self._resources.close()
-            raise WritetimeError(f"there is no board {table} as expected ({e}); create it by ensure_board") from None
+            raise WritetimeError(f"there is no board {table} as expected ({e}); create it with ensure_board") from None
         return self
 
     def __exit__(self, *_: object) -> None:
         self._resources.close()
 
     def apply(self, batch: Batch) -> None:
-        """Write the flights of a batch; when it returns, the database has them all.
+        """Write the flights of a batch. When it returns, the database has all of them.
 
         Raises:
-            WritetimeError: an item is no flight; nothing of the batch is written.
-            Unknown: the database did not answer; to be repeated, as a `Subscriber` does.
+            WritetimeError: an item is not a flight; nothing of the batch is written.
+            Unknown: the database did not answer. Repeat the batch, as a `Subscriber` does.
         """
         days: dict[tuple[str, date], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
         for position, item in enumerate(batch.items):
@@ -178,7 +178,7 @@ class Board:
     def _written(
         self, published_at: datetime, flights: Sequence[tuple[int, dict[str, Any]]], seconds_left: int
     ) -> BatchStatement:
-        """Return one mutation: flights of one partition."""
+        """Return one mutation: the flights of one partition."""
         write = BatchStatement(BatchType.UNLOGGED)
         first, flight = flights[0]
         airport = _airports()[flight["origin"]][0]
@@ -192,7 +192,7 @@ class Board:
 def _changes(
     flight: dict[str, Any], published_at: datetime, position: int, seconds_left: int
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield what became of a flight: statements and their values."""
+    """Yield the writes of a flight: statements and their values."""
     day = _day(flight)
     scheduled = datetime.fromisoformat(flight["scheduled"])
     row = *day, scheduled, flight["carrier"], flight["number"]
@@ -215,7 +215,7 @@ def _changes(
 
 
 def _day(flight: dict[str, Any]) -> tuple[str, date]:
-    """Return the partition key; the driver would take a text for a date, too, at ten times the cost."""
+    """Return the partition key. The driver would also accept a text for a date, at ten times the cost."""
     return flight["origin"], date.fromisoformat(flight["day"])
 
 
@@ -226,12 +226,12 @@ def _flight(batch: Batch, position: int, item: bytes) -> dict[str, Any]:
         flight = None
     if isinstance(flight, dict) and flight.keys() >= ENRICHED:
         return flight
-    raise WritetimeError(f"batch {batch.id}, item {position} is no enriched flight: {item[:80]!r}")
+    raise WritetimeError(f"batch {batch.id}, item {position} is not an enriched flight: {item[:80]!r}")
 
 
 @cache
 def _airports() -> dict[str, tuple[str, tuple[float, float]]]:
-    """Return the names of the airports, and where they are: latitude and longitude in degrees."""
+    """Return the names of the airports, and their positions: latitude and longitude in degrees."""
     rows = dataset.read("airports")[["faa", "name", "lat", "lon"]].itertuples(index=False)
     return {faa: (name, (latitude, longitude)) for faa, name, latitude, longitude in rows}
 

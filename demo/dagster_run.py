@@ -1,4 +1,4 @@
-"""Launches jobs as the web UI does, each by Dagster's run worker, and reads their results from the instance."""
+"""Launches jobs as the web UI does, each in Dagster's run worker, and reads their results from the instance."""
 
 import subprocess
 import sys
@@ -14,15 +14,16 @@ from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port, port_answers
 from writetime_dagster.assets.runs import ended
 
-# No step is silent for so long unless its process has died.
+# No step is silent for so long unless its process has stopped.
 SILENT_SECONDS = 1800
 _START_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run has left: the metadata of its assets by key, its checks by asset and name (passed or not), how long it
-    took, and its report."""
+    """The result of a run: the metadata of its assets by key, its checks by asset and name (passed or not), its
+    duration, and its report.
+    """
 
     job: str
     metadata: dict[str, dict[str, Any]]
@@ -33,10 +34,9 @@ class RunResult:
 
 
 class Dagster:
-    """The instance of `DAGSTER_HOME`, and a web server that launches runs on it, as a person would who clicks.
+    """The instance of `DAGSTER_HOME`, and a web server that launches runs on it, as a click in the web UI would.
 
-    One server for all runs: each command of the shell would load the definitions anew, which takes longer than most
-    runs.
+    All runs share one server: each shell command would load the definitions again, which takes longer than most runs.
     """
 
     def __init__(self, log_file: Path) -> None:
@@ -60,7 +60,7 @@ class Dagster:
         self._server.wait(60)
 
     def launch(self, job: str, config: dict[str, Any] | None = None, tags: dict[str, str] | None = None) -> RunResult:
-        """Run a job of `demo/workspace.yaml` in a process of its own, and wait for its end.
+        """Run a job of `demo/workspace.yaml` in its own process, and wait for its end.
 
         Raises:
             WritetimeError: the run did not succeed.
@@ -79,7 +79,7 @@ class Dagster:
                 events, since = count, time.monotonic()
             elif time.monotonic() - since > SILENT_SECONDS:
                 raise WritetimeError(
-                    f"the run {run_id} of job {job} is silent; see {self._log_file}, and end it in the web UI"
+                    f"the run {run_id} of job {job} is silent; see {self._log_file}, and terminate it in the web UI"
                 )
         if run is None:
             raise WritetimeError(f"the run {run_id} of job {job} is gone; see {self._log_file}")

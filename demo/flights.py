@@ -35,7 +35,8 @@ FACTS = (
     "arrival_delay",
     "air_minutes",
 )
-"""What `record` tells of a flight. `day` is New York's, as the data set has it; delays are in minutes."""
+"""The fields that `record` returns of a flight. `day` is in New York time, as in the data set; delays are in minutes.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class Replay:
 
 
 def flights(count: int) -> pd.DataFrame:
-    """Return the first `count` flights of the year by scheduled departure, which is in `scheduled_at` (UTC); `rank` is
-    a flight's place among all of the year, from 1."""
+    """Return the first `count` flights of the year by scheduled departure, which is in `scheduled_at` (UTC). `rank` is
+    a flight's place among all flights of the year, from 1.
+    """
     frame = dataset.read("flights")
     hour = pd.to_datetime(frame["time_hour"], utc=True)
     minutes = pd.Series(pd.to_timedelta(frame["minute"].to_numpy(), unit="min"), index=frame.index)
@@ -60,7 +62,7 @@ def flights(count: int) -> pd.DataFrame:
 
 
 def record(flight: dict[str, Any]) -> dict[str, Any]:
-    """Return one flight as a JSON object, `FACTS`; null is what did not happen, or what nobody recorded."""
+    """Return one flight as a JSON object, `FACTS`. Null is a fact that did not happen or was not recorded."""
     facts = (
         flight["rank"],
         f"{flight['carrier']}{flight['flight']}",
@@ -79,7 +81,7 @@ def record(flight: dict[str, Any]) -> dict[str, Any]:
 
 
 def events(flight: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what becomes known of one flight, as bodies for `POST /events`."""
+    """Yield the facts of one flight, in the order they become known, as bodies for `POST /events`."""
     number = f"{flight['carrier']}{flight['flight']}"
     tail = flight["tailnum"] if isinstance(flight["tailnum"], str) else "unknown"
     scheduled: datetime = flight["scheduled_at"]
@@ -103,11 +105,11 @@ def events(flight: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def replay(settings: Settings, bodies: list[dict[str, Any]], first_number: int, repeat_share: float) -> Replay:
     """Post events in batches, each call with an `Idempotency-Key`; a share of the calls is made twice.
 
-    A repeated call stands for a client that lost the answer. `first_number` numbers the first event of the slice; the
-    keys follow from it, so that a replay of the same flights gives the same event ids.
+    A repeated call stands for a client that lost the answer. `first_number` numbers the first event of the slice. The
+    keys follow from it, so a replay of the same flights gives the same event ids.
 
     Raises:
-        WritetimeError: the ingress cannot be reached or refuses a call.
+        WritetimeError: the ingress cannot be reached or rejects a call.
     """
     ingest = settings.ingest
     chance = random.Random(first_number)

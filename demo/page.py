@@ -17,7 +17,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
 
 
 def write_page(report: Report, rates: Mapping[str, float], path: Path) -> None:
-    """Write the page: verdict, sums of each stage, figures side by side, seconds of each step, and rates (a second)."""
+    """Write the page: verdict, sums of each stage, figures side by side, seconds of each step, and rates per second."""
     verdict = ("good", "view = database = published figures") if report.proven else ("bad", "the figures differ")
     sums = ("good", "nothing lost, nothing twice") if report.add_up else ("bad", "the numbers do not add up")
     passed = sum(report.checks.values())
@@ -42,7 +42,7 @@ def write_page(report: Report, rates: Mapping[str, float], path: Path) -> None:
         f"<p>{passed} of {len(report.checks)} checks between the stages passed.</p>"
         f"<h2>Every stage adds up</h2><table>{stages}</table>"
         f"<h2>The departures board, counted three times</h2><table><tr><th></th>{head}</tr>{figures}</table>"
-        f"<h2>Rates, a second</h2>{_chart(rates)}<h2>Seconds of each step</h2>{_chart(report.seconds)}"
+        f"<h2>Rates per second</h2>{_chart(rates)}<h2>Seconds of each step</h2>{_chart(report.seconds)}"
         f"<h2>Checks</h2><table>{checks}</table></html>\n"
     )
 

@@ -1,4 +1,4 @@
-"""The platform's services, as programs that run while the demo does, and waiting for what they do."""
+"""The platform's services, which run as programs while the demo does, and functions that wait for their results."""
 
 import signal
 import subprocess
@@ -17,13 +17,13 @@ from writetime.wire.watermarks import WatermarkTopic
 from writetime.workqueue.inspect import inspect
 
 Program = subprocess.Popen[bytes]
-# For a whole year of flights on a slow machine.
+# Enough for a whole year of flights on a slow machine.
 _PATIENCE_SECONDS = 3600.0
 
 
 @contextmanager
 def programs(log_file: Path) -> Iterator[tuple[Program, Program, Program]]:
-    """Run `writetime serve`, `work` and `agent` while in the block; then they end gracefully."""
+    """Run `writetime serve`, `work` and `agent` inside the block; then stop them gracefully."""
     with ExitStack() as running:
         serve = running.enter_context(_program(["serve"], log_file))
         work = ["work", "--queue", enrichment.QUEUE, "--handler", enrichment.HANDLER]
@@ -35,17 +35,17 @@ def programs(log_file: Path) -> Iterator[tuple[Program, Program, Program]]:
 
 
 def wait_for_ingress(settings: Settings, ingress: Program, log_file: Path) -> None:
-    """Wait until calls are taken."""
+    """Wait until the ingress accepts calls."""
     _wait(lambda: port_answers(settings.ingest.port), "serve", ingress, log_file)
 
 
 def wait_for_work(settings: Settings, worker: Program, log_file: Path) -> None:
-    """Wait until nothing in the queue of flights is unfinished, also of an earlier run."""
+    """Wait until the queue of flights has no unfinished item, including items of earlier runs."""
     _wait(lambda: not inspect(settings, enrichment.QUEUE).depth, "work", worker, log_file)
 
 
 def wait_for_capture(settings: Settings, tables: list[str], agent: Program, log_file: Path) -> None:
-    """Wait until all that was written to some tables until now is in Kafka, by what the agent says."""
+    """Wait until all writes to some tables until now are in Kafka, by the agent's report."""
     now, topic = time_now(), WatermarkTopic(settings)
 
     def captured() -> bool:
@@ -59,7 +59,9 @@ def _wait(condition: Callable[[], bool], command: str, program: Program, log_fil
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not condition():
         if time.monotonic() > deadline:
-            raise WritetimeError(f"`writetime {command}` makes no end; see {log_file} and `writetime status --agents`")
+            raise WritetimeError(
+                f"`writetime {command}` does not finish; see {log_file} and `writetime status --agents`"
+            )
         if program.poll() is not None:
             raise WritetimeError(f"`writetime {command}` has ended; see {log_file}")
         time.sleep(0.2)

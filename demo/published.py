@@ -1,7 +1,7 @@
-"""The demo's batches: the enriched flights, results of the work queue, as batches of a replay queue, in order of time.
+"""The demo's batches: the enriched flights, results of the work queue, as batches of a replay queue, in time order.
 
-A flight's place in that order is its `rank`, from 1. A batch's sequence is the rank of its last flight, so it tells all
-that was published up to it: a publisher that is run again, or with more flights, goes on from there.
+A flight's place in that order is its `rank`, from 1. A batch's sequence is the rank of its last flight, so it shows how
+far flights are published: a publisher that runs again, or with more flights, continues there.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,9 @@ BATCH_FLIGHTS = 500
 
 @dataclass(frozen=True)
 class Published:
-    """What `publish` did: flights and batches; the flights that the queue holds now, of all runs; and those that wait,
-    as one before them is not enriched yet."""
+    """The result of `publish`: flights and batches that it published; the flights that the queue now holds, over all
+    runs; and the flights that wait because one before them is not enriched yet.
+    """
 
     flights: int
     batches: int
@@ -32,14 +33,14 @@ class Published:
 def publish(settings: Settings, since_millis: int = 0) -> Published:
     """Publish the enriched flights that the queue does not hold yet, up to the first one that is not enriched.
 
-    One at a time: of two that run at once, one may end with an error.
+    Run one at a time: of two that run at once, one may end with an error.
 
     Args:
         settings: where the queues are.
-        since_millis: take results of items that were enqueued since this instant of the database.
+        since_millis: take results of items that were enqueued since this time of the database.
 
     Raises:
-        WritetimeError: the work queue has a result that is no flight, or the replay queue does not take a batch.
+        WritetimeError: a result of the work queue is not a flight, or the replay queue rejects a batch.
     """
     with Publisher(settings, QUEUE) as publisher:
         before = last = publisher.last_sequence(PRODUCER) or 0
@@ -59,6 +60,6 @@ def _rank(result: str) -> int:
         return orjson.loads(result)["rank"]
     except (ValueError, TypeError, KeyError):
         raise WritetimeError(
-            f"work queue {enrichment.QUEUE}: a result is no enriched flight ({result[:80]}); it may be of an earlier "
-            "version: start with an empty database, or name since when results count"
+            f"work queue {enrichment.QUEUE}: a result is not an enriched flight ({result[:80]}); it may be of an "
+            "earlier version: start with an empty database, or set since_millis"
         ) from None

@@ -1,4 +1,4 @@
-"""The demo's report: numbers of each stage that must add up, and the proof, on one screen."""
+"""The demo's report: the numbers of each stage, which must add up, and the proof, on one screen."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from demo.figures import Figures
 
 @dataclass(frozen=True)
 class Sum:
-    """What must be equal: a total, and the parts that it is made of, each with what it counts."""
+    """Numbers that must be equal: a total, and its parts, each with its name."""
 
     total: tuple[int, str]
     parts: Sequence[tuple[int, str]]
 
     @property
     def holds(self) -> bool:
-        """Whether it adds up."""
+        """Return whether it adds up."""
         return self.total[0] == sum(count for count, _ in self.parts)
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Report:
-    """All that the demo has counted. `figures` are those of the data set, the database and the lake, by these names."""
+    """All counts of the demo. `figures` are those of the data set, the database and the lake, by these names."""
 
     stages: Sequence[Stage]
     figures: dict[str, Figures]
@@ -44,23 +44,23 @@ class Report:
 
     @property
     def proven(self) -> bool:
-        """Whether view, database and data set say the same."""
+        """Return whether view, database and data set agree."""
         first, *others = self.figures.values()
         return all(other == first for other in others)
 
     @property
     def add_up(self) -> bool:
-        """Whether nothing was lost and nothing stored twice."""
+        """Return whether nothing was lost and nothing stored twice."""
         return all(total.holds for stage in self.stages for total in stage.sums)
 
     @property
     def good(self) -> bool:
-        """Whether all is as it must be."""
+        """Return whether everything is as it must be."""
         return self.proven and self.add_up and all(self.checks.values())
 
 
 def render(report: Report, files: dict[str, Path]) -> str:
-    """Return the report as text; `files` are where more is."""
+    """Return the report as text; `files` are the files with more details."""
     lines = [""]
     for stage in report.stages:
         lines += [f"  {stage.name if not i else '':<13}{total}" for i, total in enumerate(stage.sums)]
@@ -87,7 +87,7 @@ def render(report: Report, files: dict[str, Path]) -> str:
 
 
 def rows_of(figures: dict[str, Figures]) -> list[tuple[str, list[int]]]:
-    """Return what the figures count, a row each: its name, and the numbers of each side."""
+    """Return the figures as rows: the name of a figure, and its number from each source."""
     origins = sorted({origin for of in figures.values() for origin in of.on_board})
     sides = list(figures.values())
     return [

@@ -1,4 +1,4 @@
-"""Writes the demo's `writetime.toml` where there is none: for the embedded Cassandra, or for a ScyllaDB.
+"""Writes the demo's `writetime.toml` if it is missing: for the embedded Cassandra, or for a ScyllaDB.
 
 python -m demo.settings [HOST:PORT]
 """
@@ -13,14 +13,14 @@ from writetime.core import config
 from writetime.core.errors import WritetimeError
 
 SHIPPED = Path(__file__).with_name("writetime.toml")
-_COMMENT = "# The ScyllaDB of `make demo SCYLLA=...`: Kafka and ZooKeeper are started here, and CDC logs are read."
+_COMMENT = "# The ScyllaDB of `make demo SCYLLA=...`: Kafka and ZooKeeper start here, and CDC logs are read."
 
 
 def ensure_settings(path: Path, scylla: str | None) -> None:
     """Write the settings of the demo unless the file exists.
 
     Args:
-        path: where the file belongs.
+        path: path of the file.
         scylla: the address of a ScyllaDB node as HOST:PORT; None for the embedded Cassandra.
 
     Raises:
@@ -53,7 +53,7 @@ def _of_scylla(shipped: str, scylla: str) -> dict[str, object]:
         "capture": {
             "source": "scylla-cdc",
             "tables": [f"{keyspace}.{name}" for keyspace, entries in tables.items() for name in entries],
-            # The tables are captured before anything is written to them.
+            # The tables must be captured before the first write to them.
             "snapshot": "schema-only",
         },
         "scylla_cdc": {"window_seconds": 1, "confidence_seconds": 10},
@@ -73,7 +73,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def datacenter_of(host: str, port: int) -> tuple[str, int]:
-    """Return the data center of a node, and how many nodes it has.
+    """Return the data center of a node, and the number of its nodes.
 
     Raises:
         WritetimeError: no database answers.

@@ -70,7 +70,7 @@ def cells(session: Session, table: str) -> list[Any]:
 def test_from_the_work_queue_to_the_view(own: Settings) -> None:
     settings, table = own, f"{own.cassandra.keyspace}.{board.TABLE}"
     items = list(enrichment.items(flights.flights(1000)))
-    with pytest.raises(WritetimeError, match="create it by ensure_board"):
+    with pytest.raises(WritetimeError, match="create it with ensure_board"):
         board.work(settings)
     for _ in range(2):
         board.ensure_board(settings)
