@@ -1,12 +1,12 @@
-"""Writetime: what the lake says is what the database would answer.
+"""Writetime: the lake gives the answers that the database would give.
 
-    import writetime
+import writetime
 
-    writetime.open_table("shop.orders").view()                    # rows, as the database would answer
+    writetime.open_table("shop.orders").view()                    # rows, as the database would return them
     writetime.read_sstable("/backups/orders-.../snapshots/daily")  # changes, without the database
     writetime.register(spark)                                     # data sources sstable, commitlog, scylla_cdc
 
-Everything comes back as Arrow. What is not named here is not part of the public interface.
+All results are Arrow data. Names that are not listed here are not part of the public interface.
 """
 
 from importlib import import_module
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from writetime.api.tables import Table, open_table
     from writetime.sources import register
 
-# Imported when they are asked for: a program of the platform needs a part of the engine only.
+# Imported on first use: a program of the platform needs only a part of the engine.
 _PLACES = {
     "Table": "writetime.api.tables",
     "open_table": "writetime.api.tables",

@@ -90,7 +90,7 @@ def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch
     write_settings(landed.settings, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     shown = CliRunner().invoke(main, ["status"]).output
-    assert "all that was written is published up to 20" in shown
+    assert "all writes are published up to 20" in shown
     answer = CliRunner().invoke(main, ["retire", "nobody"])
     assert "no agent has said how far nobody is" in answer.output
     assert node in answer.output

@@ -123,7 +123,7 @@ def test_from_the_work_queue_to_the_view(own: Settings) -> None:
         before = cells(session, table)
         with Publisher(settings, published.QUEUE) as publisher:
             n = publisher.publish([orjson.dumps(correction | {"tail": "N2"}), b'{"flight": "UA1545"}'])
-        with pytest.raises(WritetimeError, match=rf"batch flights-{n}, item 1 is no enriched flight: .*UA1545"):
+        with pytest.raises(WritetimeError, match=rf"batch flights-{n}, item 1 is not an enriched flight: .*UA1545"):
             board.work(settings)
         assert cells(session, table) == before
 

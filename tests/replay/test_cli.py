@@ -35,7 +35,7 @@ def test_commands(replay_settings: Settings, queue: str, tmp_path: Path, monkeyp
     assert run(*work).stdout == f"{queue}-3 three\n1 batches\n"
     assert run("seek", queue, "p", lines[0]["published_at"]).stdout == f"next: {queue}-1\n"
     assert json.loads(run("lag", queue).stdout)["batches"] == 3
-    assert run("rebuild", queue).stdout == "newest batch 3; cursors made anew: none\n"
+    assert run("rebuild", queue).stdout == "newest batch 3; cursors restored: none\n"
     assert run("check", queue).stdout == "3 batches, 4 items, 0 faults\n"
     assert "is neither the number of a batch nor a time" in run("seek", queue, "p", "soon").output
     assert "name it as module:function" in run("work", queue, "p", "--handler", "nothing").output

@@ -103,7 +103,7 @@ def test_lag_that_does_not_pass(settings: Settings, session: Session) -> None:
         answer = CliRunner().invoke(main, ["verify", table, "--wait", "0"])
         assert answer.exit_code == status
         assert "0 differ, 1 more lag behind" in answer.stderr
-        assert ("does not reach the lake: landing has failed since 1970" in answer.stderr) == bool(fault)
+        assert ("do not reach the lake: landing has failed since 1970" in answer.stderr) == bool(fault)
 
 
 def test_a_table_that_is_written_to(settings: Settings, session: Session) -> None:

@@ -25,7 +25,7 @@ from writetime.wire.watermarks import retire as retire_source
 @click.command()
 @click.option(
     "--snapshot-at",
-    help="When the snapshot was begun that closes the gap in a ScyllaDB table's log, or that capture.snapshot_folders "
+    help="Start time of the snapshot that closes the gap in a ScyllaDB table's log, or that capture.snapshot_folders "
     "names.",
 )
 def agent(*, snapshot_at: str | None) -> None:
@@ -44,15 +44,17 @@ def agent(*, snapshot_at: str | None) -> None:
 
 @click.command()
 @click.argument("tables", nargs=-1, metavar="[KS.TABLE]...")
-@click.option("--follow", is_flag=True, help="Go on until SIGTERM or Ctrl-C; also with tables that are yet to come.")
-@click.option("--accept-gap", is_flag=True, help="Go on where a topic begins, after a snapshot was brought in.")
+@click.option(
+    "--follow", is_flag=True, help="Continue until SIGTERM or Ctrl-C; includes tables that are captured later."
+)
+@click.option("--accept-gap", is_flag=True, help="Continue at the start of the topic, after a backfill of a snapshot.")
 @click.option(
     "--skip",
     "places",
     multiple=True,
     metavar="TOPIC/PARTITION@OFFSET",
-    help="First copy a message that cannot be landed to TOPIC.dead, and go on behind it; may be given several times. "
-    "The table's watermark stays until there is a newer snapshot.",
+    help="First copy a message that cannot be landed to TOPIC.dead, and continue after it. May be repeated. "
+    "The table's watermark stops until there is a newer snapshot.",
 )
 def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tuple[str, ...]) -> None:
     """Bring captured changes from Kafka into the lake. Without names it lands all captured tables. A table that fails
@@ -63,8 +65,8 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tup
     for place in map(MessagePlace.parse, places):
         size = skip(settings, place)
         click.echo(
-            f"{place}: {size} bytes copied to {dead_changes_topic(place.table)}; landing goes on behind it. The "
-            f"watermark of {place.table} stays until a snapshot that is taken from now on is in the lake"
+            f"{place}: {size} bytes copied to {dead_changes_topic(place.table)}; landing continues after it. The "
+            f"watermark of {place.table} stops until a snapshot that is taken from now on is in the lake"
         )
     if follow:
         log_as_json()
@@ -85,15 +87,16 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tup
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--follow", is_flag=True, help="Go on until SIGTERM or Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Continue until SIGTERM or Ctrl-C.")
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
-    help="The folder that keeps how far the segments are; by default `segments` in capture.state.",
+    help="The folder of the checkpoint; default: `segments` in capture.state.",
 )
 def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path | None) -> None:
-    """Publish the changes in folders of commit log segments, by Spark's tasks. Each folder is of one node; a PATH may
-    be a URL. Nothing is deleted. The exit status is 1 if changes of a segment are missing."""
+    """Publish the changes in folders of commit log segments, by Spark's tasks. A folder holds segments of one node; a
+    PATH may be a URL. Nothing is deleted. The exit status is 1 if changes of a segment are missing.
+    """
     # Only this command needs Spark.
     from writetime.clients.spark import spark_session
     from writetime.lake.spark import in_spark
@@ -112,7 +115,7 @@ def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path |
     for kind, count in sorted(report.errors.items()):
         click.echo(f"{count} {kind} errors were waited for", err=True)
     for key in report.growing:
-        click.echo(f"not complete, and published as far as its _cdc.idx says: {key}", err=True)
+        click.echo(f"not complete, published up to the offset in its _cdc.idx: {key}", err=True)
     for key, reason in sorted(report.faults.items()):
         click.echo(f"changes are missing: {key}: {reason}", err=True)
     if report.faults:
@@ -125,7 +128,7 @@ def retire(*, source: str) -> None:
     """Record that a node or a CDC log is no longer a source. The lake then no longer waits for its changes. Stop its
     agent first."""
     retire_source(config.load(), source)
-    click.echo(f"{source} is retired: each table of the lake takes that up when its changes are landed next")
+    click.echo(f"{source} is retired: each table of the lake applies this when its changes land next")
 
 
 @click.command()

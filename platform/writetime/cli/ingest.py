@@ -37,7 +37,7 @@ def dead_letters() -> None:
 
 @dead_letters.command(name="list")
 def list_dead_letters() -> None:
-    """Print every dead letter: where it came from, why it is one, and the start of its value."""
+    """Print every dead letter: its origin, the reason, and the start of its value."""
     settings = config.load()
     topic = settings.ingest.dead_letter_topic
     for letter in deadletters.read(settings, beginning_offsets(settings, topic), end_offsets(settings, topic)):
@@ -47,5 +47,5 @@ def list_dead_letters() -> None:
 
 @dead_letters.command()
 def redrive() -> None:
-    """Send the dead letters that were not redriven yet back to the events' topic."""
+    """Send the dead letters that were not redriven yet back to the topic of events."""
     click.echo(f"{deadletters.redrive(config.load())} redriven")

@@ -28,7 +28,7 @@ from writetime.schema.names import TakenNames, candidates
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
-@click.option("--tag", help="The snapshot's name; the time by default.")
+@click.option("--tag", help="The snapshot's name; default: the present time.")
 def snapshot(*, table: str, tag: str | None) -> None:
     """Take a snapshot of a table on this machine's Cassandra node. The folders of the snapshot are printed, for
     `backfill`."""
@@ -42,8 +42,9 @@ def snapshot(*, table: str, tag: str | None) -> None:
 @click.argument("paths", metavar="SNAPSHOT_PATHS...", nargs=-1, required=True)
 @click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="A file with CREATE TABLE.")
 def backfill(*, table: str, paths: tuple[str, ...], schema_file: Path | None) -> None:
-    """Bring snapshots of a table into the lake. They may come from one node or many. Safe to repeat: buckets that are
-    done are skipped."""
+    """Bring snapshots of a table into the lake. They may come from one node or many. Safe to repeat: completed buckets
+    are skipped.
+    """
     settings = config.load()
     found = find_snapshots(paths, parse_table(schema_file.read_text()) if schema_file else None)
     if found.schema.full_name != table:
@@ -60,12 +61,13 @@ def backfill(*, table: str, paths: tuple[str, ...], schema_file: Path | None) ->
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
-@click.option("--as-of", "as_of", help="An instant, such as 2025-06-01T12:00:00Z, or microseconds since 1970.")
+@click.option("--as-of", "as_of", help="A time, such as 2025-06-01T12:00:00Z, or microseconds since 1970.")
 @click.option("--where", help="A condition in SQL, such as \"amount > 10 AND city = 'Oslo'\".")
 @click.option("--format", "form", type=click.Choice(["table", "jsonl", "parquet"]), default="table")
 def view(*, table: str, as_of: str | None, where: str | None, form: str) -> None:
-    """Print the rows of a table as the database would answer SELECT *. They are those of now, or of an instant (--as-
-    of)."""
+    """Print the rows of a table as the database would return them for SELECT *. The rows are those of now, or of a past
+    time (--as-of).
+    """
     lake_table = open_table(config.load(), table)
     instant = None if as_of is None else parse_instant(as_of)
     unfit: Counter[str] = Counter()
@@ -93,19 +95,19 @@ def maintain(*, table: str) -> None:
     click.echo(f"tombstones dropped in {done['buckets_without_old_tombstones']} buckets")
     click.echo(f"view       {done['rows']} rows")
     click.echo(f"history    {done['history_files_merged']} files merged")
-    click.echo(f"events     {done['row_events_merged']} merged into the rows that they led to")
+    click.echo(f"events     {done['row_events_merged']} merged into the rows that they resulted in")
     click.echo(f"vacuum     {done['files_deleted']} files deleted")
     if unfit:
         click.echo(warning(table, unfit), err=True)
 
 
 def filtered(rows: pa.Table, where: str) -> pa.Table:
-    """Return the rows that meet a condition in DuckDB's SQL, as they were: the values do not go through DuckDB.
+    """Return the rows that meet a condition in DuckDB's SQL, unchanged: the values do not pass through DuckDB.
 
-    The condition has the columns by their names in the view.
+    The condition uses the column names of the view.
 
     Raises:
-        WritetimeError: DuckDB refuses the condition.
+        WritetimeError: DuckDB rejects the condition.
     """
     import duckdb
 
@@ -142,7 +144,7 @@ def _lines(parts: Iterable[pa.Table]) -> Iterator[bytes]:
 
 def _write_parquet(parts: Iterable[pa.Table], schema: pa.Schema) -> None:
     if sys.stdout.isatty():
-        raise WritetimeError("a Parquet file is not for a terminal: send it to a file, as in `> rows.parquet`")
+        raise WritetimeError("a terminal cannot show a Parquet file: redirect it, as in `> rows.parquet`")
     with pq.ParquetWriter(pa.PythonFile(sys.stdout.buffer, mode="w"), schema, compression="zstd") as writer:
         for part in parts:
             writer.write_table(part)

@@ -1,4 +1,4 @@
-"""The shell command `writetime`: which commands there are. Each is imported when it is called."""
+"""The shell command `writetime` and its subcommands. Each is imported when it is called."""
 
 import importlib
 import logging
@@ -20,7 +20,7 @@ class Listed(NamedTuple):
     help: str
 
 
-# With their help, as to import all of them takes seconds.
+# The help is listed here because importing all commands takes seconds.
 COMMANDS = {
     "agent": Listed("capture:agent", "Publish changes to Kafka until SIGTERM or Ctrl-C."),
     "backfill": Listed("lake:backfill", "Bring snapshots of a table into the lake."),
@@ -49,14 +49,15 @@ COMMANDS = {
     "status": Listed("servers:status", "Show the state of servers, agent, landing, dead letters and workers."),
     "up": Listed("servers:up", "Start the embedded servers that are not running, then do what `init` does."),
     "verify": Listed("verify:verify", "Compare a table's view with the database."),
-    "view": Listed("lake:view", "Print the rows of a table as the database would answer SELECT *."),
+    "view": Listed("lake:view", "Print the rows of a table as the database would return them for SELECT *."),
     "work": Listed("workqueue:work", "Run a handler for the items of a queue until SIGTERM or Ctrl-C."),
 }
 
 
 class _Group(click.Group):
-    """Imports only the command that is called. Shows a `WritetimeError`, or that the database does not answer, as one
-    line and ends with status 1. Anything else is a bug and keeps its traceback."""
+    """Imports only the command that is called. It shows a `WritetimeError`, or that the database does not answer, as
+    one line and ends with status 1. Any other exception is a bug and keeps its traceback.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -100,7 +101,7 @@ def _in_one_line(error: Exception) -> str | None:
 
     from writetime.clients.database import DRIVER_FAULTS, driver_reason
 
-    # A request that is not valid is a bug of ours.
+    # An invalid request is our bug.
     if isinstance(error, DRIVER_FAULTS) and not isinstance(error, RequestValidationException):
         return f"the database did not answer ({driver_reason(error)}): run the command again"
     return None
@@ -109,7 +110,7 @@ def _in_one_line(error: Exception) -> str | None:
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="writetime")
 def main() -> None:
-    """Writetime: what the lake says is what the database would answer."""
+    """Writetime: the lake gives the answers that the database would give."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # The driver logs each refused connection attempt; the error that follows says it once.
+    # The driver logs each refused connection attempt; the error that follows reports it once.
     logging.getLogger("cassandra").setLevel(logging.CRITICAL)

@@ -23,8 +23,8 @@ def replay_group() -> None:
 @replay_group.command()
 @click.argument("queue")
 @click.argument("file", type=click.File("rb"), default="-")
-@click.option("--producer", help="Who publishes; with --sequence, publishing it again changes nothing.")
-@click.option("--sequence", type=int, help="The producer's own number of the batch, which rises.")
+@click.option("--producer", help="Name of the publisher; with --sequence, publishing again changes nothing.")
+@click.option("--sequence", type=int, help="The producer's own batch number, which must rise.")
 def publish(queue: str, file: BinaryIO, producer: str | None, sequence: int | None) -> None:
     """Publish the lines of a file, or of standard input, as one batch, and print its id."""
     items = file.read().splitlines()
@@ -36,9 +36,9 @@ def publish(queue: str, file: BinaryIO, producer: str | None, sequence: int | No
 @click.argument("queue")
 @click.argument("processor")
 @click.option("--handler", "path", required=True, help="module:function, called with each batch.")
-@click.option("--until-idle", is_flag=True, help="End when there is no batch left.")
+@click.option("--until-idle", is_flag=True, help="Stop when no batch is left.")
 def work(queue: str, processor: str, path: str, until_idle: bool) -> None:
-    """Process batches in their order until SIGTERM or Ctrl-C; the one under way is finished."""
+    """Process batches in order until SIGTERM or Ctrl-C. The current batch is completed first."""
     handler = load_handler(path)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -49,10 +49,10 @@ def work(queue: str, processor: str, path: str, until_idle: bool) -> None:
 
 @replay_group.command()
 @click.argument("queue")
-@click.option("--from", "first", type=int, help="The first batch; by default the first that is there.")
-@click.option("--to", "last", type=int, help="The last batch; by default the newest.")
+@click.option("--from", "first", type=int, help="The first batch; default: the oldest that exists.")
+@click.option("--to", "last", type=int, help="The last batch; default: the newest.")
 def read(queue: str, first: int | None, last: int | None) -> None:
-    """Print batches as JSON lines: number, time, items (text, or hexadecimal after `0x` where they are not UTF-8)."""
+    """Print batches as JSON lines: number, time, items (text, or hexadecimal after `0x` if they are not UTF-8)."""
     for batch in replay(config.load(), queue, first, last):
         at = batch.seal.published_at.isoformat()
         click.echo(json.dumps({"n": batch.n, "published_at": at, "items": [_text(item) for item in batch.items]}))
@@ -63,7 +63,7 @@ def read(queue: str, first: int | None, last: int | None) -> None:
 @click.argument("processor")
 @click.argument("to")
 def seek_command(queue: str, processor: str, to: str) -> None:
-    """Let a batch be the next that a processor does: its number, or a time (ISO 8601, UTC if it does not say)."""
+    """Set the next batch of a processor: a number, or a time (ISO 8601, UTC if it has no offset)."""
     click.echo(f"next: {queue}-{seek(config.load(), queue, processor, _place(to))}")
 
 
@@ -78,15 +78,17 @@ def lag_command(queue: str) -> None:
 @replay_group.command(name="rebuild")
 @click.argument("queue")
 def rebuild_command(queue: str) -> None:
-    """Make what ZooKeeper lost of a queue anew from the database."""
+    """Restore from the database the state of a queue that ZooKeeper lost."""
     newest, processors = rebuild(config.load(), queue)
-    click.echo(f"newest batch {newest}; cursors made anew: {', '.join(processors) or 'none'}")
+    click.echo(f"newest batch {newest}; cursors restored: {', '.join(processors) or 'none'}")
 
 
 @replay_group.command(name="check")
 @click.argument("queue")
 def check_command(queue: str) -> None:
-    """Read all batches and compare them with what was sealed; exits with 1 if one is damaged or missing."""
+    """Read all batches and compare them with the sealed checksums. The exit status is 1 if a batch is damaged or
+    missing.
+    """
     found = check(config.load(), queue)
     gone = f"; those up to {found.gone} are gone" if found.gone else ""
     click.echo(f"{found.batches} batches, {found.items} items, {len(found.faults)} faults{gone}")
@@ -97,7 +99,7 @@ def check_command(queue: str) -> None:
 @replay_group.command(name="trim")
 @click.argument("queue")
 def trim_command(queue: str) -> None:
-    """Delete batches that are older than the queue's `replay.keep_days`, and done by all processors."""
+    """Delete batches that all processors have done and that are older than the queue's `replay.keep_days`."""
     found = trim(config.load(), queue)
     waits = f"; those up to {found.due} are old enough: processor {found.waits_for} has not done them all"
     gone = f"deleted {found.deleted} batches; those up to {found.gone} are gone"
@@ -108,7 +110,7 @@ def trim_command(queue: str) -> None:
 @click.argument("queue")
 @click.argument("processor")
 def forget_command(queue: str, processor: str) -> None:
-    """Forget a processor that there is no more; `trim` waits for those that are known."""
+    """Forget a processor that no longer exists; `trim` waits for all known processors."""
     forget(config.load(), queue, processor)
 
 

@@ -60,7 +60,8 @@ def publish(*, table: str, lake_only: bool) -> None:
 @click.argument("parts", metavar="[state|view|rows]...", type=click.Choice(list(_REBUILD)), nargs=-1)
 def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
     """Rebuild state, compacted view or row events from stored data. The state comes from the changes, the view and the
-    row events from the state. Defaults to the state and the view. The database is not asked."""
+    row events from the state. Defaults to the state and the view. The database is not read.
+    """
     lake_table = open_table(config.load(), table)
     for part in parts or ("state", "view"):
         make, what = _REBUILD[part]

@@ -15,15 +15,15 @@ from writetime.scylla_cdc.findings import finding_lines
 from writetime.scylla_cdc.offsets import interval
 from writetime.scylla_cdc.source import open_source
 
-_INSTANT = "an instant, such as 2025-06-01T12:00:00Z, or microseconds since 1970"
+_INSTANT = "a time, such as 2025-06-01T12:00:00Z, or microseconds since 1970"
 
 
 @click.command(name="scylla-cdc")
 @click.argument("table", metavar="KS.TABLE")
-@click.option("--from", "first", help=f"Write times from this on ({_INSTANT}); all that the log has by default.")
-@click.option("--to", "last", help="Write times before this; all that is settled by default.")
-@click.option("--snapshot-at", help="When the snapshot was begun that has what the log lacks.")
-@click.option("--fields", help="The fields to read, separated by commas; all by default.")
+@click.option("--from", "first", help=f"First write time ({_INSTANT}); default: the start of the log.")
+@click.option("--to", "last", help="Write times before this; default: all settled windows.")
+@click.option("--snapshot-at", help="Start time of the snapshot that has the changes missing from the log.")
+@click.option("--fields", help="The fields to read, separated by commas; default: all.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write a .parquet or .arrow file instead.")
 @click.option("--stats", is_flag=True, help="Print counts, sizes and time ranges instead of changes.")
 def scylla_cdc(

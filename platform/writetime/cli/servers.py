@@ -34,7 +34,9 @@ def down() -> None:
 
 
 @click.command()
-@click.option("--agents", is_flag=True, help="Show how far the agents of all nodes are, as they report to Kafka.")
+@click.option(
+    "--agents", is_flag=True, help="Show the progress of the agents of all nodes, as they report it to Kafka."
+)
 @click.option("--all", "everything", is_flag=True, help="Show all tables, not only those that matter most.")
 def status(*, agents: bool, everything: bool) -> None:
     """Show the state of servers, agent, landing, dead letters and workers. The exit status is 1 unless all embedded

@@ -1,4 +1,4 @@
-"""What `writetime status` shows of agents and of landing."""
+"""The lines of `writetime status` on agents and landing."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -38,8 +38,9 @@ def status_parts(settings: Settings, *, everything: bool = False) -> Iterator[st
 
 
 def agents_lines(settings: Settings, *, everything: bool = False) -> Iterator[str]:
-    """Yield what the agents of all nodes and logs said last, which is in Kafka. One whose words cannot be read hides no
-    other."""
+    """Yield the last reports of the agents of all nodes and logs, from Kafka. A report that cannot be read does not
+    hide the others.
+    """
     for source, found in statuses(settings).items():
         try:
             address = found.get("address", "")
@@ -110,14 +111,14 @@ def _node_lines(found: Mapping[str, Any]) -> Iterator[str]:
     )
     yield f"  backlog  {lag['backlog_bytes']:,} bytes{share}"
     segments = (
-        f"  segments {totals['segments']:,} done with, {totals['segments_set_aside']} set aside, "
+        f"  segments {totals['segments']:,} done, {totals['segments_set_aside']} set aside, "
         f"{totals['segments_vanished']} vanished; {lag['aside_segments']} of them are missing now"
     )
     if totals["mutations_set_aside"] or totals["changes_set_aside"]:
         segments += f"; {totals['mutations_set_aside']:,} mutations, {totals['changes_set_aside']:,} changes set aside"
     yield segments
     if until := found["published_until"]:
-        yield f"  all that was written is published up to {instant_text(until)}, {_ago(until / 1e6)}"
+        yield f"  all writes are published up to {instant_text(until)}, {_ago(until / 1e6)}"
     if found["held_by"]:
         yield f"  held     {found['held_by']}"
 

@@ -25,7 +25,7 @@ from writetime.storage.infer import infer_schema
 from writetime.storage.segment import find_segments, trusted
 from writetime.storage.sstable import OnCorrupt, Report, SSTable
 
-# pyarrow makes these functions as it is loaded, so a type checker does not know them.
+# pyarrow creates these functions when it is loaded, so a type checker does not know them.
 pc: Any = _compute
 
 Batches = Iterator[tuple[TableSchema, pa.RecordBatch]]
@@ -36,7 +36,7 @@ def _shared(command: Any) -> Any:
         [
             click.argument("path"),
             click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="A file with CREATE TABLE."),
-            click.option("--fields", help="The fields to read, separated by commas; all by default."),
+            click.option("--fields", help="The fields to read, separated by commas; default: all."),
             click.option("--output", type=click.Path(path_type=Path), help="Write a .parquet or .arrow file instead."),
             click.option("--stats", is_flag=True, help="Print counts, sizes and time ranges instead of changes."),
         ]
@@ -70,7 +70,7 @@ def sstable(
 @click.command()
 @_shared
 @click.option(
-    "--table", "tables", multiple=True, help="A table to read, as keyspace.table; all of the schema by default."
+    "--table", "tables", multiple=True, help="A table to read, as keyspace.table; default: all of the schema."
 )
 @click.option("--on-corrupt", type=click.Choice(["fail", "skip-file"]), default="fail")
 def commitlog(
@@ -84,9 +84,10 @@ def commitlog(
     on_corrupt: Literal["fail", "skip-file"],
 ) -> None:
     """Print the changes in commit log segments, one JSON object per line. PATH is a segment, or a folder of them. The
-    schema has to give each table its id (CREATE TABLE ... WITH ID = ...). Writes to other tables are counted."""
+    schema must give each table its id (CREATE TABLE ... WITH ID = ...). Writes to other tables are counted.
+    """
     if schema_file is None:
-        raise WritetimeError("commit logs do not tell their tables' columns: name a file with CREATE TABLE by --schema")
+        raise WritetimeError("commit logs do not name their tables' columns: pass a file with CREATE TABLE as --schema")
     schemas = parse_schemas(schema_file.read_text())
     chosen = [s for s in schemas if not tables or s.full_name in tables]
     wanted = chosen_fields(fields, chosen)
@@ -100,7 +101,7 @@ def commitlog(
             report.position, report.torn_at = 0, None
             yield from reader.read(segment, until=until, report=report)
             if report.torn_at is not None:
-                click.echo(f"{segment.path} ends at offset {report.torn_at} in what was not finished", err=True)
+                click.echo(f"{segment.path} ends at offset {report.torn_at} in an unfinished write", err=True)
 
     write_changes(batches(), chosen, wanted, output, stats=stats)
     for skipped in report.skipped:
@@ -121,7 +122,7 @@ def chosen_fields(text: str | None, schemas: list[TableSchema]) -> list[str] | N
     """Return the fields that a text names, separated by commas; None if there is none.
 
     Raises:
-        WritetimeError: a field that changes of one of the tables do not have.
+        WritetimeError: changes of one of the tables do not have the field.
     """
     if text is None:
         return None
@@ -138,7 +139,7 @@ def write_changes(
     """Print changes as JSON lines, or their statistics, or write them to a Parquet or Arrow file.
 
     Raises:
-        WritetimeError: the file's name ends in something else, or would hold the changes of several tables.
+        WritetimeError: the file's name has another suffix, or the file would hold the changes of several tables.
     """
     if stats:
         click.echo(orjson.dumps(statistics(batches), option=orjson.OPT_INDENT_2).decode())
@@ -151,7 +152,7 @@ def write_changes(
                 sys.stdout.buffer.write(json_line(several | change, nulls=False) + b"\n")
         return
     if len(schemas) != 1:
-        raise WritetimeError("a file holds the changes of one table: name it by --table")
+        raise WritetimeError("a file holds the changes of one table: name it with --table")
     full = change_schema(schemas[0])
     arrow = full if fields is None else pa.schema([full.field(f) for f in fields])
     if output.suffix == ".parquet":
@@ -169,7 +170,7 @@ def write_changes(
 def statistics(batches: Iterable[tuple[TableSchema, pa.RecordBatch]]) -> dict[str, Any]:
     """Count changes by table and kind, cells and tombstones by column, and give the range of write times.
 
-    Sizes are those of the changes in Arrow, in bytes.
+    Sizes are bytes of the changes in Arrow.
     """
     tables: dict[str, dict[str, Any]] = {}
     for schema, batch in batches:

@@ -1,4 +1,4 @@
-"""Rows as text for people."""
+"""Prints rows as text."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +9,7 @@ from writetime.core.printing import printable
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows under the names of their columns, each on one line: a terminal wraps what is too long."""
+    """Print rows under the names of their columns, each on one line. A terminal wraps long lines."""
     lines = [names, *([printable(value) for value in row] for row in rows)]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

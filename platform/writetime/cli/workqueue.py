@@ -24,8 +24,8 @@ from writetime.workqueue.worker import Worker
 
 
 @click.command()
-@click.option("--queue", "names", multiple=True, required=True, help="A queue to work on; may be given several times.")
-@click.option("--handler", "paths", multiple=True, required=True, help="module:function, one for each queue.")
+@click.option("--queue", "names", multiple=True, required=True, help="A queue to process; may be repeated.")
+@click.option("--handler", "paths", multiple=True, required=True, help="module:function, one per queue.")
 def work(names: tuple[str, ...], paths: tuple[str, ...]) -> None:
     """Run a handler for the items of a queue until SIGTERM or Ctrl-C. It ends gracefully."""
     if len(names) != len(paths):
@@ -43,7 +43,7 @@ def work(names: tuple[str, ...], paths: tuple[str, ...]) -> None:
     click.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "no items")
     if any(thread.name.startswith("handler") and thread.is_alive() for thread in threading.enumerate()):
         sys.stdout.flush()
-        # A handler that outlived workqueue.drain_seconds would keep the process for ever.
+        # A handler that runs longer than workqueue.drain_seconds would keep the process alive forever.
         os._exit(0)
 
 
@@ -75,7 +75,7 @@ def inspect_command(queue: str | None, letters: bool) -> None:
 @click.argument("queue")
 @click.argument("payload")
 @click.option("--key", help="Items of a key run in order.")
-@click.option("--delay", default=0.0, show_default=True, help="Seconds until it may run.")
+@click.option("--delay", default=0.0, show_default=True, help="Seconds until the item may run.")
 def enqueue_command(queue: str, payload: str, key: str | None, delay: float) -> None:
     """Enqueue one item with a JSON payload, and print its id."""
     try:
@@ -89,5 +89,5 @@ def enqueue_command(queue: str, payload: str, key: str | None, delay: float) -> 
 @queue_group.command(name="redrive")
 @click.argument("queue")
 def redrive_command(queue: str) -> None:
-    """Enqueue the dead letters that were not redriven yet once more, as new items."""
+    """Enqueue the dead letters that were not redriven yet again, as new items."""
     click.echo(f"{deadletters.redrive(config.load(), queue)} redriven")
