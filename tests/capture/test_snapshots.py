@@ -194,7 +194,7 @@ def test_snapshots_that_are_broken_or_gone(
     assert f'writetime_capture_snapshot_done{{table="{tables["broken"]}"}} 0.0' in shown
     assert f'writetime_capture_snapshot_changes{{table="{tables["gone"]}"}} 3.0' in shown
     assert f"{tables['broken']}: its snapshot {snapshots(landed)['broken']['tag']} is given up" in caplog.text
-    assert "mend the table (nodetool scrub)" in caplog.text
+    assert "repair the table (nodetool scrub)" in caplog.text
     assert f"{tables['gone']}: the snapshot" in caplog.text
     assert "is gone, a new one is taken" in caplog.text
     assert status["snapshots"][tables["broken"]]["state"] == "failed"

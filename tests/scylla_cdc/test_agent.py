@@ -292,7 +292,7 @@ def test_a_snapshot_that_is_named_is_published_beside_the_log(
     insert(cdc, late, 100)
     delete(cdc, late, 1)
     with agent(with_snapshot(old)):
-        wait_for(lambda: "what was written between is in neither" in caplog.text)
+        wait_for(lambda: "writes in between are in neither" in caplog.text)
         wait_until(settings, late, now())
     assert WatermarkTopic(settings).read()[source_of(late)].tables[name].until == 0
     new = take_snapshot(cdc.settings, name, "new")

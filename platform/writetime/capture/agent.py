@@ -1,17 +1,18 @@
 """The agent of one node: reads its commit log segments as they grow, and publishes the changes of the tables with CDC.
 
-Each round looks at the segments and at how far each may be read, asks for the node's schema version, and then publishes
-what is new: changes are decoded and encoded while those before are on their way, and how far the agent is
-is saved after the broker has acknowledged it. So a crash at any point repeats some of it and loses nothing.
+Each round lists the segments and how far each may be read, asks the node for its schema version, and publishes the new
+changes. Changes are decoded and encoded while earlier ones are in flight. Progress is saved after the broker has
+acknowledged the changes. So a crash at any point repeats some changes and loses none.
 
-A segment is done with when it is read to its end and its accounting closes: the mutations that were read in it are as
-many as a count of its frames finds, and every change that was decoded was acknowledged. Whatever cannot be decoded or
-published is set aside with its segment. It holds the watermarks of the tables that it may be of, each the instant up to
-which all is published that the node wrote to a table, and it stops nothing else. (A table goes on whose snapshot was
-begun later than what is missing was written: the snapshot has it.) The watermarks carry the agent's status to Kafka.
+A segment is done when it is read to its end and its accounting closes: the number of mutations read equals the number
+of its frames, and every decoded change was acknowledged. A segment with changes that cannot be decoded or published is
+set aside. It holds the watermarks of the tables that the missing changes may belong to, and stops nothing else. A
+table's watermark is the time up to which all writes of the node to the table are published. (It moves on if the table's
+snapshot was begun after the missing changes were written: the snapshot has them.) The watermarks carry the agent's
+status to Kafka.
 
-What the database, the broker or the disk does not do now is waited for. A fault of no known kind is logged with its
-traceback and counted, and the round that met it is done again.
+The agent waits for the database, the broker or the disk if one of them fails. An unknown fault is logged with its
+traceback and counted, and its round is repeated.
 """
 
 import logging
@@ -45,12 +46,12 @@ from writetime.wire.watermarks import SourceMarks, TableMark
 
 log = logging.getLogger(__name__)
 
-# Changes of a portion, about; it ends at the end of a window.
+# Approximate number of changes per portion. A portion ends at the end of a window.
 _PORTION = 50_000
-# How often progress is saved at least: a sync of the disk that the node's commit log may be on.
+# Longest time between two saves of the progress. Each save syncs the disk, which may also hold the commit log.
 _SAVE_SECONDS = 0.5
 _STATUS_SECONDS = 1.0
-# How often the node's schema version is asked for while nothing is written.
+# How often the agent asks for the node's schema version while nothing is written.
 _SCHEMA_SECONDS = 1.0
 _PAUSE_SECONDS = 1.0
 _MARK_SECONDS = 5.0
@@ -61,7 +62,7 @@ def run(settings: Settings, stop: threading.Event) -> Counter[str]:
     """Publish changes until `stop` is set; return how many of each table were acknowledged.
 
     Raises:
-        WritetimeError: no database at the start; another agent has the state folder, or it is of another
+        WritetimeError: no database at the start; another agent has the state folder, or the folder belongs to another
             node.
     """
     with (
@@ -90,11 +91,11 @@ class Agent:
         self._decoder = Decoder(self._node_id, self._schemas)
         self._publisher = ChangePublisher(settings)
         self.snapshots = Snapshots(settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks)
-        # What was handed over and is not acknowledged yet: how far each segment is with it, and its changes.
+        # Unacknowledged portions: how far each segment is with it, and the changes.
         self._reached: dict[int, SegmentProgress] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._behind_since: float | None = None
-        # Consumers learn of a column that was dropped though no write follows.
+        # Consumers learn of a dropped column even if no write follows.
         self._unannounced = True
         self._found: list[tuple[Segment, int]] = []
         self._unreadable: list[tuple[Segment, str]] = []
@@ -102,18 +103,18 @@ class Agent:
         self._next_look = self._next_mark = self._next_announcement = 0.0
         self._next_save = self._next_status = self._next_warning = self._next_fault = 0.0
         self.published: Counter[str] = Counter()
-        # What keeps the watermarks of tables from moving: of any, and by table.
+        # Reasons that hold the watermarks: of all tables, and by table.
         self.held_by: str | None = None
         self._held: dict[str, str] = {}
         self._truncations: Mapping[UUID, Truncation] = {}
         # Why the record of a table's last truncation cannot be read. The table's watermark waits.
         self._truncation_faults: Mapping[UUID, str] = {}
         self._gaps_now: list[Gap] = []
-        # Why segments that are done with stay where they are, and when each is tried again.
+        # Why completed segments stay where they are, and when each is retried.
         self._stuck: dict[int, tuple[str, float]] = {}
 
     def follow(self, stop: threading.Event) -> None:
-        """Run rounds until told to stop."""
+        """Run rounds until the stop is requested."""
         while not stop.is_set():
             pause = self._settings.capture.poll_seconds
             try:
@@ -124,43 +125,43 @@ class Agent:
                 self._metrics.error(_kind_of(e))
                 log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
                 pause = _PAUSE_SECONDS
-                # What is not acknowledged is read and sent again.
+                # Unacknowledged changes are read and sent again.
                 self._reached, self._counts = {}, Counter()
                 self._publisher = self._publisher.after(e)
             stop.wait(pause)
         try:
             self._progress.save()
         except OSError as e:
-            log.error("how far the agent is cannot be saved: %s; what was not saved is published again", e)
+            log.error("the progress cannot be saved: %s; unsaved changes are published again", e)
 
     def close(self) -> None:
-        """Let another agent have the node."""
+        """Release the node for another agent."""
         self.snapshots.close()
         self._node.events.close()
         self._folder.close()
 
     def round(self, stop: threading.Event) -> None:
-        """Publish what there is, and let go of the segments that are done with.
+        """Publish the new changes, and release the segments that are done.
 
         Raises:
-            WritetimeError: the node or the broker does not do its part: go on from what was acknowledged.
+            WritetimeError: the node or the broker fails: continue from the acknowledged changes.
         """
-        # Before the segments are looked at, which so have all that was written until then.
+        # Before the segments are listed, so that they have all writes until then.
         synced_until = self._node.synced_until() if time.monotonic() >= self._next_mark else None
         listed = find_segments(str(self._folder.path))
         found, self._unreadable = readable(listed)
         faults = [fault for _, fault in self._unreadable]
         self._tell(faults)
         for segment, _ in found:
-            # So that none can vanish unnoticed.
+            # So that no segment can vanish unnoticed.
             self._progress.segments.setdefault(segment.id, SegmentProgress(segment.name))
         new = [(segment, until) for segment, until in found if self._unread(segment, until)]
         self._found = found
         self._measure()
         heard = self._node.events.heard()
         if new or heard or synced_until is not None or time.monotonic() >= self._next_look:
-            # Now that the offsets are read: of what was written below them the node knows the schema. It may tell of a
-            # change before it tells its new version.
+            # After the offsets are read: the node knows the schema of all writes below them. It may report a change
+            # before it reports its new version.
             self._unannounced |= self._decoder.refresh(always=heard)
             self._next_look = time.monotonic() + _SCHEMA_SECONDS
             self._note_switched()
@@ -185,9 +186,9 @@ class Agent:
         self._measure()
 
     def _announce_schemas(self) -> None:
-        """Have the topics and schemas of the captured tables; with `never`, of those only that have changes."""
+        """Create the topics and schemas of captured tables; with `never`, only those of tables that have changes."""
         for refused in self._publisher.announce_all(self._decoder.captured):
-            # Its changes are set aside, those of others are not.
+            # Its changes are set aside; those of other tables are not.
             self._metrics.error("schema")
             log.error("%s", refused)
         for table, fault in self._decoder.faults.items():
@@ -195,7 +196,7 @@ class Agent:
             log.error("%s is not captured: %s", table, fault)
 
     def _note_switched(self) -> None:
-        """Take note of tables whose `cdc` was switched off or on, before a watermark passes that."""
+        """Record tables whose `cdc` was switched off or on, before a watermark passes that."""
         while self._schemas.switched:
             table, captured = self._schemas.switched[0]
             self._folder.note_switched(table.id, f"{table.keyspace}.{table.name}", captured=captured)
@@ -215,17 +216,17 @@ class Agent:
         return self._truncations != before or self._truncation_faults != faults
 
     def _unread(self, segment: Segment, until: int) -> int:
-        """Return how many bytes of a segment may be read and were not."""
+        """Return the number of bytes of a segment that may be read and were not."""
         progress = self._progress.segments[segment.id]
         return 0 if progress.broken and until != END else self._unpublished(segment, until)
 
     def _unpublished(self, segment: Segment, until: int) -> int:
-        """Return how many bytes of a segment are behind what is published of it."""
+        """Return the number of bytes of a segment behind its published position."""
         progress = self._progress.segments[segment.id]
         if progress.finished:
             return 0
         if until == END:
-            # At least once, even if nothing was added. Of a segment that was deleted just now there is no size.
+            # At least once, even if nothing was added. A segment that was just deleted has no size.
             return max((segment.size() or 0) - progress.position, 1)
         return max(until - progress.position, 0)
 
@@ -245,11 +246,13 @@ class Agent:
                 if stop.is_set():
                     return
         except Missing as e:
-            # Noted with what was read of it at the end of the round.
+            # Recorded with the rest of its progress at the end of the round.
             log.warning("%s", e)
 
     def _settle(self, stop: threading.Event) -> bool:
-        """Wait for what was handed over, and take it for published; return False if it is to stop before."""
+        """Wait until the portions that were handed over are acknowledged, and record that; return False if it stops
+        before.
+        """
         if not self._publisher.flush(stop):
             return False
         self._progress.segments.update(self._reached)
@@ -266,7 +269,7 @@ class Agent:
     # --- the watermark ------------------------------------------------------------------------------------------------
 
     def _not_published(self, found: list[tuple[Segment, int]], faults: list[str]) -> str | None:
-        """Return what of the segments that were looked at is not published yet, if anything."""
+        """Return the part of the listed segments that is not published yet, if any."""
         for fault in faults:
             return fault
         for segment, until in found:
@@ -275,7 +278,7 @@ class Agent:
         return None
 
     def _gaps(self, found: list[tuple[Segment, int]]) -> list[Gap]:
-        """Return where changes are missing, in the segments that were looked at and in those before."""
+        """Return where changes are missing, in the listed segments and in earlier ones."""
         looked_at = [self._progress.segments[segment.id] for segment, _ in found]
         here = [
             Gap(p.reason, p.gap_until(), p.set_aside_at, None if p.lacking is None else frozenset(p.lacking))
@@ -285,8 +288,9 @@ class Agent:
         return here + self._folder.gaps()
 
     def _mark(self, until: int, not_published: str | None, gaps: list[Gap], stop: threading.Event) -> None:
-        """Say that all that was written before an instant is published, unless something is not; then say again what
-        was said before. A gap holds those of its tables whose snapshots were begun before its end."""
+        """Announce that all writes before a time are published, unless some are not; then repeat the last announcement.
+        A gap holds those of its tables whose snapshots were begun before its end.
+        """
         self._next_mark = time.monotonic() + _MARK_SECONDS
         self._gaps_now, self._held = gaps, {}
         for schema in self._decoder.captured:
@@ -301,7 +305,7 @@ class Agent:
             elif not_published is None and gaps:
                 covered = self._progress.covered
                 covered[str(table_id)] = max(until, covered.get(str(table_id), 0))
-        # With no table that is captured, a gap may still be of one that will be.
+        # With no captured table, a gap may still belong to a table that will be captured.
         first = gaps[0].reason if gaps and not self._decoder.captured else None
         self.held_by = not_published or next(iter(self._held.values()), first)
         if not_published is None and not gaps:
@@ -309,8 +313,7 @@ class Agent:
         self._announce_marks(stop)
 
     def _announce_marks(self, stop: threading.Event) -> bool:
-        """Publish how far each table is, and the status; return whether the broker has it, False only if it is to
-        stop."""
+        """Publish each table's watermark and the status; return whether the broker has them, False only if it stops."""
         self._next_announcement = time.monotonic() + _MARK_SECONDS
         tables = {schema.full_name: self._mark_of(id_of(schema)) for schema in self._decoder.captured}
         self._publisher.mark(self._node_id, SourceMarks(tables, status=self._status()))
@@ -327,10 +330,10 @@ class Agent:
             self._truncations.get(table_id),
         )
 
-    # --- segments that are done with ----------------------------------------------------------------------------------
+    # --- completed segments ----------------------------------------------------------------------------------
 
     def _try_to_let_go(self, segment: Segment, progress: SegmentProgress) -> None:
-        """Let go of a segment, or report why it stays where it is; it stops no other segment."""
+        """Release a segment, or report why it stays where it is; it stops no other segment."""
         reason, next_try = self._stuck.get(segment.id, ("", 0.0))
         if time.monotonic() < next_try:
             return
@@ -345,7 +348,7 @@ class Agent:
             self._stuck[segment.id] = reason, time.monotonic() + _PAUSE_SECONDS
 
     def _let_go(self, segment: Segment, progress: SegmentProgress) -> None:
-        """Release a segment whose accounting closes, set any other aside."""
+        """Release a segment whose accounting closes; set any other aside."""
         fault = unbalanced(segment, progress)
         if fault is not None:
             progress = progress.without(fault, None)
@@ -367,14 +370,15 @@ class Agent:
         self._progress.save()
 
     def _note_gone(self, there: set[int]) -> None:
-        """Forget segments that are not there any more; what was not read of one is lost, and is told."""
+        """Forget segments that no longer exist; report the unread part of one as lost."""
         gone = [i for i in self._progress.segments if i not in there]
         for segment_id in gone:
             progress = self._progress.segments[segment_id]
             if not progress.finished:
                 reason = (
                     f"vanished before all of it was read (up to offset {progress.position}): its changes from there on "
-                    "are missing; put it back, or bring a snapshot of the tables into the lake by `writetime backfill`"
+                    "are missing; put it back, or bring a snapshot of the tables into the lake with `writetime "
+                    "backfill`"
                 )
                 log.error("%s %s", progress.name, reason)
                 told = replace(progress, reason=f"{progress.name} {reason}", lacking=None)
@@ -385,19 +389,21 @@ class Agent:
             self._progress.save()
 
     def _tell(self, faults: list[str]) -> None:
-        """Say now and then that segments cannot be read, which stay where they are until someone mends them."""
+        """Report now and then the segments that cannot be read. They stay where they are until an operator repairs
+        them.
+        """
         if faults and time.monotonic() >= self._next_fault:
             self._next_fault = time.monotonic() + _WARNING_SECONDS
             for fault in faults:
                 self._metrics.error("index")
-                log.error("%s; its segment is not read until that is mended or moved away", fault)
+                log.error("%s; its segment is not read until it is repaired or moved away", fault)
 
-    # --- what it says of itself ---------------------------------------------------------------------------------------
+    # --- the status ---------------------------------------------------------------------------------------
 
     def _measure(self) -> None:
         there = [(segment, until) for segment, until in self._found if segment.id in self._progress.segments]
         sizes = [(segment, self._unpublished(segment, until)) for segment, until in there]
-        # Nothing is known of what a segment with an invalid index has: all of it is behind.
+        # The contents of a segment with an invalid index are unknown: all of it counts as unpublished.
         sizes += [(segment, segment.size() or 1) for segment, _ in self._unreadable]
         unread = [segment for segment, size in sizes if size]
         now = time.monotonic()
@@ -427,8 +433,8 @@ class Agent:
         if share >= self._settings.capture.backlog_warning and now >= self._next_warning:
             self._next_warning = now + _WARNING_SECONDS
             log.warning(
-                "cdc_raw holds %d MiB, %.0f %% of the node's cdc_total_space: at 100 %% it refuses writes to tables "
-                "with cdc = true; %d bytes are not published yet",
+                "cdc_raw holds %d MiB, %.0f %% of the node's cdc_total_space: at 100 %% the node refuses writes to "
+                "tables with cdc = true; %d bytes are not published yet",
                 *(lag.backlog_bytes >> 20, share * 100, lag.lag_bytes),
             )
 
@@ -444,13 +450,13 @@ class Agent:
         }
 
     def _holds(self, gap: Gap) -> bool:
-        """Return whether a gap holds a table."""
+        """Return whether a gap holds the watermark of a table."""
         ids = map(id_of, self._decoder.captured)
         return any(gap.concerns(i) and gap.until > self.snapshots.covers_until(i) for i in ids)
 
 
 def _kind_of(fault: Exception) -> str:
-    """Return what a fault is counted as."""
+    """Return the kind under which a fault is counted."""
     match fault:
         case Unreachable():
             return "node"
@@ -462,7 +468,7 @@ def _kind_of(fault: Exception) -> str:
 
 
 def _age(segment: Segment) -> float:
-    """Return since when a segment was not written to, in seconds; 0 if it is gone."""
+    """Return how long ago a segment was last written, in seconds; 0 if it is gone."""
     try:
         return max(time.time() - Path(segment.path).stat().st_mtime, 0.0)
     except FileNotFoundError:

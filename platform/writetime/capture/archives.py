@@ -1,4 +1,4 @@
-"""Publishes the changes of folders of segments, such as archives of nodes' `cdc_raw`, by Spark's tasks.
+"""Publishes the changes of folders of segments, such as archives of nodes' `cdc_raw`, with Spark's tasks.
 
 It is the agent's work without the node: each round lists the segments and looks how far each may be read, then at the
 database's schemas, and then lets tasks decode and publish what is new, as an agent does. How far each segment is
@@ -7,8 +7,8 @@ missing. Nothing is deleted or moved. A segment with a fault stops no other; the
 segment was read without one. After an unknown error, a segment is tried again three times before that. A segment that a
 disk or a store does not return now is reported; its checkpoint stays as it was, and the next round tries it again.
 
-Tasks have segments side by side: changes of one key are in order within a segment, not between two. The merge does not
-mind. No watermark follows from an archive, as nothing tells what is not in it.
+Tasks read segments in parallel: changes of one key are in order within a segment, but not between two. The merge does
+not need that order. An archive gives no watermark, because nothing shows which segments it lacks.
 """
 
 import logging
@@ -38,7 +38,7 @@ from writetime.wire.publishing import Refused
 log = logging.getLogger(__name__)
 
 _FILE = "segments.json"
-# Segments of a task in one round, after which progress is kept.
+# Segments per task in one round. Progress is saved after it.
 _SEGMENTS = 8
 # How often a segment is tried again after an unknown error.
 _RETRIES = 3
@@ -46,8 +46,9 @@ _RETRIES = 3
 
 @dataclass(frozen=True)
 class Look:
-    """A segment that was found, by its address: how far it may be read, whether its node is done with it, as its
-    `_cdc.idx` says, and the file's size and time of change (ns)."""
+    """A segment that was found, by its address: how far it may be read, whether its `_cdc.idx` marks it as complete,
+    and the file's size and modification time (ns).
+    """
 
     key: str
     segment: Segment
@@ -58,7 +59,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Archived:
-    """What is kept of a segment: its progress, and what was seen of it before it was read."""
+    """The record of a segment: its progress, and its `Look` before it was read."""
 
     progress: SegmentProgress
     complete: bool
@@ -66,7 +67,7 @@ class Archived:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is published and never looked at again."""
+        """Return whether it is published and never read again."""
         return self.complete and self.progress.finished and self.progress.reason is None
 
 
@@ -105,7 +106,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Portion:
-    """What a task is to publish: segments, how far each may be read, and its progress."""
+    """The work of a task: segments, how far each may be read, and its progress."""
 
     settings: Settings
     tables: Tables
@@ -171,7 +172,7 @@ def publish_portion(portion: Portion) -> Outcome:
 def _publish_segment(
     decoder: Decoder, publisher: ChangePublisher, look: Look, before: SegmentProgress
 ) -> tuple[SegmentProgress, Counter[str]]:
-    """Publish what is new of a segment; return its progress, and how many changes of each table that was."""
+    """Publish the new changes of a segment; return its progress, and the number of changes per table."""
     progress, counts = before, Counter[str]()
     try:
         for after, handed in hand_over(decoder, publisher, look.segment, look.until, before):
@@ -186,10 +187,10 @@ def _publish_segment(
 
 
 class Checkpoint:
-    """How far the segments are published: `segments.json` in a folder that one run at a time has.
+    """How far the segments are published: `segments.json` in a folder that only one run may use at a time.
 
     Raises:
-        WritetimeError: another one has it.
+        WritetimeError: another run uses it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -206,18 +207,18 @@ class Checkpoint:
         self.unsaved = False
 
     def close(self) -> None:
-        """Let another run have the folder."""
+        """Release the folder for another run."""
         os.close(self._lock)
 
 
 class Archive:
-    """Publishes the segments of some folders, each of one node, as often as it is asked to.
+    """Publishes the segments of some folders, each with the segments of one node, on each call.
 
     Args:
         settings: where Kafka is, and how changes are published.
-        paths: the folders, or single segments, local or on what pyarrow or fsspec can reach.
+        paths: the folders, or single segments, local or on a storage that pyarrow or fsspec can read.
         node: any node of the cluster, for its schemas.
-        checkpoint: how far the segments are.
+        checkpoint: the progress of the segments.
         run: runs the tasks.
         tasks: how many of them run at once.
     """
@@ -232,7 +233,7 @@ class Archive:
         self._run = run
         self._tasks = tasks
         self._announced: Tables | None = None
-        # What had a fault is read anew once by each run: the reason may be gone.
+        # Each run reads segments with faults again once: the reason may be gone.
         self._again = {key for key, found in checkpoint.segments.items() if found.progress.reason is not None}
         self._index_faults: dict[str, str] = {}
         # Why folders could not be listed when they were looked at last.
@@ -254,7 +255,7 @@ class Archive:
         sight = self._look()
         work = [(look, progress) for look in sight.looks if (progress := self._begin(look)) is not None]
         if work or self._announced is None:
-            # Now that the offsets are read: of what was written below them the database knows the schema.
+            # After the offsets are read: the database knows the schema of all writes below them.
             self._schemas.refresh()
         if self._announced != self._schemas.tables:
             tables = self._schemas.tables
@@ -280,14 +281,14 @@ class Archive:
         return sight
 
     def _begin(self, look: Look) -> SegmentProgress | None:
-        """Return from where on a segment is to be read; None if there is nothing new in it."""
+        """Return the position from which a segment is read; None if it has nothing new."""
         if look.key in self._again:
             self._again.discard(look.key)
             return SegmentProgress(look.segment.name)
         return _begin(look, self._checkpoint.segments.get(look.key))
 
     def _publish(self, work: Sequence[tuple[Look, SegmentProgress]]) -> None:
-        """Let tasks publish some segments, and keep how far they came."""
+        """Let tasks publish some segments, and save their progress."""
         tables = self._schemas.tables
         portions = [Portion(self._settings, tables, work[i :: self._tasks]) for i in range(self._tasks)]
         begun = {look.key: progress.mutations for look, progress in work}
@@ -318,7 +319,7 @@ class Archive:
             if unread and key not in there and posixpath.dirname(key) in listed:
                 reason = (
                     f"{key} vanished before all of it was read (up to offset {found.progress.position}): put it back, "
-                    "or bring a snapshot of the tables into the lake by `writetime backfill`"
+                    "or bring a snapshot of the tables into the lake with `writetime backfill`"
                 )
                 log.error("%s", reason)
                 # Put back, it is read again.
@@ -332,13 +333,13 @@ class Archive:
 
 
 def checkpoint_of(settings: Settings) -> Path:
-    """Return the folder of the checkpoint where no other is named."""
+    """Return the default folder of the checkpoint."""
     return settings.capture.state / "segments"
 
 
 def unpublished(paths: Sequence[str], checkpoint: Path) -> list[str]:
-    """Return the segments that have something that a checkpoint does not have. They are listed and not read, but for
-    their `_cdc.idx`. What had a fault counts once its file has changed.
+    """Return the segments with data that a checkpoint does not have. Segments are listed and not read, except for their
+    `_cdc.idx`. A segment with a fault counts once its file has changed.
 
     Raises:
         WritetimeError: a folder is missing.
@@ -354,7 +355,7 @@ def unpublished(paths: Sequence[str], checkpoint: Path) -> list[str]:
 def publish_segments(
     settings: Settings, paths: Sequence[str], checkpoint: Path, *, run: Runner = map, tasks: int = 1
 ) -> Report:
-    """Publish what folders of segments hold now and a checkpoint does not have yet; see `Archive`.
+    """Publish the data that folders of segments hold now and that a checkpoint does not have yet; see `Archive`.
 
     Raises:
         WritetimeError: a folder is missing, another run has the checkpoint, or the database or Kafka does not do its
@@ -436,7 +437,7 @@ def _kind_of(fault: Exception) -> str:
 
 @contextmanager
 def _a_node(settings: Settings) -> Iterator[Node]:
-    """Connect to the database, and ask one node: the one of the settings, or any."""
+    """Connect to the database, and return one node: the one that the settings name, or any."""
     with connect(settings) as session:
         addresses = sorted(str(host.address) for host in session.hosts or ())
         yield Node(session, settings.capture.node or addresses[0])
@@ -454,7 +455,7 @@ def _read_checkpoint(folder: Path) -> dict[str, Archived]:
 
 
 def _look(paths: Sequence[str], kept: Mapping[str, Archived]) -> Sight:
-    """Look at folders, but not at segments that are done."""
+    """List folders, except for segments that are done."""
     sight = Sight([], set(), {})
     for path in paths:
         try:
@@ -483,7 +484,7 @@ def _look(paths: Sequence[str], kept: Mapping[str, Archived]) -> Sight:
 
 
 def _begin(look: Look, known: Archived | None) -> SegmentProgress | None:
-    """Return from where on a segment is to be read, by what is kept of it; None if there is nothing new in it."""
+    """Return the position from which a segment is read, by its record; None if it has nothing new."""
     anew = SegmentProgress(look.segment.name)
     if known is None:
         return anew
@@ -491,6 +492,6 @@ def _begin(look: Look, known: Archived | None) -> SegmentProgress | None:
     if known.progress.reason is not None and (known.progress.finished or known.progress.broken):
         return anew if changed else None
     if known.progress.finished:
-        # Nothing told that this was its end.
+        # Nothing showed that this was its end.
         return replace(known.progress, finished=False) if changed or look.complete else None
     return known.progress if look.until > known.progress.position else None

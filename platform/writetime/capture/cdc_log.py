@@ -1,9 +1,10 @@
 """The agent of ScyllaDB tables: follows their CDC logs, and publishes their changes as the agent of a node does.
 
-Logs are read over the network, so one agent is enough for a cluster. Each table advances by itself: what its log has
-for some windows of write times is read and handed over; when the broker has acknowledged all of it, the time that was
-reached is saved. So a crash at any point repeats some windows and misses none. That time is the table's watermark, too:
-all of its streams are read up to it. A table that cannot go on, such as one with a gap, says so and stops no other.
+Logs are read over the network, so one agent is enough for a cluster. Each table advances independently: the agent reads
+its log for some windows of write times, and hands the changes over. When the broker has acknowledged all of them, the
+agent saves the time that it reached. So a crash at any point repeats some windows and misses none. That time is also
+the table's watermark: all streams are read up to it. A table that cannot continue, such as one with a gap, reports that
+and stops no other table.
 """
 
 import logging
@@ -54,13 +55,13 @@ from writetime.wire.watermarks import SourceMarks, TableMark
 log = logging.getLogger(__name__)
 
 _FILE = "logs.json"
-# Changes that are handed over before the broker is waited for, about.
+# Approximate number of changes that are handed over before the agent waits for the broker.
 _PORTION = 50_000
 _PAUSE_SECONDS = 1.0
 _STATUS_SECONDS = 1.0
 _MARK_SECONDS = 5.0
 _WARNING_SECONDS = 60.0
-# Pauses before a table is tried again after a failure that may pass. If it still fails then, that is an error.
+# Pauses before a table is retried after a failure that may pass. A failure after the last one is an error.
 _QUIET_PAUSES = (0.2, 0.5, 1.0)
 
 
@@ -70,7 +71,7 @@ def run(settings: Settings, stop: threading.Event, snapshot_at: int | None = Non
     Args:
         settings: with `capture.tables`.
         stop: ends it.
-        snapshot_at: when the snapshot was begun that closes gaps, or that is published, in microseconds.
+        snapshot_at: start time of the snapshot that closes gaps, or that is published, in microseconds.
 
     Raises:
         WritetimeError: no database at the start, or another agent has the state folder.
@@ -85,7 +86,7 @@ def run(settings: Settings, stop: threading.Event, snapshot_at: int | None = Non
 
 
 class LogProgress:
-    """How far each table's log is published: `logs.json`, replaced in one step. Only one agent at a time may have it.
+    """How far each table's log is published: `logs.json`, replaced in one step. Only one agent at a time may use it.
 
     Raises:
         WritetimeError: another agent has it.
@@ -104,15 +105,15 @@ class LogProgress:
         self.offsets = offsets
 
     def close(self) -> None:
-        """Let another agent have the folder."""
+        """Release the folder for another agent."""
         os.close(self._lock)
 
 
 @dataclass
 class _Table:
-    """When a table is looked at next, and why it cannot go on. `altered` if some schema was, maybe its own.
+    """When a table is read next, and why it cannot continue. `altered` if some schema was altered, maybe its own.
 
-    `attempts` counts failures in a row that may pass, and are no fault yet.
+    `attempts` counts successive failures that may pass and are not faults yet.
     """
 
     name: str
@@ -141,18 +142,18 @@ class LogAgent:
         self._metrics = AgentMetrics(settings)
         self._publisher = ChangePublisher(settings)
         self._tables = [_Table(name) for name in settings.capture.tables]
-        # As they were read last.
+        # As they were last read.
         self._schemas: dict[str, TableSchema] = {}
         taker = NamedTaker(settings.capture.snapshot_folders, lambda name: progress.offsets[name].since, snapshot_at)
         self.snapshots = Snapshots(settings, taker, None, self._metrics, self._announce_marks)
         self._next_status = self._next_mark = self._next_warning = 0.0
-        # What nodes record of TRUNCATE, as of an instant (microseconds).
+        # The nodes' records of TRUNCATE, as of a time (microseconds).
         self._truncations: Mapping[UUID, Truncation] = {}
         self._truncations_at = 0
         self.published: Counter[str] = Counter()
 
     def follow(self, stop: threading.Event) -> None:
-        """Let each table advance, again and again, until told to stop."""
+        """Let each table advance, again and again, until the stop is requested."""
         while not stop.is_set():
             if self._events.heard():
                 for table in self._tables:
@@ -178,26 +179,26 @@ class LogAgent:
         self._events.close()
 
     def advance(self, table: _Table, stop: threading.Event) -> None:
-        """Publish what a table's log has for the windows that are settled, up to `scylla_cdc.batch_seconds` of them.
+        """Publish a table's log for the settled windows, up to `scylla_cdc.batch_seconds` of them.
 
         Raises:
-            Gap: what comes next is not in the log.
+            Gap: the next changes are not in the log.
             LogError: the log cannot be read, or the table was altered meanwhile: read it again.
             WritetimeError: Kafka refuses a change.
         """
         name = table.name
         source = CdcSource(self._session, self._pages, self._settings, name)
         schema = source.schema
-        # Consumers learn of new columns though no write follows.
+        # Consumers learn of new columns even if no write follows.
         if self._settings.capture.snapshot != "never" or changes_topic(name) in topic_names(self._settings):
             self._publisher.announce(schema)
         offset = self._progress.offsets.get(name)
         if offset is None:
             offset = first_offset(source, None, self._snapshot_at)
-            # Before anything is read: what the log loses from here on is a gap.
+            # Before anything is read: rows that the log loses from now on are a gap.
             self._progress.save(name, offset)
         elif offset.table_id != str(schema.id):
-            # Dropped and created again: the log of the new table has all that was written to it.
+            # Dropped and created again: the log of the new table has all writes to it.
             log.warning("%s was dropped and created again: its log is read from its beginning", name)
             offset = replace(first_offset(source, None, self._snapshot_at), captured_since=now())
             self._progress.save(name, offset)
@@ -221,11 +222,12 @@ class LogAgent:
                 sent = 0
             if stop.is_set():
                 return
-        # If it was altered, what was sent is true, but may lack columns: nothing is saved, so it is read again.
+        # If it was altered, the changes that were sent are correct, but may lack columns. Nothing is saved, so they are
+        # read again.
         source.check_schema(schema)
         source.check_gap(offset.until, self._snapshot_at)
         if found[IN_SNAPSHOT]:
-            # What follows may be in the snapshot, too, and is read by an agent that is not told of it again.
+            # Later changes may also be in the snapshot. An agent that does not know of the snapshot reads them again.
             end = replace(end, snapshot_at=snapshot_at)
         if self._publisher.flush(stop):
             self._progress.save(name, end)
@@ -240,23 +242,23 @@ class LogAgent:
 
     @staticmethod
     def _warn_of_images(table: _Table, texts: Sequence[str]) -> None:
-        """Log some of what was found by comparing images, now and then. All of it is counted."""
+        """Log some differences between images, now and then. All of them are counted."""
         if texts and time.monotonic() >= table.next_image_warning:
             table.next_image_warning = time.monotonic() + _WARNING_SECONDS
             for text in texts:
                 log.warning("%s", text)
 
     def _known(self) -> list[tuple[TableSchema, bool]]:
-        """Return the tables of which it is known from when on their logs are read: what a snapshot lacks is there."""
+        """Return the tables whose log has a known start: it has the changes that a snapshot lacks."""
         return [(schema, True) for name, schema in self._schemas.items() if name in self._progress.offsets]
 
     def _mark(self, table: _Table) -> None:
-        """Say how far a table is. A window that is to be read again is over when it was."""
+        """Announce how far a table is. A window that is to be read again counts from the time it was first read."""
         offset, mark = self._progress.offsets.get(table.name), TableMark(0)
         if offset is not None:
             table_id = UUID(offset.table_id)
             until = offset.until - rescan_micros(self._settings.scylla_cdc)
-            # No watermark passes a truncation that is not known.
+            # No watermark passes an unknown truncation.
             if until > self._truncations_at:
                 self._look_for_truncations()
             until = 0 if self.snapshots.is_pending(table_id) else min(until, self._truncations_at)
@@ -279,7 +281,7 @@ class LogAgent:
                 log.error("%s cannot be read, so watermarks stay; the role needs SELECT on it: %s", where, reason_of(e))
 
     def _announce_marks(self, stop: threading.Event) -> bool:
-        """Say how far each table is; return whether the broker has it, False only if it is to stop."""
+        """Announce how far each table is; return whether the broker has it, False only if it stops."""
         self._next_mark = time.monotonic() + _MARK_SECONDS
         self._look_for_truncations()
         for table in self._tables:
@@ -288,7 +290,7 @@ class LogAgent:
 
     @contextmanager
     def _faults_of(self, table: _Table) -> Iterator[None]:
-        """Note why a table cannot go on, and log it now and then; it is tried again.
+        """Record why a table cannot continue, and log it now and then. The table is retried.
 
         A failure that may pass is retried at once, with growing pauses, before it counts as a fault.
         """
@@ -299,7 +301,7 @@ class LogAgent:
         except Exception as e:
             kind = _kind_of(e)
             if kind in ("publishing", "unexpected"):
-                # What was handed over is not acknowledged, and is read and sent again.
+                # Changes that were handed over are not acknowledged; they are read and sent again.
                 self._publisher = self._publisher.after(e)
             passing = kind == "database" or isinstance(e, Altered)
             if passing and table.fault is None and table.attempts < len(_QUIET_PAUSES):
@@ -320,7 +322,7 @@ class LogAgent:
         table.next_look = time.monotonic() + pause
 
     def _is_due(self, table: _Table) -> bool:
-        """Whether a window is settled that is not published, or consumers are to learn of other columns."""
+        """Return whether a settled window is not published, or consumers must learn of other columns."""
         offset = self._progress.offsets.get(table.name)
         reading = self._settings.scylla_cdc
         settled = now() - round(reading.confidence_seconds * 1e6)
@@ -339,7 +341,7 @@ class LogAgent:
         write_status(self._progress.folder, self._status(self._tables))
 
     def _status(self, tables: Sequence[_Table]) -> dict[str, Any]:
-        """Return what is to be seen of some tables."""
+        """Return the status of some tables."""
         found = self._metrics.status(self._lag(tables)) | {"snapshots": self.snapshots.status()}
         names = {table.name for table in tables}
         own = {key: {name: n for name, n in found[key].items() if name in names} for key in ("changes", "snapshots")}
@@ -358,13 +360,13 @@ class LogAgent:
         return Lag(lag_seconds=max((self._behind(table) or 0.0 for table in tables), default=0.0))
 
     def _behind(self, table: _Table) -> float | None:
-        """Return how many seconds ago that was up to which a table's log is published."""
+        """Return the age in seconds of the time up to which a table's log is published."""
         offset = self._progress.offsets.get(table.name)
         return None if offset is None else max(now() - offset.until, 0) / 1e6
 
 
 def _kind_of(fault: Exception) -> str:
-    """Return what a fault is counted as."""
+    """Return the kind under which a fault is counted."""
     match fault:
         case Gap():
             return "gap"

@@ -1,4 +1,4 @@
-"""Decodes a segment on from where it was published, with the schemas of now and of then; faults become its progress."""
+"""Decodes a segment from its published position on, with current and past schemas. Faults join its progress."""
 
 import logging
 import time
@@ -22,17 +22,16 @@ log = logging.getLogger(__name__)
 Window = list[tuple[TableSchema, pa.RecordBatch]]
 
 
-# How often a segment is read before a fault of no known kind is taken for one of the segment.
+# How often a segment is read before an unknown fault counts as a fault of the segment.
 _ATTEMPTS = 3
 
 
 class _Fault(StorageError):
-    """Changes cannot be read with the schemas that are known, and maybe with those that the node has now."""
+    """Changes cannot be read with the known schemas, but maybe with the node's current ones."""
 
 
 class Decoder:
-    """Reads the segments of a node, by its id if that is known; `refresh` it after it was asked how far they may be
-    read."""
+    """Reads the segments of a node, by its id if that is known. Call `refresh` after their trusted offsets are read."""
 
     def __init__(self, node_id: str | None, schemas: Schemas) -> None:
         self._node_id = node_id
@@ -52,12 +51,12 @@ class Decoder:
 
     @property
     def captured_and_live(self) -> list[tuple[TableSchema, bool]]:
-        """Those schemas, each with whether the node has the table now."""
+        """These schemas, each with whether the node has the table now."""
         tables = self._schemas.tables
         return [(schema, schema.id in tables.live) for schema in tables.captured]
 
     def refresh(self, *, always: bool = False) -> bool:
-        """Take up the schemas of the node; return whether any is new."""
+        """Read the schemas of the node; return whether any is new."""
         new = self._schemas.refresh(always=always) or self._reader is None
         if new:
             known = self._schemas.tables.known
@@ -69,7 +68,7 @@ class Decoder:
     def read(self, segment: Segment, until: int, progress: SegmentProgress) -> Iterator[tuple[SegmentProgress, Window]]:
         """Yield the changes up to an offset by windows, each with the segment's progress after it.
 
-        A fault is in the progress that comes last; what came before it is good.
+        The last progress has the fault, if there is one; the changes before it are good.
 
         Raises:
             Missing: the segment is gone.
@@ -82,7 +81,7 @@ class Decoder:
                     yield progress, window
                 break
             except (Missing, Transient, OSError, MemoryError):
-                # Of the disk or the node: nothing is wrong with the segment.
+                # A fault of the disk or the node: nothing is wrong with the segment.
                 raise
             except Exception as e:
                 is_final = (
@@ -92,7 +91,7 @@ class Decoder:
                     log.error("not all of %s can be published: %s", segment.name, reason_of(e))
                     progress = replace(progress.without(reason_of(e), None), broken=True)
                 else:
-                    log.warning("%s; reading on with the schemas of now", reason_of(e))
+                    log.warning("%s; reading on with the current schemas", reason_of(e))
                     self.refresh(always=True)
         yield replace(progress, finished=until == END), []
 
@@ -118,7 +117,7 @@ class Decoder:
     def _with_faults(
         self, segment: Segment, progress: SegmentProgress, report: SegmentReport, *, tolerant: bool
     ) -> SegmentProgress:
-        """Count the mutations of a window that could not be read to their ends, and take them out of the report.
+        """Count the mutations of a window that could not be read to their ends, and remove them from the report.
 
         Raises:
             _Fault: there are some, and the node was not asked for its schemas since.
@@ -137,7 +136,7 @@ class Decoder:
             raise _Fault(missing[0][1])
         for table_id, reason, lacking in missing:
             if str(table_id) not in progress.set_aside:
-                log.error("changes are set aside, and those that follow are published: %s", reason)
+                log.error("changes are set aside, and later ones are published: %s", reason)
             count = progress.set_aside.get(str(table_id), 0) + 1
             progress = replace(
                 progress.without(reason, lacking),

@@ -1,4 +1,4 @@
-"""What agents keep in their state folder: small files that survive a crash, written whole or not at all."""
+"""The files in an agent's state folder: small files that survive a crash, written completely or not at all."""
 
 import fcntl
 import json
@@ -10,7 +10,7 @@ from writetime.core.errors import WritetimeError
 
 
 def lock_folder(folder: Path) -> int:
-    """Make a state folder if there is none, and have it alone; return the handle that gives it back when closed.
+    """Create a state folder if it is missing, and lock it; return the handle that releases the lock when closed.
 
     Raises:
         WritetimeError: another agent has it.
@@ -20,11 +20,11 @@ def lock_folder(folder: Path) -> int:
 
 
 def lock_segments(folder: Path) -> int:
-    """Have a node's folder of segments alone, without a file in it, which the node would count; return the handle that
-    gives it back when closed.
+    """Lock a node's folder of segments, without a file in it, because the node would count it; return the handle that
+    releases the lock when closed.
 
     Raises:
-        WritetimeError: another agent has it, under whatever state folder.
+        WritetimeError: another agent has it, with any state folder.
     """
     reason = f"another agent publishes the segments in {folder}, and would delete them under this one: stop it first"
     return _lock(os.open(folder, os.O_RDONLY), reason)
@@ -40,7 +40,7 @@ def _lock(handle: int, reason: str) -> int:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file in one step: after a crash it holds either what it did before or all of the new content."""
+    """Write a JSON file in one step: after a crash it has either its old content or all of the new content."""
     beside = path.with_name(path.name + ".new")
     with beside.open("w") as file:
         json.dump(content, file, indent=1)
@@ -51,21 +51,21 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds; None if there is none.
+    """Return the content of a JSON file; None if there is none.
 
     Raises:
-        WritetimeError: it is no JSON.
+        WritetimeError: it is not JSON.
     """
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except ValueError as e:
-        raise WritetimeError(f"{path} is damaged ({e}): restore it, or begin anew with another state folder") from None
+        raise WritetimeError(f"{path} is damaged ({e}): restore it, or start with another state folder") from None
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what was renamed or deleted in a folder last."""
+    """Sync renames and deletions in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

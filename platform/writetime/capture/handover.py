@@ -17,19 +17,19 @@ from writetime.storage.segment import END, Segment
 
 log = logging.getLogger(__name__)
 
-# What was decoded of a table, and what of it was handed over.
+# Decoded changes of a table, and those of them that were handed over.
 Handed = list[tuple[TableSchema, pa.RecordBatch, Sent]]
 
 
 def hand_over(
     decoder: Decoder, publisher: ChangePublisher, segment: Segment, until: int, progress: SegmentProgress
 ) -> Iterator[tuple[SegmentProgress, Handed]]:
-    """Hand over the changes up to an offset, and yield them by windows, each with the progress after it, which
-    is true once the broker has acknowledged all.
+    """Hand over the changes up to an offset, and yield them by windows, each with the progress after it, which holds
+    once the broker has acknowledged all of them.
 
     Raises:
         Missing: the segment is gone.
-        WritetimeError: Kafka refuses a change, or one before.
+        WritetimeError: Kafka refuses this change or an earlier one.
     """
     published = progress.published
     refused: dict[UUID | None, str] = {}
@@ -46,14 +46,14 @@ def hand_over(
 
 
 def unbalanced(segment: Segment, progress: SegmentProgress) -> str | None:
-    """Return what is wrong with the accounting of a segment that was read to its end, if anything."""
+    """Return the fault in the accounting of a segment that was read to its end, if there is one."""
     try:
         counted = count_mutations(segment, END)
     except StorageError as e:
         return str(e)
     if counted != progress.mutations:
         return f"it has {counted} mutations, but {progress.mutations} were read"
-    # With a reason, it is known of which changes that is so.
+    # A reason names the changes that are missing.
     if progress.reason is None and progress.decoded != progress.published:
         return f"{progress.decoded} changes were decoded, but {progress.published} published"
     return None

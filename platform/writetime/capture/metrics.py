@@ -1,5 +1,6 @@
-"""What an agent says of itself: Prometheus metrics, and the same numbers as its *status*, which is in `status.json` for
-`writetime status`, and goes with its watermarks to Kafka for whoever looks at all agents."""
+"""An agent's Prometheus metrics, and the same numbers as its *status*. The status is in `status.json` for `writetime
+status`, and goes to Kafka with the watermarks, for programs that observe all agents.
+"""
 
 import logging
 import time
@@ -28,7 +29,7 @@ _FILE = "status.json"
 
 @dataclass
 class Lag:
-    """How far an agent is behind its node. Each is a metric by its name."""
+    """How far an agent is behind its node. The name of each field is the name of a metric."""
 
     lag_bytes: int = 0
     lag_segments: int = 0
@@ -40,26 +41,26 @@ class Lag:
 
 
 _LAG = {
-    "lag_bytes": "Bytes that the node has synced and that are not published, and those of segments set aside.",
-    "lag_segments": "Segments of which not all is published, those set aside included.",
-    "lag_seconds": "For how long the agent has been behind, or changes that hold a table have been missing; else 0.",
-    "oldest_segment_seconds": "Since when the oldest segment that is not published was not written to; 0 without one.",
+    "lag_bytes": "Synced bytes that are not published, and the bytes of segments set aside.",
+    "lag_segments": "Segments that are not completely published, including those set aside.",
+    "lag_seconds": "How long the agent has been behind, or changes that hold a table have been missing; else 0.",
+    "oldest_segment_seconds": "Seconds since the last write to the oldest unpublished segment; 0 without one.",
     "backlog_bytes": "Bytes that the node counts against cdc_total_space.",
     "backlog_limit_bytes": "The node's cdc_total_space, at which it refuses writes.",
-    "aside_segments": "Segments that are set aside or vanished, and were not put back: they hold the watermark.",
+    "aside_segments": "Segments that were set aside or vanished, and were not put back: they hold the watermark.",
 }
 _TOTALS = {
-    "segments": "Segments that are done with.",
+    "segments": "Completed segments.",
     "segments_set_aside": "Faulty segments.",
-    "segments_vanished": "Segments that were gone before all was read.",
-    "mutations": "Mutations in segments that are done with.",
-    "mutations_set_aside": "Mutations of those that could not be read to their ends.",
-    "changes_set_aside": "Changes of those that were decoded and not published.",
+    "segments_vanished": "Segments that vanished before they were read completely.",
+    "mutations": "Mutations in completed segments.",
+    "mutations_set_aside": "Mutations in completed segments that could not be read to their ends.",
+    "changes_set_aside": "Decoded changes in completed segments that were not published.",
 }
 
 
 class _TotalsCollector(Collector):
-    """Shows what is counted across restarts."""
+    """Shows the counts that last across restarts."""
 
     def __init__(self, totals: Totals) -> None:
         self._totals = totals
@@ -73,15 +74,15 @@ class AgentMetrics:
     """Counts changes and errors, and shows the lag, and the totals of a node's segments."""
 
     def __init__(self, settings: Settings, totals: Totals | None = None) -> None:
-        """Start the metrics endpoint where `capture.metrics_port` names one."""
+        """Start the metrics endpoint if `capture.metrics_port` is set."""
         registry = CollectorRegistry()
         self._changes = Counter(
             "writetime_capture_changes", "Changes acknowledged by Kafka.", ["table", "kind"], registry=registry
         )
-        self._errors = Counter("writetime_capture_errors", "Faults, by what they are of.", ["what"], registry=registry)
+        self._errors = Counter("writetime_capture_errors", "Faults, by kind.", ["what"], registry=registry)
         self._refused = Counter(
             "writetime_capture_changes_refused",
-            "Changes that Kafka or the schema registry will not take; their segments are set aside.",
+            "Changes that Kafka or the schema registry rejects; their segments are set aside.",
             ["table"],
             registry=registry,
         )
@@ -92,13 +93,13 @@ class AgentMetrics:
         }
         self._log_lag = Gauge(
             "writetime_capture_log_lag_seconds",
-            "Of a ScyllaDB table: how long ago the write time was up to which its CDC log is published.",
+            "ScyllaDB tables: age of the write time up to which the CDC log is published.",
             ["table"],
             registry=registry,
         )
         self._findings = Counter(
             "writetime_capture_log_findings",
-            "Of a ScyllaDB table: what was found in its CDC log beside changes, by kind.",
+            "ScyllaDB tables: findings in the CDC log beside changes, by kind.",
             ["table", "kind"],
             registry=registry,
         )
@@ -106,8 +107,8 @@ class AgentMetrics:
             name: Gauge(f"writetime_capture_snapshot_{name}", text, ["table"], registry=registry)
             for name, text in {
                 "sstables": "SSTables of a table's snapshot.",
-                "sstables_read": "SSTables of a table's snapshot of which all is published.",
-                "changes": "Changes of a table's snapshot that are published.",
+                "sstables_read": "SSTables of a table's snapshot that are completely published.",
+                "changes": "Published changes of a table's snapshot.",
                 "done": "1 if a table's snapshot is published and deleted, else 0.",
             }.items()
         }
@@ -134,21 +135,21 @@ class AgentMetrics:
         self._faults[what] = self._faults.get(what, 0) + 1
 
     def refused(self, table: str, count: int) -> None:
-        """Count changes that are not published, as they never can be."""
+        """Count changes that can never be published."""
         self._refused.labels(table).inc(count)
         self.error("refused")
 
     def lag(self, lag: Lag) -> None:
-        """Show the lag."""
+        """Set the metrics of the lag."""
         for name, value in asdict(lag).items():
             self._gauges[name].set(value)
 
     def log_lag(self, table: str, seconds: float) -> None:
-        """Show how far a ScyllaDB table's log is behind."""
+        """Set how far a ScyllaDB table's log is behind."""
         self._log_lag.labels(table).set(seconds)
 
     def found(self, table: str, counts: Mapping[str, int]) -> None:
-        """Count what was found in a ScyllaDB table's log beside changes."""
+        """Count findings in a ScyllaDB table's log beside changes."""
         for kind, count in counts.items():
             if count:
                 self._findings.labels(table, kind).inc(count)
@@ -156,24 +157,23 @@ class AgentMetrics:
                 kinds[kind] = kinds.get(kind, 0) + count
 
     def findings(self, table: str) -> dict[str, int]:
-        """Return what was found in a table's log since the start of the agent."""
+        """Return the findings in a table's log since the start of the agent."""
         return self._found.get(table, {})
 
     def snapshots(self, status: Mapping[str, Mapping[str, Any]]) -> None:
-        """Show how far the snapshot of each table is."""
+        """Set the progress of each table's snapshot."""
         for table, found in status.items():
             values = {**found, "done": found["state"] == "done"}
             for name, gauge in self._snapshots.items():
                 gauge.labels(table).set(values[name])
 
     def status(self, lag: Lag) -> dict[str, Any]:
-        """Return how far it is, and what was counted since the start of the agent."""
+        """Return the progress, and the counts since the start of the agent."""
         return {"at": time.time(), "lag": asdict(lag), "changes": self._counts, "errors": self._faults}
 
 
 def summary(statuses: Collection[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the numbers of several agents as one: sums of what is counted, and the worst of what is a time or a
-    share."""
+    """Return the numbers of several agents as one: sums of counts, and the worst of times and shares."""
     numbers: dict[str, float] = {
         "agents": len(statuses),
         "agents_held": sum(bool(s.get("held_by")) for s in statuses),
@@ -195,13 +195,13 @@ def _share(lag: Mapping[str, float]) -> float:
 
 
 def counts_of(table: str, changes: pa.RecordBatch) -> dict[tuple[str, str], int]:
-    """Return how many changes of each kind there are."""
+    """Return the number of changes of each kind."""
     numbers = np.bincount(pc.index_in(changes["kind"], pa.array(KINDS)).to_numpy(zero_copy_only=False), minlength=4)
     return {(table, kind): int(count) for kind, count in zip(KINDS, numbers, strict=True) if count}
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
-    """Keep the numbers for `read_status`. A disk that is full, say, stops nothing that the numbers are about."""
+    """Save the numbers for `read_status`. A failure, such as a full disk, does not stop the agent."""
     try:
         write_json(folder / _FILE, status)
     except OSError as e:
@@ -209,5 +209,5 @@ def write_status(folder: Path, status: dict[str, Any]) -> None:
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:
-    """Return the numbers that an agent wrote last; None if none has."""
+    """Return the last numbers that an agent wrote; None if there are none."""
     return read_json(folder / _FILE)

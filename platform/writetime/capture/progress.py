@@ -1,7 +1,7 @@
-"""How far each segment was published, and what became of its mutations: kept in one file, `progress.json`.
+"""How far each segment was published, and the counts of its mutations, in one file, `progress.json`.
 
-It is written after the broker has acknowledged what it says, positions and counts in one step; so after a crash an
-agent goes on where it had been, repeats at most what was not saved, and its counts stay those of each mutation once.
+It is written in one step, positions and counts, after the broker has acknowledged the changes. So after a crash an
+agent continues where it was, repeats at most the unsaved part, and counts each mutation once.
 """
 
 import os
@@ -16,19 +16,19 @@ from writetime.core.errors import WritetimeError
 
 _FILE = "progress.json"
 
-# Of a gap that may get longer.
+# End of a gap that may get longer.
 OPEN = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class SegmentProgress:
-    """Of one segment: the offset up to which it is published, and the marker to read on from.
+    """The progress of one segment: the offset up to which it is published, and the marker to continue from.
 
-    `mutations` were read, of which those in `set_aside` (by the table at fault, the last one at `set_aside_at`,
-    microseconds) not to their ends; `decoded` changes came out of them, and `published` are acknowledged. `reason` says
-    why the segment is to be set aside; a `broken` one cannot be read further. It is `finished` when nothing more is to
-    be read of it, `kept` if it stays. `lacking` are the ids of the tables of which changes are missing; None if that
-    may be any.
+    `mutations` were read; those in `set_aside` (by the table at fault, the last one at `set_aside_at`, microseconds)
+    were not read to their ends. `decoded` changes came out of them, and `published` are acknowledged. `reason` is why
+    the segment must be set aside; a `broken` one cannot be read further. It is `finished` when nothing more must be
+    read of it, and `kept` if it stays. `lacking` are the ids of the tables with missing changes; None if any table may
+    have some.
     """
 
     name: str
@@ -46,21 +46,21 @@ class SegmentProgress:
     lacking: list[str] | None = field(default_factory=list)
 
     def without(self, reason: str, tables: Iterable[UUID | None] | None) -> "SegmentProgress":
-        """Return this progress when changes of some tables are missing for a reason; of any, with None."""
+        """Return this progress with missing changes of some tables (None: of any table), and the reason."""
         if tables is None or self.lacking is None:
             return replace(self, reason=self.reason or reason, lacking=None)
         ids = {str(table) for table in tables}
         return replace(self, reason=self.reason or reason, lacking=sorted(ids | set(self.lacking)))
 
     def gap_until(self) -> int:
-        """Return an instant (microseconds) before which all changes were written that are missing of this segment."""
+        """Return a time (microseconds); all missing changes of this segment were written before it."""
         only_set_aside = self.set_aside and not self.broken and self.decoded == self.published
         return self.set_aside_at if only_set_aside else OPEN
 
 
 @dataclass
 class Totals:
-    """What became of the segments that are done with."""
+    """The counts of completed segments."""
 
     segments: int = 0
     segments_set_aside: int = 0
@@ -72,9 +72,9 @@ class Totals:
 
 
 class Progress:
-    """The progress of one node's agent, and until when (microseconds) all that the node wrote is published; of the
-    tables in `covered`, by their ids, that is later, as their snapshots have what is missing. Only one agent at a time
-    may have it.
+    """The progress of one node's agent, and the time (microseconds) up to which all writes of the node are published.
+    The tables in `covered`, by id, have a later time, because their snapshots have the missing changes. Only one agent
+    at a time may use it.
 
     Raises:
         WritetimeError: another agent has it.
@@ -94,14 +94,14 @@ class Progress:
         """Bind the folder to a node.
 
         Raises:
-            WritetimeError: it is another one's.
+            WritetimeError: it belongs to another node.
         """
         if self.node not in (None, node):
-            raise WritetimeError(f"the state folder {self.folder} is that of node {self.node}, not of {node}")
+            raise WritetimeError(f"the state folder {self.folder} belongs to node {self.node}, not to {node}")
         self.node = node
 
     def save(self) -> None:
-        """Keep what is known now."""
+        """Save the present progress."""
         segments = {str(key): asdict(value) for key, value in sorted(self.segments.items())}
         told = {"node": self.node, "published_until": self.published_until, "covered": self.covered}
         write_json(self.folder / _FILE, told | {"totals": asdict(self.totals), "segments": segments})
@@ -118,5 +118,5 @@ class Progress:
         self.totals.changes_set_aside += gone.decoded - gone.published
 
     def close(self) -> None:
-        """Let another agent have the folder."""
+        """Release the folder for another agent."""
         os.close(self._lock)

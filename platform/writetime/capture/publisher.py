@@ -1,8 +1,8 @@
 """Publishes changes to the topics `changes.<keyspace>.<table>`.
 
-A message's key is the partition key as serialised, its Kafka partition the one of the key's bucket (as that of row
-events), so a topic's partitions and the lake's buckets are the same ranges of tokens. The producer is idempotent: the
-changes of one key stay in order.
+A message's key is the serialised partition key, and its Kafka partition is that of the key's bucket, as for row events.
+So a topic's partitions and the lake's buckets are the same token ranges. The producer is idempotent: the changes of one
+key stay in order.
 """
 
 import logging
@@ -28,23 +28,23 @@ from writetime.wire.topics import changes_topic
 
 log = logging.getLogger(__name__)
 
-# A mutation is at most half of a segment, and Avro may take some more bytes for the same.
+# A mutation is at most half of a segment, and its Avro form may take some more bytes.
 MAX_MESSAGE_BYTES = 64 << 20
-# Of a message, beside its key and value: what Kafka puts around one that is alone in its batch, and some more.
+# Bytes of a message beside its key and value: Kafka's overhead for a message that is alone in its batch, and a margin.
 _ENVELOPE_BYTES = 1024
 _ASK_AGAIN_SECONDS = 60.0
-# How often Kafka may refuse a topic before its changes are set aside, and what Kafka allows for the name of one.
+# How often Kafka may refuse a topic before its changes are set aside, and Kafka's limit for the length of a topic name.
 _REFUSALS = 3
 _LONGEST_NAME = 249
 
 
 class Unpublishable(WritetimeError):
-    """A change that Kafka or the schema registry will not take, however often it is sent."""
+    """A change that Kafka or the schema registry always rejects."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """The changes that were handed over, and why the others of them were not, if there are others."""
+    """The changes that were handed over, and why others were not, if there are others."""
 
     changes: pa.RecordBatch
     refused: str | None = None
@@ -62,7 +62,7 @@ class Sent:
 
 @dataclass
 class Refusals:
-    """Of a topic that Kafka refuses: how often in a row, why, and when it is asked again."""
+    """Refusals of a topic by Kafka: how many in a row, why, and the time of the next attempt."""
 
     count: int = 0
     reason: str = ""
@@ -76,7 +76,7 @@ class Refusals:
 
 @dataclass(frozen=True)
 class _Topic:
-    """Where the changes of one schema of a table go."""
+    """The destination of the changes of one schema of a table."""
 
     name: str
     partitions: int
@@ -85,10 +85,10 @@ class _Topic:
 
 
 def check_publishable(schema: TableSchema) -> None:
-    """Make the Avro schema of a table's changes, and look at the name of their topic.
+    """Build the Avro schema of a table's changes, and check the name of their topic.
 
     Raises:
-        WritetimeError: Kafka would not take the name; or whatever else is wrong with the schema.
+        WritetimeError: Kafka would reject the name, or the schema has another fault.
     """
     change_avro(schema)
     name = changes_topic(schema.full_name)
@@ -100,12 +100,13 @@ def check_publishable(schema: TableSchema) -> None:
 
 
 class ChangePublisher:
-    """Sends changes; what was sent is safe once `flush` has returned True. `refusals` are those of a publisher that
-    was used before."""
+    """Sends changes. Changes that were sent are safe once `flush` has returned True. `refusals` come from an earlier
+    publisher.
+    """
 
     def __init__(self, settings: Settings, refusals: dict[str, Refusals] | None = None) -> None:
         self._settings = settings
-        # By topic. What Kafka refuses of one is tried again with a new publisher, and then stops no other.
+        # By topic. After a refusal of one topic, a new publisher tries again; then the refusal stops no other topic.
         self.refusals: dict[str, Refusals] = {} if refusals is None else refusals
         self._sent: set[str] = set()
         self._sender = Sender(
@@ -115,7 +116,7 @@ class ChangePublisher:
                 "enable.idempotence": True,
                 "linger.ms": 5,
                 "message.max.bytes": MAX_MESSAGE_BYTES,
-                # What is not acknowledged yet is waited for as long as it takes, not given up.
+                # The producer waits for acknowledgements without a time limit, and does not give up.
                 "message.timeout.ms": 0,
                 "queue.buffering.max.messages": 10_000_000,
                 "queue.buffering.max.kbytes": 1 << 20,
@@ -124,12 +125,12 @@ class ChangePublisher:
             },
         )
         self._topics: dict[TableSchema, _Topic] = {}
-        # What the registry refused, and when it is asked again.
+        # Schemas that the registry refused, and the time of the next attempt.
         self._refused: dict[TableSchema, tuple[SchemaRefused, float]] = {}
         self._marked = False
 
     def announce(self, schema: TableSchema) -> None:
-        """Have the topic of a table, and its schema in the topic of the schemas, even if no change comes.
+        """Create the topic of a table, and its schema in the topic of the schemas, even without a change.
 
         Raises:
             SchemaRefused: the registry refuses the schema.
@@ -139,11 +140,11 @@ class ChangePublisher:
         self._topic(schema)
 
     def announce_all(self, schemas: Iterable[TableSchema]) -> list[str]:
-        """Announce captured tables; with `capture.snapshot = "never"` those only that have a topic, as others get
+        """Announce captured tables; with `capture.snapshot = "never"` only those that have a topic, because others get
         theirs with the first change. Return why some cannot be announced, if any.
 
         Raises:
-            WritetimeError: Kafka or the registry does not answer, or refuses what was handed over before.
+            WritetimeError: Kafka or the registry does not answer, or refuses changes that were handed over earlier.
         """
         there = set(topic_names(self._settings)) if self._settings.capture.snapshot == "never" else None
         refused: list[str] = []
@@ -154,18 +155,18 @@ class ChangePublisher:
                 except (Transient, OSError, MemoryError):
                     raise
                 except Exception as e:
-                    # What is wrong with one table stops no other.
+                    # A fault of one table stops no other table.
                     refused.append(f"{schema.full_name} cannot be announced: {reason_of(e)}")
         return refused
 
     def send(self, schema: TableSchema, changes: pa.RecordBatch) -> Sent:
-        """Hand over changes of a table, in order; return those that were, without any that are too large, cannot be
-        encoded, or are of a schema or topic that is refused.
+        """Hand over changes of a table, in order; return those that were handed over, without any that are too large,
+        cannot be encoded, or belong to a refused schema or topic.
 
         Raises:
-            Refused: Kafka or the registry refuses this topic, or Kafka one whose changes were handed over before; or
-                something unknown is wrong with this table. Go on with `after`, which after some refusals hands over no
-                changes of that topic for a while.
+            Refused: Kafka or the registry refuses this topic, or Kafka refuses one whose changes were handed over
+                earlier; or this table has an unknown fault. Continue with `after`, which after some refusals hands over
+                no changes of that topic for a while.
             WritetimeError: Kafka or the registry does not answer.
         """
         if (reason := self._refusals_of(schema).set_aside()) is not None:
@@ -175,7 +176,7 @@ class ChangePublisher:
         except (WritetimeError, OSError, MemoryError):
             raise
         except Exception as e:
-            # Tried again like a refusal of Kafka, and then set aside: it may be of this table alone.
+            # Retried like a refusal of Kafka, and then set aside: the fault may belong to this table alone.
             log.exception("changes of %s cannot be published", schema.full_name)
             raise Refused(
                 f"{schema.full_name} cannot be published: {reason_of(e)}", changes_topic(schema.full_name)
@@ -190,7 +191,7 @@ class ChangePublisher:
         sizes = pc.add(pc.binary_length(messages), pc.binary_length(changes["key"]))
         largest = pc.max(sizes).as_py() or 0
         if largest > topic.max_bytes - _ENVELOPE_BYTES:
-            # It may have been raised since.
+            # The limit may have been raised since.
             with _of_topic(topic.name):
                 topic = self._topics[schema] = replace(topic, max_bytes=self._max_bytes(topic.name))
             fitting = pc.less_equal(sizes, topic.max_bytes - _ENVELOPE_BYTES)
@@ -207,10 +208,10 @@ class ChangePublisher:
         return Sent(changes, refused)
 
     def mark(self, source: str, marks: watermarks.SourceMarks) -> None:
-        """Say how far a source is published, in the topic of the watermarks.
+        """Announce how far a source is published, in the topic of the watermarks.
 
         Raises:
-            WritetimeError: Kafka refuses it, or something that was handed over before.
+            WritetimeError: Kafka refuses it, or changes that were handed over earlier.
         """
         if not self._marked:
             watermarks.ensure_watermarks_topic(self._settings)
@@ -218,7 +219,7 @@ class ChangePublisher:
         watermarks.send(self._sender, source, marks)
 
     def flush(self, stop: threading.Event | None = None) -> bool:
-        """Wait until all is acknowledged; return whether it is, False only if it is to stop.
+        """Wait until all changes are acknowledged; return whether they are, False only if it stops.
 
         Raises:
             Refused: Kafka refuses a topic, see `send`.
@@ -232,7 +233,7 @@ class ChangePublisher:
         return done
 
     def after(self, fault: Exception) -> "ChangePublisher":
-        """Return a publisher to go on with after a fault; it knows of the topics that Kafka refused."""
+        """Return a publisher to continue with after a fault; it knows the topics that Kafka refused."""
         if isinstance(fault, Refused):
             found = self.refusals.setdefault(fault.topic, Refusals())
             found.count += 1
@@ -258,7 +259,7 @@ class ChangePublisher:
             except SchemaRefused as e:
                 self._refused[schema] = e, time.monotonic() + _ASK_AGAIN_SECONDS
                 raise
-            # A message must not be there before the schema that it names.
+            # A message must not arrive before the schema that it names.
             if not self._sender.flush():
                 raise WritetimeError(f"the schema of {schema.full_name} was not acknowledged")
             with _of_topic(name):
@@ -273,11 +274,11 @@ class ChangePublisher:
 
 @contextmanager
 def _of_topic(name: str) -> Iterator[None]:
-    """Turn what Kafka or the registry refuses of a topic into a refusal of that topic."""
+    """Turn a refusal by Kafka or the registry into a refusal of that topic."""
     try:
         yield
     except (Transient, Refused, SchemaRefused):
-        # What is refused may also be a message of another topic, which was handed over before.
+        # The refused message may also belong to another topic, and have been handed over earlier.
         raise
     except WritetimeError as e:
         raise Refused(str(e), name) from None
@@ -286,8 +287,7 @@ def _of_topic(name: str) -> Iterator[None]:
 def _encoded(
     encoder: ChangeEncoder, schema: TableSchema, changes: pa.RecordBatch
 ) -> tuple[pa.Array, pa.RecordBatch, str | None]:
-    """Encode changes; return the messages, the changes that they are of, and why others cannot be encoded, if there
-    are others."""
+    """Encode changes; return the messages, their changes, and why other changes cannot be encoded, if there are any."""
     try:
         return encoder.encode(changes), changes, None
     except MemoryError:

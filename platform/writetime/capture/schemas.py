@@ -1,10 +1,10 @@
 """The schemas that a node has and had, by table id.
 
-A commit log names tables by their ids and columns by their names, without types. What `system_schema` says is read
-again whenever the node's schema version has changed; this is asked after a segment's trusted offset was read and before
-what is below it is decoded, so no write is decoded under a schema older than its own. While nothing is written, it is
-asked now and then, and when the node says by an event that a schema changed. Older ones are kept in the
-state folder (`schemas/<table id>.json`): tables and columns that were dropped are read by them.
+A commit log names tables by their ids and columns by their names, without types. `system_schema` is read again whenever
+the node's schema version has changed. The version is read after a segment's trusted offset and before the data below it
+is decoded, so no write is decoded with a schema older than its own. While nothing is written, the version is read now
+and then, and after a schema event of the node. Older schemas are kept in the state folder (`schemas/<table id>.json`),
+to read tables and columns that were dropped.
 """
 
 import logging
@@ -39,12 +39,13 @@ _LISTEN_AGAIN_SECONDS = 10.0
 
 
 class Unreachable(Transient):
-    """The node does not answer just now."""
+    """The node does not answer at the moment."""
 
 
 class SchemaEvents:
-    """Hears from one of some nodes that a schema changed. Events are missed while there is no connection, so whoever
-    listens has to ask, too."""
+    """Receives schema events from one of some nodes. Events are missed while there is no connection, so users must also
+    poll.
+    """
 
     def __init__(self, cluster: Cluster, hosts: Sequence[Host]) -> None:
         self._cluster = cluster
@@ -63,12 +64,12 @@ class SchemaEvents:
         return True
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         if self._connection is not None:
             self._connection.close()
 
     def _listen(self) -> None:
-        """Connect, if that was not tried just now: the driver's own connection tells no one of what it hears."""
+        """Connect, unless that was tried recently. The driver's own connection does not pass on its events."""
         if time.monotonic() < self._next_try:
             return
         self._next_try = time.monotonic() + _LISTEN_AGAIN_SECONDS
@@ -81,13 +82,13 @@ class SchemaEvents:
                 connection.close()
                 raise
         except (OSError, *DRIVER_FAULTS) as e:
-            log.warning("events of node %s are not heard, so schemas are only asked for: %s", host.address, e)
+            log.warning("events of node %s are not received, so schemas are only polled: %s", host.address, e)
         else:
             self._connection = connection
 
 
 class Node:
-    """The node whose segments are read, by CQL: what it says of itself and not what another one does."""
+    """The node whose segments are read, by CQL. Only this node answers the queries."""
 
     def __init__(self, session: Session, address: str | None) -> None:
         assert session.cluster is not None
@@ -121,16 +122,16 @@ class Node:
         return rows[0]["value"] if rows else None
 
     def pairs(self, query: str) -> dict[str, str | None]:
-        """Return the rows of a query for names and values."""
+        """Return the rows of a query for names and values, as a dictionary."""
         return {row["name"]: row["value"] for row in self.rows(query)}
 
     def synced_until(self) -> int:
-        """Return an instant (microseconds): all that the node acknowledged before it is in segments as far as their
-        `_cdc.idx` says, from now on.
+        """Return a time (microseconds): all writes that the node acknowledged before it are in segments, below the
+        offsets that their `_cdc.idx` has from now on.
 
-        With `commitlog_sync: periodic` a write is acknowledged first and synced later, by the sync that begins within
-        a period and that takes less than one; a node whose disk is slower warns of that in its log. The node answers
-        only when it has replayed what a crash left.
+        With `commitlog_sync: periodic` a write is acknowledged first and synced later, by the sync that begins within a
+        period and takes less than one. A node with a slower disk warns of that in its log. The node answers only after
+        it has replayed the writes of a crash.
 
         Raises:
             Unreachable: the node does not answer.
@@ -144,18 +145,20 @@ class Node:
 
 
 def _micros(text: str) -> int:
-    """Return the microseconds of a duration as settings of Cassandra have it, such as `100ms`; of a number, as
-    milliseconds."""
+    """Return the microseconds of a duration as Cassandra's settings write it, such as `100ms`; a number is in
+    milliseconds.
+    """
     match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|)", text)
     if match is None:
-        raise WritetimeError(f"the node says that it syncs its commit log every {text!r}, which is no duration")
+        raise WritetimeError(f"the node reports a commit log sync period of {text!r}, which is not a duration")
     return int(match[1]) * {"": 1000, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6}[match[2]]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table that the node has or had, first seen at an instant (microseconds); `schema` is None if it cannot be read,
-    because of a `fault`."""
+    """A table that the node has or had, first seen at a time (microseconds); `schema` is None if it cannot be read
+    because of a `fault`.
+    """
 
     id: UUID
     keyspace: str
@@ -168,8 +171,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables that a node has or had, by their ids: `live` are those that it has now, `views` its materialised
-    views."""
+    """The tables that a node has or had, by id: `live` are its present tables, `views` its materialised views."""
 
     by_id: Mapping[UUID, Table]
     live: frozenset[UUID] = frozenset()
@@ -177,7 +179,9 @@ class Tables:
 
     @property
     def captured(self) -> list[TableSchema]:
-        """The schemas of the tables whose changes are published: also of dropped ones, unless another has the name."""
+        """The schemas of the tables whose changes are published: also of dropped ones, unless another table has the
+        name.
+        """
         names = {(t.keyspace, t.name) for t in self.by_id.values() if t.id in self.live}
         return [
             t.schema
@@ -197,25 +201,27 @@ class Tables:
         return {f"{t.keyspace}.{t.name}": t.fault for t in refused}
 
     def since(self, table_id: UUID) -> int:
-        """Return an instant (microseconds): changes that were captured before it under this name are of an earlier
-        table; 0 if none is known."""
+        """Return a time (microseconds): changes that were captured under this name before it belong to an earlier
+        table; 0 if it is not known.
+        """
         table = self.by_id[table_id]
         names = (table.keyspace, table.name)
         others = (t for t in self.by_id.values() if t.id != table_id and (t.keyspace, t.name) == names)
         return table.seen_at if any(others) else 0
 
     def captured_with(self, table_id: UUID | None) -> list[UUID] | None:
-        """Return the captured tables to which a mutation may write that writes to this table, which are those of its
-        keyspace; None if that is not known."""
+        """Return the captured tables that a mutation may write to if it writes to this table: those of the same
+        keyspace; None if that is not known.
+        """
         table = None if table_id is None else self.by_id.get(table_id)
         if table is None:
             return None
         return [t.id for t in self.by_id.values() if t.captured and t.keyspace == table.keyspace]
 
     def unreadable(self, table_id: UUID) -> str | None:
-        """Return why a mutation that writes to a table without schema may hide changes; None if it cannot.
+        """Return why a mutation that writes to a table without a schema may hide changes; None if it cannot.
 
-        All writes of a mutation are to one keyspace, so those behind it are of no captured table if that keyspace has
+        All writes of a mutation are to one keyspace. So the later ones belong to no captured table if that keyspace has
         none.
         """
         if table_id in self.views:
@@ -229,7 +235,7 @@ class Tables:
 
 
 class Schemas(Protocol):
-    """Where a decoder has its schemas from."""
+    """The source of a decoder's schemas."""
 
     @property
     def tables(self) -> Tables:
@@ -237,13 +243,13 @@ class Schemas(Protocol):
         ...
 
     def refresh(self, *, always: bool = False) -> bool:
-        """Look for newer schemas, `always` or if there may be any; return whether there are."""
+        """Read newer schemas, `always` or if there may be any; return whether there are."""
         ...
 
 
 @dataclass(frozen=True)
 class FixedSchemas:
-    """Schemas that somebody else has read."""
+    """Schemas that were read elsewhere."""
 
     tables: Tables
 
@@ -268,14 +274,14 @@ class SchemaWatch:
             try:
                 self._restore(UUID(path.stem), read_json(path))
             except Exception as e:
-                # Of a table that is there the schema is read from the node; writes to any other are set aside.
-                log.error("%s cannot be read, so the schemas that it keeps are not known: %s", path, reason_of(e))
+                # The schema of an existing table is read from the node; writes to any other are set aside.
+                log.error("%s cannot be read, so its schemas are not known: %s", path, reason_of(e))
         self.tables = Tables(dict(self._tables))
-        # Tables whose `cdc` was switched, with whether it is on now, until somebody takes note of it.
+        # Tables whose `cdc` was switched, with whether it is on now, until the agent records that.
         self.switched: list[tuple[Table, bool]] = []
 
     def refresh(self, *, always: bool = False) -> bool:
-        """Read the schemas if the node's schema version has changed; return whether anything is new.
+        """Read the schemas if the node's schema version has changed; return whether any is new.
 
         Raises:
             Unreachable: the node does not answer.
@@ -305,7 +311,7 @@ class SchemaWatch:
         except MemoryError:
             raise
         except Exception as e:
-            # Whatever is wrong with the schema of one table stops no other.
+            # A fault in the schema of one table stops no other table.
             schema, fault = None, reason_of(e)
         seen_at = old.seen_at if old else time.time_ns() // 1000
         table = Table(table_id, row["keyspace_name"], row["table_name"], captured, schema, fault, seen_at)
@@ -324,7 +330,7 @@ class SchemaWatch:
             log.info("table %s.%s is captured", table.keyspace, table.name)
         elif old is not None and old.captured:
             log.warning(
-                "table %s.%s has cdc = false now: what is written to it from here on is not captured",
+                "table %s.%s has cdc = false now: new writes to it are not captured",
                 *(table.keyspace, table.name),
             )
 
@@ -347,10 +353,10 @@ class SchemaWatch:
 
 
 def _check(schema: TableSchema, *, captured: bool) -> None:
-    """Make once what reading and publishing changes needs, so that a table for which that fails is known by its fault.
+    """Build once the objects that reading and publishing changes needs, so that a failure becomes the table's fault.
 
     Raises:
-        Exception: of whatever kind; changes of the table cannot be read, or not be published.
+        Exception: of any kind; changes of the table cannot be read or published.
     """
     BatchMaker(Plan(schema))
     if captured:

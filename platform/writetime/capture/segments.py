@@ -1,4 +1,4 @@
-"""The segments in a node's `cdc_raw`: how many bytes they are, and what becomes of one that is done with."""
+"""The segments in a node's `cdc_raw`: their sizes, and the release of completed ones."""
 
 import logging
 import os
@@ -28,8 +28,9 @@ _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
 
 @dataclass(frozen=True)
 class Gap:
-    """Changes that are missing for a reason: all were written before `until` and found to be missing at `since`
-    (microseconds); `tables` are the ids of those that they are of, or None if they may be of any."""
+    """Missing changes, and the reason: all were written before `until` and found to be missing at `since`
+    (microseconds); `tables` are the ids of their tables, or None if they may belong to any.
+    """
 
     reason: str
     until: int
@@ -42,10 +43,10 @@ class Gap:
 
 
 class SegmentFolder:
-    """A node's `cdc_raw`, and what the settings say becomes of its segments. Only one agent at a time may have it.
+    """A node's `cdc_raw`, and the settings for completed segments. Only one agent at a time may use it.
 
     Raises:
-        WritetimeError: there is no such folder, another agent has it, or there is nowhere to archive to.
+        WritetimeError: there is no such folder, another agent has it, or there is no folder to archive to.
     """
 
     def __init__(self, settings: Settings, told_by_node: str | None) -> None:
@@ -70,7 +71,7 @@ class SegmentFolder:
             self._archive = lambda file: _copy(file, filesystem, f"{folder}/{file.name}")
 
     def close(self) -> None:
-        """Let another agent have the folder."""
+        """Release the folder for another agent."""
         os.close(self._lock)
 
     def backlog(self) -> int:
@@ -84,10 +85,10 @@ class SegmentFolder:
         return total
 
     def gaps(self) -> list[Gap]:
-        """Return where changes of segments are missing that were set aside, or that vanished.
+        """Return where changes are missing from segments that were set aside, or that vanished.
 
-        One is gone when its segment was put back and published, or when someone deletes the file of its reason. One
-        that does not say when it was written holds all.
+        A gap is gone when its segment was put back and published, or when an operator deletes the file with its reason.
+        A gap without a write time holds all tables.
         """
         return [gap for path in self._reasons() if (gap := _gap_of(path)) is not None]
 
@@ -96,7 +97,7 @@ class SegmentFolder:
         return len([path for path in self._reasons() if path.name.startswith("CommitLog-")])
 
     def aside_bytes(self) -> int:
-        """Return how large the segments are that were set aside."""
+        """Return the total size of the segments that were set aside."""
         files = (path.with_name(path.name.replace(".reason.json", ".log")) for path in self._reasons())
         return sum(file.stat().st_size for file in files if file.exists())
 
@@ -113,20 +114,20 @@ class SegmentFolder:
             for file in (log_file, index):
                 if file.exists():
                     self._archive(file)
-        # The index last: a segment without one is not looked at, and would stay for good.
+        # The index last: a segment without one is ignored, and would stay forever.
         log_file.unlink(missing_ok=True)
         index.unlink(missing_ok=True)
         sync_folder(self.path)
         return True
 
     def set_aside(self, segment: Segment, progress: SegmentProgress, written_before: int) -> Path:
-        """Move a segment with a fault to where it is kept, with the reason beside it; return where it is then."""
+        """Move a segment with a fault to the folder for these, with the reason beside it; return its new place."""
         self.note_missing(progress, written_before)
         target = self._aside / segment.name
         log_file, index = _files(segment)
         for file in (log_file, index):
             if file.exists():
-                # A copy is whole before it has its name, and what it is of goes after that.
+                # A copy gets its name when it is complete, and its original is deleted after that.
                 partial = self._aside / f"{file.name}.part"
                 shutil.copyfile(file, partial)
                 partial.replace(self._aside / file.name)
@@ -136,8 +137,9 @@ class SegmentFolder:
         return target
 
     def note_missing(self, progress: SegmentProgress, written_before: int) -> None:
-        """Keep the reason why changes of a segment are missing, where segments are set aside, and an instant
-        (microseconds) before which they were written."""
+        """Record the reason why changes of a segment are missing, beside the segments that were set aside, and a time
+        (microseconds) before which they were written.
+        """
         self._aside.mkdir(parents=True, exist_ok=True)
         reason = {
             "segment": progress.name,
@@ -153,7 +155,7 @@ class SegmentFolder:
         write_json(self._reason(progress.name), reason)
 
     def note_switched(self, table_id: UUID, name: str, *, captured: bool) -> None:
-        """Keep that a table was written to without capture: since now, or until now if its `cdc` is on again."""
+        """Record that a table was written to without capture: since now, or until now if its `cdc` is on again."""
         path = switched_file(self._capture, str(table_id))
         began: dict[str, Any] | None = read_json(path)
         if captured and began is None:
@@ -162,7 +164,7 @@ class SegmentFolder:
         now = datetime.now(UTC)
         reason = f"table {name} had cdc = false, and no segment has the writes of that time"
         content = {
-            "reason": f"{reason}: bring a snapshot of it into the lake by `writetime backfill`, and delete this file",
+            "reason": f"{reason}: bring a snapshot of it into the lake with `writetime backfill`, and delete this file",
             "tables": [str(table_id)],
             "written_before": round(now.timestamp() * 1_000_000) if captured else OPEN,
             "set_aside_at": began["set_aside_at"] if began else now.isoformat(),
@@ -174,12 +176,12 @@ class SegmentFolder:
         return (self._aside / name).with_suffix(".reason.json")
 
     def tidy(self, name: str) -> None:
-        """Delete what is left of a segment that is gone: its index."""
+        """Delete the index of a segment that is gone."""
         (self.path / name.replace(".log", "_cdc.idx")).unlink(missing_ok=True)
 
 
 def aside_folder(capture: Capture) -> Path:
-    """Return where segments with a fault are kept, and the reasons why changes are missing."""
+    """Return the folder of segments with faults and of the reasons for missing changes."""
     return capture.aside or capture.state / "aside"
 
 
@@ -190,9 +192,10 @@ def switched_file(capture: Capture, table_id: str) -> Path:
 
 def readable(segments: Iterable[Segment]) -> tuple[list[tuple[Segment, int]], list[tuple[Segment, str]]]:
     """Return the segments with changes, each with the offset up to which it may be read (`END` if it is complete), and
-    those with an invalid index, each with what is wrong with it.
+    those with an invalid index, each with its fault.
 
-    Only a segment that the node calls complete counts as that: one that a crash left is when the node has replayed it.
+    Only a segment that the node marks as complete counts as complete. The node marks the segments of a crash after it
+    has replayed them.
     """
     found, faults = [], []
     for segment in segments:
@@ -207,8 +210,9 @@ def readable(segments: Iterable[Segment]) -> tuple[list[tuple[Segment, int]], li
 
 
 def _gap_of(path: Path) -> Gap | None:
-    """Return the gap that a file describes; None if it was deleted just now. A file that cannot be read holds all
-    tables, as its gap may be of any."""
+    """Return the gap that a file describes; None if it was just deleted. A file that cannot be read holds all tables,
+    because its gap may belong to any.
+    """
     try:
         reason = read_json(path)
         return None if reason is None else _gap(path, reason)
@@ -239,14 +243,14 @@ def _copy(file: Path, filesystem: fs.FileSystem, target: str) -> None:
             copy.write(block)
     filesystem.move(f"{target}.part", target)
     if filesystem.get_file_info(target).size != file.stat().st_size:
-        raise WritetimeError(f"{target} is not as large as {file}, which it is to be a copy of")
+        raise WritetimeError(f"{target} is not as large as {file}, which it is a copy of")
 
 
 def space_of(text: str) -> int:
-    """Return the bytes of a size as Cassandra's settings have it, such as `4096MiB`.
+    """Return the bytes of a size as Cassandra's settings write it, such as `4096MiB`.
 
     Raises:
-        WritetimeError: it is none.
+        WritetimeError: it is not a size.
     """
     match = re.fullmatch(r"(\d+)\s*(\w*)", text)
     if match is None or match[2] not in _UNITS:

@@ -1,11 +1,12 @@
-"""Snapshots of captured tables, published beside their live changes: what a table had before its capture began.
+"""Snapshots of captured tables, published beside their live changes: the data that a table had before its capture
+began.
 
-The node takes those of all tables that lack one at once, as each call of its tool starts a program; after the agent
-knows that they are captured: so what a snapshot has not is in the commit log from there on. (Those of ScyllaDB's tables
-someone took, see `taking`, and they stay.) Then one table after the other: its SSTables are read and published by small
-portions, one between two rounds of the agent, so live changes wait for one portion at most. How far that is, is kept in
-`snapshots.json` once the broker has acknowledged it: after a crash it goes on with the piece of an SSTable that it was
-in. Snapshots that were taken together are deleted together. What takes long is done in a thread.
+The node snapshots all tables that lack one in one call, because each call of its tool starts a program. This is after
+the agent knows that they are captured, so later writes are in the commit log. (An operator takes the snapshots of
+ScyllaDB's tables, see `taking`, and they stay.) Then the agent reads and publishes the SSTables of one table after the
+other, in small portions, one between two of its rounds. So live changes wait for at most one portion. The progress is
+saved in `snapshots.json` once the broker has acknowledged a portion. After a crash the agent continues with the same
+piece of an SSTable. Snapshots that were taken together are deleted together. Slow work runs in a thread.
 """
 
 import logging
@@ -38,13 +39,13 @@ from writetime.storage.sstable import SSTable
 
 log = logging.getLogger(__name__)
 
-# Uncompressed bytes of an SSTable: of a portion, and of a piece, which is repeated after a crash.
+# Uncompressed bytes of an SSTable per portion, and per piece, which is repeated after a crash.
 _PORTION_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 24
 _AGAIN_SECONDS = 60.0
-# How often a snapshot is read that meets a fault of no known kind.
+# How often a snapshot is read again after an unknown fault.
 _ATTEMPTS = 3
-# Tables of one call, as a command has an end.
+# Tables per call, because the length of a command is limited.
 _TOGETHER = 100
 
 _T = TypeVar("_T")
@@ -52,11 +53,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class SnapshotProgress:
-    """Of one table's snapshot: `wanted` under this tag (from `begun_at` on, microseconds), `taken` (at an instant),
-    `published`, and `done` when it is deleted.
+    """The progress of one table's snapshot: `wanted` with this tag (from `begun_at` on, microseconds), `taken` (at a
+    time), `published`, and `done` when it is deleted.
 
-    Of its `sstables` so many are `read`, and so many `pieces` of the one after; `changes` came out of them, and so
-    many are `published`.
+    `read` of its `sstables` are read completely, and `pieces` of the next one. `changes` came out of them, and
+    `published` of these are acknowledged.
     """
 
     table: str
@@ -73,9 +74,10 @@ class SnapshotProgress:
 
 
 class Snapshots:
-    """The snapshots of an agent's tables, by `capture.snapshot`. `announce` says how far the agent is, and waits until
-    the broker has it: landing has to learn of a snapshot before it meets changes of it. `node` is the id of the node
-    whose changes they have, if it is one."""
+    """The snapshots of an agent's tables, by `capture.snapshot`. `announce` publishes the agent's progress, and waits
+    until the broker has it: landing must learn of a snapshot before it meets changes of it. `node` is the id of the
+    node whose changes they have, if it is one.
+    """
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class Snapshots:
         stored: dict[str, dict[str, Any]] = read_json(self._path) or {}
         self._tables = {UUID(key): SnapshotProgress(**value) for key, value in stored.items()}
         if self._mode == "always":
-            # One that is published may not be deleted yet. It keeps its tag, so that this is done.
+            # A published snapshot may not be deleted yet. It keeps its tag, so that this is done.
             self._tables = {
                 i: SnapshotProgress(p.table, p.tag) if p.state == "published" else p
                 for i, p in self._tables.items()
@@ -103,7 +105,7 @@ class Snapshots:
         self._faults: dict[UUID, str] = {}
         self._unknown: Counter[UUID] = Counter()
         self._not_before: dict[UUID, float] = {}
-        # Of these a call for several failed, so each gets one of its own.
+        # Tables of a failed call for several; each gets its own call.
         self._alone: set[UUID] = set()
         self._worker = ThreadPoolExecutor(1, "snapshots")
         self._work = self._all()
@@ -115,11 +117,11 @@ class Snapshots:
     def step(
         self, tables: Iterable[tuple[TableSchema, bool]], publisher: ChangePublisher, stop: threading.Event
     ) -> bool:
-        """Publish a portion, if there is one, of tables that are captured (and are there still, or were dropped);
-        return whether there may be another at once.
+        """Publish a portion, if there is one, of tables that are captured (existing or dropped); return whether there
+        may be another at once.
 
         Raises:
-            WritetimeError: the broker does not do its part: go on from what was acknowledged.
+            WritetimeError: the broker fails: continue from the acknowledged changes.
         """
         if self._mode not in ("initial", "always"):
             return False
@@ -132,7 +134,7 @@ class Snapshots:
             raise
 
     def is_pending(self, table_id: UUID) -> bool:
-        """Return whether changes of a snapshot of this table are yet to be published."""
+        """Return whether changes of a snapshot of this table are not yet published."""
         found = self._tables.get(table_id)
         return self._mode in ("initial", "always") and (found is None or found.state in ("wanted", "taken"))
 
@@ -142,8 +144,7 @@ class Snapshots:
         return found.taken_at if found else 0
 
     def covers_until(self, table_id: UUID) -> int:
-        """Return an instant (microseconds): all that was written to a table before it is in its snapshot; 0 if there is
-        none."""
+        """Return a time (microseconds): the snapshot of a table has all writes before it; 0 if there is none."""
         found = self._tables.get(table_id)
         return found.begun_at if found else 0
 
@@ -158,7 +159,7 @@ class Snapshots:
             self._work = self._all()
 
     def status(self) -> dict[str, Any]:
-        """Return what is to be seen of each snapshot, by table."""
+        """Return the status of each snapshot, by table."""
         return {
             progress.table: {
                 "state": "failed" if table_id in self._faults else progress.state,
@@ -170,11 +171,13 @@ class Snapshots:
         }
 
     def close(self) -> None:
-        """Wait for what the node is asked to do."""
+        """Wait until the node has done its work."""
         self._worker.shutdown(cancel_futures=True)
 
     def _all(self) -> Iterator[bool]:
-        """Take what is wanted, then publish one table after the other, then delete; yield whether to go on at once."""
+        """Take the wanted snapshots, then publish one table after the other, then delete them; yield whether to
+        continue at once.
+        """
         while True:
             due = [schema for schema, is_live in self._candidates if self._is_due(schema, is_live=is_live)]
             states = {id_of(schema): self._state(schema) for schema in due}
@@ -190,7 +193,7 @@ class Snapshots:
                 yield False
 
     def _is_due(self, schema: TableSchema, *, is_live: bool) -> bool:
-        """Return whether there is something to do. Of a table that was dropped, what was taken can still be read."""
+        """Return whether there is something to do. The snapshot of a dropped table can still be read."""
         table_id, state = id_of(schema), self._state(schema)
         if state == "done" or (state == "wanted" and not is_live):
             return False
@@ -205,7 +208,7 @@ class Snapshots:
         group = alone[:1] or wanted[:_TOGETHER]
         ids = {schema.full_name: id_of(schema) for schema in group}
         tag = f"writetime-{datetime.now(UTC):%Y%m%dT%H%M%S}-{next(iter(ids.values())).hex[:8]}"
-        # They may have been taken, and the agent was killed before it knew, or a part of one is gone.
+        # They may have been taken before the agent was killed and could record it, or some of their files are gone.
         old = {self._tables[i].tag for i in ids.values() if i in self._tables} - self._used_tags()
         for stale in old:
             yield from self._forget(stale, list(ids))
@@ -215,10 +218,12 @@ class Snapshots:
             taken = yield from self._in_thread(partial(self._taker.take, ids, tag))
         except Exception as e:
             if len(ids) > 1:
-                # Whatever is wrong with one of them is to hold back no other.
+                # A fault of one of them must not hold back another.
                 self._alone.update(ids.values())
                 log.warning(
-                    "snapshots of %d tables cannot be taken at once, so each is by itself: %s", len(ids), reason_of(e)
+                    "snapshots of %d tables cannot be taken in one call, so each gets its own: %s",
+                    len(ids),
+                    reason_of(e),
                 )
             else:
                 self._later(ids.values(), f"{group[0].full_name}: its snapshot cannot be taken: {reason_of(e)}")
@@ -242,7 +247,7 @@ class Snapshots:
         try:
             locations = [location for folder in progress.folders for location in find_sstables(folder)]
             if progress.sstables not in (0, len(locations)):
-                raise Missing(f"{len(locations)} SSTables of {progress.sstables} are there")
+                raise Missing(f"only {len(locations)} of {progress.sstables} SSTables exist")
             progress = replace(progress, sstables=len(locations))
             for location in locations[progress.read :]:
                 sstable, pieces = yield from self._in_thread(partial(_open, location, schema))
@@ -265,7 +270,7 @@ class Snapshots:
         except (WritetimeError, MemoryError):
             raise
         except Exception as e:
-            # Of the disk, or of no known kind: no other table waits for it.
+            # A fault of the disk, or an unknown one: no other table waits for it.
             self._unknown[table_id] += not isinstance(e, OSError)
             log.debug("%s", progress.table, exc_info=True)
             if self._unknown[table_id] >= _ATTEMPTS:
@@ -290,7 +295,7 @@ class Snapshots:
         return replace(progress, changes=progress.changes + changes.num_rows, published=progress.published + sent)
 
     def _delete(self, tag: str) -> Iterator[bool]:
-        """Delete the snapshots of a tag, all of which are published."""
+        """Delete the snapshots of a tag. All of them are published."""
         tables = {i: progress for i, progress in self._tables.items() if progress.tag == tag}
         fault = yield from self._forget(tag, [progress.table for progress in tables.values()])
         published = {i: progress for i, progress in tables.items() if progress.state == "published"}
@@ -300,7 +305,7 @@ class Snapshots:
             self._keep({i: replace(progress, state="done") for i, progress in published.items()})
 
     def _forget(self, tag: str, tables: list[str]) -> Generator[bool, None, str | None]:
-        """Let the node delete what has a tag; return why it cannot, if it cannot."""
+        """Let the node delete the snapshots of a tag; return why it cannot, if it cannot."""
         try:
             yield from self._in_thread(partial(self._taker.delete, tables, tag))
         except Exception as e:
@@ -319,7 +324,7 @@ class Snapshots:
         write_json(self._path, {str(key): asdict(value) for key, value in self._tables.items()})
 
     def _later(self, table_ids: Iterable[UUID], fault: str) -> None:
-        """Say what went wrong, and try again after a while."""
+        """Report the fault, and retry after a while."""
         self._metrics.error("snapshot")
         log.error("%s; trying again", fault)
         self._not_before |= dict.fromkeys(table_ids, time.monotonic() + _AGAIN_SECONDS)
@@ -328,8 +333,8 @@ class Snapshots:
         """Give a snapshot up until the agent is started again, which takes a new one."""
         self._metrics.error("snapshot")
         log.error(
-            "%s: its snapshot %s is given up: %s; mend the table (nodetool scrub) and start the agent again, or bring "
-            "another snapshot into the lake by `writetime backfill` and set capture.snapshot to never",
+            "%s: its snapshot %s is given up: %s; repair the table (nodetool scrub) and start the agent again, or "
+            "bring another snapshot into the lake with `writetime backfill` and set capture.snapshot to never",
             *(progress.table, progress.tag, fault),
         )
         self._faults[table_id] = fault
@@ -337,12 +342,12 @@ class Snapshots:
 
 
 def id_of(schema: TableSchema) -> UUID:
-    """Return the table's id, which every schema of a node has."""
+    """Return the table's id; every schema of a node has one."""
     assert schema.id is not None
     return schema.id
 
 
 def _open(location: Location, schema: TableSchema) -> tuple[SSTable, list[Split]]:
-    """Open an SSTable and cut it into pieces, which reads all of its index."""
+    """Open an SSTable and cut it into pieces. This reads all of its index."""
     sstable = SSTable(location, schema)
     return sstable, sstable.splits(_PIECE_BYTES)

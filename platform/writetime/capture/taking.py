@@ -1,4 +1,4 @@
-"""Where the snapshots come from that an agent publishes: its node takes them, or someone took them and named them."""
+"""The snapshots that an agent publishes: its node takes them, or an operator took them and named them."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,30 +15,30 @@ from writetime.lake.backfill import find_snapshots
 
 @dataclass(frozen=True)
 class Taken:
-    """The snapshot of a table: its folders, or their addresses, and when it was taken (microseconds)."""
+    """The snapshot of a table: its folders or their addresses, and the time at which it was taken (microseconds)."""
 
     folders: Sequence[str]
     taken_at: int
 
 
 class Taker(Protocol):
-    """Takes snapshots and deletes them, in a thread of its own.
+    """Takes and deletes snapshots, in its own thread.
 
     Raises:
         WritetimeError, OSError, subprocess.SubprocessError: it cannot.
     """
 
     def take(self, tables: Mapping[str, UUID], tag: str) -> Mapping[str, Taken]:
-        """Take a snapshot of tables at once, under a tag."""
+        """Take a snapshot of tables in one call, under a tag."""
         ...
 
     def delete(self, tables: Sequence[str], tag: str) -> None:
-        """Delete what has a tag in the keyspaces of tables."""
+        """Delete the snapshots of a tag in the keyspaces of tables."""
         ...
 
 
 class NodeTaker:
-    """Lets a node of Cassandra take them, by its own nodetool."""
+    """Lets a Cassandra node take them, with its own nodetool."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -59,10 +59,11 @@ class NodeTaker:
 
 
 class NamedTaker:
-    """Has those that the settings name: ScyllaDB takes none over the network, so someone did by nodetool on each node.
+    """Finds the snapshots that the settings name. ScyllaDB takes none over the network, so an operator took them with
+    nodetool on each node.
 
-    `since` tells from when on a table's log is read (microseconds), `begun_at` when the snapshots were begun, if their
-    files do not tell.
+    `since` gives the time from which a table's log is read (microseconds), `begun_at` the time at which the snapshots
+    were begun, if their files do not have it.
     """
 
     def __init__(self, folders: Mapping[str, Sequence[str]], since: Callable[[str], int], begun_at: int | None) -> None:
@@ -74,13 +75,13 @@ class NamedTaker:
         """Find them.
 
         Raises:
-            WritetimeError: one is not there, is of another table, or is older than what is read of the log.
+            WritetimeError: one is missing, belongs to another table, or is older than the start of the log.
         """
         del tag
         return {table: self._find(table) for table in tables}
 
     def delete(self, tables: Sequence[str], tag: str) -> None:
-        """Leave them to who took them."""
+        """Do nothing: they belong to the operator."""
 
     def _find(self, table: str) -> Taken:
         folders = self._folders[table]
@@ -91,9 +92,9 @@ class NamedTaker:
             begun_at = self._begun_at or files.taken_at
             if begun_at < self._since(table):
                 raise WritetimeError(
-                    f"{folder} was taken at {instant_text(begun_at)}, by its files or by --snapshot-at, and the log of "
-                    f"{table} is read from {instant_text(self._since(table))} on: what was written between is in "
-                    "neither; take another snapshot (nodetool snapshot, on each node), or tell by --snapshot-at when "
+                    f"{folder} was taken at {instant_text(begun_at)}, by its files or --snapshot-at, and the log of "
+                    f"{table} is read from {instant_text(self._since(table))} on: writes in between are in "
+                    "neither; take another snapshot (nodetool snapshot, on each node), or pass as --snapshot-at when "
                     "this one was begun if that was later"
                 )
         return Taken(folders, self._begun_at or max(files.taken_at for files in found))

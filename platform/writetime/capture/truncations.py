@@ -1,4 +1,4 @@
-"""What the database records of TRUNCATE: `system.local.truncated_at` of Cassandra, `system.truncated` of ScyllaDB."""
+"""The database's records of TRUNCATE: `system.local.truncated_at` of Cassandra, `system.truncated` of ScyllaDB."""
 
 import struct
 from collections.abc import Mapping
@@ -39,14 +39,14 @@ def read_truncations(node: Node) -> tuple[Mapping[UUID, Truncation], Mapping[UUI
 def read_cluster_truncations(session: Session, table: str) -> Mapping[UUID, Truncation]:
     """Return the last truncation of each table that the nodes of a ScyllaDB cluster have truncated, by the table's id.
 
-    Each node records only its own, at its own time: the latest counts.
+    Each node records only its own truncations, with its own time: the latest counts.
 
     Args:
         session: of the cluster.
-        table: where nodes record them, `system.truncated`.
+        table: the table of these records, `system.truncated`.
 
     Raises:
-        DriverException and its like: a node that is up does not answer.
+        DriverException and its subclasses: a node that is up does not answer.
     """
     found: dict[UUID, Truncation] = {}
     for host in session.hosts or ():
