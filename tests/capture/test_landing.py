@@ -125,7 +125,7 @@ def test_a_batch_that_was_not_committed_lands_later(landed: Captured, monkeypatc
 
 def test_what_stops_landing(landed: Captured) -> None:
     name = f"{landed.keyspace}.marks"
-    with pytest.raises(WritetimeError, match=f"{changes_topic(name)} is not there: no agent has published"):
+    with pytest.raises(WritetimeError, match=f"{changes_topic(name)} does not exist: no agent has published"):
         Landing(landed.settings, name).drain()
     with landed.agent():
         landed.settle()

@@ -274,8 +274,8 @@ def test_garbage_in_shared_topics_stops_no_table(settings: Settings, caplog: pyt
     tables = Tables(settings, [first, second], metrics=(metrics := LandingMetrics(settings)))
     look(tables)
     assert (count(settings, first), count(settings, second)) == (3, 3)
-    assert f"as the CQL of {second} in it cannot be read" in caplog.text
-    assert f"as the CQL of {first}" not in caplog.text
+    assert f"because the CQL of {second} in it cannot be read" in caplog.text
+    assert f"because the CQL of {first}" not in caplog.text
     assert metrics._skipped.labels(WATERMARKS_TOPIC)._value.get() == marks.skipped
     # A message without a value deletes what was said.
     produce(settings, WATERMARKS_TOPIC, (settings.cassandra.keyspace.encode(), None))
@@ -330,7 +330,7 @@ def test_a_message_is_skipped(settings: Settings, released_by: str, monkeypatch:
     places = [f"{changes_topic(name)}/0@{offset}" for offset in (end, end + 1)]
     answer = command("land", name)
     assert f"writetime land --skip {places[0]}" in answer.stderr
-    assert "is no place of a message" in command("land", "--skip", "x/1@2").output
+    assert "is not the place of a message" in command("land", "--skip", "x/1@2").output
     assert "has landed" in command("land", "--skip", f"{changes_topic(name)}/0@{end - 1}").output or not end
     assert "there is no message" in command("land", "--skip", f"{changes_topic(name)}/0@{end + 1000}").output
     answer = command("land", name, "--skip", places[0], "--skip", places[1])

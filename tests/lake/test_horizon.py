@@ -244,7 +244,7 @@ def test_a_snapshot_from_before_a_deletion_that_the_database_forgot(
     list(backfill(lake, second))
     assert view_rows(views.virtual(lake)) == wanted
     with pytest.raises(
-        WritetimeError, match=r"is refused, as deletions up to .* may have been dropped.*take a new one"
+        WritetimeError, match=r"is refused, because deletions up to .* may have been dropped.*take a new one"
     ):
         list(backfill(lake, first))
     assert view_rows(views.virtual(lake)) == wanted

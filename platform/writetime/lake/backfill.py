@@ -1,8 +1,8 @@
 """Backfill: SSTable snapshots of one or many nodes, appended to the changes of a lake table, bucket by bucket.
 
-A bucket is a range of tokens, so it is read from every SSTable at the place that the index tells, and it is a
-transaction of its own, named by the snapshot: what failed is run again alone, what was done is passed over. Replicas
-need no care: the merge leaves one of each cell.
+A bucket is a token range, so it is read from every SSTable at the position in the index. Each bucket is its own
+transaction, named by the snapshot: only failed buckets run again, and completed ones are skipped. Replicas are no
+problem: the merge keeps one version of each cell.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class SnapshotFiles:
     """The SSTables of snapshots of one table.
 
     `id` is the same for the same files. `taken_at` (microseconds) is when the last of them was complete.
-    `lists_dropped` is whether the schema has the columns that were dropped, and when.
+    `lists_dropped` is whether the schema has the dropped columns and the times of their drops.
     """
 
     paths: tuple[str, ...]
@@ -69,7 +69,7 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None) -> S
 
     Args:
         paths: the folders; local, or URIs that pyarrow or fsspec can read.
-        schema: the table; by default what the `schema.cql` of the snapshots says.
+        schema: the table; defaults to the `schema.cql` of the snapshots.
 
     Raises:
         WritetimeError: there are no SSTables, or no schema, or the snapshots are of different tables.
@@ -103,10 +103,11 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None) -> S
 
 
 def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFiles:
-    """Return snapshots with the dropped columns of their table, asking the database where the files do not list them.
+    """Return snapshots with the dropped columns of their table. They come from the database if the files do not list
+    them.
 
     Raises:
-        WritetimeError: the database does not answer, or has no such table, or another one of that name.
+        WritetimeError: the database does not answer, has no such table, or has another one of that name.
     """
     if snapshot.lists_dropped:
         return snapshot
@@ -117,7 +118,7 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
     except (WritetimeError, *DRIVER_FAULTS) as e:
         raise WritetimeError(
             f"the schema.cql of ScyllaDB does not list the columns of {name} that were dropped, and the database could "
-            f"not be asked for them ({e}); let it answer, or name a file by --schema with CREATE TABLE and, for each "
+            f"not be asked for them ({e}); start it, or pass as --schema a file with CREATE TABLE and, for each "
             "dropped column, ALTER TABLE .. DROP .. USING TIMESTAMP"
         ) from None
     if None not in (ids := (snapshot.schema.id, known.id)) and ids[0] != ids[1]:
@@ -138,17 +139,17 @@ def backfill(
     run: Runner = map,
     staged: Staged | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """Append snapshots to the changes; yield each bucket that is done, and how many changes it added.
+    """Append snapshots to the changes; yield each completed bucket, and the number of changes that it added.
 
     Args:
-        table: where to; its schema has followed `snapshot.schema`.
-        snapshot: what `find_snapshots` returned.
-        buckets: those to do, all by default. One that was done before adds nothing.
-        run: runs the tasks, one a bucket.
-        staged: is called with the new files of all buckets before any is committed; if it raises, none ever is.
+        table: the table to append to; its schema has followed `snapshot.schema`.
+        snapshot: the result of `find_snapshots`.
+        buckets: the buckets to read; all by default. A bucket that was completed before adds nothing.
+        run: runs the tasks, one per bucket.
+        staged: is called with the new files of all buckets before any is committed; if it raises, none is committed.
 
     Raises:
-        CorruptFile, Missing: an SSTable cannot be read. The buckets that were yielded stay done.
+        CorruptFile, Missing: an SSTable cannot be read. The buckets that were yielded stay completed.
         WritetimeError: the snapshot is from before the horizon, see `horizon.require_newer`.
     """
     schema = table.schema()
@@ -195,12 +196,12 @@ def _app_id(snapshot: SnapshotFiles, bucket: int) -> str:
 
 
 def _data_file(path: str, location: Location) -> tuple[str, int, int]:
-    """Return an SSTable's data file as an address, and what tells it from another: its size and checksum."""
+    """Return the address of an SSTable's data file, and its identity: size and checksum."""
     data = location.path("Data.db")
     address = data
     if "://" in path:
         scheme, _, rest = path.partition("://")
-        # Options of the address, such as the endpoint of a store that is not Amazon's.
+        # Options of the address, such as the endpoint of a store other than Amazon's.
         query = rest.partition("?")[2]
         address = f"{scheme}://{data}" + (f"?{query}" if query else "")
     checksum = int(location.read("Digest.crc32")) if location.exists("Digest.crc32") else 0
@@ -208,7 +209,9 @@ def _data_file(path: str, location: Location) -> tuple[str, int, int]:
 
 
 def _of_empty_table(path: str) -> tuple[TableSchema, int]:
-    """Return the schema of the snapshot of a table without SSTables, and when it was taken: its manifest lists none."""
+    """Return the schema of the snapshot of a table without SSTables, and when it was taken: its manifest lists no
+    files.
+    """
     filesystem, folder = resolve(path)
     manifest = _read_manifest(filesystem, folder)
     if manifest is not None and not manifest.files:
@@ -221,8 +224,9 @@ def _of_empty_table(path: str) -> tuple[TableSchema, int]:
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What `manifest.json` of a snapshot says: its files, and when it was taken, in microseconds; and the table's id,
-    which ScyllaDB says here and Cassandra in `schema.cql`."""
+    """The contents of a snapshot's `manifest.json`: its files, the time at which it was taken (microseconds), and the
+    table's id, which ScyllaDB writes here and Cassandra in `schema.cql`.
+    """
 
     files: list[Any]
     taken_at: int
@@ -231,7 +235,8 @@ class _Manifest:
 
 def _read_manifest(filesystem: FileSystem, folder: str) -> _Manifest | None:
     """Read a snapshot's `manifest.json`, as Cassandra writes it (`service.snapshot.SnapshotManifest`) or ScyllaDB
-    (2026.1, with times in seconds); None if there is none, or one of another form."""
+    (2026.1, with times in seconds); None if it is missing or has another form.
+    """
     try:
         found = json.loads(read_file(filesystem, posixpath.join(folder, "manifest.json")))
         if "snapshot" in found:
@@ -246,8 +251,8 @@ def _schema(locations: Sequence[Location]) -> TableSchema:
     path = posixpath.join(locations[0].folder, "schema.cql")
     if locations[0].filesystem.get_file_info(path).type != FileType.File:
         raise WritetimeError(
-            f"{locations[0].folder} has no schema.cql, and SSTables do not know the names of key columns: name a file "
-            "with CREATE TABLE by --schema"
+            f"{locations[0].folder} has no schema.cql, and SSTables do not have the names of key columns: pass a file "
+            "with CREATE TABLE as --schema"
         )
     schema = infer_schema(locations)
     manifest = _read_manifest(locations[0].filesystem, locations[0].folder)
@@ -255,7 +260,7 @@ def _schema(locations: Sequence[Location]) -> TableSchema:
 
 
 def _taken_at(locations: Sequence[Location]) -> int:
-    """Return when a snapshot was taken (`manifest.json`), else when its last file was written: no earlier than that."""
+    """Return when a snapshot was taken (`manifest.json`), else when its last file was written, which is not earlier."""
     location = locations[0]
     if (manifest := _read_manifest(location.filesystem, location.folder)) is not None:
         return manifest.taken_at

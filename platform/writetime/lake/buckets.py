@@ -1,7 +1,7 @@
-"""Buckets: equal ranges of the token, each the unit of one task and of one folder.
+"""Buckets: equal token ranges, each the unit of one task and of one folder.
 
-The bucket of a token is its top bits, so a bucket is a range of tokens, and SSTables, which are sorted by token, give
-it up without a shuffle. The number of buckets is a power of two and is fixed when a lake table is created.
+The bucket of a token is its top bits, so a bucket is a token range, and SSTables, which are sorted by token, can be
+read by bucket without a shuffle. The number of buckets is a power of two and is fixed when a lake table is created.
 """
 
 from typing import TypeVar
@@ -44,10 +44,10 @@ def token_range(bucket: int, buckets: int) -> tuple[int, int]:
 
 
 def buckets_of_share(share: int, shares: int, buckets: int) -> range:
-    """Return the buckets that start in one of equal shares of the token's range."""
+    """Return the buckets that start in one of equal shares of the token range."""
     return range(-(-share * buckets // shares), -(-(share + 1) * buckets // shares))
 
 
 def partition_of_bucket(bucket: Number, buckets: int, partitions: int) -> Number:
-    """Return the Kafka partition of a bucket (or of many): each has a range of buckets, and so of tokens."""
+    """Return the Kafka partition of a bucket (or of many): each partition has a range of buckets, and so of tokens."""
     return bucket * partitions // buckets

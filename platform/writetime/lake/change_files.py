@@ -1,4 +1,4 @@
-"""Reads files of changes, and of levels of the state: the same rows as Parquet's reader gives, for less."""
+"""Reads files of changes, and of levels of the state: the same rows as Parquet's reader returns, at a lower cost."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,14 +13,14 @@ from writetime.lake.storage import Storage
 from writetime.merge.conform import REPEATING
 
 _FLAG, _PRESENCE = "tombstone", "write_time"
-# In smaller row groups it costs more to look at the statistics of a flag than to read it.
+# In smaller row groups, reading the statistics of a flag costs more than reading the flag.
 _MANY_ROWS = 1 << 14
 
 
 def read_changes(files: Iterable[tuple[Storage, str]], schema: pa.Schema) -> list[pa.Table]:
-    """Read files whole; those that have the same fields come as one table, so that nothing is put together twice.
+    """Read files completely. Files with the same fields come as one table, so that no rows are combined twice.
 
-    Fields of `REPEATING` come as dictionaries where the files have them so.
+    Fields of `REPEATING` are dictionaries if the files have them as dictionaries.
     """
     alike: dict[pa.Schema, list[pa.Table]] = {}
     names: dict[pa.Schema, str] = {}
@@ -36,10 +36,10 @@ def read_changes(files: Iterable[tuple[Storage, str]], schema: pa.Schema) -> lis
 
 @contextmanager
 def open_changes(storage: Storage, path: str) -> Iterator[pq.ParquetFile]:
-    """Open a file so that its texts and bytes that repeat are read as dictionaries."""
+    """Open a file so that its repeating texts and bytes are read as dictionaries."""
     with storage.filesystem().open_input_file(path) as opened:
         file = pq.ParquetFile(opened)
-        # What is read of a remote file comes in as few requests as its row groups allow.
+        # A remote file is read in as few requests as its row groups allow.
         remote = not storage.is_local
         yield pq.ParquetFile(opened, metadata=file.metadata, read_dictionary=_repeating(file), pre_buffer=remote)
 
@@ -47,8 +47,8 @@ def open_changes(storage: Storage, path: str) -> Iterator[pq.ParquetFile]:
 def read_groups(file: pq.ParquetFile, groups: Sequence[int], names: Sequence[str]) -> pa.Table:
     """Read some row groups and, of these columns, those that the file has.
 
-    What the statistics tell is not read but made: a dictionary of one value (all changes are of rows, none of which has
-    a clustering), and the flag of a column's cells of which none is a tombstone.
+    Columns that the statistics determine are made without reading: a dictionary of one value (all changes are of rows
+    without a clustering key), and the flag of a column's cells if none of them is a tombstone.
     """
     schema = file.schema_arrow
     fields = [schema.field(name) for name in names if name in schema.names]
@@ -79,13 +79,13 @@ def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
 
 
 def _with_dictionaries(schema: pa.Schema, table: pa.Table) -> pa.Schema:
-    """Return the schema with the dictionaries that the merge takes."""
+    """Return the schema with the dictionaries that the merge accepts."""
     types = [table.schema.field(f.name).type if f.name in REPEATING else f.type for f in schema]
     return pa.schema(list(zip(schema.names, types, strict=True)))
 
 
 def _joined(tables: Sequence[pa.Table], fields: pa.Schema) -> pa.Table:
-    """Put tables together, with a dictionary where all have one."""
+    """Concatenate tables, with a dictionary for columns where all have one."""
     if any(table.schema != tables[0].schema for table in tables):
         tables = [table.cast(fields) for table in tables]
     return pa.concat_tables(tables).combine_chunks()
@@ -101,7 +101,7 @@ def _repeating(file: pq.ParquetFile) -> list[str]:
 
 
 class _Statistics:
-    """What the statistics of row groups tell of their columns."""
+    """The statistics of row groups, by column."""
 
     def __init__(self, file: pq.ParquetFile, groups: Sequence[int]) -> None:
         self._indices = {file.schema.column(i).path: i for i in range(len(file.schema))}
@@ -130,7 +130,7 @@ class _Statistics:
 
 
 def _all_false(group: pq.RowGroupMetaData, flag: int, presence: int) -> bool:
-    """Return whether a flag is false in all cells, and there in each of them."""
+    """Return whether a flag is false in all cells, and present in each of them."""
     flags, present = group.column(flag).statistics, group.column(presence).statistics
     if flags is None or present is None or flags.null_count != present.null_count:
         return False

@@ -1,9 +1,9 @@
-"""Writes changes as files of the lake: in a Spark task, a thread, or wherever they are read.
+"""Writes changes as files of the lake: in a Spark task, a thread, or the process that reads them.
 
     files = ChangeWriter.of(table, schema).write(batches)
     table.changes.append(files, "capture/node-1", batch_number)
 
-Tasks write the files, the driver commits those of a batch at once; `lake.spark.append_frame` does both.
+Tasks write the files; the driver commits those of a batch in one step. `lake.spark.append_frame` does both.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,13 +26,13 @@ from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 
-# Changes that a task keeps in memory before it writes them, in bytes of Arrow; sorting takes as much again.
+# Changes that a task keeps in memory before it writes them, in bytes of Arrow; sorting takes the same amount again.
 BUFFER_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class ChangeWriter:
-    """Writes changes of one table as files of its buckets. A task may take it along, to Spark or to a thread."""
+    """Writes changes of one table as files of its buckets. A task may carry it to Spark or to a thread."""
 
     storage: Storage
     schema: TableSchema
@@ -45,7 +45,7 @@ class ChangeWriter:
         return cls(table.changes.storage, schema, table.buckets)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
-        """Write changes; no one sees the files until they are committed.
+        """Write changes. The files are not visible until they are committed.
 
         Each file holds one bucket, sorted by token, key and position.
         """
@@ -67,7 +67,7 @@ class ChangeWriter:
         return written + [self._flush(bucket, buffers[bucket]) for bucket in sorted(buffers)]
 
     def in_arrow(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write changes, and yield what was written: for `DataFrame.mapInArrow`, with `WRITTEN_SCHEMA`."""
+        """Write changes, and yield the written files: for `DataFrame.mapInArrow`, with `WRITTEN_SCHEMA`."""
         yield pa.RecordBatch.from_pylist([asdict(file) for file in self.write(batches)], WRITTEN_SCHEMA)
 
     def _flush(self, bucket: int, parts: Sequence[pa.Table]) -> WrittenFile:

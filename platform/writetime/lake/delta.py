@@ -1,7 +1,7 @@
 """One Delta table of the lake: its creation, its files by bucket, and commits that a retry does not repeat.
 
-Delta itself remembers, for each application id, the number of its last transaction. A commit names both; whoever finds
-its own number there has nothing left to do, and of two that commit at once with one id, Delta refuses the second.
+Delta itself stores, for each application id, the number of its last transaction. A commit names both. A writer that
+finds its own number there has nothing left to do, and of two that commit at once with one id, Delta rejects the second.
 """
 
 import json
@@ -28,12 +28,12 @@ else:
 
 BUCKETS = "writetime.buckets"
 _ATTEMPTS = 20
-# Every commit that removes files has this application id: Delta itself lets two pass that remove the same files.
+# Every commit that removes files has this application id: Delta itself accepts two that remove the same files.
 _REWRITE = "writetime-rewrite"
 
 
 class Conflict(Transient):
-    """Another process has rewritten the same files first."""
+    """Another process rewrote the same files first."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class BucketedTable:
         """Create the table if it does not exist, with `schema` and the partition column.
 
         Raises:
-            WritetimeError: two columns differ in upper and lower case only, which Delta does not tell apart.
+            WritetimeError: two columns differ in upper and lower case only, which Delta does not distinguish.
         """
         full = pa.schema([(PARTITION, pa.int32()), *schema])
         try:
@@ -114,7 +114,7 @@ class BucketedTable:
             raise WritetimeError(f"{self.storage.address} cannot be created: {e}") from None
 
     def load(self, version: int | None = None) -> Snapshot:
-        """Return the newest version, or the one asked for.
+        """Return the newest version, or the requested one.
 
         Raises:
             WritetimeError: there is no such table or version.
@@ -128,7 +128,7 @@ class BucketedTable:
         """Return the newest version, None if the table has not been created.
 
         Raises:
-            WritetimeError: there is a folder of it that cannot be opened.
+            WritetimeError: its folder exists and cannot be opened.
         """
         return self.load() if self.exists() else None
 
@@ -138,7 +138,7 @@ class BucketedTable:
         Raises:
             WritetimeError: there is no such table.
         """
-        # deltalake's own file system is Python's, which Arrow's threads ask even when the program ends; that aborts it.
+        # deltalake's own file system is Python's. Arrow's threads use it even when the program ends; that aborts it.
         return self.load().table.to_pyarrow_table(columns=list(columns), filesystem=self.storage.filesystem())
 
     def append(
@@ -152,15 +152,15 @@ class BucketedTable:
         """Add the files of one batch in one commit; return whether it was new.
 
         Args:
-            files: what the tasks of the batch have written.
-            app_id: who sends batches, such as one stream.
-            number: which of its batches this is; the numbers rise. Nothing happens if this one, or a later one, has
-                been committed.
+            files: the files that the tasks of the batch have written.
+            app_id: the sender of batches, such as one stream.
+            number: the number of this batch; the numbers rise. Nothing happens if this one, or a later one, has been
+                committed.
             also: other numbers to keep with the commit, by names like `app_id`.
-            given: numbers that the table has to have still, 0 if none, as the files were made by them.
+            given: numbers that the table must still have, 0 if none, because the files depend on them.
 
         Raises:
-            Conflict: one of the numbers that were given is another one now.
+            Conflict: one of the given numbers has changed.
         """
 
         def attempt() -> bool:
@@ -169,7 +169,8 @@ class BucketedTable:
                 return False
             if any((now.transaction(name) or 0) != wanted for name, wanted in (given or {}).items()):
                 raise _conflict(self.storage)
-            # Those given are named again, so that Delta lets no other commit that changes them pass at once.
+            # The given numbers are written again, so that Delta rejects any other commit that changes them at the same
+            # time.
             done_now = _transactions({app_id: number, **(also or {}), **(given or {})})
             self._commit(now, [_added(f, data_change=True) for f in files], done_now, {})
             return True
@@ -190,14 +191,14 @@ class BucketedTable:
 
         Args:
             before: the version that the new files were made from.
-            remove: the files of it that go.
-            add: the files that come.
-            data_change: False if the rows mean the same as before, so that a stream of what is new passes them over.
-            info: kept with the commit, for people.
+            remove: its files to remove.
+            add: the files to add.
+            data_change: False if the rows mean the same as before, so that a stream of new rows skips them.
+            info: kept with the commit, for readers of the log.
             also: numbers to keep with the commit, by application id.
 
         Raises:
-            Conflict: the table has been rewritten since `before`. What was appended since does no harm.
+            Conflict: the table has been rewritten since `before`. Files that were appended since do no harm.
         """
         milliseconds = int(time.time() * 1000)
         removed = [
@@ -208,11 +209,11 @@ class BucketedTable:
         self._retry(lambda: self._rewrite(before, actions, also or {}, info or {}))
 
     def replace(self, before: Snapshot, add: Sequence[WrittenFile], schema: pa.Schema, also: Mapping[str, int]) -> None:
-        """Replace all files, and all fields, in one commit: also what was appended since `before`.
+        """Replace all files, and all fields, in one commit, including files that were appended since `before`.
 
         Args:
             before: the version that the new files were made from.
-            add: the files that come.
+            add: the files to add.
             schema: the fields from now on, without the partition column.
             also: as for `rewrite`.
 
@@ -259,9 +260,9 @@ class BucketedTable:
         self.update_property(name, lambda _: value)
 
     def update_property(self, name: str, value: Callable[[Mapping[str, str]], str]) -> str:
-        """Set a property of the table to what follows from all of its properties, and return it.
+        """Set a property of the table to a value computed from all of its properties, and return it.
 
-        Of two that do so at once, the later one starts from what the other one has set.
+        Of two that do so at once, the later one starts from the value that the other one has set.
         """
         found = ""
 
@@ -290,7 +291,8 @@ class BucketedTable:
         return {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
 
     def add_fields(self, schema: pa.Schema) -> None:
-        """Add the fields, also nested ones, that the table does not have; files written before read as null there.
+        """Add the fields, including nested ones, that the table does not have; they read as null in files written
+        before.
 
         Raises:
             WritetimeError: a field of the table has another type.
@@ -317,7 +319,7 @@ class BucketedTable:
                 time.sleep(random.uniform(0.01, 0.1))
             except exceptions.DeltaError as e:
                 raise WritetimeError(f"{self.storage.address}: {e}") from None
-        raise WritetimeError(f"{self.storage.address}: {_ATTEMPTS} commits failed, the last one by: {fault}")
+        raise WritetimeError(f"{self.storage.address}: {_ATTEMPTS} commits failed, the last one with: {fault}")
 
 
 def _conflict(storage: Storage) -> Conflict:

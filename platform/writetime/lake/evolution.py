@@ -3,12 +3,12 @@
 Schemas arrive in any order (a snapshot of last week after a commit log of today), so two of them are joined: a column
 lives unless one of them knows a later drop of it; a user-defined type has the fields of the longer of the two.
 
-A key column that is renamed keeps the name that it had when the lake got the table. Its place in the key shows which
-column it is, as a place never changes; the order in which schemas arrive does not show which name is newer.
+A renamed key column keeps the name that it had when the lake got the table. Its place in the key identifies the column,
+because a place never changes; the order in which schemas arrive does not show which name is newer.
 
-A column that is dropped stays in the Delta tables, with what it had. One that comes back finds its old cells there, and
-the merge leaves out those that the drop made void (`TableSchema.dropped`). A type that Arrow holds in the same way
-(`ascii` and `text`, `timeuuid` and `uuid`) may be swapped for the other; any other change of a type is refused.
+A dropped column stays in the Delta tables, with its values. If it comes back, its old cells are still there, and the
+merge leaves out those that the drop made void (`TableSchema.dropped`). A type may change to one that Arrow holds in the
+same way (`ascii` and `text`, `timeuuid` and `uuid`); any other change of a type is rejected.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ def join_schemas(current: TableSchema, seen: TableSchema) -> TableSchema:
         regular=_columns(current, seen, "regular"),
         dropped=tuple(sorted(_dropped(current, seen).values(), key=lambda d: d.name)),
         id=current.id or seen.id,
-        # Which one is newer, is not known.
+        # It is not known which one is newer.
         gc_grace_seconds=max(current.gc_grace_seconds, seen.gc_grace_seconds),
     )
 

@@ -1,6 +1,6 @@
 """The tables that the platform follows: the entries `[tables.<keyspace>.<table>]` of the settings.
 
-Each entry is read by itself. One that cannot be is refused with its reason, and the others are none the worse.
+Each entry is read separately. An invalid one is refused with its reason, and does not affect the others.
 """
 
 import re
@@ -23,13 +23,13 @@ from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.log import SUFFIX
 
 _PROBE_SECONDS = 1.0
-# What the database lets a keyspace or table be called, quoted or not.
+# Characters that the database allows in names of keyspaces and tables, quoted or not.
 _NAME = re.compile(r"\w+", re.ASCII)
 
 
 @dataclass(frozen=True)
 class FollowedTable:
-    """A table that is followed: its name as `keyspace.table`, its entry, and its schema if that could be learnt."""
+    """A table that is followed: its name as `keyspace.table`, its entry, and its schema if that is known."""
 
     name: str
     entry: Table = field(default_factory=Table)
@@ -47,8 +47,8 @@ class Refused:
 def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[Refused]]:
     """Return the tables that are followed, and the entries that are refused.
 
-    Schemas are the database's. Where it does not answer at once they are the lake's, or not known, and nothing is
-    refused for it.
+    Schemas come from the database. If it does not answer at once they come from the lake, or are not known, and no
+    entry is refused for that.
     """
     tables: list[FollowedTable] = []
     read, refused = read_entries(settings)
@@ -62,7 +62,7 @@ def followed_tables(settings: Settings) -> tuple[list[FollowedTable], list[Refus
 
 
 def read_entries(settings: Settings) -> tuple[list[FollowedTable], list[Refused]]:
-    """Return the tables that the entries name, without their schemas, and the entries that are none."""
+    """Return the tables that the entries name, without their schemas, and the invalid entries."""
     tables: list[FollowedTable] = []
     refused: list[Refused] = []
     for name, entry in _entries(settings.tables):
@@ -106,8 +106,7 @@ def _schema_of(
 
 
 def _schemas(settings: Settings) -> dict[str, TableSchema | WritetimeError] | None:
-    """Return the schemas of all tables of the keyspaces that are named, or why one cannot be read; None if no database
-    answers."""
+    """Return the schemas of all tables of these keyspaces, or why one cannot be read; None if no database answers."""
     if not any(_answers(point, settings.cassandra.port) for point in settings.cassandra.contact_points):
         return None
     try:
@@ -118,7 +117,7 @@ def _schemas(settings: Settings) -> dict[str, TableSchema | WritetimeError] | No
 
 
 def _answers(host: str, port: int) -> bool:
-    """Return whether a port is open; the driver would take much longer to say that it is not."""
+    """Return whether a port is open. The driver would take much longer to report that it is not."""
     try:
         with socket.create_connection((host, port), _PROBE_SECONDS):
             return True

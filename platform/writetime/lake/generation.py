@@ -1,14 +1,14 @@
-"""Generations of a table: what counts after TRUNCATE, or after DROP and CREATE of the same name.
+"""Generations of a table: the changes that count after TRUNCATE, or after DROP and CREATE of the same name.
 
 Both make the database forget all earlier writes, whatever their write times are, so a merge by write time cannot
-follow. TRUNCATE leaves a record on each node: the place in the commit log up to which the node forgot
-(`system.local.truncated_at`; Cassandra's `CommitLogReplayer` replays only mutations behind it). The same rule decides
-here which changes count: those that a node logged behind that place, and snapshots that were taken later. After DROP
-and CREATE, the changes of the earlier table do not count; the table id of a change shows its table.
+follow. TRUNCATE leaves a record on each node: the position in the commit log up to which the node forgot
+(`system.local.truncated_at`; Cassandra's `CommitLogReplayer` replays only later mutations). The same rule decides here
+which changes count: those that a node logged after that position, and snapshots that were taken later. After DROP and
+CREATE, the changes of the earlier table do not count; the table id of a change identifies its table.
 
-A generation begins by one commit to `changes`, which removes the changes that count no longer. The number of the
+A generation begins with one commit to `changes`, which removes the changes that no longer count. The number of the
 generation is a transaction of that commit. Then the state is rebuilt from the other changes, with the same number. Row
-events begin a generation of their own, whose first batch creates all rows.
+events begin their own generation, whose first batch creates all rows.
 """
 
 import re
@@ -36,13 +36,14 @@ from writetime.schema.table import TableSchema
 # `CommitLog-<version>-<id>.log`: ids rise on a node (`CommitLogDescriptor`).
 _SEGMENT = re.compile(r"CommitLog-\d+-(\d+)\.log")
 LATEST = (1 << 63) - 1
-"""An instant after all others."""
+"""A time after all others."""
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """The database's record of the last TRUNCATE of a table: when (microseconds), and the place in the commit log of
-    the node (the id of a segment and an offset) from which on writes count. ScyllaDB's has no place."""
+    """The database's record of the last TRUNCATE of a table: the time (microseconds), and the position in the commit
+    log of the node (the id of a segment and an offset) from which writes count. ScyllaDB's record has no position.
+    """
 
     at: int
     segment: int | None = None
@@ -51,10 +52,10 @@ class Truncation:
 
 @dataclass(frozen=True)
 class Start:
-    """From where on the changes of one source count (instants in microseconds).
+    """The start from which the changes of one source count (times in microseconds).
 
-    Nothing counts that was captured before `since`. After a truncation, snapshots count that were taken later:
-    `snapshot_at` is when the source's newest one was. `of_log`: the source is the CDC log of a ScyllaDB table.
+    Changes captured before `since` do not count. After a truncation, snapshots count that were taken later:
+    `snapshot_at` is the time of the source's newest one. `of_log`: the source is the CDC log of a ScyllaDB table.
     """
 
     since: int = 0
@@ -69,7 +70,7 @@ def which_count(changes: pa.Table, starts: Mapping[str | None, Start]) -> np.nda
     Args:
         changes: the changes, with their origins.
         starts: by the name of the source, which a change of a node has as its `origin.node`; None is for changes
-            without one, which a backfill brought.
+            without one, from a backfill.
     """
     source, node, file, offset, captured_at = one_chunk(changes["origin"]).flatten()
     captured = captured_at.cast(pa.int64()).fill_null(0).to_numpy()
@@ -98,14 +99,14 @@ def _equal(texts: pa.Array, wanted: str) -> np.ndarray:
 
 
 def _is_before(files: pa.Array, offsets: pa.Array, truncation: Truncation) -> np.ndarray:
-    """Return whether places in commit logs are before that of a truncation; other files are."""
+    """Return whether positions in commit logs are before that of a truncation; positions in other files are."""
     segment, offset = _segments(files), offsets.fill_null(0).to_numpy()
     first = truncation.segment or 0
     return (segment < first) | ((segment == first) & (offset < truncation.offset))
 
 
 def _segments(files: pa.Array) -> np.ndarray:
-    """Return the ids of the segments that files are; -1 of other files."""
+    """Return the segment ids of files; -1 for files that are not segments."""
     found = files.dictionary_encode()
     ids = [_SEGMENT.fullmatch(PurePosixPath(name or "").name) for name in found.dictionary.to_pylist()]
     numbers = np.array([-1 if match is None else int(match[1]) for match in ids] or [-1], np.int64)
@@ -140,7 +141,7 @@ def renew(table: LakeTable, starts: Mapping[str, Start], run: Runner = map) -> b
 
 
 def _leave_out(table: LakeTable, changes: Snapshot, starts: Mapping[str, Start], at: int, run: Runner) -> None:
-    """Remove the changes that count no longer, in one commit. It begins a generation if there are any."""
+    """Remove the changes that no longer count, in one commit. It begins a generation if there are any."""
     merged = [f for f in changes.files if PurePosixPath(f.path).name.startswith(BASE) and f.added_at > at]
     if merged and len(registered_sources(changes)) > 1:
         raise WritetimeError(
@@ -181,7 +182,7 @@ class _LeaveOut:
     starts: Mapping[str | None, Start]
 
     def run(self) -> tuple[list[DataFile], list[WrittenFile]]:
-        """Return the files that go, and those that come."""
+        """Return the files to remove, and those to add."""
         removed, written = [], []
         for file in self.files:
             changes = read_file(self.storage, file.path, change_schema(self.schema))

@@ -1,8 +1,8 @@
-"""What a table was at an earlier instant: the changes whose write time is not later.
+"""A table as of an earlier time: the changes whose write time is not later.
 
-The changes tell of an instant as long as they are complete from it on. Two things end that: a snapshot, which has cells
-without those that they replaced, and retention, which merges old changes to one. Both raise the table's property
-`writetime.history_from`, and an earlier instant is refused.
+The changes can show a time as long as they are complete from it on. Two things end that: a snapshot, which has cells
+without those that they replaced, and retention, which merges old changes into one. Both raise the table's property
+`writetime.history_from`, and an earlier time is rejected.
 """
 
 import functools
@@ -22,27 +22,27 @@ from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 
-# pyarrow makes these functions as it is loaded, so a type checker does not know them.
+# pyarrow creates these functions when it is loaded, so a type checker does not know them.
 pc: Any = _compute
 
 HISTORY_FROM = "writetime.history_from"
 
 
 def history_from(changes: Snapshot) -> int | None:
-    """Return the first instant that the changes can tell of, in microseconds; None if all."""
+    """Return the first time that the changes can show, in microseconds; None if all."""
     value = changes.properties.get(HISTORY_FROM)
     return None if value is None else int(value)
 
 
 def raise_history(table: LakeTable, instant: int) -> None:
-    """Record that the changes tell of no instant before this one (microseconds)."""
+    """Record that the changes show no time before this one (microseconds)."""
     before = history_from(table.changes.load())
     if before is None or before < instant:
         table.changes.set_property(HISTORY_FROM, str(instant))
 
 
 def require_history(table: LakeTable, changes: Snapshot, instant: int) -> None:
-    """Refuse an instant (microseconds) that the changes do not tell of.
+    """Reject a time (microseconds) that the changes cannot show.
 
     Raises:
         WritetimeError: see the module.
@@ -50,18 +50,18 @@ def require_history(table: LakeTable, changes: Snapshot, instant: int) -> None:
     first = history_from(changes)
     if first is not None and instant < first:
         raise WritetimeError(
-            f"{table.name} as of {instant_text(instant)}: the changes kept tell of {instant_text(first)} and later (a "
+            f"{table.name} as of {instant_text(instant)}: the changes kept show {instant_text(first)} and later (a "
             "snapshot was taken then, or older changes were merged by lake.keep_history_days)"
         )
 
 
 def until(changes: pa.Table, schema: TableSchema, instant: int) -> pa.Table:
-    """Return what the changes hold of writes up to an instant (microseconds)."""
+    """Return the parts of the changes that were written up to a time (microseconds)."""
     return select(changes, schema, lambda cells: pc.less_equal(cells.field("write_time"), instant))
 
 
 def after(changes: pa.Table, schema: TableSchema, instant: int) -> pa.Table:
-    """Return what the changes hold of writes after an instant (microseconds)."""
+    """Return the parts of the changes that were written after a time (microseconds)."""
     return select(changes, schema, lambda cells: pc.greater(cells.field("write_time"), instant))
 
 
@@ -69,7 +69,7 @@ Keep = Callable[[pa.StructArray], pa.Array]
 
 
 def select(changes: pa.Table, schema: TableSchema, keep: Keep) -> pa.Table:
-    """Return what is left of changes of those cells, markers and tombstones for which `keep` says true."""
+    """Return changes with only those cells, markers and tombstones for which `keep` returns true."""
     columns: dict[str, pa.Array] = {name: _cells(one_chunk(changes[name]), keep) for name in ("marker", "tombstone")}
     for column in schema.static + schema.regular:
         select = _parts if is_complex(column.type) else _cells
@@ -85,7 +85,7 @@ def _cells(cells: pa.StructArray, keep: Keep) -> pa.StructArray:
 
 
 def _parts(column: pa.StructArray, keep: Keep) -> pa.StructArray:
-    """Cut down a non-frozen collection or UDT; it is null if nothing of it is left."""
+    """Filter a non-frozen collection or UDT; it is null if nothing of it is left."""
     tombstone, parts = column.flatten()
     tombstone = _cells(tombstone, keep)
     left = tombstone.is_valid()
@@ -106,7 +106,7 @@ def _parts(column: pa.StructArray, keep: Keep) -> pa.StructArray:
 
 
 def instant_text(instant: int) -> str:
-    """Return an instant (microseconds) for people."""
+    """Return a time (microseconds) as text for messages."""
     try:
         return datetime.fromtimestamp(instant / 1e6, UTC).isoformat()
     except (OverflowError, ValueError):

@@ -1,12 +1,12 @@
-"""Which tombstones the state may do without, and what is refused since.
+"""The horizon: which tombstones the state drops, and which snapshots are rejected because of that.
 
-The horizon is an instant. Deletions made, and written, up to it are dropped from the state, and so is what expired up
-to it; the commit that drops them records it. It is `gc_grace_seconds` before the instant up to which all has been
-captured: by every source that is registered, or if there is none, by the newest snapshot.
+The horizon is a time. Deletions that were made, and written, up to it are dropped from the state, and so are cells that
+expired up to it; the commit that drops them records it. It is `gc_grace_seconds` before the time up to which all writes
+have been captured: by every registered source, or if there is none, by the newest snapshot.
 
-The changes keep all tombstones. So changes that come late, with a write up to the horizon, are exact nevertheless: they
-are merged with all changes of their bucket (`state.completed`). A snapshot from before the horizon is refused: what it
-holds may have been deleted since by a deletion that the database itself had dropped before it was captured.
+The changes keep all tombstones. So late changes with a write up to the horizon are still exact: they are merged with
+all changes of their bucket (`state.completed`). A snapshot from before the horizon is rejected: its rows may have been
+deleted since by a deletion that the database itself had dropped before it was captured.
 """
 
 from functools import partial
@@ -22,14 +22,16 @@ from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 
 HORIZON = "horizon"
-"""The number of a commit to `state` that says the horizon, in microseconds."""
+"""The number in a commit to `state` that has the horizon, in microseconds."""
 
 NEWEST_SNAPSHOT = "writetime.newest_snapshot"
 _SOURCE = "writetime.source."
 TRUNCATED = "truncated/"
-"""Of a commit to `changes`, with the name of a source: when the source truncated the table last, in microseconds."""
+"""In a commit to `changes`, with the name of a source: the time of the source's last truncation of the table, in
+microseconds.
+"""
 
-# Fields of changes, however deep.
+# Fields of changes, at any depth.
 WRITTEN = "write_time"
 DELETED = ("deletion_time", "expiry")
 
@@ -40,18 +42,21 @@ def horizon_of(state: Snapshot) -> int:
 
 
 def register_source(table: LakeTable, source: str) -> None:
-    """Say that a source sends changes from now on: no tombstone is dropped that its watermark is not beyond."""
+    """Record that a source sends changes from now on: a tombstone is dropped only when the source's watermark is beyond
+    it.
+    """
     table.changes.set_property(_SOURCE + source, "registered")
 
 
 def retire_source(table: LakeTable, source: str) -> None:
-    """Say that a source sends no more changes."""
+    """Record that a source sends no more changes."""
     table.changes.set_property(_SOURCE + source, "retired")
 
 
 def watermark(source: str, instant: int) -> dict[str, int]:
-    """Return what to give `BucketedTable.append` as `also`: that with this batch the lake has all that the source wrote
-    before an instant (microseconds). It never falls."""
+    """Return a value for the `also` of `BucketedTable.append`: with this batch the lake has all writes of the source
+    before a time (microseconds). It never falls.
+    """
     return {_watermark(source): instant}
 
 
@@ -68,7 +73,7 @@ def registered_sources(changes: Snapshot) -> set[str]:
 
 
 def newest_snapshot(changes: Snapshot) -> int:
-    """Return when the newest snapshot was taken that is recorded (microseconds); 0 if there is none."""
+    """Return the time of the newest recorded snapshot (microseconds); 0 if there is none."""
     return int(changes.properties.get(NEWEST_SNAPSHOT, 0))
 
 
@@ -78,18 +83,18 @@ def watermark_of(changes: Snapshot, source: str) -> int:
 
 
 def captured_until(changes: Snapshot) -> int:
-    """Return the instant (microseconds) up to which all has been captured; 0 if that is not known."""
+    """Return the time (microseconds) up to which all writes have been captured; 0 if that is not known."""
     sources = registered_sources(changes)
     return min((watermark_of(changes, source) for source in sources), default=newest_snapshot(changes))
 
 
 def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
-    """Return the horizon up to which tombstones may be dropped (microseconds), if that is due.
+    """Return the horizon up to which tombstones may be dropped (microseconds), if it is due.
 
     Args:
         table: the table.
         now: the time, in microseconds.
-        every_hours: how far the horizon has to move, as each move rewrites what has tombstones; 0 for never.
+        every_hours: how far the horizon must move, because each move rewrites the files with tombstones; 0 for never.
     """
     changes = table.changes.load()
     grace = table.schema(changes).gc_grace_seconds * 1_000_000
@@ -99,8 +104,8 @@ def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
 
 
 def require_newer(table: LakeTable, changes: Snapshot, taken_at: int) -> None:
-    """Refuse a snapshot that was taken (microseconds) before the horizon, or before the horizon that a newer snapshot
-    implies: the database itself had dropped deletions by then. Refuse one from before a truncation, too.
+    """Reject a snapshot that was taken (microseconds) before the horizon, or before the horizon that a newer snapshot
+    implies: the database itself had dropped deletions by then. Also reject one from before a truncation.
 
     Raises:
         WritetimeError: see above.
@@ -109,20 +114,20 @@ def require_newer(table: LakeTable, changes: Snapshot, taken_at: int) -> None:
     if taken_at <= truncated_at:
         raise WritetimeError(
             f"{table.name} was truncated at {instant_text(truncated_at)}: a snapshot taken at {instant_text(taken_at)} "
-            f"is refused, as its rows would come back; take a new one by `writetime snapshot {table.name}`"
+            f"is refused because its rows would come back; take a new one with `writetime snapshot {table.name}`"
         )
     grace = table.schema(changes).gc_grace_seconds * 1_000_000
     first = max(horizon_of(table.state.load()), newest_snapshot(changes) - grace)
     if taken_at < first:
         raise WritetimeError(
-            f"{table.name}: a snapshot taken at {instant_text(taken_at)} is refused, as deletions up to "
-            f"{instant_text(first)} may have been dropped and what they deleted would come back; take a new one by "
+            f"{table.name}: a snapshot taken at {instant_text(taken_at)} is refused, because deletions up to "
+            f"{instant_text(first)} may have been dropped, and the deleted data would come back; take a new one with "
             f"`writetime snapshot {table.name}`"
         )
 
 
 def without_dropped(state: pa.Table, schema: TableSchema, horizon: int) -> pa.Table:
-    """Return a state without the deletions and expired cells and markers that a horizon (microseconds) lets drop."""
+    """Return a state without the deletions and the expired cells and markers before a horizon (microseconds)."""
     return select(state, schema, partial(_stays, horizon=horizon))
 
 
@@ -138,12 +143,12 @@ def may_hold(storage: Storage, file: DataFile, fields: tuple[str, ...], until: i
 def _may_hold(statistics: pq.Statistics | None, until: int) -> bool:
     if statistics is None:
         return True
-    # A field of the table's own may have such a name, and another type.
+    # A column of the table may have such a name, and another type.
     return statistics.has_min_max and isinstance(statistics.min, int) and statistics.min <= until
 
 
 def _stays(cells: pa.StructArray, horizon: int) -> pa.Array:
-    """Return which cells, markers or tombstones stay. A deleted counter does: it hides what is counted later, too."""
+    """Return which cells, markers or tombstones stay. A deleted counter stays: it also hides later increments."""
     names = {field.name for field in cells.type}
     if "shards" in names:
         return pc.is_valid(cells)

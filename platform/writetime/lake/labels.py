@@ -1,8 +1,8 @@
 """The names of columns in the lake: labels, which differ by more than case.
 
-A column's label is its CQL name, unless the table has a name that is like it (`schema.names`), or one that is like the
-field of changes that it would get (`changes.labelled_field`). Then it is the first free of `<name>_2`, `<name>_3`, ...
-Each column that a table ever had keeps its label, also while it is dropped, as its field stays in the Delta tables. So
+A column's label is its CQL name, unless the table has a similar name (`schema.names`), or one that is like the field of
+changes that it would get (`changes.labelled_field`). Then it is the first free of `<name>_2`, `<name>_3`, ... Each
+column that a table ever had keeps its label, even while it is dropped, because its field stays in the Delta tables. So
 labels are recorded: in the property `writetime.names` of `changes`, as JSON by CQL name.
 """
 
@@ -19,9 +19,9 @@ NAMES = "writetime.names"
 
 
 def extend(recorded: Mapping[str, str], columns: Iterable[Column]) -> dict[str, str]:
-    """Return the labels by CQL name, with those of columns that have none yet.
+    """Return the labels by CQL name, and add those of columns that have none yet.
 
-    Of columns that are new at once, those of lower case go first.
+    If several columns are new, those in lower case go first.
     """
     labels = dict(recorded)
     in_views = TakenNames([PARTITION, *labels.values()])
@@ -36,7 +36,7 @@ def extend(recorded: Mapping[str, str], columns: Iterable[Column]) -> dict[str, 
 
 
 def recorded_labels(recorded: str | None, schema: TableSchema) -> dict[str, str]:
-    """Return the labels that a table's property records; of a table from before there were any, the CQL names."""
+    """Return the labels that a table's property records; for a table without this property, the CQL names."""
     if recorded is not None:
         return json.loads(recorded)
     return {c.name: c.name for c in (*schema.columns, *schema.dropped)}
@@ -63,5 +63,5 @@ def labelled_anew(schema: TableSchema) -> TableSchema:
 
 
 def without_labels(schema: TableSchema) -> TableSchema:
-    """Return a schema as it is outside of the lake."""
+    """Return a schema as it is outside the lake."""
     return labelled(schema, {column.name: "" for column in schema.columns})

@@ -15,7 +15,8 @@ from writetime.lake.storage import Storage
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 
-# Files are merged by portions of this size (bytes of Parquet), so that memory follows the result and not the input.
+# Files are merged in portions of this size (bytes of Parquet), so that memory depends on the result and not on the
+# input.
 PORTION_BYTES = 64 << 20
 
 
@@ -37,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True)
 class MergeTask:
-    """Merge the files of one bucket and write the result to `target`, without what `horizon` lets drop (if any)."""
+    """Merge the files of one bucket and write the result to `target`, without data that `horizon` drops (if any)."""
 
     sources: tuple[Source, ...]
     schema: TableSchema
@@ -61,7 +62,7 @@ def merge_files(
     schema: TableSchema,
     select: Callable[[pa.Table], pa.Table] | None = None,
 ) -> pa.Table:
-    """Merge all files of these sources, as `select` cuts down each; memory follows the result."""
+    """Merge all files of these sources, each filtered by `select`; memory depends on the result."""
     state = merge([], schema)
     for portion in _portions(sources):
         tables = read_changes(((storage, file.path) for storage, file in portion), change_schema(schema))

@@ -18,9 +18,9 @@ from writetime.lake.storage import Storage
 PARTITION = "token_bucket"
 """The Delta tables' partition column."""
 
-# So many rows tell whether the values of a column repeat.
+# This many rows show whether the values of a column repeat.
 _SAMPLE_ROWS = 1 << 10
-# Sorted by these, so that their statistics tell a reader which row groups it may leave out.
+# The sort columns, so that their statistics show a reader which row groups it may skip.
 SORTED_BY = ("token", "key", "position")
 
 
@@ -38,21 +38,22 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are put into a file: so many to a row group, which is what a reader reads or leaves out."""
+    """How rows are put into a file: the number per row group, which is the unit that a reader reads or skips."""
 
     row_group_rows: int
     codec: str
 
 
 KEPT = Layout(1 << 16, "zstd")
-"""For what is kept long and seldom read."""
+"""For data that is kept long and seldom read."""
 
 READ_SOON = Layout(1 << 16, "lz4")
-"""For what is read from end to end, some times, before it is merged with more. Its files are larger; both writing and
-reading take less CPU."""
+"""For data that is read completely, a few times, before it is merged with more. Its files are larger; both writing and
+reading take less CPU.
+"""
 
 PROBED = Layout(1 << 11, "lz4")
-"""For what is read again and again for some tokens. Its files are a third larger, and no dearer to write."""
+"""For data that is read repeatedly for some tokens. Its files are a third larger, at the same cost of writing."""
 
 WRITTEN_SCHEMA = pa.schema(
     [
@@ -77,14 +78,14 @@ def write_file(
 ) -> WrittenFile:
     """Write rows of one bucket as one file; `tokens` are those of the rows if they are a column too.
 
-    The name is new each time: a task that is run again leaves a file that no commit names, which goes with a vacuum.
+    The name is new each time: a repeated task leaves a file that no commit names, which a vacuum deletes.
     """
     folder = f"{PARTITION}={bucket}"
     path = f"{folder}/{prefix}{uuid.uuid4().hex}.parquet"
     filesystem = storage.filesystem()
     if storage.is_local:
         filesystem.create_dir(folder)
-    # pyarrow's types say that this is a bool only.
+    # pyarrow's type stubs return only a bool here.
     repeating: Any = _repeating(table)
     with (
         filesystem.open_output_stream(path) as sink,
@@ -101,7 +102,7 @@ def write_file(
 def _repeating(table: pa.Table) -> list[str]:
     """Return the Parquet columns whose values repeat, by the first rows.
 
-    Only those gain by a dictionary. Of the others it makes files larger, and both writing and reading slower.
+    Only those gain from a dictionary. For the others it makes files larger, and both writing and reading slower.
     """
     sample = table.slice(0, _SAMPLE_ROWS)
     leaves = [leaf for name in table.column_names for leaf in _leaves(name, sample[name].combine_chunks())]
@@ -124,7 +125,7 @@ def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
 
 
 def without_empty(table: pa.Table) -> pa.Table:
-    """Leave out the fields, also nested ones, that are null in all rows; `conform` puts them back."""
+    """Leave out the fields, including nested ones, that are null in all rows; `conform` restores them."""
     kept = {name: _without_empty(one_chunk(table[name])) for name in table.column_names}
     return pa.table({name: array for name, array in kept.items() if array.null_count < len(array)})
 
@@ -133,14 +134,14 @@ def _without_empty(array: pa.Array) -> pa.Array:
     if not pa.types.is_struct(array.type):
         return array
     children = [(field.name, _without_empty(array.field(i))) for i, field in enumerate(array.type)]
-    # A struct without fields is none.
+    # Parquet has no struct without fields.
     kept = [(n, c) for n, c in children if c.null_count < len(c)] or children[:1]
     mask = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays([c for _, c in kept], names=[n for n, _ in kept], mask=mask)
 
 
 def read_file(storage: Storage, path: str, schema: pa.Schema) -> pa.Table:
-    """Read a file's columns of this schema; what the file does not have is null."""
+    """Read a file's columns of this schema; columns that the file does not have are null."""
     with pq.ParquetFile(path, filesystem=storage.filesystem(), pre_buffer=not storage.is_local) as file:
         present = [name for name in schema.names if name in file.schema_arrow.names]
         return conform(file.read(present), schema, f"{storage.address}/{path}")
@@ -157,12 +158,12 @@ def count_values(storage: Storage, path: str, column: str) -> int:
 
 
 def conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """Return the columns of this schema, with nulls for the fields, also nested ones, that `table` does not have.
+    """Return the columns of this schema, with nulls for the fields, including nested ones, that `table` does not have.
 
     Raises:
         WritetimeError: a field has another type.
     """
-    # All fields of a type that are missing share their nulls.
+    # All missing fields of a type share their nulls.
     nulls = functools.cache(pa.nulls)
     columns = []
     for field in schema:
@@ -200,7 +201,7 @@ def _conform(array: pa.Array, wanted: pa.DataType, nulls: Callable[[int, pa.Data
             list_offsets(array), _conform(array.flatten(), wanted.value_type, nulls), wanted
         )
     if pa.types.is_timestamp(array.type) != pa.types.is_timestamp(wanted):
-        # A cast would take the one's microseconds for the other's milliseconds.
+        # A cast would read the microseconds of one as the milliseconds of the other.
         raise pa.ArrowInvalid(f"{array.type} cannot become {wanted}")
     return array.cast(wanted)
 
@@ -213,7 +214,7 @@ def list_offsets(lists: pa.Array) -> pa.Array:
 
 
 def split_by_bucket(table: pa.Table, buckets: int) -> Iterable[tuple[int, pa.Table]]:
-    """Cut rows by the bucket of their token."""
+    """Split rows by the bucket of their token."""
     numbers = buckets_of(table["token"], buckets)
     present = np.unique(numbers)
     if len(present) == 1:
@@ -224,7 +225,7 @@ def split_by_bucket(table: pa.Table, buckets: int) -> Iterable[tuple[int, pa.Tab
 
 
 def sort(tables: Sequence[pa.Table]) -> pa.Table:
-    """Put rows into the order of the database: by token, partition key and position."""
+    """Sort rows in the order of the database: by token, partition key and position."""
     table = pa.concat_tables(tables).combine_chunks()
     keys = pa.table([table[name] for name in SORTED_BY], SORTED_BY)
     return table.take(pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in SORTED_BY]))

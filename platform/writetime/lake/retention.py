@@ -17,7 +17,7 @@ from writetime.schema.table import TableSchema
 
 @dataclass(frozen=True)
 class _Trim:
-    """Merge what a bucket's old changes hold of writes up to an instant; what is later stays as it is."""
+    """Merge the parts of a bucket's old changes that were written up to a time; later parts stay as they are."""
 
     bucket: int
     source: Source
@@ -40,9 +40,9 @@ class _Trim:
 
 
 def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
-    """Merge the changes that came to the lake, and were written, up to an instant (microseconds).
+    """Merge the changes that came to the lake, and were written, up to a time (microseconds).
 
-    From then on the changes tell of no earlier instant. Only what the state has folded in is merged, where there are
+    From then on the changes show no earlier time. Only changes that the state has folded in are merged, where there are
     as many files of one size as `levels_to_fold` asks for. Returns how many files were merged.
     """
     folded = folded_version(table.state.load())
@@ -66,9 +66,9 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
 
 
 def vacuum(table: LakeTable, hours: int) -> list[str]:
-    """Delete the files that no version of the last `hours` names, also those that failed tasks left; return them.
+    """Delete the files that no version of the last `hours` names, including those of failed tasks; return them.
 
-    A reader, or a task that has not committed, that takes longer than this would lose its files.
+    A reader, or a task that has not committed, that takes longer than this loses its files.
     """
     gone = []
     for part in (*table.parts, *([table.rows] if table.rows.exists() else [])):

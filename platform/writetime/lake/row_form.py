@@ -1,8 +1,8 @@
-"""The row form of values, which views and row events have: timestamps in microseconds, as Spark and Delta hold them.
+"""The row form of values, which views and row events have: timestamps in microseconds, as Spark and Delta store them.
 
-Changes and states hold CQL's milliseconds, which reach further. A timestamp that does not fit is null in the row form.
-Within a collection, tuple, vector or user-defined type only that part is null; but a map with such a key is null as a
-whole, as maps have no null keys.
+Changes and states hold CQL's milliseconds, which have a larger range. A timestamp that does not fit is null in the row
+form. Within a collection, tuple, vector or user-defined type only that part is null; but a map with such a key is null
+as a whole, because maps have no null keys.
 """
 
 from collections import Counter
@@ -19,11 +19,11 @@ from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Vector
 
 MILLIS_MAX = ((1 << 63) - 1) // 1000
-"""The most milliseconds, and as a negative number the least, that a timestamp of microseconds holds."""
+"""The largest number of milliseconds, and as a negative number the smallest, that a timestamp of microseconds holds."""
 
 
 def fit(rows: pa.Table, schema: TableSchema, unfit: Counter[str] | None = None) -> pa.Table:
-    """Return rows of the stored form in the row form, with the names that the lake's view has.
+    """Return rows of the stored form in the row form, with the names of the lake's view.
 
     Args:
         rows: the table's columns by name, as `merge.live_rows` returns them.
@@ -44,13 +44,13 @@ def fit(rows: pa.Table, schema: TableSchema, unfit: Counter[str] | None = None) 
 
 
 def warning(table: str, unfit: Counter[str]) -> str:
-    """Return what to tell a person of timestamps that do not fit."""
+    """Return the warning about timestamps that do not fit."""
     columns = ", ".join(f"{name} ({count} row{'s' * (count != 1)})" for name, count in sorted(unfit.items()))
     return f"{table}: timestamps outside of the years -290308 to 294247 are null in views and row events: {columns}"
 
 
 def _fit(values: pa.Array, cql_type: CqlType) -> tuple[pa.Array, np.ndarray]:
-    """Return values in the row form, and in which of them something does not fit."""
+    """Return values in the row form, and a flag for each that does not fit."""
     wanted = arrow_type(cql_type)
     if values.type == wanted:
         return values, np.zeros(len(values), bool)
@@ -93,13 +93,13 @@ def _fit_maps(maps: pa.Array, types: Sequence[CqlType], wanted: pa.DataType) -> 
 
 
 def _any_in(lists: pa.Array, flags: np.ndarray) -> np.ndarray:
-    """Return which lists have an element that is flagged."""
+    """Return which lists have a flagged element."""
     found = np.zeros(len(lists), bool)
     found[_rows_of(lists)[flags]] = True
     return found
 
 
 def _rows_of(lists: pa.Array) -> np.ndarray:
-    """Return, of each element of the flattened lists, the index of its list."""
+    """Return, for each element of the flattened lists, the index of its list."""
     lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
     return np.repeat(np.arange(len(lists)), lengths)

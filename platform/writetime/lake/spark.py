@@ -16,7 +16,7 @@ from writetime.lake.table import LakeTable
 
 
 def in_spark(session: SparkSession) -> Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]:
-    """Return what runs the lake's tasks like the built-in `map`, but each as a task of Spark."""
+    """Return a function that runs the lake's tasks like the built-in `map`, but each as a task of Spark."""
 
     def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> list[Any]:
         described = list(tasks)
@@ -32,13 +32,13 @@ def in_spark(session: SparkSession) -> Callable[[Callable[[Any], Any], Iterable[
 
 
 def _attempt(function: Callable[[Any], Any], task: Any) -> tuple[Any, Exception | None]:
-    """Run a task; an error that means something comes back as it is, and not as Spark's own around its text."""
+    """Run a task. A known error comes back as itself, and not as Spark's error with its text."""
     try:
         return function(task), None
     except (WritetimeError, OSError) as e:
         try:
             pickle.loads(pickle.dumps(e))
-        except Exception:  # Whatever its own constructor makes of its text.
+        except Exception:  # The text that the error's own constructor makes.
             return None, WritetimeError(str(e))
         return None, e
 

@@ -2,7 +2,7 @@
 
 The state of a bucket is the merge of all its levels. It follows `changes` by the version of that Delta table: the
 application `changes` of `state` has as its last transaction the version up to which changes are folded in. Folding a
-change twice does no harm, as merging is idempotent.
+change twice does no harm, because merging is idempotent.
 """
 
 import math
@@ -19,34 +19,35 @@ from writetime.lake.storage import Storage
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
 from writetime.schema.table import TableSchema
 
-# Looks at new levels before they are committed.
+# Checks new levels before they are committed.
 Staged = Callable[[Sequence[WrittenFile]], None]
 
 FOLDED = "changes"
-# As many levels of about one size make a larger one, four times as large as they were. A level is written anew
-# log4(state / batch) times in all, and a reader meets at most three levels of each size.
+# This many levels of about one size become a larger one, four times as large. A level is rewritten log4(state / batch)
+# times in all, and a reader reads at most three levels of each size.
 FAN = 4
 _SMALLEST = 1 << 16
 
-# The name of a file of history that was merged: `base-<version>-...`, the version of `changes` that it holds all of.
+# The name of a file of merged history: `base-<version>-...`, the version of `changes` that it holds completely.
 BASE = "base-"
 
 
 def folded_version(state: Snapshot) -> int | None:
-    """Return the version of `changes` up to which the state has them; None at first."""
+    """Return the version of `changes` up to which the state has folded them; None at first."""
     return state.transaction(FOLDED)
 
 
 def pending(table: LakeTable, changes: Snapshot, state: Snapshot) -> dict[int, list[DataFile]]:
-    """Return the files of `changes` to merge with the state, by bucket: what it has not folded in, `completed`."""
+    """Return the files of `changes` to merge with the state, by bucket: those not folded in yet, `completed`."""
     return completed(table, files_since(table, changes, folded_version(state)), changes, state)
 
 
 def completed(
     table: LakeTable, files: dict[int, list[DataFile]], changes: Snapshot, state: Snapshot
 ) -> dict[int, list[DataFile]]:
-    """Return files of `changes` to merge with the state: in buckets where one holds a write from before the horizon,
-    all files, as they have the deletions that the state has dropped."""
+    """Return files of `changes` to merge with the state. In buckets where one holds a write from before the horizon
+    these are all files, because they have the deletions that the state has dropped.
+    """
     horizon = horizon_of(state)
     if not horizon:
         return files
@@ -58,7 +59,7 @@ def completed(
 
 
 def files_since(table: LakeTable, changes: Snapshot, version: int | None) -> dict[int, list[DataFile]]:
-    """Return the files of `changes` that hold more than a version of it does, by bucket; all if that is None."""
+    """Return the files of `changes` with more than a version of it holds, by bucket; all if that is None."""
     if version is None:
         return changes.by_bucket
     if version >= changes.version:
@@ -75,7 +76,7 @@ def _known(table: LakeTable, version: int) -> set[str]:
     try:
         return {f.path for f in table.changes.load(version).files}
     except WritetimeError:
-        # Delta forgets old versions (after 30 days by default); to fold a change again does no harm.
+        # Delta forgets old versions (after 30 days by default); folding a change again does no harm.
         return set()
 
 
@@ -85,10 +86,11 @@ def _holds_no_more_than(file: DataFile, version: int) -> bool:
 
 
 def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
-    """Fold the changes that are not in the state yet into it, one new level a bucket; return how many files they were.
+    """Fold the changes that are not in the state yet into it, one new level per bucket; return how many files they
+    were.
 
-    A fold that is repeated, or of which two run at once, counts once. `staged` is called with the new levels before
-    they are committed; if it raises, they never are.
+    A repeated fold, or two at once, count once. `staged` is called with the new levels before they are committed; if it
+    raises, they are not committed.
 
     Raises:
         Conflict: tombstones were dropped meanwhile: run it again.
@@ -122,8 +124,8 @@ def compact(table: LakeTable, run: Runner = map, staged: Staged | None = None) -
 
 
 def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
-    """Drop the tombstones, and what has expired, from before the horizon (microseconds) from the state, in one commit
-    that records it; return in how many buckets there were any.
+    """Drop the tombstones and expired cells from before the horizon (microseconds) from the state, in one commit that
+    records it; return the number of buckets that had any.
 
     Raises:
         Conflict: changes were folded in meanwhile, or the state was rewritten: run it again.
@@ -145,15 +147,15 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
 
 
 def count_tombstones(table: LakeTable, state: Snapshot) -> int:
-    """Return how many tombstones of rows, ranges and partitions levels of the state have, by the files' footers."""
+    """Return how many tombstones of rows, ranges and partitions the levels of the state have, by the files' footers."""
     return sum(count_values(table.state.storage, file.path, "tombstone.write_time") for file in state.files)
 
 
 def rebuild(table: LakeTable, run: Runner = map) -> int:
-    """Make the state anew from all changes that the lake has; return how many files of changes they are.
+    """Rebuild the state from all changes in the lake; return how many files of changes they are.
 
-    The changes are complete: retention merges old ones and drops nothing that the state has. What the state has dropped
-    of tombstones comes back until they are dropped again.
+    The changes are complete: retention merges old ones and drops no data of the state. Tombstones that the state has
+    dropped come back until they are dropped again.
 
     Raises:
         Conflict: another process changed the state meanwhile: run it again.
@@ -171,7 +173,7 @@ def rebuild(table: LakeTable, run: Runner = map) -> int:
 
 
 def generation_of(part: Snapshot) -> int:
-    """Return the number of the generation that a version of a part is of."""
+    """Return the number of the generation of a version of a part."""
     return part.transaction(GENERATION) or 0
 
 
@@ -184,7 +186,7 @@ def _merged(
     *,
     horizon: int | None = None,
 ) -> list[WrittenFile]:
-    """Merge the files of each bucket to one level."""
+    """Merge the files of each bucket into one level."""
     tasks = [
         MergeTask((Source(storage, tuple(found)),), schema, bucket, table.state.storage, horizon)
         for bucket, found in files.items()
@@ -195,7 +197,7 @@ def _merged(
 def levels_to_fold(levels: Sequence[DataFile]) -> list[DataFile]:
     """Return the levels of a bucket to fold into one: those of a size of which there are `FAN`, and all smaller ones.
 
-    Sizes are in classes, each `FAN` times the one before. What the fold would make counts in its own class at once.
+    Sizes are in classes, each `FAN` times the one before. The result of the fold counts in its own class at once.
     """
     by_size = sorted(levels, key=lambda f: f.size)
     chosen = 0

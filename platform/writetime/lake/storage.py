@@ -15,7 +15,7 @@ from writetime.core.extras import require
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder by its address, and the options that reach it (secrets among them). A task may take it along."""
+    """A folder by its address, and the options to open it (including secrets). A task may carry it along."""
 
     address: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -26,7 +26,7 @@ class Storage:
 
     @property
     def is_local(self) -> bool:
-        """Whether the folder is on this machine's disks."""
+        """Whether the folder is on a disk of this machine."""
         return "://" not in self.address
 
     def filesystem(self) -> fs.FileSystem:
@@ -41,7 +41,7 @@ class Storage:
 
 
 def lake_storage(settings: Settings) -> Storage:
-    """Return the lake's folder; a relative path means the working folder."""
+    """Return the lake's folder; a relative path is relative to the working folder."""
     path = settings.lake.path.rstrip("/")
     options = {name: secret.get_secret_value() for name, secret in settings.lake.storage_options.items()}
     return Storage(path if "://" in path else str(Path(path).resolve()), options)

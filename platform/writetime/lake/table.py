@@ -1,8 +1,8 @@
 """A captured table in the lake: the three Delta tables below `<lake>/<keyspace>.<table>/`, and the schema they follow.
 
-- `changes`: what was read, appended; each commit is one batch
+- `changes`: the changes that were read, appended; each commit is one batch
 - `state`: the changes merged, in levels: each file of a bucket is one, and all of them together are the state
-- `view`: the rows that live, one row for each row of CQL
+- `view`: the rows that live, one row per row of CQL
 
 The table's schema is kept as CQL in the properties of `changes`, with the labels of its columns (`lake.labels`).
 """
@@ -29,9 +29,9 @@ from writetime.schema.table import SchemaError, TableSchema, is_later
 
 SCHEMA = "writetime.schema"
 # Transactions of the parts: the number of the table's generation (`lake.generation`), and the number of the generation
-# in which a table was created under the name of another one, 0 for the first.
+# in which a table was created with the name of an earlier one, 0 for the first.
 GENERATION, CREATED = "generation", "created"
-# All that the databases take for names of keyspaces and tables.
+# All characters that the databases allow in names of keyspaces and tables.
 _NAME = re.compile(r"\w+\.\w+", re.ASCII)
 
 
@@ -41,7 +41,7 @@ def view_schema(schema: TableSchema) -> pa.Schema:
 
 
 class LakeTable:
-    """A captured table that exists in the lake; see the module. `open_table` and `create_table` make it."""
+    """A captured table that exists in the lake; see the module. `open_table` and `create_table` return it."""
 
     def __init__(self, storage: Storage, buckets: int) -> None:
         self.name = PurePosixPath(storage.address).name
@@ -49,7 +49,7 @@ class LakeTable:
         self.changes = BucketedTable(storage.folder("changes"))
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
-        # Of the row events, once someone asked for them: `writetime.row_events.stream`.
+        # The row events, if they were requested: `writetime.row_events.stream`.
         self.rows = BucketedTable(storage.folder("rows"))
 
     @property
@@ -64,10 +64,9 @@ class LakeTable:
         return labelled(schema, recorded_labels(changes.properties.get(_named(NAMES, changes)), schema))
 
     def follow(self, schema: TableSchema) -> TableSchema:
-        """Take up a schema seen at the source, newer or older than the present one; return the schema that results.
+        """Follow a schema seen at the source, newer or older than the present one; return the resulting schema.
 
-        Columns and fields of types are added to the Delta tables, never taken away, so files written before stay as
-        they are.
+        Columns and fields of types are added to the Delta tables, never removed, so earlier files stay as they are.
 
         Raises:
             SchemaError: it is not a schema of the same table, or a column came back with a type that Arrow holds
@@ -77,22 +76,22 @@ class LakeTable:
         if is_later(current, schema) or is_later(schema, current):
             raise SchemaError(
                 f"{schema.full_name} was dropped and created again: the lake has the table with the id {current.id}, "
-                f"and not the one with the id {schema.id}. Landing begins with the later one by itself; first run "
-                f"`writetime forget {schema.full_name}` for a backfill"
+                f"and not the one with the id {schema.id}. Landing starts the later one by itself; before a backfill, "
+                f"run `writetime forget {schema.full_name}`"
             )
         joined = join_schemas(current, schema)
-        # First, so that all who add the fields of a column add the same.
+        # First, so that all processes that add the fields of a column add the same.
         joined = labelled(joined, self._record_labels(joined))
         if to_cql(joined) != to_cql(current):
             for part in (self.changes, self.state):
                 part.add_fields(change_schema(joined))
             self.view.add_fields(view_schema(joined))
-            # Last, so that whoever sees the schema finds its fields.
+            # Last, so that a process that sees the schema finds its fields.
             self.changes.set_property(_named(SCHEMA, self.changes.load()), to_cql(joined))
         return joined
 
     def begin(self, schema: TableSchema) -> None:
-        """Begin a generation with another table of the same name, which was created later; nothing of the table before
+        """Begin a generation with another table of the same name, which was created later; nothing of the earlier table
         stays in `changes`. `generation.renew` does the rest.
 
         Raises:
@@ -119,17 +118,17 @@ class LakeTable:
 
 
 def created_of(part: Snapshot) -> int:
-    """Return the number of the generation in which the table was created that a version of a part is of."""
+    """Return the number of the generation in which the table of a version of a part was created."""
     return part.transaction(CREATED) or 0
 
 
 def cql_of(changes: Snapshot) -> str:
-    """Return the CQL of the table that a version of its changes has."""
+    """Return the CQL of the table in a version of its changes."""
     return changes.properties[_named(SCHEMA, changes)]
 
 
 def _named(name: str, changes: Snapshot) -> str:
-    """Return the name of a property of the table that a version of its changes is of."""
+    """Return the table's name, a property of a version of its changes."""
     created = created_of(changes)
     return f"{name}.{created}" if created else name
 
@@ -143,7 +142,7 @@ def table_storage(settings: Settings, name: str) -> Storage:
     """Return the folder of the table `keyspace.table`.
 
     Raises:
-        WritetimeError: no table is named so. It would be a folder elsewhere.
+        WritetimeError: the name is invalid. It would be a folder elsewhere.
     """
     if not names_table(name):
         raise WritetimeError(f"{name!r} names no table: KEYSPACE.TABLE, each of letters, digits and '_'")
@@ -165,21 +164,23 @@ def open_table(settings: Settings, name: str) -> LakeTable:
     storage = table_storage(settings, name)
     table = LakeTable(storage, 0)
     if not table.changes.exists():
-        raise WritetimeError(f"{storage.address} has no changes: bring the table {name} in by `writetime backfill`")
+        raise WritetimeError(f"{storage.address} has no changes: bring the table {name} in with `writetime backfill`")
     found = {part.storage.address: part.load().properties.get(BUCKETS) for part in table.parts}
     _require_milliseconds(table)
     first = found[table.changes.storage.address]
     for address, buckets in found.items():
         if buckets is None or buckets != first:
             raise WritetimeError(
-                f"{address} says {BUCKETS} = {buckets}, and its changes say {first}: the number of buckets never "
+                f"{address} has {BUCKETS} = {buckets}, and its changes have {first}: the number of buckets never "
                 "changes; restore the property"
             )
     return LakeTable(storage, check_buckets(int(first or 0)))
 
 
 def _require_milliseconds(table: LakeTable) -> None:
-    """Refuse a table whose changes hold timestamps as microseconds, as they did once: Delta cannot change the type."""
+    """Reject a table whose changes hold timestamps as microseconds, as in earlier versions: Delta cannot change the
+    type.
+    """
     changes = table.changes.load()
     schema = table.schema(changes)
     fields = pa.schema(changes.table.schema())
@@ -204,7 +205,7 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     """Open a table of the lake and let it follow this schema; a new one is created, with `lake.buckets` buckets.
 
     Raises:
-        WritetimeError: as `open_table` and `follow` raise it, or `lake.buckets` is no power of two.
+        WritetimeError: as `open_table` and `follow` raise it, or `lake.buckets` is not a power of two.
     """
     storage = table_storage(settings, schema.full_name)
     buckets = check_buckets(settings.lake.buckets)
@@ -212,7 +213,7 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     labels = extend({}, schema.columns)
     made = labelled(schema, labels)
     properties = {SCHEMA: to_cql(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
-    # `changes` last: a table exists once all of it does.
+    # `changes` last: a table exists once all of its parts do.
     table.view.create(view_schema(made), buckets, {})
     table.state.create(change_schema(made), buckets, {})
     table.changes.create(change_schema(made), buckets, properties)

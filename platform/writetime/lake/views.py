@@ -1,7 +1,7 @@
-"""Views: the rows that live at an instant, computed when asked for (virtual) or kept as files (compacted).
+"""Views: the rows that live at a time, computed on request (virtual) or kept as files (compacted).
 
 Both come from one function over one bucket: the levels of the state and the changes that are not folded in yet, merged,
-at an instant. So they differ in when they are computed and in nothing else.
+as of a time. So they differ only in when they are computed.
 """
 
 import time
@@ -24,14 +24,14 @@ from writetime.merge import live_rows
 from writetime.schema.table import TableSchema
 
 AS_OF = "writetime.as_of"
-"""The instant of a compacted view (microseconds), with its commit."""
+"""The time of a compacted view (microseconds), with its commit."""
 
 
 @dataclass(frozen=True)
 class BucketView:
-    """The rows of one bucket at an instant (microseconds), and where its files are; a task may take it along.
+    """The rows of one bucket at a time (microseconds), and the places of its files; a task may carry it along.
 
-    `only_until` says to leave out what was written after the instant.
+    `only_until` leaves out writes after that time.
     """
 
     bucket: int
@@ -42,7 +42,7 @@ class BucketView:
     target: Storage
 
     def rows(self, unfit: Counter[str] | None = None) -> pa.Table:
-        """Compute the rows; `unfit` as `row_form.fit` has it."""
+        """Compute the rows; `unfit` is as for `row_form.fit`."""
         select: Callable[[pa.Table], pa.Table] | None = None
         if self.only_until:
             select = partial(until, schema=self.schema, instant=self.as_of)
@@ -51,15 +51,15 @@ class BucketView:
 
 
 def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]:
-    """Return what there is to compute for the rows of a table, one entry a bucket.
+    """Return the parts of a table's rows to compute, one entry per bucket.
 
     Args:
         table: the table.
-        as_of: the instant, in microseconds: the answer is that of all writes up to it, by their write times. If None,
-            all writes count, also those with a write time yet to come, and what expires does so now.
+        as_of: the time, in microseconds: all writes up to it count, by their write times. If None, all writes count,
+            also those with a write time in the future, and cells expire as of now.
 
     Raises:
-        WritetimeError: the changes kept do not tell of this instant.
+        WritetimeError: the changes kept cannot show this time.
     """
     # The state first: changes that are folded and then merged away in between are in files that name their version.
     state = table.state.load()
@@ -85,13 +85,13 @@ def virtual(table: LakeTable, as_of: int | None = None, unfit: Counter[str] | No
 def refresh(
     table: LakeTable, run: Runner = map, staged: Staged | None = None, unfit: Counter[str] | None = None
 ) -> int:
-    """Replace the compacted view by the rows of now, in one commit; return how many they are.
+    """Replace the compacted view by the present rows, in one commit; return how many they are.
 
     Args:
         table: the table.
-        run: runs the tasks, one a bucket.
+        run: runs the tasks, one per bucket.
         staged: is called with the new files before they are committed; if it raises, the view stays as it was.
-        unfit: as `row_form.fit` has it; it is complete when `staged` is called.
+        unfit: as for `row_form.fit`; it is complete when `staged` is called.
     """
     view = table.view.load()
     tasks = bucket_views(table)

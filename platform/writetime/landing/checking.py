@@ -1,7 +1,7 @@
-"""Checks of decoded changes before they land: the texts that stand for numbers, addresses and UUIDs are such.
+"""Checks decoded changes before they land: texts that stand for numbers, addresses and UUIDs must be valid.
 
-Avro has `decimal`, `varint`, `inet`, `uuid` and `timeuuid` as strings, so a message may be what its schema says and
-hold a text that is no value. Once landed, it would stop each merge of its table that compares it.
+Avro has `decimal`, `varint`, `inet`, `uuid` and `timeuuid` as strings, so a message may follow its schema and hold a
+text that is not a value. Once landed, it would stop each merge of its table that compares it.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from writetime.schema.values import decoder
 
 _UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 _OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-# Texts of these forms are values; of others each is looked at by itself.
+# Texts of these forms are values; each of the others is checked separately.
 _USUAL = {
     "decimal": r"^-?[0-9]+(\.[0-9]+)?(E[+-][0-9]{1,8})?$",
     "inet": rf"^({_OCTET}\.){{3}}{_OCTET}$",
@@ -26,7 +26,7 @@ _USUAL = {
     "uuid": _UUID,
     "varint": "^-?[0-9]+$",
 }
-# Python makes no numbers of texts with more than 4,300 digits.
+# Python refuses to convert texts with more than 4,300 digits.
 _USUAL_CHARACTERS = 4000
 _SHOWN = 100
 
@@ -39,7 +39,7 @@ def check_texts(changes: pa.Table, schema: TableSchema) -> None:
         schema: the table.
 
     Raises:
-        WritetimeError: a text is no value of its type; the error names the column.
+        WritetimeError: a text is not a value of its type; the error names the column.
     """
     keys = schema.partition_key + schema.clustering
     for column in schema.columns:
@@ -103,7 +103,7 @@ def _leaves(values: pa.Array, cql_type: CqlType) -> Iterator[tuple[str, pa.Array
 
 
 def _first_wrong(texts: pa.Array, name: str) -> str | None:
-    """Return the first text that is no value of a type; None if there is none."""
+    """Return the first text that is not a value of a type; None if there is none."""
     if texts.null_count == len(texts):
         return None
     usual = pc.and_(
@@ -115,7 +115,7 @@ def _first_wrong(texts: pa.Array, name: str) -> str | None:
         try:
             is_value = decode(serialise(text)) == text
         except Exception:
-            # Each type raises errors of its own.
+            # Each type raises its own errors.
             is_value = False
         if not is_value:
             return text

@@ -1,9 +1,9 @@
 """Lands many tables: none of them stops another one.
 
-Whatever is raised while a table is landed is caught at that table. What is not available (a broker, a disk) is waited
-for. An error that a person has to correct, and an unknown error that came again three times, sets the table aside: it
-is tried again each minute, as the cause may be gone, and the others go on. Nothing of a table counts as landed that was
-not committed.
+An exception while a table lands is caught at that table. Landing waits for a broker or a disk that is not available. An
+error that an operator must correct, and an unknown error that occurred three more times, sets the table aside: it is
+retried each minute, because the cause may be gone, and the others continue. Changes of a table count as landed only
+after their commit.
 """
 
 import logging
@@ -28,11 +28,11 @@ from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, SourceMar
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""How often what failed by an unknown error is tried again."""
+"""How often an attempt that failed with an unknown error is repeated."""
 _PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _SET_ASIDE_SECONDS = 60.0
-# How often landing reports of a table that has changes.
+# How often landing reports on a table that has changes.
 _REPORT_SECONDS = 30.0
 _SHOWN = 2000
 
@@ -54,17 +54,17 @@ class TableLanding:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is to be tried now."""
+        """Return whether it must be tried now."""
         return time.monotonic() >= self._next_try
 
     def land(
         self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks], *, accept_gap: bool = False
     ) -> int | Exception:
-        """Land what there is, once; return how many changes that was, or why it failed.
+        """Land the messages that the topic holds, once; return the number of changes, or why it failed.
 
         Args:
-            ends: where the table's topic ends, or why that is not known.
-            sources: what the topic of the watermarks had before that was asked.
+            ends: the end offsets of the table's topic, or why they are not known.
+            sources: the topic of the watermarks, as read before the ends.
             accept_gap: as for `Landing.drain`.
         """
         try:
@@ -98,11 +98,11 @@ class TableLanding:
     def _failed(self, error: Exception) -> None:
         was = self.report
         report = failure(was, error, self._changes)
-        # What is remembered may be what is wrong.
+        # The remembered state may be the cause.
         self._landing = None
         self._next_try = time.monotonic() + _pause(report)
         if (was.fault, was.state) != (report.fault, report.state):
-            what = "it is set aside, and tried again each minute" if report.state == "set aside" else "trying again"
+            what = "it is set aside, and retried each minute" if report.state == "set aside" else "retrying"
             log.error("%s cannot be landed: %s; %s", self.name, report.fault, what, exc_info=_unknown(error))
             self._send(report)
         elif time.monotonic() >= self._next_report:
@@ -116,7 +116,7 @@ class TableLanding:
 
 
 class Tables:
-    """Lands tables, all that are captured or those that are named, as often as it is asked to."""
+    """Lands tables, all captured ones or those that are named, on each call."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Tables:
         self._fault: str | None = None
 
     def follow(self, stop: threading.Event) -> None:
-        """Land what comes until it is to stop; tables that are yet to come, too."""
+        """Land new messages until the stop is requested, including those of tables that are captured later."""
         while not stop.is_set():
             next_look = time.monotonic() + self._settings.capture.land_seconds
             self.look(stop)
@@ -144,8 +144,9 @@ class Tables:
         self._reporter.flush()
 
     def look(self, stop: threading.Event) -> None:
-        """Land what there is of each table that is due. A few requests ask for all tables at once, and a table that has
-        nothing new costs none."""
+        """Land the new messages of each table that is due. A few requests cover all tables, and a table without news
+        costs nothing.
+        """
         try:
             sources, ends = self._ask()
         except Exception as e:
@@ -163,11 +164,11 @@ class Tables:
         self._show()
 
     def land_once(self) -> Iterator[tuple[str, int | Exception]]:
-        """Land what there is of each table; yield each with how many changes that was, or why it failed. An error that
-        may pass, or is unknown, is tried again three times.
+        """Land the messages of each table; yield each with the number of changes, or why it failed. An error that may
+        pass, or is unknown, is retried three times.
 
         Raises:
-            WritetimeError: Kafka cannot be asked.
+            WritetimeError: Kafka does not answer.
         """
         sources, ends = self._ask()
         for table in self._wanted(ends):
@@ -176,7 +177,7 @@ class Tables:
                 if attempt:
                     time.sleep(_PAUSE_SECONDS)
                     if isinstance(_ends_of(ends, table.name), Exception):
-                        # The topic's partitions may have had no leader just then.
+                        # The topic's partitions may have had no leader at that moment.
                         sources, ends = self._ask()
                 outcome = table.land(_ends_of(ends, table.name), sources, accept_gap=self._accept_gap)
                 if isinstance(outcome, int) or (isinstance(outcome, WritetimeError) and not is_outage(outcome)):
@@ -185,7 +186,7 @@ class Tables:
         self._reporter.flush()
 
     def _ask(self) -> tuple[dict[str, SourceMarks], TopicEnds]:
-        """Ask for what concerns all tables: first the watermarks, then the ends, then the schemas; see `Landing`."""
+        """Read the data of all tables: first the watermarks, then the ends, then the schemas; see `Landing`."""
         if self._topics is None:
             self._topics = Topics(self._settings)
         sources = self._topics.watermarks.read()
@@ -201,7 +202,7 @@ class Tables:
             if name not in self._tables:
                 self._tables[name] = TableLanding(self._settings, name, self._topics, self._reporter)
         if not self._names:
-            # A table whose topic was deleted, such as by `writetime forget`, is not there any more.
+            # A table whose topic was deleted, such as by `writetime forget`, no longer exists.
             self._tables = {name: table for name, table in self._tables.items() if name in set(there)}
         return [self._tables[name] for name in names]
 
@@ -215,11 +216,11 @@ class Tables:
             self._metrics.failed(table.name)
 
     def _failed(self, error: Exception) -> None:
-        """Report an error of what all tables need, such as Kafka, once."""
+        """Report an error of a service that all tables need, such as Kafka, once."""
         fault = _text(error)
         if fault != self._fault:
             self._fault = fault
-            log.error("no table can be landed: %s; trying again", fault, exc_info=_unknown(error))
+            log.error("no table can be landed: %s; retrying", fault, exc_info=_unknown(error))
         if self._metrics is not None:
             self._metrics.failed("")
 
@@ -239,7 +240,7 @@ def _ends_of(ends: TopicEnds, table: str) -> Mapping[int, int] | Exception:
 
 
 def failure(was: LandingReport, error: Exception, changes: int) -> LandingReport:
-    """Return what is to be reported of a table that failed, after what was reported before."""
+    """Return the report of a table that failed, after its earlier report."""
     attempts = was.attempts + 1 if was.fault is not None else 1
     lasting = not is_outage(error) and (isinstance(error, WritetimeError) or attempts > ATTEMPTS)
     return LandingReport(
@@ -255,7 +256,7 @@ def failure(was: LandingReport, error: Exception, changes: int) -> LandingReport
 
 @contextmanager
 def reported(settings: Settings, landing: Landing) -> Iterator[None]:
-    """Report how the landing of one table ends, which the body does once."""
+    """Report how the landing of one table ends. The body lands it once."""
     topics, reporter = landing.topics, Reporter(settings)
     topics.watermarks.read()
     was = topics.watermarks.reports.get(landing.name, LandingReport(0.0))
@@ -277,15 +278,16 @@ def reported(settings: Settings, landing: Landing) -> Iterator[None]:
 
 
 def _pause(report: LandingReport) -> float:
-    """Return after how many seconds a table that failed is tried again. An outage may last, and each try may have to
-    wait for an answer."""
+    """Return the seconds until the next attempt of a table that failed. An outage may last, and each attempt may have
+    to wait for an answer.
+    """
     if report.state == "set aside":
         return _SET_ASIDE_SECONDS
     return min(_PAUSE_SECONDS * 2 ** min(report.attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
 
 
 def _unknown(error: Exception) -> Exception | None:
-    """Return an error whose traceback is of use."""
+    """Return an error whose traceback is useful."""
     return None if isinstance(error, WritetimeError) or is_outage(error) else error
 
 

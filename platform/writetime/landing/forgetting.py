@@ -1,7 +1,7 @@
-"""Forgets a table, such as one that was dropped: `writetime forget KS.TABLE` deletes all that the platform keeps of it.
+"""Forgets a table, such as a dropped one: `writetime forget KS.TABLE` deletes everything that the platform keeps of it.
 
-That is what comes of its changes: topics, schemas, reports, its folder in the lake, and what the agent of this machine
-knows. The database is not touched, and neither are snapshots, settings and the subjects of a schema registry.
+That is the data made of its changes: topics, schemas, reports, its folder in the lake, and the records of this
+machine's agent. The database is not touched, and neither are snapshots, settings and the subjects of a schema registry.
 """
 
 import os
@@ -26,17 +26,18 @@ from writetime.wire.watermarks import WatermarkTopic, send_report
 
 @dataclass(frozen=True)
 class Trace:
-    """A thing that is kept of a table, in words, and how to delete it."""
+    """A thing that is kept of a table, in words, and the function that deletes it."""
 
     text: str
     delete: Callable[[], Any]
 
 
 def find_traces(settings: Settings, table: str) -> list[Trace]:
-    """Return what is kept of a table, in the order in which it is to be deleted: first what would make the rest again.
+    """Return the things that are kept of a table, in the order of deletion: first those that would create the others
+    again.
 
     Raises:
-        WritetimeError: the text names no table, or Kafka does not answer.
+        WritetimeError: the text does not name a table, or Kafka does not answer.
     """
     storage = table_storage(settings, table)
     traces = _agent_traces(settings.capture, table)
@@ -57,13 +58,14 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
     watermarks = WatermarkTopic(settings)
     watermarks.read()
     if table in watermarks.reports:
-        traces.append(Trace("what landing reports of it", lambda: _delete_report(settings, table)))
+        traces.append(Trace("landing's reports of it", lambda: _delete_report(settings, table)))
     return traces
 
 
 def _agent_traces(capture: Capture, table: str) -> list[Trace]:
-    """Return what an agent keeps of a table in its state folder: schemas, snapshots and times without capture by the
-    table's id, the place in the log of a ScyllaDB table by its name."""
+    """Return the records of a table in an agent's state folder: schemas, snapshots and times without capture by the
+    table's id, the position in the log of a ScyllaDB table by its name.
+    """
     folder = capture.state
     ids = [
         path.stem
@@ -87,14 +89,14 @@ def _agent_traces(capture: Capture, table: str) -> list[Trace]:
         finally:
             os.close(lock)
 
-    return [Trace(f"what the agent knows of it in {folder}, which must not run meanwhile", delete)]
+    return [Trace(f"the agent's records of it in {folder}; the agent must not run meanwhile", delete)]
 
 
 def _is_of(cql: Any, table: str) -> bool:
     try:
         return parse_table(cql).full_name == table
     except Exception:
-        # Whatever else is kept of other tables does not matter here.
+        # Files of other tables do not matter here.
         return False
 
 

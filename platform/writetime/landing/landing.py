@@ -1,15 +1,15 @@
 """Lands captured changes: from the topic `changes.<keyspace>.<table>` into the lake's `changes`, each message once.
 
-A batch takes each partition of the topic up to an offset. Its commit carries, as transactions of Delta, its number and
-where each partition is then. So the lake itself says how far landing is: a batch that was killed before its commit was
-never there, and of two that run at once one counts. Late, repeated and disordered changes need no care, as merging is
-associative, commutative and idempotent.
+A batch takes each partition of the topic up to an offset. Its commit has, as Delta transactions, its number and the new
+offset of each partition. So the lake itself records the progress of landing: a batch that was killed before its commit
+left nothing, and of two that run at once only one counts. Late, repeated and disordered changes are no problem, because
+merging is associative, commutative and idempotent.
 
-A commit also carries until when each source's changes are in the lake: what the topic of the watermarks said before the
-ends of this table's topic were asked for, once all up to these ends has landed.
+A commit also has the time up to which each source's changes are in the lake: the value in the topic of the watermarks
+before the ends of this table's topic were read, once all messages up to these ends have landed.
 
-The table and its schema come from the topic of the schemas, in which each schema has its table's CQL: a new table or
-column needs no word from anyone.
+The table and its schema come from the topic of the schemas, where each schema has its table's CQL. So new tables and
+columns are found automatically.
 """
 
 import hashlib
@@ -49,27 +49,27 @@ from writetime.wire.publishing import RegisteredSchema, SchemaTopic
 from writetime.wire.topics import changes_topic, table_of_topic
 from writetime.wire.watermarks import Place, SourceMarks, TableMark, WatermarkTopic
 
-# Messages of a partition in one batch: a lake of few large files, and no batch that takes for ever.
+# Messages of a partition per batch, for few large files in the lake and batches of limited duration.
 BATCH_MESSAGES = 1_000_000
-# How far watermarks move before there is a commit for them alone: of a table without changes, one in five minutes at
-# most, as each costs some 50 ms of CPU; or in a third of `capture.stale_seconds`, if that is less.
+# How far watermarks move before they get a commit of their own: for a table without changes, five minutes, because each
+# commit costs some 50 ms of CPU; or a third of `capture.stale_seconds`, if that is less.
 _WATERMARK_MICROS = 300_000_000
-# How often it is looked whether a snapshot has come that releases watermarks.
+# How often landing looks for a snapshot that releases watermarks.
 _RELEASE_SECONDS = 60.0
-# How many commits are read to find one that says where landing is; others come from backfills and properties.
+# Commits that are read to find one with the progress of landing; others come from backfills and properties.
 _COMMITS_LOOKED_AT = 5
 
 
 def captured_tables(settings: Settings) -> list[str]:
-    """Return the tables that have a topic of changes, as keyspace.table. Topics that name no table do not count."""
+    """Return the tables that have a topic of changes, as keyspace.table. Topics that name no table are ignored."""
     return sorted(table for topic in topic_names(settings) if (table := table_of_topic(topic)) is not None)
 
 
 def no_topic(table: str) -> WritetimeError:
     """Return the error of a table that has no topic."""
     return WritetimeError(
-        f"{changes_topic(table)} is not there: no agent has published {table} yet. Start `writetime agent`, and see "
-        "that the table has cdc = true"
+        f"{changes_topic(table)} does not exist: no agent has published {table} yet. Start `writetime agent`, and "
+        "check that the table has cdc = true"
     )
 
 
@@ -79,7 +79,7 @@ def is_published(settings: Settings, table: str) -> bool:
 
 
 class Topics:
-    """What landings of several tables share: the topics of the schemas and the watermarks, each read once for all."""
+    """The topics of the schemas and the watermarks, read once for the landings of several tables."""
 
     def __init__(self, settings: Settings) -> None:
         self.schemas = SchemaTopic(settings)
@@ -87,7 +87,7 @@ class Topics:
 
 
 class Landing:
-    """Lands the changes of one table, as often as it is asked to."""
+    """Lands the changes of one table, on each call."""
 
     def __init__(
         self, settings: Settings, table: str, topics: Topics | None = None, place: Place | None = None
@@ -97,8 +97,8 @@ class Landing:
         Args:
             settings: where Kafka and the lake are.
             table: the table, as keyspace.table.
-            topics: what landings of several tables share.
-            place: where landing of the table was when it last reported.
+            topics: shared by the landings of several tables.
+            place: the progress of landing at its last report of the table.
         """
         self._settings = settings
         self.name = table
@@ -110,40 +110,40 @@ class Landing:
         self._lake = LakeTable(table_storage(settings, table), 0)
         self._schemas = LakeSchemas(settings, self._lake)
         self._opened: LakeTable | None = None
-        # The schemas that the lake's table follows, as they were in the topic then.
+        # The schemas that the lake's table follows, as of that read of their topic.
         self._followed: tuple[RegisteredSchema, ...] | None = None
-        # And what the sources said of truncations and table ids.
+        # With the sources' reports of truncations and table ids.
         self._marked: Mapping[str, TableMark] = {}
-        # The offsets up to which the lake has the topic, as they are known without asking it.
+        # The offsets up to which the lake has the topic, without reading the lake.
         self._landed: Mapping[int, int] | None = None
-        # The generation of the lake's table, and from where on changes count in it.
+        # The generation of the lake's table, and the positions from which changes count in it.
         self._generation: tuple[int, Mapping[str, Start]] | None = None
         self._snapshot_at = 0
         self._next_release = 0.0
-        # Where the table is after the last call, so that a process that starts later need not ask the lake.
+        # The progress after the last call, so that a process that starts later need not read the lake.
         self.place = place
-        # Why its watermarks stay though it lands, if they do.
+        # Why its watermarks stay although it lands, if they do.
         self.held_by: str | None = None
-        # Offsets between where its commits began and where they ended: as many as the changes, if none is missing.
+        # Offsets between the start and the end of its commits: equal to the number of changes, if none is missing.
         self.offsets_landed = 0
 
     def drain(self, run: Runner = map, *, accept_gap: bool = False) -> int:
-        """Land what the topic holds at this moment; return how many changes that was.
+        """Land the messages that the topic holds now; return the number of changes.
 
         Args:
-            run: runs the tasks, one a partition, or one if there is little.
-            accept_gap: go on where the topic begins, though messages before are gone and were not landed.
+            run: runs the tasks, one per partition, or one if there are few messages.
+            accept_gap: continue where the topic begins, although earlier messages are gone and have not landed.
 
         Raises:
-            WritetimeError: the topic is missing, is another one than before, or has lost messages that were not landed;
-                or a message is no change of this table, in which case nothing of its batch is landed.
+            WritetimeError: the topic is missing, is not the earlier one, or has lost messages that have not landed; or
+                a message is not a change of this table, in which case nothing of its batch lands.
         """
         sources = self.topics.watermarks.read()
         try:
             ends = end_offsets(self._settings, self._topic)
         except NoTopic:
             raise no_topic(self.name) from None
-        # Now that the ends are known: all schemas of the messages before are in their topic.
+        # After the ends are read: all schemas of the messages below them are in their topic.
         self.topics.schemas.read_on()
         return self.land(ends, sources, run, accept_gap=accept_gap)
 
@@ -155,11 +155,11 @@ class Landing:
         *,
         accept_gap: bool = False,
     ) -> int:
-        """Land the messages below the ends of the partitions; return how many changes that was.
+        """Land the messages below the ends of the partitions; return the number of changes.
 
         Args:
-            ends: the offsets where the partitions of the topic end.
-            sources: what the topic of the watermarks had before the ends were asked for.
+            ends: the end offsets of the topic's partitions.
+            sources: the topic of the watermarks, as read before the ends.
             run: as for `drain`.
             accept_gap: as for `drain`.
 
@@ -238,7 +238,7 @@ class Landing:
         skipped: Collection[tuple[int, int]],
         starts: Mapping[str, Start],
     ) -> list[Part]:
-        """Share the partitions out: each by itself, or few messages together, as each part costs a connection."""
+        """Share the partitions out: each separately, or few messages together, because each part costs a connection."""
         new = [p for p, begin in begins.items() if begin < ends[p]]
         few = sum(ends[p] - begins[p] for p in new) <= DECODED_TOGETHER
         schemas = {schema.fingerprint: schema.avro for schema in self.topics.schemas.of_namespace(self.namespace)}
@@ -257,8 +257,9 @@ class Landing:
         ]
 
     def _is_current(self, ends: Mapping[int, int], sources: Mapping[str, SourceMarks]) -> bool:
-        """Return whether there is nothing to do, without opening the table of the lake: by what is remembered of the
-        last call, or by where another process reported that it was and the one commit of the lake that proves it."""
+        """Return whether there is nothing to do, without opening the table of the lake: by the memory of the last call,
+        or by the progress that another process reported and the one commit of the lake that proves it.
+        """
         if self.place is None:
             return False
         schemas = self.topics.schemas.of_namespace(self.namespace)
@@ -275,7 +276,7 @@ class Landing:
             and self._marked == _marked(self.name, sources)
             and not _other_sources(self.name, known.keys(), sources)
             and (
-                # A backfill may release them, which only the lake knows.
+                # A backfill may release them; only the lake records that.
                 time.monotonic() < self._next_release
                 if self.place.held_since or self.held_by
                 else not self._is_far(known, self._moved(known, sources))
@@ -283,7 +284,7 @@ class Landing:
         )
 
     def _keep_place(self, now: Snapshot, landed: Mapping[int, int], known: Mapping[str, int], held: int) -> None:
-        """Remember where the table is, and which commit proves it: the newest one, or one shortly before."""
+        """Remember the progress of the table, and the commit that proves it: the newest one, or one shortly before."""
         self._landed = dict(landed)
         places = {_place(self._topic, p): offset for p, offset in landed.items()}
         if self.place is not None and self.place.version == now.version:
@@ -296,8 +297,9 @@ class Landing:
         )
 
     def _moved(self, known: Mapping[str, int], sources: Mapping[str, SourceMarks]) -> dict[str, int]:
-        """Return the watermarks of registered sources that are beyond those that are known, but for sources that know
-        only an earlier table of the name."""
+        """Return the watermarks of registered sources that are beyond the known ones, except for sources that know only
+        an earlier table of the name.
+        """
         starts = self._generation[1] if self._generation else {}
         found = {
             source: marks.tables[self.name].until
@@ -307,12 +309,13 @@ class Landing:
         return {source: until for source, until in found.items() if until > known[source]}
 
     def _is_far(self, known: Mapping[str, int], moved: Mapping[str, int]) -> bool:
-        """Return whether watermarks have moved so far that they are worth a commit of their own."""
+        """Return whether watermarks have moved far enough for a commit of their own."""
         return any(until - known[source] >= self._watermark_micros for source, until in moved.items())
 
     def _note_snapshots(self, table: LakeTable) -> None:
-        """Record the snapshots that messages may be of. An agent says when one was taken before it publishes it, so
-        all of those are known of which there are messages below the ends."""
+        """Record the snapshots that messages may belong to. An agent announces a snapshot before it publishes it, so
+        all snapshots with messages below the ends are known.
+        """
         sources = self.topics.watermarks.read().values()
         marks = [marks.tables[self.name] for marks in sources if self.name in marks.tables]
         snapshot_at = max((mark.snapshot_at for mark in marks), default=0)
@@ -325,20 +328,20 @@ class Landing:
         where = f"topic {self._topic}, partition {partition}"
         if landed > end:
             raise WritetimeError(
-                f"{where} ends at offset {end}, but up to {landed} was landed before: it is not the same topic; bring "
+                f"{where} ends at offset {end}, but landing had reached {landed}: it is not the same topic; bring "
                 f"the table {self.name} in under another lake.path"
             )
         if landed < first and not accept_gap:
             raise WritetimeError(
                 f"{where} begins at offset {first}, and the messages from {landed} on were not landed: they are gone. "
-                f"Bring a snapshot in that is taken now, by `writetime backfill {self.name}`, then go on by "
+                f"Take a snapshot now, bring it in with `writetime backfill {self.name}`, then continue with "
                 f"`writetime land {self.name} --accept-gap`"
             )
         return max(landed, first)
 
 
 def landed_offsets(settings: Settings, table: str) -> dict[int, int]:
-    """Return the offset of each partition of a table's changes up to which the lake has them.
+    """Return the offset of each partition of a table's changes up to which the lake has the messages.
 
     Raises:
         WritetimeError: the topic is missing.
@@ -351,7 +354,7 @@ def landed_offsets(settings: Settings, table: str) -> dict[int, int]:
 
 
 def not_landed(settings: Settings, table: str) -> int:
-    """Return how many messages of a table's changes are not in the lake yet.
+    """Return the number of messages of a table's changes that are not in the lake yet.
 
     Raises:
         WritetimeError: the topic is missing.
@@ -361,12 +364,12 @@ def not_landed(settings: Settings, table: str) -> int:
 
 
 def _other_sources(table: str, known: Collection[str], sources: Mapping[str, SourceMarks]) -> list[str]:
-    """Return the sources of a table that are registered and retired since, or not registered yet."""
+    """Return the sources of a table that are registered but were retired since, or that are not registered yet."""
     return [s for s, marks in sources.items() if table in marks.tables and marks.retired == (s in known)]
 
 
 def _follow_sources(table: LakeTable, now: Snapshot, sources: Mapping[str, SourceMarks]) -> bool:
-    """Let the lake's table know which sources send changes of it; return whether it did not."""
+    """Update the lake's table with the sources that send changes of it; return whether that changed anything."""
     other = _other_sources(table.name, registered_sources(now), sources)
     for source in other:
         (retire_source if sources[source].retired else register_source)(table, source)
@@ -374,8 +377,9 @@ def _follow_sources(table: LakeTable, now: Snapshot, sources: Mapping[str, Sourc
 
 
 def watermarks_not_landed(settings: Settings, table: str, sources: Mapping[str, SourceMarks]) -> float:
-    """Return how many seconds the lake could know more of a table's sources than it does, at most; without messages,
-    too, as a table that nobody writes to is as of now."""
+    """Return the largest number of seconds by which the lake's watermarks of a table's sources could advance. This
+    holds without messages too: a table without writes is always up to date.
+    """
     changes = LakeTable(table_storage(settings, table), 0).changes
     if not changes.exists():
         return 0.0
@@ -390,19 +394,20 @@ def _place(topic: str, partition: int) -> str:
 
 
 def _needs_snapshot(table: str, now: Snapshot, starts: Mapping[str, Start]) -> str | None:
-    """Return why a truncation holds the watermarks of a ScyllaDB table: its log has write times, which clients may
-    choose, so it does not show whether a write came before the truncation. A later snapshot does."""
+    """Return why a truncation holds the watermarks of a ScyllaDB table. Its log has write times, which clients may
+    choose, so it does not show whether a write came before the truncation. A later snapshot does.
+    """
     truncated = [start.truncation.at for start in starts.values() if start.of_log and start.truncation is not None]
     if not truncated or newest_snapshot(now) > max(truncated):
         return None
     return (
-        f"{table} was truncated at {instant_text(max(truncated))}: bring in a snapshot that was taken later, by "
-        f"`writetime backfill {table}` with the folders of all nodes"
+        f"{table} was truncated at {instant_text(max(truncated))}: bring in a later snapshot with "
+        f"`writetime backfill {table}` and the folders of all nodes"
     )
 
 
 def _marked(table: str, sources: Mapping[str, SourceMarks]) -> dict[str, TableMark]:
-    """Return what the sources of a table say of its id and its truncation, without how far they are."""
+    """Return the sources' reports of a table's id and truncation, without their watermarks."""
     marks = {source: found.tables[table] for source, found in sources.items() if table in found.tables}
     return {
         source: replace(mark, until=0, snapshot_at=mark.snapshot_at if mark.truncation else 0)
@@ -411,6 +416,6 @@ def _marked(table: str, sources: Mapping[str, SourceMarks]) -> dict[str, TableMa
 
 
 def _digest(schemas: tuple[RegisteredSchema, ...], marked: Mapping[str, TableMark]) -> str:
-    """Return a digest of the schemas of a table, and of what sources say of it: another one if any of that changes."""
+    """Return a digest of the schemas of a table and of the sources' reports of it. It changes with any of these."""
     content = json.dumps([[(s.fingerprint, s.avro.get("cql")) for s in schemas], sorted(map(repr, marked.items()))])
     return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -9,22 +9,22 @@ from writetime.core.errors import WritetimeError
 
 
 class LandingMetrics:
-    """Counts changes and errors by table, and shows how many tables do not land."""
+    """Counts changes and errors by table, and shows the number of tables that do not land."""
 
     def __init__(self, settings: Settings) -> None:
-        """Start the metrics endpoint where `capture.land_metrics_port` names one."""
+        """Start the metrics endpoint if `capture.land_metrics_port` is set."""
         registry = CollectorRegistry()
         self._changes = Counter("writetime_landing_changes", "Changes landed.", ["table"], registry=registry)
         self._errors = Counter(
             "writetime_landing_errors",
-            "Failed attempts to land a table; those of all tables at once, such as of Kafka, have no table.",
+            "Failed attempts to land a table; a failure of all tables, such as of Kafka, has no table.",
             ["table"],
             registry=registry,
         )
         self._tables = Gauge("writetime_landing_tables", "Tables by state.", ["state"], registry=registry)
         self._skipped = Gauge(
             "writetime_landing_messages_skipped",
-            "Messages of a topic that could not be read, and were skipped since the start.",
+            "Messages of a topic that could not be read and were skipped since the start.",
             ["topic"],
             registry=registry,
         )
@@ -40,14 +40,14 @@ class LandingMetrics:
         self._changes.labels(table).inc(count)
 
     def failed(self, table: str) -> None:
-        """Count a failed attempt; `table` is empty for one of all tables."""
+        """Count a failed attempt; `table` is empty for a failure of all tables."""
         self._errors.labels(table).inc()
 
     def tables(self, states: Mapping[str, int]) -> None:
-        """Show how many tables are in each state."""
+        """Set the number of tables in each state."""
         for state, count in states.items():
             self._tables.labels(state).set(count)
 
     def skipped(self, topic: str, count: int) -> None:
-        """Show how many messages of a topic were skipped."""
+        """Set the number of skipped messages of a topic."""
         self._skipped.labels(topic).set(count)

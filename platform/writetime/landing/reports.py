@@ -1,6 +1,6 @@
-"""What landing reports of tables, and what it means that a table does not land.
+"""Landing's reports of tables, and the reasons why a table does not land.
 
-A report goes to the topic of the watermarks, as those of agents do: `writetime status`, `writetime verify` and Dagster
+A report goes to the topic of the watermarks, like those of agents. `writetime status`, `writetime verify` and Dagster
 read it there, from any machine.
 """
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Sends reports. One that cannot be sent is logged, and stops nothing."""
+    """Sends reports. A failure to send one is logged, and stops nothing."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -35,7 +35,7 @@ class Reporter:
         try:
             if self._sender is None:
                 ensure_watermarks_topic(self._settings)
-                self._sender = Sender(self._settings, "what landing reports cannot be sent")
+                self._sender = Sender(self._settings, "landing reports cannot be sent")
             send_report(self._sender, table, report)
         except WritetimeError as e:
             log.warning("%s", e)
@@ -53,9 +53,9 @@ class Reporter:
 
 
 def stopped(settings: Settings, table: LakeTable) -> list[str]:
-    """Return why the changes of a captured table do not reach the lake, or not within `capture.stale_seconds`: what
-    landing reports, messages that wait for longer, sources that are published no further. Nothing if they do, or if the
-    table is not captured.
+    """Return why the changes of a captured table do not reach the lake, or not within `capture.stale_seconds`:
+    landing's report, messages that wait longer, sources that have stopped. Nothing if they do, or if the table is not
+    captured.
 
     Raises:
         WritetimeError: the lake cannot be read.
@@ -72,7 +72,7 @@ def stopped(settings: Settings, table: LakeTable) -> list[str]:
     except WritetimeError as e:
         if now is None or not registered_sources(now):
             return []
-        return [f"whether the table is captured and landed cannot be seen: {e}"]
+        return [f"the state of the table's capture and landing cannot be read: {e}"]
 
 
 def _of_landing(settings: Settings, report: LandingReport | None) -> Iterator[str]:
@@ -109,8 +109,8 @@ def _of_sources(
         until = found.tables[table].until if table in found.tables else None
         fault, at = _fault(found, table), found.status.get("at", 0.0)
         silent = not isinstance(at, int | float) or at < stale
-        # A table whose snapshot is being published has no watermark: that is nothing by itself. What holds the table
-        # itself stays until someone closes the gap.
+        # A table whose snapshot is being published has no watermark: that alone is not a fault. A fault that holds the
+        # table itself stays until an operator closes the gap.
         if until is None or _is_held(found, table) or (until / 1e6 < stale if until else silent or fault):
             where = f"up to {instant_text(until)}" if until else "no longer" if until is None else "not yet"
             why = fault or (
@@ -125,7 +125,7 @@ def _is_held(marks: SourceMarks, table: str) -> bool:
 
 
 def _fault(marks: SourceMarks, table: str) -> str | None:
-    """Return what an agent reports that holds a table back."""
+    """Return the fault in an agent's report that holds a table back."""
     logs, held, snapshots = (marks.status.get(name) for name in ("logs", "held", "snapshots"))
     snapshot = snapshots.get(table) if isinstance(snapshots, Mapping) else None
     if isinstance(snapshot, Mapping) and snapshot.get("state") == "failed":

@@ -1,6 +1,6 @@
-"""A table of the lake follows the schemas that the topic of the schemas has of it.
+"""A table of the lake follows its schemas in the topic of the schemas.
 
-Each is registered with the table's CQL. A CQL that the lake has already is not parsed. One that cannot be read is
+Each is registered with the table's CQL. A CQL that the lake already has is not parsed. A schema that cannot be read is
 skipped: it stops no table, and no other schema of its table.
 """
 
@@ -30,7 +30,7 @@ class LakeSchemas:
         self._unreadable: set[int] = set()
 
     def follow(self, schemas: Iterable[RegisteredSchema]) -> Snapshot | None:
-        """Take up the schemas; create the table if it is not there. Return the newest version of its changes, None if
+        """Follow the schemas; create the table if it does not exist. Return the newest version of its changes, None if
         no schema can be read.
 
         Raises:
@@ -47,15 +47,16 @@ class LakeSchemas:
         return now if seen else None
 
     def _parsed(self, registered: RegisteredSchema) -> TableSchema | None:
-        """Return the table's schema as registered; None if its CQL is that of another table or cannot be read, which is
-        logged once. A message of such a schema cannot be landed, others can."""
+        """Return the table's schema as registered; None if its CQL belongs to another table or cannot be read, which is
+        logged once. A message with such a schema cannot land, others can.
+        """
         try:
             schema = parse_table(registered.avro["cql"])
         except Exception as e:
             if registered.offset not in self._unreadable:
                 self._unreadable.add(registered.offset)
                 log.warning(
-                    "topic %s, partition 0, offset %d is skipped, as the CQL of %s in it cannot be read: %s: %s",
+                    "topic %s, partition 0, offset %d is skipped, because the CQL of %s in it cannot be read: %s: %s",
                     *(SCHEMAS_TOPIC, registered.offset, self._lake.name, type(e).__name__, str(e)[:300]),
                 )
             return None
@@ -64,7 +65,7 @@ class LakeSchemas:
 
     def _create(self, schema: TableSchema) -> Snapshot:
         table = create_table(self._settings, schema)
-        # What the table had before its capture began is not among the changes.
+        # Data from before the table's capture is not among the changes.
         raise_history(table, time_now())
         return table.changes.load()
 

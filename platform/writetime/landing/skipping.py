@@ -1,8 +1,8 @@
-"""The way out of a message that landing cannot read: `writetime land --skip TOPIC/PARTITION@OFFSET`.
+"""Skips a message that landing cannot read: `writetime land --skip TOPIC/PARTITION@OFFSET`.
 
-The message is copied to the topic `changes.<keyspace>.<table>.dead`, whole, and the lake's table remembers its place:
-every landing of the table goes on behind it. What the message said may be missing from the lake. So the watermarks of
-the table stay where they are until there is a snapshot that was begun later.
+The message is copied completely to the topic `changes.<keyspace>.<table>.dead`, and the lake's table records its place:
+every landing of the table continues after it. The changes in the message may be missing from the lake. So the
+watermarks of the table stay where they are until there is a snapshot that was begun later.
 """
 
 import re
@@ -50,11 +50,11 @@ class MessagePlace:
         """Read `changes.<keyspace>.<table>/<partition>@<offset>`.
 
         Raises:
-            WritetimeError: the text is something else.
+            WritetimeError: the text has another form.
         """
         found = _PLACE.fullmatch(text)
         if found is None:
-            raise WritetimeError(f"{text!r} is no place of a message: changes.KEYSPACE.TABLE/PARTITION@OFFSET")
+            raise WritetimeError(f"{text!r} is not the place of a message: changes.KEYSPACE.TABLE/PARTITION@OFFSET")
         return cls(found[1], int(found[2]), int(found[3]))
 
     def __str__(self) -> str:
@@ -62,8 +62,9 @@ class MessagePlace:
 
 
 def skips_of(changes: Snapshot) -> dict[tuple[int, int], int]:
-    """Return the messages of a table that are skipped, by partition and offset: since when (microseconds), or 0 where a
-    later snapshot has what they said."""
+    """Return the skipped messages of a table, by partition and offset, with the time of the skip (microseconds), or 0
+    if a later snapshot has their changes.
+    """
     found = {}
     for name, value in changes.properties.items():
         if name.startswith(_PROPERTY):
@@ -73,18 +74,18 @@ def skips_of(changes: Snapshot) -> dict[tuple[int, int], int]:
 
 
 def held_since(changes: Snapshot) -> int:
-    """Return since when (microseconds) a skipped message holds the watermarks of a table; 0 if none does."""
+    """Return the time (microseconds) from which a skipped message holds the watermarks of a table; 0 if none does."""
     return max(skips_of(changes).values(), default=0)
 
 
 def release(table: LakeTable, changes: Snapshot, marks: Mapping[str, SourceMarks]) -> bool:
-    """Let go of the watermarks that a skipped message holds, if there is a snapshot that was begun later: one that was
-    brought in by a backfill, or one of each source that sends changes. Return whether they are free now.
+    """Release the watermarks that a skipped message holds, if there is a snapshot that was begun later: one from a
+    backfill, or one from each source that sends changes. Return whether they are free now.
 
     Args:
         table: the table.
         changes: a version of its changes.
-        marks: what is said of the sources.
+        marks: the reports of the sources.
     """
     held = held_since(changes)
     sources = registered_sources(changes)
@@ -101,7 +102,7 @@ def release(table: LakeTable, changes: Snapshot, marks: Mapping[str, SourceMarks
 
 
 def skip(settings: Settings, place: MessagePlace) -> int:
-    """Copy a message to the topic of the dead letters and let landing go on behind it; return how many bytes it has.
+    """Copy a message to the topic of the dead letters and let landing continue after it; return its size in bytes.
 
     Raises:
         WritetimeError: there is no such message, it was landed or skipped before, or the lake has no such table.

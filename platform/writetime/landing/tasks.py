@@ -1,4 +1,4 @@
-"""What one task of landing does: messages of a table's topic become files of the lake. It may run in Spark."""
+"""The work of one task of landing: messages of a table's topic become files of the lake. It may run in Spark."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,9 +28,9 @@ DECODED_TOGETHER = 20_000
 class Part:
     """The messages of some partitions from `starts` up to, not including, `ends`.
 
-    `schemas` are the table's by their fingerprints, as far as messages before the ends may name them, and `registry` is
-    where those are that are named by its ids. The messages in `skipped`, by partition and offset, are left out.
-    `counted_from` has from where on the changes of a source count.
+    `schemas` are the table's by their fingerprints, all that messages before the ends may name; `registry` has those
+    that messages name by registry ids. The messages in `skipped`, by partition and offset, are left out. `counted_from`
+    has the position from which the changes of a source count.
     """
 
     settings: Settings
@@ -45,17 +45,20 @@ class Part:
 
 @dataclass
 class Written:
-    """The files of a part, and how many changes do not count, as the table was truncated or created again since."""
+    """The files of a part, and the number of changes that do not count because the table was truncated or created again
+    since.
+    """
 
     files: list[WrittenFile] = field(default_factory=list)
     void: int = 0
 
 
 def write_part(part: Part) -> Written:
-    """Decode the messages of a part and write their changes as files, which no one sees until they are committed.
+    """Decode the messages of a part and write their changes as files. The files are not visible until they are
+    committed.
 
     Raises:
-        WritetimeError: a message is no change of the table; the error names its place.
+        WritetimeError: a message is not a change of the table; the error names its place.
     """
     written = Written()
     written.files = part.writer.write(_changes(part, written))
@@ -93,7 +96,7 @@ def decode(decoder: ChangeDecoder, schema: TableSchema, values: list[bytes | Non
     """Return the changes in the values of messages, checked so that they can be merged.
 
     Raises:
-        WritetimeError: a value is no change of the table.
+        WritetimeError: a value is not a change of the table.
     """
     changes = decoder.decode(values)
     check_texts(changes, schema)
@@ -104,7 +107,7 @@ def _unreadable(message: Message, error: Exception) -> WritetimeError:
     partition, offset = place_of(message)
     reason = str(error) if isinstance(error, WritetimeError) else f"{type(error).__name__}: {error}"
     return WritetimeError(
-        f"topic {message.topic()}, partition {partition}, offset {offset}: {reason[:1000]}. Nothing from there on is "
-        "landed. Correct the cause; if the message is no change of the table, go on behind it by "
+        f"topic {message.topic()}, partition {partition}, offset {offset}: {reason[:1000]}. Nothing from there on has "
+        "landed. Correct the cause; if the message is not a change of the table, continue after it with "
         f"`writetime land --skip {message.topic()}/{partition}@{offset}`"
     )
