@@ -170,7 +170,6 @@ def trimming(error: Exception) -> Callable[[Settings, str], Trimmed]:
     [
         (RuntimeError("a bug"), "RuntimeError: a bug"),
         (RecursionError("too deep"), "RecursionError: too deep"),
-        (ValueError("\ud800"), "ValueError: \\ud800"),
         (WritetimeError("batch 3 is damaged"), "batch 3 is damaged"),
     ],
 )
