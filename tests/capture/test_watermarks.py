@@ -92,7 +92,7 @@ def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch
     shown = CliRunner().invoke(main, ["status"]).output
     assert "all writes are published up to 20" in shown
     answer = CliRunner().invoke(main, ["retire", "nobody"])
-    assert "no agent has said how far nobody is" in answer.output
+    assert "no agent has reported nobody" in answer.output
     assert node in answer.output
     assert CliRunner().invoke(main, ["retire", node], catch_exceptions=False).exit_code == 0
     assert registered_sources(land(landed)) == set()

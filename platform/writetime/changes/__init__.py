@@ -1,1 +1,1 @@
-"""The change: what everything that is read becomes, and its place in its partition."""
+"""The change: the common form of all data that is read, and its place in its partition."""

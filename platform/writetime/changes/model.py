@@ -1,4 +1,4 @@
-"""The change: what everything that is read becomes.
+"""The change: the common form of all data that is read.
 
 A change is one row's part of one source: the cells that it holds, with their write times, or one deletion. Its fields:
 
@@ -7,8 +7,8 @@ A change is one row's part of one source: the cells that it holds, with their wr
 - the clustering columns (null unless `kind` is `row`), `position` and `end`
 - `marker`: a row's liveness, if it was inserted and not only updated
 - `tombstone`: the deletion of the row, range or partition
-- a cell, or a struct of cells, for every static and regular column; null where the source says nothing of the column
-  (a counter's cell has its `shards` besides, and `value` is the sum of those that count)
+- a cell, or a struct of cells, for every static and regular column; null where the source has none for the column
+  (a counter's cell also has its `shards`, and `value` is the sum of those that count)
 - `origin`: where it was read
 
 Write times are in microseconds; `expiry`, `deletion_time` and `ttl` in seconds.
@@ -39,7 +39,7 @@ ORIGIN = pa.struct(
         ("captured_at", pa.timestamp("us", "UTC")),
     ]
 )
-# A part of a counter. `kind` is `global`, or of Cassandra 2.0 and older `local` or `remote`; `id` names the node.
+# A part of a counter. `kind` is `global`, or in Cassandra 2.0 and older `local` or `remote`; `id` names the node.
 SHARD = pa.struct(
     [
         ("id", pa.string()),
@@ -58,7 +58,7 @@ _CELL_TIMES = [
 ]
 
 RESERVED = ("kind", "key", "token", "position", "end", "marker", "tombstone", "origin")
-"""Fields of every change, whose names a table's own column may have too; see `field_name`."""
+"""Fields of every change. A column may have the same name; see `field_name`."""
 _PREFIX = "column_"
 _PREFIXED = re.compile(f"(?:{_PREFIX})*(?:{'|'.join(RESERVED)})")
 
@@ -90,8 +90,9 @@ def column_type(cql_type: CqlType) -> pa.DataType:
 
 
 def udt_fields(cql_type: CqlType) -> list[tuple[str, CqlType]]:
-    """Return the name in Arrow and the type of the fields of a user-defined type (of a dropped one, known as a tuple:
-    `_1`, `_2`, ...)."""
+    """Return the Arrow name and the type of the fields of a user-defined type (of a dropped one, known as a tuple:
+    `_1`, `_2`, ...).
+    """
     if isinstance(cql_type, Udt):
         return cql_type.distinct_fields
     assert isinstance(cql_type, Tuple)
@@ -101,9 +102,9 @@ def udt_fields(cql_type: CqlType) -> list[tuple[str, CqlType]]:
 def field_name(column: Column) -> str:
     """Return the name of a column's field in a change.
 
-    A reserved name gets the prefix `column_`. In a table of the lake the column's label decides, whatever its case; the
-    table has seen to it that no two fields are alike. Elsewhere the column's name alone decides, exactly as it is, so
-    that the field never changes when other columns come and go: `key` is in `column_key`, and a column `column_key` in
+    A reserved name gets the prefix `column_`. In a table of the lake the column's label decides, in any case; the table
+    ensures that no two fields are alike. Elsewhere the column's name alone decides, exactly as it is, so that the field
+    never changes when other columns come and go: `key` is in `column_key`, and a column `column_key` in
     `column_column_key`.
     """
     if column.label:

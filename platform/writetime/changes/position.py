@@ -47,7 +47,7 @@ def position_encoder(clustering: Sequence[Column]) -> Callable[[Sequence[bytes |
 
 
 def _encoder(cql_type: CqlType) -> Encoder:
-    """Return the byte-comparable encoding of a type's values; the function gives None for an empty value."""
+    """Return the byte-comparable encoding of a type's values; the function returns None for an empty value."""
     match cql_type:
         case Native("text" | "ascii" | "blob" | "inet" | "duration" | "empty" | "counter"):
             return _escaped
@@ -144,7 +144,7 @@ def _decimal(data: bytes) -> bytes:
     size = (abs(modulated).bit_length() + 7) // 8
     header = 0x40 + (-size if modulated < 0 else size) + (0 if negative else 0x80)
     if negative:
-        # -(0.d1 d2 ... dn) rounded down pair by pair: the first floor is negative, what is left of it is positive.
+        # -(0.d1 d2 ... dn) rounded down pair by pair: the first floor is negative, the rest is positive.
         complement = 100 ** len(pairs) - int(digits)
         rest = f"{complement:0{2 * len(pairs)}d}"
         pairs = [int(rest[i : i + 2]) for i in range(0, len(rest), 2)]

@@ -15,16 +15,16 @@ from writetime.core.arrow import bytes_of, mask_of, numbers, numbers_present, pc
 from writetime.merge import kernels
 
 NEVER = -(1 << 63)
-"""The write time of no deletion: less than any the database allows."""
+"""The write time of a missing deletion: less than any that the database allows."""
 
-# A marker with this TTL says that the row expired (`LivenessInfo.EXPIRED_LIVENESS_TTL`).
+# A marker with this TTL marks an expired row (`LivenessInfo.EXPIRED_LIVENESS_TTL`).
 EXPIRED_TTL = (1 << 31) - 1
 _LIVE, _EXPIRING, _TOMBSTONE = range(3)
 
 
 @dataclass(frozen=True)
 class Times:
-    """What decides between cells, markers or deletions, as numbers: one entry each."""
+    """The numbers that decide between cells, markers or deletions: one entry each."""
 
     present: np.ndarray
     write_time: np.ndarray
@@ -40,12 +40,12 @@ class Times:
         *,
         of_tombstones: bool = False,
     ) -> np.ndarray:
-        """Return the latest entry of each group, -1 where there is none.
+        """Return the latest entry of each group, -1 if there is none.
 
         Args:
             group: the group of each entry.
-            groups: how many there are.
-            values: gives bytes or text that decide between entries that are equal but for their values.
+            groups: the number of groups.
+            values: returns bytes or text that decide between entries that are otherwise equal.
             of_tombstones: whether they decide between tombstones too.
         """
         decided = _TOMBSTONE + of_tombstones

@@ -1,7 +1,7 @@
-"""The columns of the merged state: of each row the latest cells that no deletion covers.
+"""The columns of the merged state: the latest cells of each row that no deletion covers.
 
-A simple column has one cell a row. A collection has one an element, in the order of their paths, a user-defined type
-one a field; both have a column tombstone besides, which deletes the cells before it (`ComplexColumnData`).
+A simple column has one cell per row. A collection has one per element, in the order of their paths, a user-defined type
+one per field; both also have a column tombstone, which deletes the cells before it (`ComplexColumnData`).
 """
 
 import numpy as np
@@ -36,11 +36,11 @@ def merge_column(
         column: the column of the changes.
         cql_type: its type.
         group: the group of each change.
-        deleted: what deletes the cells of each group.
-        dropped_at: cells written then or before are void, as the column was dropped.
+        deleted: the deletion that covers the cells of each group.
+        dropped_at: cells written then or before are void, because the column was dropped.
 
     Returns:
-        The column of each group, and whether there is anything in it.
+        The column of each group, and whether it has any data.
     """
     if cql_type == Native("counter"):
         return merge_counter(column, group, deleted, dropped_at)

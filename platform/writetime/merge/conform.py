@@ -1,8 +1,9 @@
-"""Brings changes that were read, or states that were made, under an older schema of a table to the present one.
+"""Converts changes or states of an older schema of a table to the present one.
 
-What a schema may do to the changes of before: add a column (null in them); drop one (left out); drop and add it again
-(its older cells are void by `DroppedColumn.dropped_at`); add fields to a user-defined type at its end (null); rename
-them (fields keep their places). Old databases made `text` or `ascii` a `blob`; types change no more (CASSANDRA-12443).
+The schema changes: a column is added (null in older changes); dropped (left out); dropped and added again (its older
+cells are void by `DroppedColumn.dropped_at`); fields are added at the end of a user-defined type (null); fields are
+renamed (they keep their places). Old databases changed `text` or `ascii` to `blob`; types no longer change
+(CASSANDRA-12443).
 """
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from writetime.changes.model import change_schema, field_name
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.text import bytes_of_texts
 
-# These may come as dictionaries, as they repeat.
+# These may come as dictionaries, because they repeat.
 REPEATING = ("kind", "key", "position")
 _OWN = ("kind", "key", "token", "position", "end", "marker", "tombstone")
 
@@ -22,7 +23,7 @@ def conform(table: pa.Table, schema: TableSchema) -> pa.Table:
     A field of `REPEATING` that has a dictionary keeps it.
 
     Raises:
-        SchemaError: a field that every change has is missing, or one's type cannot become the present one.
+        SchemaError: a required field is missing, or a field's type cannot become the present one.
     """
     full = change_schema(schema)
     if table.schema.equals(full):
@@ -68,5 +69,5 @@ def _convert(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _offsets(array: pa.Array) -> pa.Array:
-    """Return the offsets as an array of its own: that of a slice cannot go with a mask."""
+    """Return the offsets as a separate array: that of a slice cannot go with a mask."""
     return pa.array(array.offsets.to_numpy())

@@ -1,10 +1,10 @@
 """The merge of counters (`Cells.resolveCounter`, `CounterContext.merge`).
 
-A counter is the sum of one shard of each node: the one with the greatest clock. A deletion of the cell hides all its
-shards, whatever their times (CASSANDRA-7346); deletions of rows, ranges and partitions cover what was written before
-them, as they do with any cell. So a state keeps of each node the shards that no other beats in both clock and write
-time, as a deletion that comes later may cover the greater clock; and in a deleted cell those that are later than its
-deletion, as what covers that may not cover them.
+A counter is the sum of one shard per node: the one with the greatest clock. A deletion of the cell hides all its
+shards, whatever their times (CASSANDRA-7346); deletions of rows, ranges and partitions cover earlier writes, as with
+any cell. So a state keeps for each node the shards that no other shard exceeds in both clock and write time, because a
+later deletion may cover the one with the greater clock. In a deleted cell it keeps the shards that are later than its
+deletion, because a deletion that covers that one may not cover them.
 """
 
 from collections.abc import Iterable
@@ -18,27 +18,30 @@ from writetime.merge.cells import NEVER, Times, cell_times
 from writetime.merge.tombstones import Deletion
 from writetime.schema.table import SchemaError
 
-# The node of the shard of a counter that has none: that of no node.
+# The node of the shard of a counter without shards: no node.
 _NOBODY = "00000000-0000-0000-0000-000000000000"
 
 
 def mergeable_counters(cells: pa.StructArray, what: str) -> pa.StructArray:
-    """Return counters as they can be merged: one of an empty list of shards has one of no node, which counts 0.
+    """Return counters in a form that can be merged: an empty list of shards becomes one shard of no node, which counts
+    0.
 
-    The database answers 0 for it (`CounterContext.total`). With a shard it is merged, and covered, as any other.
+    The database returns 0 for it (`CounterContext.total`). With a shard it is merged, and covered, like any other.
 
     Raises:
-        SchemaError: a cell has no list of shards, as changes had none once; or a shard is local, as Cassandra 2.0 and
-            older wrote them: two of these add up, so that a second one cannot be told from a repeat.
+        SchemaError: a cell has no list of shards, as in changes of earlier versions; or a shard is local, as Cassandra
+            2.0 and older wrote them: two of these add up, so a second one cannot be distinguished from a repeat.
     """
     shards = cells.flatten()[-1]
     live = pc.and_not(cells.is_valid(), cells.field("tombstone").fill_null(False))
     if pc.any(pc.and_(live, shards.is_null())).as_py():
-        raise SchemaError(f"the counter {what} has no shards, as in changes of before: bring the table in anew")
+        raise SchemaError(
+            f"the counter {what} has no shards, as in changes of earlier versions: bring the table in again"
+        )
     if pc.any(pc.equal(shards.flatten().field("kind"), LOCAL)).as_py():
         raise SchemaError(
             f"the counter {what} has local shards, of Cassandra 2.0 or older: two of them add up, and a second one "
-            "cannot be told from a repeat; leave the table out"
+            "cannot be distinguished from a repeat; leave the table out"
         )
     empty = np.flatnonzero(mask_of(pc.and_(live, pc.equal(pc.list_value_length(shards).fill_null(1), 0))))
     return _with_nobody(cells, empty) if len(empty) else cells
@@ -67,7 +70,7 @@ def _with_nobody(cells: pa.StructArray, empty: np.ndarray) -> pa.StructArray:
 
 
 def newest_shards(cells: pa.StructArray, dropped_at: int) -> np.ndarray:
-    """Return the greatest write time of the shards of each cell, `NEVER` where there is none after `dropped_at`."""
+    """Return the greatest write time of the shards of each cell, `NEVER` if there is none after `dropped_at`."""
     lists = cells.flatten()[-1]
     return _greatest(
         np.repeat(np.arange(len(cells)), numbers(pc.list_value_length(lists))),
@@ -122,21 +125,23 @@ def _tombstones(
 
 
 def _unbeaten(shards: pa.StructArray, group: np.ndarray, covered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shards that no other beats in both order and write time, sorted, and which are the greatest of their
-    nodes."""
+    """Return the shards that no other exceeds in both order and write time, sorted, and which are the greatest of their
+    nodes.
+    """
     write_time, clock, count = (numbers(shards.field(name)) for name in ("write_time", "clock", "count"))
     ids = shards.field("id").dictionary_encode()
     node = _ranks(ids.dictionary)[ids.indices.to_numpy()]
-    # Of remote shards (2.0 and older) those with negative clocks are greater, the more the smaller the clock is.
+    # Of remote shards (2.0 and older), those with negative clocks are greater; the smaller the clock, the greater the
+    # shard.
     rank = np.where(mask_of(pc.equal(shards.field("kind"), GLOBAL)), 2, clock < 0)
     clock = np.where(rank == 1, ~clock, clock)
     left = np.flatnonzero(write_time > covered[group])
     keys: Iterable[np.ndarray] = (write_time, count, clock, rank)
-    # The complement turns the order around, and nothing overflows.
+    # The complement reverses the order, and nothing overflows.
     order = left[np.lexsort([*(~key[left] for key in keys), node[left], group[left]])]
     first = np.ones(len(order), bool)
     first[1:] = (group[order[1:]] != group[order[:-1]]) | (node[order[1:]] != node[order[:-1]])
-    # What has the greatest write time so far among the greater ones of its node is not beaten.
+    # A shard with the greatest write time so far among the greater ones of its node is kept.
     times, when = np.unique(write_time[order], return_inverse=True)
     place = np.cumsum(first) * len(times) + when
     unbeaten = np.ones(len(order), bool)

@@ -1,8 +1,8 @@
-"""Which form of its clustering a row has, where the database takes several for one.
+"""Which form of its clustering key a row has, if the database accepts several for one.
 
 Decimals such as 1.0 and 1 are equal, so both name the same row; a state keeps the form that was written last. "Last" is
-the greatest write time of anything in a change, deletions after cells and by their deletion time, so that what a later
-merge deletes first was not what the form came from.
+the greatest write time of anything in a change, deletions after cells and by their deletion time. So the form does not
+come from data that a later merge deletes first.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ from writetime.schema.types import Collection, CqlType, Native, is_complex
 
 
 def with_newest_forms(order: Order, changes: pa.Table, schema: TableSchema) -> Order:
-    """Let the head of each group of rows be the change whose clustering was written last."""
+    """Make the change whose clustering key was written last the head of each group of rows."""
     if not any(has_forms(c.type) for c in schema.clustering):
         return order
     newest = _Newest(len(changes))
@@ -41,7 +41,7 @@ def with_newest_forms(order: Order, changes: pa.Table, schema: TableSchema) -> O
         return serialised_row([array.take(indices) for array in clustering], [c.type for c in schema.clustering])
 
     best = times.latest(order.group[:count], order.groups, decide)
-    # Of the bounds of range tombstones there is no other form.
+    # The bounds of range tombstones have only one form.
     is_change = (order.head < count) & (best >= 0)
     return replace(order, head=np.where(is_change, best, order.head))
 

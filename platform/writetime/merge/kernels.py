@@ -1,8 +1,8 @@
 """The loops of the merge, compiled by numba: the order of items, the latest of each group, and range tombstones.
 
-An item is a change, or the end of a range tombstone. Bytes come as Arrow has them: offsets, and the data between them;
-what repeats comes as codes, which are in the order of the values.
-All of the compiled code is in this module, as numba keeps what it compiled until the file changes.
+An item is a change, or the end of a range tombstone. Bytes come as in Arrow: offsets, and the data between them.
+Repeating values come as codes, in the order of the values. All compiled code is in this module, because numba keeps its
+compiled code until the file changes.
 """
 
 # ruff: noqa: PLR0917 (numba has no keyword-only arguments)
@@ -23,7 +23,7 @@ _SIGN = -(1 << 63)
 
 
 def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function of arrays that it only reads, once for those that may be written and those that may not."""
+    """Compile a function that only reads its arrays, once for writable and once for read-only ones."""
     compiled = _njit(function)
 
     @functools.wraps(function)
@@ -76,7 +76,7 @@ def _compare(key: tuple, i: int, j: int) -> int:
 
 @_njit
 def _head(key: tuple, i: int) -> int:
-    """Return a number that compares as the values do, if two differ in it or it says that they are whole.
+    """Return a number that compares like the values, if two numbers differ or the number marks them as complete.
 
     It is made of the first seven bytes, zeros after the value's end, and the length: `_LONG` if there are more; or of
     the code.
@@ -107,18 +107,18 @@ def group_items(
     b_offsets: np.ndarray,
     b_data: np.ndarray,
 ) -> tuple:
-    """Put items, which are in the order of `first`, into that of `a` and `b` too, and number those that are equal.
+    """Sort items, which are in the order of `first`, also by `a` and `b`, and number those that are equal.
 
-    `a` and `b` are codes, or where there are none, bytes. Each run of items that are equal in `first` is sorted by a
-    merge sort that gains by what is sorted. In most runs all are equal in `a`, too. The heads of `b` are held next to
-    the order: the bytes are far.
+    `a` and `b` are codes, or if there are none, bytes. Each run of items with equal `first` is sorted by a merge sort,
+    which is faster on sorted parts. In most runs `a` is equal, too. The heads of `b` are stored next to the order,
+    because the bytes are far away in memory.
 
     Returns:
         The group of each item; of each group one item of it, and the number of its `first` and `a`.
     """
     order = order.copy()
     count = len(order)
-    # Addresses, as to hand over arrays costs more than to compare what they hold.
+    # Addresses, because passing arrays costs more than comparing their contents.
     a = a_codes.ctypes.data if len(a_codes) else 0, a_offsets.ctypes.data, a_data.ctypes.data
     b = b_codes.ctypes.data if len(b_codes) else 0, b_offsets.ctypes.data, b_data.ctypes.data
     heads = np.empty(count, np.int64)
@@ -213,8 +213,8 @@ def latest(
     """Find the latest of each group: by write time, rank, deletion time, and the smaller TTL.
 
     Returns:
-        The latest item of each group (-1 if none is present), and those that are equal to it and must be told apart by
-        more: where there are several, of a rank below `decided`.
+        The latest item of each group (-1 if none is present), and those that are equal to it and need another
+        criterion: where there are several, of a rank below `decided`.
     """
     best = np.full(groups, -1, np.int64)
     equals = np.zeros(groups, np.uint8)
@@ -266,7 +266,9 @@ def _order(i: int, j: int, write_time: np.ndarray, rank: np.ndarray, deletion_ti
 def largest(
     group: np.ndarray, items: np.ndarray, offsets: np.ndarray, data: np.ndarray, best: np.ndarray
 ) -> np.ndarray:
-    """Return the best of each group, where items are named that with the largest bytes; value `k` is of `items[k]`."""
+    """Return the best of each group. Where items are named, it is that with the largest bytes; value `k` is of
+    `items[k]`.
+    """
     best = best.copy()
     of_group = np.full(len(best), -1, np.int64)
     for k in range(len(items)):

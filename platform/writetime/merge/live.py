@@ -1,4 +1,4 @@
-"""The rows that live in a state at an instant: what `SELECT *` would answer then."""
+"""The rows that live in a state at a time: the rows that `SELECT *` would return then."""
 
 import numpy as np
 import pyarrow as pa
@@ -12,24 +12,26 @@ from writetime.schema.types import Collection, CqlType, is_complex
 
 
 def live_rows(state: pa.Table, schema: TableSchema, as_of: int) -> pa.Table:
-    """Return the rows that live at an instant, in the order of the database, with the table's columns by name.
+    """Return the rows that live at a time, in the order of the database, with the table's columns by name.
 
-    Values have the stored form (`mapping.stored_type`); `lake.row_form.fit` gives that of views.
+    Values have the stored form (`mapping.stored_type`); `lake.row_form.fit` returns that of views.
 
-    A row lives while its marker or one of its regular cells does; what has a TTL lives until its expiry second, not in
-    it. Live static cells are joined to every row of their partition; where there is no row, they make one, with nulls
-    in the clustering and regular columns.
+    A row lives while its marker or one of its regular cells does; data with a TTL lives until its expiry second, not in
+    it. Live static cells are joined to every row of their partition; if there is no row, they make one, with nulls in
+    the clustering and regular columns.
 
     Args:
-        state: what `merge` returned: whole partitions.
+        state: the result of `merge`: whole partitions.
         schema: the table.
-        as_of: the instant, in seconds.
+        as_of: the time, in seconds.
     """
     return live(state, schema, as_of)[0]
 
 
 def live(state: pa.Table, schema: TableSchema, as_of: int) -> tuple[pa.Table, np.ndarray]:
-    """Return what `live_rows` does, and where in the state each row is (of static cells alone: its static row)."""
+    """Return the result of `live_rows`, and the index of each row in the state (for static cells alone: of the static
+    row).
+    """
     lives = _marker_lives(one_chunk(state["marker"]), as_of)
     has_static = np.zeros(len(state), bool)
     values: dict[str, pa.Array] = {}
@@ -89,7 +91,7 @@ def live_column(column: pa.StructArray, cql_type: CqlType, as_of: int) -> tuple[
 
 
 def _cells_live(cells: pa.StructArray, as_of: int) -> pa.Array:
-    """Return which cells are there, no tombstones, and not expired (`AbstractCell.isLive`)."""
+    """Return which cells exist, are not tombstones, and have not expired (`AbstractCell.isLive`)."""
     unexpired = pc.greater(cells.field("deletion_time"), as_of).fill_null(True)
     deleted = cells.field("tombstone").fill_null(False)
     return pc.and_(cells.is_valid(), pc.and_(unexpired, pc.invert(deleted)))

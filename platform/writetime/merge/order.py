@@ -1,4 +1,4 @@
-"""Puts changes into the order of the database: by token, partition key and position."""
+"""Sorts changes in the order of the database: by token, partition key and position."""
 
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ class Order:
 
 
 def order_changes(changes: pa.Table) -> Order:
-    """Order changes; each column has one chunk at most."""
+    """Order changes; each column has at most one chunk."""
     kinds = kind_codes(one_chunk(changes["kind"]))
     ranges = np.flatnonzero(kinds == RANGE_TOMBSTONE)
     tokens, keys, positions = (one_chunk(changes[name]) for name in ("token", "key", "position"))
@@ -71,7 +71,7 @@ def _sortable(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return np.zeros(len(array), np.int32), nothing, nothing.view(np.uint8)
     if not pa.types.is_dictionary(array.type):
         return nothing, *bytes_of(array)
-    # Equal values have one rank, wherever in the dictionary they are.
+    # Equal values have one rank, at any place in the dictionary.
     ranks = pc.rank(array.dictionary, tiebreaker="min").to_numpy().astype(np.int32)
     return ranks[array.indices.to_numpy()], nothing, nothing.view(np.uint8)
 

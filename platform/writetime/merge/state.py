@@ -1,4 +1,4 @@
-"""Folds the changes of a table to its state."""
+"""Folds the changes of a table into its state."""
 
 from collections.abc import Iterable
 
@@ -21,13 +21,13 @@ from writetime.schema.types import Native
 def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> pa.Table:
     """Merge changes of whole partitions: unsorted, repeated, overlapping, from any sources or older states.
 
-    The state has the fields of changes, in the order of the database. Of each partition it holds at most one
-    partition tombstone, range tombstones that do not overlap, one static row, and one row a position, with all that
-    was not overwritten or deleted; `origin` is null. Nothing has expired: a state is of no instant.
+    The state has the fields of changes, in the order of the database. Of each partition it holds at most one partition
+    tombstone, range tombstones that do not overlap, one static row, and one row per position, with all data that was
+    not overwritten or deleted; `origin` is null. Expired data stays: a state does not depend on the time.
 
     Raises:
-        SchemaError: a table is not of changes of this schema, nor of what it was before, see `conform`; or it has
-            counters that cannot be merged, see `mergeable_counters`.
+        SchemaError: a table has changes of another schema, which is not an earlier one of this table, see `conform`; or
+            it has counters that cannot be merged, see `mergeable_counters`.
     """
     full = change_schema(schema)
     parts = [conform(t if isinstance(t, pa.Table) else pa.Table.from_batches([t]), schema) for t in tables]
@@ -36,7 +36,7 @@ def merge(tables: Iterable[pa.Table | pa.RecordBatch], schema: TableSchema) -> p
         return full.empty_table()
     if any(part.schema != parts[0].schema for part in parts):
         parts = [part.cast(full) for part in parts]
-    # One chunk each, once for all that reads them.
+    # One chunk each, once for all readers.
     changes = pa.concat_tables(parts).combine_chunks()
     for column in schema.static + schema.regular:
         if column.type == Native("counter"):
@@ -78,7 +78,7 @@ def _markers(markers: pa.StructArray, group: np.ndarray, tombstones: Tombstones)
 def _keys(
     changes: pa.Table, schema: TableSchema, order: Order, tombstones: Tombstones, groups: np.ndarray
 ) -> dict[str, pa.Array]:
-    """Return the fields that say where these groups are; each takes them from its head."""
+    """Return the fields with the places of these groups; each takes them from its head."""
     items = order.head[groups]
     heads = order.change(items)
     kinds = order.kinds[heads]

@@ -1,7 +1,7 @@
-"""What the deletions of a table cover: partitions, ranges of positions, rows.
+"""The effect of a table's deletions: on partitions, ranges of positions, rows.
 
 A deletion is (write time, deletion time), ordered by both (`DeletionTime.supersedes`). At every position the greatest
-that covers it counts. So the canonical form is: of each partition its greatest deletion; range tombstones that do not
+that covers it counts. So the canonical form is: the greatest deletion of each partition; range tombstones that do not
 overlap, each as long as its deletion is the greatest, and only where it is greater than the partition's
 (`RangeTombstoneMarker.Merger`); row tombstones only where greater than both (`Row.Merger`).
 """
@@ -19,7 +19,7 @@ from writetime.merge.order import Order
 
 @dataclass(frozen=True)
 class Deletion:
-    """One deletion for each group; where there is none, it is at `NEVER`."""
+    """One deletion per group; a missing one is at `NEVER`."""
 
     write_time: np.ndarray
     deletion_time: np.ndarray
@@ -30,7 +30,7 @@ class Deletion:
         return (self.write_time > other.write_time) | ((self.write_time == other.write_time) & later)
 
     def where(self, mask: np.ndarray, other: "Deletion") -> "Deletion":
-        """Return this deletion where the mask says so, else the other."""
+        """Return this deletion where the mask is true, else the other."""
         return Deletion(
             np.where(mask, self.write_time, other.write_time), np.where(mask, self.deletion_time, other.deletion_time)
         )

@@ -17,7 +17,7 @@ from writetime.schema.text import bytes_of_texts
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
 _BYTES, _TEXTS = ("blob", "empty"), ("ascii", "text")
-# Big-endian numbers of the same size as the serialised value: from Arrow's, plus what makes them unsigned.
+# Big-endian numbers of the same size as the serialised value: Arrow's, plus the offset that makes them unsigned.
 _NUMBERS = {"bigint": "i8", "date": "i4", "double": "f8", "float": "f4", "int": "i4", "smallint": "i2", "time": "i8"}
 _NUMBERS |= {"timestamp": "i8", "tinyint": "i1"}
 _SIGNED = ("bigint", "int", "smallint", "timestamp", "tinyint")
@@ -63,9 +63,9 @@ def serialised_row(arrays: Sequence[pa.Array], types: Sequence[CqlType]) -> pa.A
 
 
 def has_forms(cql_type: CqlType) -> bool:
-    """Return whether values of a type may be equal for the database, and yet not be the same: decimals, as 1.0 and 1.
+    """Return whether values of a type may be equal for the database and still differ: decimals, as 1.0 and 1.
 
-    They are one clustering, or one element of a set.
+    They are one clustering key, or one element of a set.
     """
     match cql_type:
         case Native(name):
@@ -89,7 +89,7 @@ def _numbers(array: pa.Array, name: str, *, flip: bool) -> pa.Array:
 
 
 def _time_order(array: pa.Array) -> pa.Array:
-    """Put the time of version 1 UUIDs first, and turn the sign of the other bytes (`TimeUUIDType`)."""
+    """Put the time of version 1 UUIDs first, and invert the sign of the other bytes (`TimeUUIDType`)."""
     text = array.fill_null("00000000-0000-1000-8000-000000000000")
     characters = np.frombuffer(text.buffers()[2] or b"", np.uint8)[36 * array.offset :][: 36 * len(array)].reshape(
         -1, 36
@@ -114,7 +114,7 @@ def _fixed(data: np.ndarray, array: pa.Array) -> pa.Array:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """Turn dates into numbers, however deep: Python's own have less range."""
+    """Convert dates to numbers, at any depth: Python's own have a smaller range."""
     return array.cast(_plain_type(array.type))
 
 

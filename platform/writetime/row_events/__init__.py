@@ -1,5 +1,6 @@
-"""Row events: what a table's rows became, batch by batch, as CREATE, UPDATE and DELETE with the row before and after.
+"""Row events: the changes of a table's rows, batch by batch, as CREATE, UPDATE and DELETE with the row before and
+after.
 
-They come from comparing the rows that live before and after a batch of changes, so they say what a reader of the table
-would have seen, and nothing when nothing visible changed. See `docs/rows.md`.
+They come from comparing the rows that live before and after a batch of changes. So they show what a reader of the table
+would have seen, and nothing if no visible value changed. See `docs/rows.md`.
 """

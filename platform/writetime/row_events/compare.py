@@ -1,4 +1,4 @@
-"""Compares rows, column by column, of any Arrow type: what differs is what a reader can tell apart.
+"""Compares rows, column by column, of any Arrow type. Two values differ if a reader can distinguish them.
 
 Numbers are compared by their bits, so a not-a-number equals itself and -0.0 differs from 0.0.
 """
@@ -24,7 +24,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Matched:
-    """The rows of two tables by their places, in order: the index in each table, -1 where it has no such row."""
+    """The rows of two tables by their places, in order: the index in each table, -1 if it has no such row."""
 
     before: np.ndarray
     after: np.ndarray
@@ -41,7 +41,7 @@ def match(before: Rows, after: Rows) -> Matched:
 
 
 def changed(before: Rows, after: Rows) -> Matched:
-    """Return the places where the two tables differ: a row that only one of them has, or two rows that differ."""
+    """Return the places where the two tables differ: a row in only one of them, or two rows that differ."""
     found = match(before, after)
     differs = (found.before < 0) | (found.after < 0)
     both = np.flatnonzero(~differs)

@@ -1,13 +1,13 @@
-"""The event of a row: what it is made of, and how the events of a batch come from the rows before and after it.
+"""The event of a row: its fields, and how the events of a batch follow from the rows before and after it.
 
 - `event_id`: see `ids`
 - `kind`: CREATE, UPDATE or DELETE
 - `sequence`: the batch, counted from 1. A row has at most one event in a batch, so its events are in this order.
-- `generation`: how many times the stream was made anew from the state; a consumer that sees a larger one starts from
+- `generation`: how many times the stream was rebuilt from the state; a consumer that sees a larger one starts from
   no rows
-- `as_of`: the instant that expiry was judged at
+- `as_of`: the time at which expiry was evaluated
 - `token`, `key` (the partition key as serialised) and `position`: where the row is
-- `before`, `after`: the row, as `SELECT *` gives it and the view holds it; null if it was not, or is no more
+- `before`, `after`: the row as `SELECT *` returns it and as the view holds it; null if it did not exist, or no longer
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ KINDS = ("CREATE", "UPDATE", "DELETE")
 
 @dataclass(frozen=True)
 class Batch:
-    """Which batch of which stream events are of. `as_of` is in microseconds."""
+    """The batch and the stream of events. `as_of` is in microseconds."""
 
     generation: int
     sequence: int
@@ -57,14 +57,13 @@ def event_schema(schema: TableSchema) -> pa.Schema:
 
 
 def placed_rows(state: pa.Table, schema: TableSchema, as_of: int) -> Rows:
-    """Return the rows that live in a state at an instant (microseconds), with their places. Values have the stored
-    form."""
+    """Return the rows that live in a state at a time (microseconds), with their places. Values have the stored form."""
     values, index = live(state, schema, as_of // 1_000_000)
     return Rows(values, *(take(one_chunk(state[name]), index) for name in ("token", "key", "position")))
 
 
 def fitted_rows(state: pa.Table, schema: TableSchema, as_of: int) -> Rows:
-    """Return what `placed_rows` does in the row form, which row events have."""
+    """Return the result of `placed_rows` in the row form, which row events have."""
     rows = placed_rows(state, schema, as_of)
     return replace(rows, values=fit(rows.values, schema))
 
@@ -76,7 +75,7 @@ def row_events(before: Rows, after: Rows, schema: TableSchema, batch: Batch) -> 
         before: the rows before, as `fitted_rows` returns them, maybe of an older schema of the table.
         after: the rows after, as `fitted_rows` returns them.
         schema: the table.
-        batch: which batch it is.
+        batch: the batch.
     """
     wanted = view_schema(schema)
     before = Rows(

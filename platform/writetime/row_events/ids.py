@@ -1,9 +1,9 @@
-"""Event ids: a UUID of each row of a batch, the same whenever the batch is told again.
+"""Event ids: a UUID per row of a batch, the same whenever the batch is repeated.
 
-It is the SipHash-2-4-128 of the row's key and position, under a key of its own for each batch. So it does not depend on
-the order of events, two rows of a batch do not meet, and an event of another batch, or of the stream made anew, has
-another id even if the row went through the same values before. Reference: Aumasson and Bernstein, SipHash; the
-128-bit form is `siphash.c` of the authors.
+It is the SipHash-2-4-128 of the row's key and position, under a separate key for each batch. So it does not depend on
+the order of events, two rows of a batch do not collide, and an event of another batch, or of the rebuilt stream, has
+another id even if the row had the same values before. Reference: Aumasson and Bernstein, SipHash; the 128-bit form is
+`siphash.c` of the authors.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ def event_ids(schema: TableSchema, generation: int, sequence: int, keys: pa.Arra
     """Return the id of the event of each row of one batch, as the text of a UUID (version 8, RFC 9562).
 
     Args:
-        schema: the table, known by its id in the database, or by its name if that is not known.
-        generation: how many times the stream was made anew.
+        schema: the table, identified by its id in the database, or by its name if the id is not known.
+        generation: how many times the stream was rebuilt.
         sequence: the batch.
         keys: the serialised partition key of each row.
         positions: the position of each row in its partition.
@@ -56,7 +56,8 @@ def siphash(  # noqa: PLR0917 (numba has no keyword-only arguments)
     k0: np.uint64, k1: np.uint64, a_offsets: np.ndarray, a: np.ndarray, b_offsets: np.ndarray, b: np.ndarray
 ) -> np.ndarray:
     """Return the 128-bit SipHash-2-4 of each pair of values: the length of the first as 8 bytes, the first, the second;
-    two words, little-endian, for each."""
+    two little-endian words each.
+    """
     count = len(a_offsets) - 1
     hashes = np.empty((count, 2), np.uint64)
     for i in range(count):

@@ -1,11 +1,11 @@
 """Row events as Avro: the schema that follows from a table's, and the messages.
 
 Key columns are required and all other columns nullable with the default null, so a new schema of the table always reads
-messages of an older one. Two kinds of key columns are nullable too. The clustering columns of a table that
-has static columns are: where a partition has static cells and no row, its one row has no clustering. Those with
-timestamps are: a timestamp that microseconds cannot hold is null, and `key` and `position` tell such rows apart.
+messages of an older one. Two kinds of key columns are nullable too. One is the clustering columns of a table with
+static columns: if a partition has static cells and no row, its one row has no clustering key. The other is columns with
+timestamps: a timestamp that does not fit into microseconds is null, and `key` and `position` distinguish such rows.
 
-A message's key is the partition key as serialised. Its value is in Avro's single-object encoding (the topic
+A message's key is the serialised partition key. Its value is in Avro's single-object encoding (the topic
 `writetime.schemas` has the schemas by their fingerprints), or in Confluent's wire format.
 """
 
@@ -44,13 +44,13 @@ def encode_events(events: pa.RecordBatch, schema: TableSchema, header: bytes | N
     """Return the value of the message of each event.
 
     Args:
-        events: those of one batch.
+        events: the events of one batch.
         schema: the table's.
-        header: what each message begins with; by default that of the single-object encoding.
+        header: the start of each message; by default that of the single-object encoding.
 
     Raises:
         WritetimeError: a key column holds a value of no bytes where its type has none (`blobAsInt(0x)`), which a
-            required field cannot say.
+            required field cannot hold.
     """
     kinds = pc.index_in(events["kind"], pa.array(KINDS))
     return joined(
@@ -78,7 +78,7 @@ def _rows(rows: pa.StructArray, schema: TableSchema) -> pa.Array:
         elif values.null_count > rows.null_count:
             raise WritetimeError(
                 f"{schema.full_name}: a row has no bytes in its key column {column.name} ({column.type}), which its "
-                "row event cannot say: delete that row"
+                "row event cannot hold: delete that row"
             )
         fields.append(encoded)
     if rows.null_count:
@@ -88,14 +88,14 @@ def _rows(rows: pa.StructArray, schema: TableSchema) -> pa.Array:
 
 def _field(column: Column, schema: TableSchema, namespace: str) -> dict[str, Any]:
     name = avro_name(column.name)
-    # A namespace of its own, so that the records of two columns never share a name.
+    # A separate namespace, so that the records of two columns never share a name.
     cql = avro_type(column.type, name, f"{namespace}.{name}")
     field: dict[str, Any] = {"name": name, "doc": f"{column.name} {column.type}"}
     return field | ({"type": cql} if _required(column, schema) else {"type": ["null", cql], "default": None})
 
 
 def _required(column: Column, schema: TableSchema) -> bool:
-    """Return whether every event has a value of the column, whatever schema the table had before.
+    """Return whether every event has a value of the column, under any schema that the table had before.
 
     A partition with static cells and no row has an event without clustering columns. Such events stay in the stream
     after the last static column is dropped, and ScyllaDB does not record whether a dropped column was static.

@@ -1,11 +1,11 @@
 """Publishes the stream of row events to the Kafka topic `rows.<keyspace>.<table>`, from the lake table that keeps it.
 
-The lake comes first: what is published was committed there, so it never changes. Events go out in Kafka transactions,
-each with the place in the stream that it reaches, as the offset of a consumer group. A publisher that was killed leaves
-a transaction that nobody sees, and the next one goes on from the last that counts; of two at once, the broker lets the
-later one. So a consumer with `isolation.level=read_committed` gets each event once, in order of each row. If the broker
-forgets the group (an idle week, by its defaults), the lake's own record is at most one run behind, and an event that
-comes again has the id that it had.
+The lake comes first: events are published after their commit there, so they never change. Events go out in Kafka
+transactions, each with the position in the stream that it reaches, as the offset of a consumer group. A publisher that
+was killed leaves a transaction that no consumer reads, and the next one continues from the last committed position. Of
+two at once, the broker accepts only the later one. So a consumer with `isolation.level=read_committed` gets each event
+once, in order of each row. If the broker forgets the group (after an idle week, by its defaults), the lake's own record
+is at most one run behind, and a repeated event has the same id.
 """
 
 import time
@@ -39,14 +39,14 @@ from writetime.wire.publishing import Sender, ensure_schemas_topic
 from writetime.wire.topics import rows_topic
 
 PUBLISHED = "rows/published"
-# Events of one transaction, about: it ends at the end of a part of this size at most.
+# Approximate number of events per transaction: it ends at the end of a part of at most this size.
 TRANSACTION_EVENTS = 50_000
 _PART_EVENTS = 10_000
 
 
 @dataclass(frozen=True, order=True)
 class Reached:
-    """A place in the stream: a batch, and how many of its events are before the place."""
+    """A position in the stream: a batch, and the number of its events before the position."""
 
     sequence: int
     events: int
@@ -56,7 +56,7 @@ def publish(settings: Settings, table: LakeTable) -> int:
     """Publish the events of the stream that are not in Kafka yet; return how many they were.
 
     Raises:
-        WritetimeError: the broker refuses something, or another publisher of the table has started since.
+        WritetimeError: the broker refuses a request, or another publisher of the table has started since.
     """
     rows = table.rows
     if has_other_table(table):
@@ -80,8 +80,9 @@ def publish(settings: Settings, table: LakeTable) -> int:
 
 
 def published_since(settings: Settings, table: str, starts: Mapping[int, int], expected: int) -> int:
-    """Count the events that a reader of committed ones gets from these offsets on (0 where none is given), and wait a
-    little until they are as many as expected: the broker says that a transaction is committed before it shows it."""
+    """Count the events that a reader of committed messages gets from these offsets on (0 where none is given). Wait a
+    little until they are as many as expected, because the broker confirms a transaction before it shows it.
+    """
     topic, found, reached = rows_topic(table), 0, dict(starts)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
@@ -113,8 +114,8 @@ class _Publisher(Sender):
         self._consumer = Consumer(client_config(settings, **own))
         what = f"row events cannot be published to {topic}"
         super().__init__(settings, what, **{"transactional.id": self._group})
-        # The topic of the schemas is shared by all tables. In a transaction, a schema would hide all that comes after
-        # it from readers, also those of other tables, until the transaction ends.
+        # The topic of the schemas is shared by all tables. A schema in a transaction would hide all later messages from
+        # readers, including those of other tables, until the transaction ends.
         self._schemas = Sender(settings, what)
         self._is_open = False
         self._open = 0
@@ -122,26 +123,26 @@ class _Publisher(Sender):
         self._reached: Reached | None = None
 
     def __enter__(self) -> "_Publisher":
-        # It ends what an earlier publisher left open, and shuts that one out.
+        # It ends the open transaction of an earlier publisher, and fences that publisher.
         self.do(self._producer.init_transactions, TIMEOUT_SECONDS)
         return self
 
     def __exit__(self, fault: type[BaseException] | None, *_: object) -> None:
         if fault is not None and self._is_open:
-            # Else the broker would end the transaction after its timeout, and readers would wait for that.
+            # Otherwise the broker would end the transaction after its timeout, and readers would wait for that.
             with suppress(KafkaException):
                 self._producer.abort_transaction(TIMEOUT_SECONDS)
         self._consumer.close()
 
     def reached(self) -> Reached | None:
-        """Return the place that the last committed transaction reached, if the broker knows it."""
+        """Return the position that the last committed transaction reached, if the broker knows it."""
         (found,) = self.do(self._consumer.committed, [TopicPartition(self._topic, 0)], TIMEOUT_SECONDS)
         if found.error is not None or found.offset < 0:
             return None
         return Reached(found.offset, int(found.metadata))
 
     def send(self, events: pa.RecordBatch, bucket: int, buckets: int, reached: Reached) -> None:
-        """Send events of one bucket, after which the place in the stream is `reached`."""
+        """Send events of one bucket, after which the position in the stream is `reached`."""
         if not self._header:
             self._header = self._schemas.register(self._topic, event_avro(self._schema), "BACKWARD_TRANSITIVE")
             self._schemas.flush()
@@ -171,7 +172,7 @@ class _Publisher(Sender):
 def _parts(
     rows: Snapshot, storage: Storage, schema: TableSchema, start: Reached
 ) -> Iterator[tuple[Reached, DataFile, pa.RecordBatch]]:
-    """Yield the events of the stream from a place on, each part with the place after it."""
+    """Yield the events of the stream from a position on, each part with the position after it."""
     filesystem = storage.filesystem()
     wanted = event_schema(schema)
     sequence = done = 0

@@ -1,11 +1,11 @@
-"""The lake table `rows` of a captured table: its row events, one commit a batch, each following from the one before.
+"""The lake table `rows` of a captured table: its row events, one commit per batch, each following from the one before.
 
-A batch leads from one version of `changes`, judged at one instant, to the next. Its commit records both, the batch's
-number and a version of `state` that holds no more than that version of `changes`, all as transactions of Delta. So a
-batch that was killed before its commit was never there, and one that is run twice counts once.
+A batch leads from one version of `changes`, as of one time, to the next. Its commit records both, the batch's number
+and a version of `state` that holds no more than that version of `changes`, all as Delta transactions. So a batch that
+was killed before its commit left nothing, and a repeated one counts once.
 
-What a batch reads follows what it changes: the partitions that the new changes touch and those where something
-expires, from the recorded version of the state.
+A batch reads only the partitions that the new changes touch and those where cells expire, from the recorded version of
+the state.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,14 +37,14 @@ PREFIX = "batch-"
 
 @dataclass(frozen=True)
 class Position:
-    """How far the stream is: its last batch, and the versions of `changes` and `state` that this one goes up to."""
+    """The position of the stream: its last batch, and the versions of `changes` and `state` up to which it goes."""
 
     batch: Batch
     changes: int
     state: int
 
     def numbers(self) -> dict[str, int]:
-        """Return what a commit records, but for the batch's number."""
+        """Return the numbers that a commit records, except for the batch's number."""
         return {
             GENERATION: self.batch.generation,
             CHANGES: self.changes,
@@ -57,8 +57,8 @@ class Position:
 class RowTask:
     """Find the events of one bucket.
 
-    `old` are the files of what was known before the batch, `new` those of the batch's changes; `all_partitions` says
-    to compare all and not only those that changed.
+    `old` are the files from before the batch, `new` those of the batch's changes; `all_partitions` compares all
+    partitions and not only those that changed.
     """
 
     bucket: int
@@ -95,7 +95,8 @@ class RowTask:
 
 def create_rows(table: LakeTable) -> BucketedTable:
     """Return the Delta table of the row events, created if it is new, with the fields of the table's present schema. It
-    is empty if its events are those of an earlier table of the name."""
+    is empty if its events belong to an earlier table of the name.
+    """
     rows = table.rows
     changes = table.changes.load()
     schema = event_schema(table.schema(changes))
@@ -109,12 +110,12 @@ def create_rows(table: LakeTable) -> BucketedTable:
 
 
 def has_other_table(table: LakeTable) -> bool:
-    """Return whether the row events are those of an earlier table of the name, which was dropped."""
+    """Return whether the row events belong to an earlier table of the name, which was dropped."""
     return created_of(table.rows.load()) != created_of(table.changes.load())
 
 
 def position_of(rows: Snapshot) -> Position | None:
-    """Return how far the stream is; None before its first batch."""
+    """Return the position of the stream; None before its first batch."""
     numbers = [rows.transaction(name) for name in (GENERATION, SEQUENCE, AS_OF, CHANGES, STATE)]
     if any(number is None for number in numbers):
         return None
@@ -130,21 +131,23 @@ def extend(
     *,
     rebuild: bool = False,
 ) -> int:
-    """Add the next batch of events to the stream: all that changed, or expired, since the last one; return their count.
+    """Add the next batch of events to the stream: all rows that changed, or expired, since the last one; return their
+    number.
 
-    If the table began a generation since (`lake.generation`), or to `rebuild` the stream, the batch creates all rows of
-    now, and is of the stream's next generation. The batches before it leave the lake table; in Kafka it follows them.
+    If the table began a generation since (`lake.generation`), or to `rebuild` the stream, the batch creates all present
+    rows, and belongs to the stream's next generation. The batches before it leave the lake table; in Kafka it follows
+    them.
 
     Args:
         table: the table.
-        as_of: the instant to judge expiry at (microseconds), now by default; never before that of the last batch.
-        run: runs the tasks, one a bucket.
-        staged: is called with the new files before they are committed; if it raises, they never are.
+        as_of: the time at which expiry is evaluated (microseconds), now by default; not before that of the last batch.
+        run: runs the tasks, one per bucket.
+        staged: is called with the new files before they are committed; if it raises, they are not committed.
         rebuild: rebuild the stream from the state.
 
     Raises:
         Conflict: another process rewrote the stream meanwhile: run it again.
-        WritetimeError: the files that tell what the rows were before are gone, as the last batch was too long ago.
+        WritetimeError: the files with the earlier rows are gone, because the last batch was too long ago.
     """
     rows = create_rows(table)
     stream = rows.load()
@@ -202,14 +205,14 @@ def batch_files(rows: Snapshot) -> list[tuple[int, DataFile]]:
 
 
 def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:
-    """Yield the row events that the lake has, from the batch `first` on, in order.
+    """Yield the row events of the lake, from the batch `first` on, in order.
 
     Raises:
         WritetimeError: the table has no row events yet.
     """
     stream = table.rows
     if not stream.exists():
-        raise WritetimeError(f"{table.name} has no row events yet: make them by `writetime publish {table.name}`")
+        raise WritetimeError(f"{table.name} has no row events yet: make them with `writetime publish {table.name}`")
     schema = event_schema(table.schema())
     for sequence, file in batch_files(stream.load()):
         if sequence >= first:
@@ -218,7 +221,8 @@ def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:
 
 def _next_tasks(table: LakeTable, last: Position, state: Snapshot, changes: Snapshot, batch: Batch) -> list[RowTask]:
     try:
-        # Not a state that holds more, nor one that has dropped what lived at the last batch and has expired since.
+        # Not a state that holds more, and not one that has dropped cells that lived at the last batch and expired
+        # since.
         if (folded_version(state) or 0) > last.changes or horizon_of(state) >= last.batch.as_of:
             state = table.state.load(last.state)
         known = table.changes.load(last.changes)
@@ -252,13 +256,13 @@ def _sources(
 
 
 def _reshaped(before: TableSchema, after: TableSchema) -> bool:
-    """Return whether a change of the schema alone may change rows: a column dropped, or another type."""
+    """Return whether a schema change alone may change rows: a column dropped, or another type."""
     types = {c.name: c.type for c in after.columns}
     return before.dropped != after.dropped or any(types.get(c.name) != c.type for c in before.columns)
 
 
 def _too_late(table: LakeTable, cause: Exception) -> WritetimeError:
     return WritetimeError(
-        f"{table.name}: what the rows were at the last batch of row events is gone ({cause}), as that was longer ago "
-        f"than lake.vacuum_hours: begin anew by `writetime rebuild {table.name} rows`"
+        f"{table.name}: the rows as of the last batch of row events are gone ({cause}), because that was longer ago "
+        f"than lake.vacuum_hours: rebuild them with `writetime rebuild {table.name} rows`"
     )

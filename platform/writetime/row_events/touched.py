@@ -1,7 +1,8 @@
-"""Reads of a bucket's files only what a batch is about: the partitions of some tokens, and those where cells expire.
+"""Reads only the parts of a bucket's files that a batch needs: the partitions of some tokens, and those where cells
+expire.
 
-Files are sorted by token, so of each file only the row groups that hold one of the tokens are read. What expires is
-looked for in the row groups whose statistics say that something may, and there in the columns of expiry alone.
+Files are sorted by token, so only the row groups of each file that hold one of the tokens are read. Expiring cells are
+searched in the row groups whose statistics allow them, and there only in the columns of expiry.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +22,7 @@ from writetime.schema.types import Collection, CqlType, is_complex
 
 
 def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray | None) -> pa.Table:
-    """Merge what files hold of some tokens (sorted), or all that they hold; memory follows the result."""
+    """Merge the rows of files with some tokens (sorted), or all rows; memory depends on the result."""
     state = merge([], schema)
     portion: list[pa.Table] = []
     size = 0
@@ -35,7 +36,7 @@ def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.nda
 
 
 def expiring_tokens(sources: Iterable[Source], schema: TableSchema, after: int, until: int) -> np.ndarray:
-    """Return the tokens (sorted) of partitions where something expires, or was deleted, in `after` < t <= `until`.
+    """Return the tokens (sorted) of partitions where data expires, or was deleted, in `after` < t <= `until`.
 
     Both are in seconds.
     """
@@ -109,7 +110,7 @@ def _may_hold(group: pq.RowGroupMetaData, columns: Iterable[int], after: int, un
 
 
 def _any_between(array: pa.Array, after: int, until: int) -> np.ndarray:
-    """Return in which rows any number, however deep, is in `after` < n <= `until`."""
+    """Return in which rows any number, at any depth, is in `after` < n <= `until`."""
     if pa.types.is_struct(array.type):
         return np.logical_or.reduce([_any_between(field, after, until) for field in array.flatten()])
     if pa.types.is_list(array.type):

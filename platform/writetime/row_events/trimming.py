@@ -1,8 +1,8 @@
-"""Keeps the stream of row events small: old events give way to the rows that they led to.
+"""Keeps the stream of row events small: old events are replaced by the rows that they resulted in.
 
-The batches up to one become a base: of each row that lived after them its last event, as a CREATE without an image
-before. So the stream, replayed from its start, still is the view. Who follows it from a batch within the base, and not
-from the start, misses deletes: such a reader begins anew, from no rows (`merged_to` tells).
+The batches up to one become a base: the last event of each row that lived after them, as a CREATE without a `before`
+image. So the stream, replayed from its start, still gives the view. A reader that follows it from a batch within the
+base, and not from the start, misses deletes: it must start again, from no rows (see `merged_to`).
 """
 
 from collections.abc import Sequence
@@ -31,12 +31,13 @@ def merged_to(rows: Snapshot) -> int:
 
 
 def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
-    """Merge the batches that were added, and published, before an instant (microseconds); return how many events went.
+    """Merge the batches that were added, and published, before a time (microseconds); return how many events were
+    removed.
 
-    Batches that are not in Kafka yet stay, however old; so do all of a stream that was never published.
+    Batches that are not in Kafka yet stay, at any age; so do all batches of a stream that was never published.
 
     Raises:
-        Conflict: the stream was made anew while this ran: run it again.
+        Conflict: the stream was rebuilt while this ran: run it again.
     """
     if not table.rows.exists() or has_other_table(table):
         return 0

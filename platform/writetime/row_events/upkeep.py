@@ -1,4 +1,4 @@
-"""Keeps a table of the lake small and quick to read, by the settings: what is to be done on a schedule."""
+"""Keeps a table of the lake small and quick to read, by the settings; for use on a schedule."""
 
 from collections import Counter
 
@@ -17,10 +17,10 @@ def maintain(
     """Fold new changes into the state, renew the compacted view, and do the upkeep; return how much of each was done.
 
     Args:
-        settings: how long what is kept.
+        settings: how long data is kept.
         table: the table.
         run: runs the tasks.
-        unfit: as `lake.row_form.fit` has it.
+        unfit: as for `lake.row_form.fit`.
     """
     folded, compacted = state.fold(table, run), state.compact(table, run)
     kept = upkeep(settings, table, run)
@@ -34,7 +34,7 @@ def maintain(
 
 def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:
     """Drop old tombstones, merge old history and row events, delete files that no version needs; return how much of
-    each was done. It publishes nothing: state, view and row events tell the same before and after.
+    each was done. It publishes nothing: state, view and row events have the same content before and after.
     """
     now = views.time_now()
     keep_days = settings.rows.keep_days

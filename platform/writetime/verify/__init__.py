@@ -1,1 +1,1 @@
-"""Proof on demand: whether the lake says of a table what the database answers."""
+"""Proof on demand: whether the lake and the database return the same rows of a table."""

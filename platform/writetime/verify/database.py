@@ -1,7 +1,7 @@
-"""Reads a table from the database by ranges of tokens, value by value as the lake has them.
+"""Reads a table from the database by token ranges, value by value as the lake has them.
 
-The driver's own types do not hold all that CQL does (dates beyond the year 9999, empty values), so rows come as bytes
-and are decoded as those of files are.
+The driver's own types do not hold all CQL values (dates beyond the year 9999, empty values), so rows come as bytes and
+are decoded like those of files.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _PAGE_ROWS = 2000
 
 
 class DatabaseTable:
-    """A table of the database, read through a session that belongs to this alone."""
+    """A table of the database, read through its own session."""
 
     def __init__(self, session: Session, schema: TableSchema) -> None:
         """Read a table that has the columns of the lake's schema; its key columns may have other names now.
@@ -59,8 +59,9 @@ class DatabaseTable:
         return self._rows(self._select([], first, last))
 
     def timed_rows(self, tokens: Sequence[int]) -> tuple[Rows, np.ndarray]:
-        """Return the rows of some tokens, and for each the newest write time that the database tells of its cells (0 if
-        of none: of keys, collections and UDTs it tells none)."""
+        """Return the rows of some tokens, and for each the newest write time that the database reports of its cells (0
+        if none: it reports none for keys, collections and UDTs).
+        """
         times = [f"writetime({quote_name(c.name)})" for c in self._timed]
         found = [row for t in tokens for row in self._select(times, t, t)]
         skip = len(self._schema.columns)
@@ -104,7 +105,7 @@ def _decoded(values: Sequence[bytes | None], column: Column) -> pa.Array:
 
 
 def _key(parts: Sequence[bytes | None]) -> bytes:
-    """Return a partition key as serialised (`CompositeType` if it has several columns)."""
+    """Return a serialised partition key (`CompositeType` if it has several columns)."""
     if len(parts) == 1:
         return parts[0] or b""
     return b"".join(len(part or b"").to_bytes(2, "big") + (part or b"") + b"\0" for part in parts)

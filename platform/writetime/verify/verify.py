@@ -1,10 +1,10 @@
-"""Compares a table's view with the database, range by range of tokens: first by digests, then row by row.
+"""Compares a table's view with the database by token ranges: first by digests, then row by row.
 
-The two are never read at one instant, so what differs is asked again, in both places, until it is the same or the time
-to wait is over. What then is left is lag if the database tells that it was written later than anything that the lake
-knew of when the verification began (what lands meanwhile lands bucket by bucket); else it is a difference. Lag is no
-proof where the table is captured and its capture or landing has stopped: it does not pass then. (Of a
-deletion CQL tells no time: one that the lake has not seen within the time to wait counts as a difference.)
+The two are never read at the same time, so differing rows are read again, in both places, until they are equal or the
+waiting time is over. A remaining difference is lag if the database reports a write time later than anything that the
+lake knew of when the verification began (later changes land bucket by bucket). Otherwise it is a real difference. Lag
+proves nothing if the table is captured and its capture or landing has stopped: then it does not pass. (CQL reports no
+time of a deletion: one that the lake has not seen within the waiting time counts as a difference.)
 """
 
 import time
@@ -33,16 +33,16 @@ from writetime.schema.avro import encode, joined, nullable
 from writetime.schema.table import TableSchema
 from writetime.verify.database import DatabaseTable
 
-# Rows of the database in memory at once, about.
+# Approximate number of rows of the database in memory at once.
 RANGE_ROWS = 200_000
-# Partitions that are asked again, at most; with more there is no point in telling them apart.
+# The most partitions that are read again. With more, there is no point in distinguishing them.
 SUSPECTS = 1_000
 _PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Range:
-    """A range of tokens, both ends included: how many rows each side has, and their digests at the first look."""
+    """A token range, both ends included: the number of rows of each side, and their digests at the first read."""
 
     first: int
     last: int
@@ -54,8 +54,9 @@ class Range:
 
 @dataclass(frozen=True)
 class Difference:
-    """A row that is not the same on both sides; None where it is not there. `written_at` (microseconds) is its newest
-    write time that the database tells, 0 if none."""
+    """A row that differs between the two sides; None where it does not exist. `written_at` (microseconds) is its newest
+    write time that the database reports, 0 if none.
+    """
 
     token: int
     database: dict[str, Any] | None
@@ -66,10 +67,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Report:
-    """What was compared, what is left that differs, and the newest write (microseconds) that the lake knew of at first.
+    """The ranges that were compared, the remaining differences, and the newest write (microseconds) that the lake knew
+    of at first.
 
-    `unsettled` is the number of partitions that differ beyond the first `SUSPECTS`, which were not asked again. Where
-    rows lag, `stopped` is why they do not reach the lake by themselves, if capture or landing of the table has stopped.
+    `unsettled` is the number of differing partitions beyond the first `SUSPECTS`, which were not read again. If rows
+    lag, `stopped` is why they do not reach the lake without help, if capture or landing of the table has stopped.
     """
 
     ranges: list[Range]
@@ -80,12 +82,12 @@ class Report:
 
     @property
     def proven(self) -> bool:
-        """Whether the two sides are the same, but for lag that passes by itself."""
+        """Whether the two sides are equal, except for lag that passes without help."""
         return not self.real and not self.unsettled and not self.stopped
 
     @property
     def real(self) -> list[Difference]:
-        """The differences that are no lag."""
+        """The differences that are not lag."""
         return [d for d in self.differences if not d.lagging]
 
 
@@ -95,10 +97,10 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
     Args:
         settings: where the database is.
         table: the table in the lake.
-        wait_seconds: how long to ask again for rows that differ.
+        wait_seconds: how long to read differing rows again.
 
     Raises:
-        WritetimeError: the database cannot be read, or has not the columns that the lake has.
+        WritetimeError: the database cannot be read, or does not have the columns of the lake.
     """
     schema = table.schema()
     newest = newest_write(table)
@@ -119,9 +121,10 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
 
 
 def digest(rows: Rows, schema: TableSchema) -> str:
-    """Return a digest of rows, whatever their order: the sum of the SipHash of each one's place and other columns.
+    """Return a digest of rows in any order: the sum of the SipHash of each one's place and other columns.
 
-    The key columns count by their places, as equal decimals (1.0 and 1.00) have one place and may be told in any form.
+    The key columns count by their places, because equal decimals (1.0 and 1.00) have one place and may come in any
+    form.
     """
     content = [nullable(encode(one_chunk(rows.values[c.name]), c.type)) for c in schema.static + schema.regular] or [
         pa.array([b""] * len(rows.tokens), pa.large_binary())
@@ -133,7 +136,7 @@ def digest(rows: Rows, schema: TableSchema) -> str:
 
 
 def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> Iterator[tuple[Range, set[int]]]:
-    """Yield the ranges, and of each the tokens of rows that differ at the first look."""
+    """Yield the ranges, and for each the tokens of rows that differ at the first read."""
     views = {view.bucket: view for view in bucket_views(table)}
     for bucket in range(table.buckets):
         view = views.get(bucket)
@@ -157,7 +160,7 @@ def _settle(
     suspects: set[int],
     deadline: float,
 ) -> list[Difference]:
-    """Ask again for the tokens that differ, until none does or the time is over; return what is left."""
+    """Read the differing tokens again, until none differs or the time is over; return the remaining differences."""
     while suspects:
         theirs, written = database.timed_rows(sorted(suspects))
         ours = _lake_rows(bucket_views(table), schema, np.array(sorted(suspects), np.int64))
@@ -173,7 +176,7 @@ def _settle(
 def newest_write(table: LakeTable) -> int:
     """Return the newest write time (microseconds) that the lake knows of, by the statistics of its files.
 
-    Write times that are yet to come, as clients may give them, do not count.
+    Write times in the future, which clients may set, do not count.
     """
     now = time_now()
     newest = 0
@@ -208,7 +211,7 @@ def _between(rows: Rows, first: int, last: int) -> Rows:
 
 
 def _changed(ours: Rows, theirs: Rows, schema: TableSchema) -> Matched:
-    """Return the places that differ, but for the forms of key columns; the lake is `before`."""
+    """Return the places that differ, except for the forms of key columns; the lake is `before`."""
     names = [c.name for c in schema.static + schema.regular]
     one, other = (Rows(r.values.select(names), r.tokens, r.keys, r.positions) for r in (ours, theirs))
     return changed(one, other)

@@ -1,1 +1,1 @@
-"""What goes over Kafka: messages of changes, watermarks, the topic of schemas, and how they are published."""
+"""Kafka's messages: changes, watermarks, the topic of schemas, and how they are published."""

@@ -1,9 +1,10 @@
 """Changes as Avro: the schema that follows from a table's, and the messages, encoded and decoded by columns.
 
-A record has the fields of `writetime.changes.model.change_schema`, by name. All that a table may gain or lose (its
-columns, the fields of its types) is nullable with the default null, so a reader with any schema of the table reads what
-was written under any other. The schema also carries the table's CQL, as the property `cql`: so a consumer learns of new
-tables and columns, and of what was dropped and when, from `writetime.schemas` alone."""
+A record has the fields of `writetime.changes.model.change_schema`, by name. Everything that a table may gain or lose
+(its columns, the fields of its types) is nullable with the default null, so a reader with any schema of the table reads
+messages written under any other. The schema also has the table's CQL, as the property `cql`. So a consumer learns of
+new tables and columns, and of drops and their times, from `writetime.schemas` alone.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
@@ -31,7 +32,7 @@ _ZERO, _VALUE = (pa.scalar(branch, _BINARY) for branch in (b"\x00", b"\x02"))
 _LIST_PATH = Native("timeuuid")
 _COUNTER = Native("counter")
 
-# A part of a message for each change of a batch: its bytes, null where there is nothing, or the same bytes for all.
+# A part of a message for each change of a batch: its bytes, null if there is no such part, or the same bytes for all.
 Part: TypeAlias = pa.Array | pa.Scalar
 
 
@@ -41,7 +42,7 @@ Part: TypeAlias = pa.Array | pa.Scalar
 def change_avro(schema: TableSchema) -> dict[str, Any]:
     """Return the Avro schema of a table's changes."""
     # When timestamps were microseconds, this began with `changes`. A fingerprint does not cover logical types, so the
-    # name has to tell those messages apart.
+    # name must distinguish those messages.
     namespace = f"writetime.{namespace_of(schema.full_name)}"
     marker = [_long("write_time"), _optional("ttl", "int"), _optional("expiry", "long")]
     fields: list[dict[str, Any]] = [
@@ -94,7 +95,7 @@ def _key_field(column: Column, namespace: str) -> dict[str, Any]:
 
 def _column_field(column: Column, namespace: str) -> dict[str, Any]:
     name = avro_name(field_name(column))
-    # A namespace of its own, so that the records of two columns never share a name.
+    # A separate namespace, so that the records of two columns never share a name.
     namespace = f"{namespace}.{name}"
     cql_type = column.type
     if not is_complex(cql_type):
@@ -140,8 +141,9 @@ def _element_types(collection: Collection) -> tuple[CqlType, CqlType | None]:
 
 
 class ChangeEncoder:
-    """Makes the messages of one table's changes. Each begins with `header`, by default that of the single-object
-    encoding."""
+    """Encodes one table's changes as messages. Each begins with `header`, by default that of the single-object
+    encoding.
+    """
 
     def __init__(self, schema: TableSchema, header: bytes | None = None) -> None:
         self._schema = schema
@@ -151,7 +153,7 @@ class ChangeEncoder:
         """Return the value of the message of each change.
 
         Raises:
-            WritetimeError: something that every change has is null.
+            WritetimeError: a required field is null.
         """
         schema = self._schema
         kinds = pc.index_in(changes["kind"], pa.array(KINDS))
@@ -182,7 +184,7 @@ def _value(values: pa.Array, cql_type: CqlType) -> list[Part]:
 
 
 def _struct(values: pa.StructArray, parts_of: Callable[[list[pa.Array]], list[Part]]) -> list[Part]:
-    """Return the parts of a union of null and a record, by a function from the record's fields to their parts."""
+    """Return the parts of a union of null and a record, with a function from the record's fields to their parts."""
     if values.null_count == len(values):
         return [_ZERO]
     parts = parts_of(values.flatten())
@@ -212,7 +214,7 @@ def _origin(fields: list[pa.Array]) -> list[Part]:
 
 
 def _repeated(text: pa.Array) -> pa.Array:
-    """Encode text that hardly changes from one change to the next."""
+    """Encode text that rarely changes from one change to the next."""
     found = text.dictionary_encode()
     return encode_bytes(found.dictionary).take(found.indices)
 
@@ -233,7 +235,7 @@ def _column_parts(cql_type: CqlType) -> Callable[[list[pa.Array]], list[Part]]:
         found = _struct(tombstone, _times)
         for cell, cell_type in zip(cells.flatten(), types, strict=True):
             found += _struct(cell, _column_parts(cell_type))
-        # No bytes, but null where the column is: of cells alone that could not be told.
+        # No bytes, but null where the column is null: cells alone could not show that.
         return [*found, _constant(cells, b"")]
 
     return parts
@@ -277,9 +279,9 @@ def _cell_parts(fields: list[pa.Array], types: tuple[CqlType, ...]) -> list[Part
 class ChangeDecoder:
     """Reads messages of one table's changes, written under any schema of the table.
 
-    `schema` is the one that the changes are to have: columns that it has and a message's has not are null, others are
+    The changes get the schema `schema`: columns that a message's schema does not have are null, and other columns are
     left out. `avro_of` returns a message's Avro schema by its fingerprint, `registered` by its id in a registry; None
-    if they know none (see `publishing.SchemaTopic`, `registry.Registry`).
+    if it is not known (see `publishing.SchemaTopic`, `registry.Registry`).
     """
 
     def __init__(
@@ -289,9 +291,9 @@ class ChangeDecoder:
         registered: Callable[[int], Any] | None = None,
     ) -> None:
         self.schema = change_schema(schema)
-        # Messages have the names that columns have outside of the lake.
+        # Messages have the names that columns have outside the lake.
         self._written = pa.struct(list(change_schema(without_labels(schema))))
-        # The fields of each change, of which some are named by key columns.
+        # The fields of each change; some are named by key columns.
         self._first = [avro_name(field.name) for field in takewhile(lambda field: field.name != "end", self._written)]
         self._table = schema
         self._name = schema.full_name
@@ -300,12 +302,12 @@ class ChangeDecoder:
         self._readers: dict[tuple[int, int], AvroReader | None] = {}
 
     def decode(self, messages: Any) -> pa.Table:
-        """Return the changes of messages (bytes, or an array of large_binary), in their order, but not those of an
+        """Return the changes of messages (bytes, or an array of large_binary), in their order, without those of an
         earlier table of the name, which was dropped.
 
         Raises:
             WritetimeError: a message is neither in the single-object encoding nor in Confluent's wire format, its
-                schema is not known or does not fit the table's, or it is not what its schema says.
+                schema is not known or does not fit the table's, or it does not follow its schema.
         """
         array = messages if isinstance(messages, pa.Array) else pa.array(messages, _BINARY)
         if array.null_count:
@@ -327,7 +329,7 @@ class ChangeDecoder:
         return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(places))))
 
     def _by_schema(self, messages: pa.Array) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield, for each schema, how long the header of its messages is, what that names, and where they are."""
+        """Yield, for each schema, the length of its messages' header, the name in it, and their places."""
         _, offsets, content = messages.buffers()
         bounds = np.frombuffer(offsets, np.int64)[messages.offset : messages.offset + len(messages) + 1]
         data = np.frombuffer(content or b"", np.uint8)
@@ -370,13 +372,14 @@ class ChangeDecoder:
         try:
             written = parse_table(avro["cql"])
         except Exception:
-            # It has none that can be read: whether the message fits the table is seen when it is read.
+            # It has no schema that can be read: whether the message fits the table shows when it is read.
             return False
         return is_later(self._table, written)
 
     def _with_key_names(self, avro: Any) -> Any:
-        """Return a message's Avro schema with the names that the table's key columns have now: RENAME changes a name of
-        them, and never their order."""
+        """Return a message's Avro schema with the present names of the table's key columns: RENAME changes their names,
+        and never their order.
+        """
         count = len(self._first)
         found = [field["name"] for field in avro["fields"]]
         if found[:count] == self._first or found[count : count + 1] != ["end"]:

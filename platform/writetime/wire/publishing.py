@@ -1,9 +1,9 @@
-"""What publishers share: sending messages until the broker has them, and the topic of the Avro schemas that they need.
+"""Shared by publishers: sending messages until the broker has them, and the topic of the Avro schemas that they need.
 
 The compacted topic `writetime.schemas` has each schema by its fingerprint (16 hexadecimal digits). A message in Avro's
-single-object encoding begins with that fingerprint, so a consumer reads it by this topic alone. Where a schema registry
-is configured, messages are in Confluent's wire format instead; the topic has the schemas all the same, as landing
-learns from it of tables and columns.
+single-object encoding begins with that fingerprint, so a consumer can read it with this topic alone. If a schema
+registry is configured, messages are in Confluent's wire format instead. The topic still has the schemas, because
+landing learns of tables and columns from it.
 """
 
 import json
@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 
 SCHEMAS_TOPIC = "writetime.schemas"
 _FINGERPRINT = re.compile(rb"[0-9a-f]{16}")
-# Characters of an error that are logged; it may quote what it is about.
+# Characters of an error that are logged; it may quote the message.
 _SHOWN = 300
 
 T = TypeVar("T")
 
 
 class Refused(WritetimeError):
-    """Kafka refuses messages of a topic, and would again."""
+    """Kafka refuses messages of a topic, and would refuse them again."""
 
     def __init__(self, message: str, topic: str) -> None:
         super().__init__(message)
@@ -51,24 +51,24 @@ class Refused(WritetimeError):
 
 
 class Sender:
-    """A producer whose first message that is refused is the error of whatever comes after it.
+    """A producer. After a message is refused, each later call raises its error.
 
-    `what` is sent, as its errors call it; `own` are settings of the client.
+    `what` names the messages in errors; `own` are settings of the client.
     """
 
     def __init__(self, settings: Settings, what: str, **own: Any) -> None:
         self._what = what
-        # Without a report for each message that arrives: a flush tells that all did.
+        # Without a report for each message that arrives: a flush shows that all did.
         shared = {"compression.type": "zstd", "linger.ms": 20, "acks": "all", "delivery.report.only.error": True}
         self._producer = Producer(client_config(settings, **shared | own))
         self._fault: tuple[KafkaError, str] | None = None
         self._registry = registry_of(settings)
 
     def produce(self, topic: str, value: bytes | None, key: bytes, partition: int) -> None:
-        """Hand over a message; one without a value deletes what a compacted topic has of its key.
+        """Hand over a message; one without a value deletes the messages of its key in a compacted topic.
 
         Raises:
-            WritetimeError: it is refused, or one before it was.
+            WritetimeError: it is refused, or an earlier one was.
         """
         while True:
             try:
@@ -82,10 +82,10 @@ class Sender:
         self.check()
 
     def produce_all(self, topic: str, values: list[bytes], keys: list[bytes], partitions: list[int]) -> int:
-        """Hand over many messages, for which the client's queue has to have room; return how many it took.
+        """Hand over many messages, if the client's queue has room; return how many it took.
 
         Raises:
-            WritetimeError: one is refused, or one before was.
+            WritetimeError: one is refused, or an earlier one was.
         """
         messages: list[dict[str, Any]] = [
             {"value": value, "key": key, "partition": partition}
@@ -98,11 +98,11 @@ class Sender:
         return taken
 
     def register(self, topic: str, avro: Any, compatibility: Compatibility) -> bytes:
-        """Hand over the schema of a topic's values to the topic of the schemas, which has to be there and keeps one of
-        each fingerprint, and to the registry, if there is one; return what each message of the schema begins with.
+        """Hand over the schema of a topic's values to the topic of the schemas, which must exist and keeps one per
+        fingerprint, and to the registry, if there is one; return the header of the schema's messages.
 
         Raises:
-            SchemaRefused: the registry takes no such schema.
+            SchemaRefused: the registry rejects the schema.
             Transient: the registry or the broker does not answer.
             WritetimeError: the registry refuses the call, or a message was refused.
         """
@@ -111,7 +111,7 @@ class Sender:
         return single_object_header(avro) if schema_id is None else wire_header(schema_id)
 
     def flush(self, stop: threading.Event | None = None) -> bool:
-        """Wait until the broker has all that was handed over; False if it is to stop and the broker is late.
+        """Wait until the broker has all messages; False if the stop is requested and the broker is late.
 
         Raises:
             WritetimeError: a message was refused.
@@ -132,7 +132,7 @@ class Sender:
             raise self._refused(*self._fault)
 
     def do(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a client's method, with its errors as those of this sender."""
+        """Call a client's method, and raise its errors as those of this sender."""
         try:
             return call(*arguments)
         except KafkaException as e:
@@ -155,11 +155,11 @@ def ensure_schemas_topic(settings: Settings) -> None:
 
 
 class CompactedTopic(Generic[T]):
-    """A topic of one partition, of which the last message of each key counts; read on from call to call.
+    """A topic of one partition, in which the last message of each key counts; each call continues reading it.
 
-    `read` makes of a message's key and value what `read_on` returns; a value of None deletes what the key had. A
-    message for which it raises is skipped, logged with its offset, and counted in `skipped`: whatever else is written
-    to the topic stops no reader.
+    `read` converts a message's key and value to the results of `read_on`; a value of None deletes the key's value. A
+    message for which it raises is skipped, logged with its offset, and counted in `skipped`: a foreign message in the
+    topic stops no reader.
     """
 
     def __init__(self, settings: Settings, name: str, read: Callable[[bytes, bytes | None], T]) -> None:
@@ -189,7 +189,7 @@ class CompactedTopic(Generic[T]):
                 except Exception as e:
                     skipped += 1
                     log.warning(
-                        "topic %s, partition 0, offset %d is skipped, as it cannot be read: %s: %s",
+                        "topic %s, partition 0, offset %d is skipped, because it cannot be read: %s: %s",
                         *(self._name, offset, type(e).__name__, " ".join(str(e).split())[:_SHOWN]),
                     )
             self._next = end
@@ -207,8 +207,9 @@ class RegisteredSchema:
 
 
 class SchemaTopic:
-    """The schemas of `writetime.schemas`, by fingerprint and by namespace; read on when one is asked for that is not
-    known yet."""
+    """The schemas of `writetime.schemas`, by fingerprint and by namespace. If an unknown one is requested, the topic is
+    read further.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._topic = CompactedTopic(settings, SCHEMAS_TOPIC, _read_schema)
@@ -228,7 +229,7 @@ class SchemaTopic:
         return None if found is None else found.avro
 
     def read_on(self) -> None:
-        """Take up the messages since the last call. A message without a value deletes the schema of its key.
+        """Read the messages since the last call. A message without a value deletes the schema of its key.
 
         Raises:
             WritetimeError: the topic cannot be read.
@@ -244,10 +245,10 @@ class SchemaTopic:
                 self._by_namespace[namespace] = (*self._by_namespace.get(namespace, ()), schema)
 
     def of_namespace(self, namespace: str) -> tuple[RegisteredSchema, ...]:
-        """Return the schemas of a namespace that are known, in the order in which they were registered last. It is the
-        same object until one of them changes.
+        """Return the known schemas of a namespace, in the order in which they were last registered. It is the same
+        object until one of them changes.
 
-        A schema comes again with the same fingerprint if something else of its table changed, such as what was dropped.
+        A schema comes again with the same fingerprint if other data of its table changed, such as a dropped column.
         """
         return self._by_namespace.get(namespace, ())
 
@@ -259,10 +260,10 @@ def _namespace_of(avro: Mapping[str, Any]) -> str:
 
 def _read_schema(key: bytes, value: bytes | None) -> tuple[int, dict[str, Any] | None]:
     if not _FINGERPRINT.fullmatch(key):
-        raise ValueError(f"its key {key[:32]!r} is no fingerprint of 16 hexadecimal digits")
+        raise ValueError(f"its key {key[:32]!r} is not a fingerprint of 16 hexadecimal digits")
     if value is None:
         return int(key, 16), None
     avro = json.loads(value)
     if not isinstance(avro, dict) or not isinstance(avro.get("namespace"), str):
-        raise ValueError("its value is no Avro schema of a record with a namespace")
+        raise ValueError("its value is not an Avro schema of a record with a namespace")
     return int(key, 16), avro

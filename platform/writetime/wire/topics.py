@@ -21,6 +21,6 @@ def rows_topic(table: str) -> str:
 
 
 def table_of_topic(topic: str) -> str | None:
-    """Return the table of which a topic has the changes; None if it is another topic."""
+    """Return the table whose changes a topic has; None if it is another topic."""
     table = topic.removeprefix(_CHANGES)
     return table if topic.startswith(_CHANGES) and names_table(table) else None

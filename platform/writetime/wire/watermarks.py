@@ -1,11 +1,11 @@
 """How far each source is captured and each table landed: the compacted topic `writetime.watermarks`.
 
 A source is a node, by its host id, or the CDC log of a ScyllaDB table, by the log's name; it has one message. An agent
-says there until when all that was written to it is published, once the broker has acknowledged it. So whoever reads
-this topic first, and asks where the topics of changes end after that, finds all of it below those ends: a watermark
-names no offsets.
+writes there the time up to which all writes are published, once the broker has acknowledged them. So a reader that
+reads this topic first, and the end offsets of the topics of changes after that, finds all those writes below these
+ends: a watermark needs no offsets.
 
-A table that is landed has one message, too, with the key `landing/<keyspace>.<table>`: what landing reports of it.
+A table that is landed has one message, too, with the key `landing/<keyspace>.<table>`: landing's report of it.
 """
 
 import json
@@ -24,7 +24,7 @@ from writetime.wire.publishing import CompactedTopic, Sender
 
 WATERMARKS_TOPIC = "writetime.watermarks"
 
-# Messages come every few seconds, and Kafka compacts only what is not in a topic's newest segment.
+# Messages come every few seconds, and Kafka compacts only older segments than a topic's newest.
 _SEGMENT_MILLISECONDS = 3_600_000
 _LANDING = "landing/"
 # Delta keeps watermarks as 64-bit numbers.
@@ -33,10 +33,10 @@ _Instant = Annotated[int, Field(ge=0, lt=2**63)]
 
 @dataclass(frozen=True)
 class TableMark:
-    """Of one table (instants in microseconds): all that was written before `until` is published, 0 if that is not
-    known; and when the snapshot was taken that is published, or is to be now, 0 if there is none.
+    """The state of one table (times in microseconds): all writes before `until` are published, 0 if that is not known;
+    and the time of its published snapshot, or of the one to publish now, 0 if there is none.
 
-    `id` is the table's id. Changes that were captured before `since` are of an earlier table of the name.
+    `id` is the table's id. Changes that were captured before `since` belong to an earlier table of the name.
     `truncation` is the database's record of the last TRUNCATE.
     """
 
@@ -47,7 +47,7 @@ class TableMark:
     truncation: Truncation | None = None
 
     def start(self, table_id: UUID | None, *, of_log: bool) -> Start:
-        """Return from where on the source's changes of the table with this id count; see `Start` for `of_log`."""
+        """Return where the source's changes of the table with this id begin to count; see `Start` for `of_log`."""
         if self.id and table_id is not None and self.id != str(table_id):
             return Start(since=LATEST, of_log=of_log)
         return Start(self.since, self.truncation, self.snapshot_at if self.truncation else 0, of_log)
@@ -55,9 +55,10 @@ class TableMark:
 
 @dataclass(frozen=True)
 class SourceMarks:
-    """What is published of one source, by table. A retired source sends no more changes.
+    """The published state of one source, by table. A retired source sends no more changes.
 
-    `status` is what its agent says of itself, see `metrics`."""
+    `status` is the agent's status, see `metrics`.
+    """
 
     tables: Mapping[str, TableMark] = field(default_factory=dict)
     retired: bool = False
@@ -66,11 +67,11 @@ class SourceMarks:
 
 @dataclass(frozen=True)
 class Place:
-    """Where landing of a table was when it reported: the version of the lake's changes whose commit names the offsets,
-    the watermarks of the registered sources, the latest message that was skipped and has no newer snapshot
+    """The position of landing of a table at its report: the version of the lake's changes whose commit names the
+    offsets, the watermarks of the registered sources, the latest skipped message without a newer snapshot
     (microseconds, 0 if none), and a digest of the schemas that the lake follows.
 
-    It lets a new process see that nothing is new, by one small file of the lake.
+    It lets a new process see that there is nothing new, by one small file of the lake.
     """
 
     version: int
@@ -81,10 +82,10 @@ class Place:
 
 @dataclass(frozen=True)
 class LandingReport:
-    """What landing reports of one table. Times are in seconds since 1970.
+    """Landing's report of one table. Times are in seconds since 1970.
 
-    The table is `landing`, maybe with its watermarks held by a `fault`; or it is `waiting` for something that does not
-    answer, or it is `set aside` because of a `fault`. The fault came first at `since` and again with each of
+    The table is `landing`, maybe with its watermarks held by a `fault`; or it is `waiting` for a service that does not
+    answer; or it is `set aside` because of a `fault`. The fault came first at `since` and again with each of
     `attempts`. `changes` is the number that this process has landed.
     """
 
@@ -108,31 +109,31 @@ def ensure_watermarks_topic(settings: Settings) -> None:
 
 
 def send(sender: Sender, source: str, marks: SourceMarks) -> None:
-    """Hand over what is published of a source; the topic has to be there."""
+    """Hand over the published state of a source; the topic must exist."""
     sender.produce(WATERMARKS_TOPIC, json.dumps(asdict(marks)).encode(), source.encode(), 0)
 
 
 def send_report(sender: Sender, table: str, report: LandingReport | None) -> None:
-    """Hand over what landing reports of a table, None to delete that; the topic has to be there."""
+    """Hand over landing's report of a table, None to delete it; the topic must exist."""
     value = None if report is None else json.dumps(asdict(report)).encode()
     sender.produce(WATERMARKS_TOPIC, value, (_LANDING + table).encode(), 0)
 
 
 def statuses(settings: Settings) -> dict[str, Mapping[str, Any]]:
-    """Return what the agent of each source that is not retired said last of itself, by the source's name."""
+    """Return the last status of the agent of each source that is not retired, by the source's name."""
     found = WatermarkTopic(settings).read()
     return {source: marks.status for source, marks in sorted(found.items()) if marks.status and not marks.retired}
 
 
 class WatermarkTopic:
-    """Reads the topic, which is created if it is not there."""
+    """Reads the topic, which is created if it does not exist."""
 
     def __init__(self, settings: Settings) -> None:
         ensure_watermarks_topic(settings)
         self._topic = CompactedTopic(settings, WATERMARKS_TOPIC, _read_message)
         self._marks: dict[str, SourceMarks] = {}
         self.reports: dict[str, LandingReport] = {}
-        """What landing reported last of each table, by its name, as of the last `read`."""
+        """Landing's last report of each table, by its name, as of the last `read`."""
 
     @property
     def skipped(self) -> int:
@@ -140,7 +141,7 @@ class WatermarkTopic:
         return self._topic.skipped
 
     def read(self) -> dict[str, SourceMarks]:
-        """Return what was said last of each source, by its name. A message without a value deletes what was said.
+        """Return the last message of each source, by its name. A message without a value deletes it.
 
         Raises:
             WritetimeError: the topic cannot be read.
@@ -158,7 +159,7 @@ class WatermarkTopic:
 
 
 def _read_message(key: bytes, value: bytes | None) -> tuple[str, SourceMarks | LandingReport | None]:
-    """Read a message; fields that are not known are left out, as a newer agent may send them."""
+    """Read a message; unknown fields are left out, because a newer agent may send them."""
     name = key.decode()
     if value is None:
         return name, None
@@ -166,17 +167,17 @@ def _read_message(key: bytes, value: bytes | None) -> tuple[str, SourceMarks | L
 
 
 def retire(settings: Settings, source: str) -> None:
-    """Say that a source, by its name, sends no more changes: nothing waits for it any longer.
+    """Record that a source, by its name, sends no more changes: nothing waits for it any longer.
 
-    An agent that publishes changes of it makes it count again.
+    An agent that publishes its changes makes it count again.
 
     Raises:
-        WritetimeError: no agent has ever said anything of this source.
+        WritetimeError: no agent has ever reported this source.
     """
     known = WatermarkTopic(settings).read()
     if source not in known:
         listed = ", ".join(sorted(n for n, marks in known.items() if not marks.retired)) or "none"
-        raise WritetimeError(f"no agent has said how far {source} is; the nodes and logs with agents are: {listed}")
+        raise WritetimeError(f"no agent has reported {source}; the nodes and logs with agents are: {listed}")
     sender = Sender(settings, f"{source} cannot be retired")
     send(sender, source, replace(known[source], retired=True))
     sender.flush()
