@@ -103,7 +103,7 @@ def test_updates_without_values_make_a_gap(cdc: CdcDatabase) -> None:
     cdc.set_options(odd.schema, enabled="true")
     with open_source(cdc.settings, odd.name) as source:
         altered = source.options_since
-    with pytest.raises(Gap, match=r"updates have no values, as the table's CDC option delta was keys") as raised:
+    with pytest.raises(Gap, match=r"updates have no values, because the table's CDC option delta was keys") as raised:
         read(odd)
     assert (raised.value.start, raised.value.end) == (odd.start + 2 * SECOND, altered)
     with pytest.raises(Gap):
@@ -118,7 +118,7 @@ def test_updates_without_values_make_a_gap(cdc: CdcDatabase) -> None:
     settings = cdc.with_options(confidence_seconds=-12)
     with open_source(settings, odd.name) as source:
         pieces = interval(source, altered, None, None)
-        with pytest.raises(LogError, match=r"is an update without values, though .*: if clients"):
+        with pytest.raises(LogError, match=r"is an update without values, although .*: if clients"):
             list(source.read(pieces, snapshot_at=now() + 20 * SECOND))
 
 

@@ -75,12 +75,12 @@ UPDATE = {"operation": 1, "p": 1, "c": 1, "v": 1}
     ("rows", "complete", "message"),
     [
         ([{**UPDATE, "operation": 10}], True, "has the operation 10, which this version"),
-        ([{**UPDATE, "p": None}], True, "lacks its key, though no key column was renamed"),
-        ([{**UPDATE, "c": None}], True, "lacks its key, though no key column was renamed"),
-        ([{"operation": 3, "p": 1}], True, "lacks its key, though no key column was renamed"),
-        ([UPDATE, UPDATE], False, "lacks rows of a group"),
-        ([{"operation": 5, "p": 1, "c": 1}], True, "lacks rows of a group"),
-        ([UPDATE, {"operation": 7, "p": 1, "c": 1}], True, "lacks rows of a group"),
+        ([{**UPDATE, "p": None}], True, "lacks its key, although no key column was renamed"),
+        ([{**UPDATE, "c": None}], True, "lacks its key, although no key column was renamed"),
+        ([{"operation": 3, "p": 1}], True, "lacks its key, although no key column was renamed"),
+        ([UPDATE, UPDATE], False, "lacks some rows of a group"),
+        ([{"operation": 5, "p": 1, "c": 1}], True, "lacks some rows of a group"),
+        ([UPDATE, {"operation": 7, "p": 1, "c": 1}], True, "lacks some rows of a group"),
         ([{**UPDATE, "cdc$deleted_v": True}], True, "both writes and deletes column v"),
         ([{"operation": 6, "p": 1, "c": 3}, {"operation": 8, "p": 1, "c": 2}], True, "ends before it starts"),
     ],
@@ -176,7 +176,7 @@ def test_what_is_no_log(cdc: CdcDatabase) -> None:
         pass
     cdc.session.execute("CREATE TABLE IF NOT EXISTS generated.plain_scylla_cdc_log (p int PRIMARY KEY)")
     with (
-        pytest.raises(LogError, match="is no CDC log: its primary key is not"),
+        pytest.raises(LogError, match="is not a CDC log: its primary key is not"),
         open_source(cdc.settings, "generated.plain"),
     ):
         pass

@@ -222,7 +222,7 @@ def test_sets_that_are_not_complete(cdc: CdcDatabase, late: Logged) -> None:
     with open_source(cdc.settings, late.schema.full_name) as source, incomplete:
         source.sets.pieces(now() - SECOND, now(), now(), now())
     settings = cdc.with_options(tablet_times="system.cdc_timestamps", generation_times="system.nothing")
-    none = pytest.raises(LogError, match="the database tells of no CDC streams for")
+    none = pytest.raises(LogError, match="the database has no CDC streams for")
     with none, open_source(settings, late.schema.full_name):
         pass
 

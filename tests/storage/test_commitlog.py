@@ -218,7 +218,7 @@ def test_the_rest_of_a_corrupt_segment_is_left_out_and_told(written: Written, tm
     assert f"left out: {report.skipped[0]}" in answer.stderr
     options = {"schema": schema.read_text(), "table": generated(written)[0].full_name, "path": str(tmp_path)}
     source = CommitLogSource(options | {"on_corrupt": "skip-partition"})
-    with pytest.raises(WritetimeError, match="on_corrupt is 'skip-partition'; it has to be one of fail, skip-file"):
+    with pytest.raises(WritetimeError, match="on_corrupt is 'skip-partition'; it must be one of fail, skip-file"):
         source.reader(source.schema())
 
 

@@ -1,7 +1,8 @@
-"""Postimages against the changes of the same writes, while both are read from the log.
+"""Compares postimages with the changes of the same writes, while both are read from the log.
 
-The agent does not know all changes of a row, only those of the windows that it reads. So it compares what each write
-set with the write's own postimage. It reads images in any case, as they are rows of the log like others.
+The agent does not know all changes of a row, only those of the windows that it reads. So it compares the cells that
+each write set with the write's own postimage. It reads images in any case, because they are rows of the log like
+others.
 """
 
 from collections import Counter
@@ -18,23 +19,23 @@ from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import IMAGE_DISAGREES, IMAGE_NOT_COMPARED
 from writetime.scylla_cdc.images import Disagreement, Images, contradictions
 
-# So many findings are described of what is read at once. All are counted.
+# The most findings of one read that are described. All are counted.
 _DESCRIBED = 10
 
 
 class ImageCheck:
-    """Describes what was found by comparing images. The numbers are in the findings of the log."""
+    """Describes the findings of comparing images. The numbers are in the findings of the log."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         """Descriptions of the first findings."""
 
     def disagreement(self, table: TableSchema, found: Disagreement) -> None:
-        """Describe a disagreement, without values and keys, as these may be confidential."""
+        """Describe a disagreement, without values and keys, because these may be confidential."""
         self._describe(
             f"the {found.kind} of a write of {instant_text(found.write_time)} in stream 0x{found.stream.hex()} has "
             f"another value of column {found.column} than the changes of the log of {table.full_name}: compare the "
-            f"table by writetime verify {table.full_name}"
+            f"table with writetime verify {table.full_name}"
         )
 
     def fault(self, table: TableSchema, page: pa.RecordBatch, images: np.ndarray, reason: Exception) -> None:
@@ -51,10 +52,10 @@ class ImageCheck:
 
 
 class Checked:
-    """Makes changes of log rows as `Deltas` does, and compares them with the images among the rows."""
+    """Converts log rows to changes as `Deltas` does, and compares them with the images among the rows."""
 
     def __init__(self, deltas: Deltas, images: Images, check: ImageCheck, found: Counter[str]) -> None:
-        """Take what makes changes of all fields and what makes images; describe to `check` and count in `found`."""
+        """Take the converters for changes of all fields and for images; describe to `check` and count in `found`."""
         self.table = deltas.table
         self.columns = deltas.columns
         self._deltas = deltas
@@ -63,7 +64,7 @@ class Checked:
         self._found = found
 
     def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
-        """Return the changes of whole groups of rows.
+        """Return the changes of complete groups of rows.
 
         Raises:
             Gap, LogError, BadValue: as `Deltas` does; comparing raises nothing.
@@ -73,7 +74,7 @@ class Checked:
         if are_postimages.any():
             try:
                 self._compare(self._images.convert(page, captured_at), changes)
-            # Whatever it is, it must not keep the changes from being published.
+            # No fault may keep the changes from being published.
             except Exception as e:
                 self._found[IMAGE_NOT_COMPARED] += int(are_postimages.sum())
                 self._check.fault(self.table, page, are_postimages, e)

@@ -1,8 +1,9 @@
-"""Delta rows of a log as changes: each row's effect on its partition, with the write time that the log tells.
+"""Delta rows of a log as changes: each row's effect on its partition, with the write time in the log.
 
-Rules (ScyllaDB's `cdc/log.cc`, docs/features/cdc): the time of `cdc$time` is the write time of what a row says, but the
-tombstone of a whole collection or user-defined type is one microsecond older. `cdc$ttl` holds for all that lives in the
-row. When a cell expires is not logged, nor when a tombstone was made: both are taken from the write time.
+Rules (ScyllaDB's `cdc/log.cc`, docs/features/cdc): the time of `cdc$time` is the write time of a row's data, but the
+tombstone of a whole collection or user-defined type is one microsecond older. `cdc$ttl` applies to all live data in the
+row. The log has neither the expiry time of a cell nor the deletion time of a tombstone: both are taken from the write
+time.
 """
 
 from collections import Counter
@@ -39,7 +40,7 @@ from writetime.scylla_cdc.history import History, nulls_of, where_in
 from writetime.scylla_cdc.log import LogError
 from writetime.storage.kernel.primitives import tokens
 
-# pyarrow makes the functions of this module as it is imported, where type checkers do not see them.
+# pyarrow creates the functions of this module when it is imported, where type checkers do not see them.
 pc: Any = pyarrow.compute
 
 _KIND = dict.fromkeys(L.OPERATIONS, ROW)
@@ -53,7 +54,7 @@ Encode = Callable[[Sequence[bytes | None], bytes], bytes]
 
 
 class Deltas:
-    """Makes changes of the log rows of one table, with the fields that are asked for, in their order."""
+    """Converts the log rows of one table to changes, with the requested fields, in their order."""
 
     def __init__(
         self,
@@ -89,9 +90,9 @@ class Deltas:
         """Return the changes of log rows, in which each start of a range is followed by its end.
 
         Raises:
-            Gap: too little is left of a row, as the table was altered since.
-            LogError: a row that ScyllaDB does not write.
-            BadValue: a value that is not of its type.
+            Gap: too little is left of a row, because the table was altered since.
+            LogError: ScyllaDB does not write such a row.
+            BadValue: a value is invalid for its type.
         """
         operations = L.operations(page)
         unknown = ~np.isin(operations, L.OPERATIONS)
@@ -139,7 +140,7 @@ class Deltas:
 
 
 class Rows:
-    """The rows of one page that become a change each."""
+    """The rows of one page, each of which becomes a change."""
 
     def __init__(
         self,
@@ -161,13 +162,13 @@ class Rows:
         self._ttl = np.clip(ttl, 0, (1 << 31) - 1).astype(np.int32)
         self.kinds = np.array([_KIND[i] for i in operations.tolist()], np.int8)
         if table.clustering:
-            # A row without clustering key is static: others are not readable.
+            # A row without clustering key is static: other such rows are not readable.
             without = np.all([nulls_of(page[c.name]) for c in table.clustering], axis=0)
             self.kinds[without & (self.kinds == ROW)] = STATIC
 
     @cached_property
     def keys(self) -> pa.Array:
-        """The partition keys as serialised (`CompositeType` if they have several columns)."""
+        """The serialised partition keys (`CompositeType` if they have several columns)."""
         parts = [self.page[c.name] for c in self._table.partition_key]
         if len(parts) == 1:
             return parts[0]
@@ -178,7 +179,7 @@ class Rows:
         return pc.binary_join_element_wise(*pieces, _EMPTY)
 
     def positions(self, encode: Encode) -> pa.Array:
-        """Return where each change is in its partition."""
+        """Return the position of each change in its partition."""
         fixed = {STATIC: STATIC_POSITION, PARTITION_TOMBSTONE: PARTITION_POSITION}
         ends = {L.START_INCLUSIVE: BEFORE, L.START_EXCLUSIVE: AFTER}
         rows = zip(self.kinds.tolist(), self._operations.tolist(), self._clusterings(self.page), strict=True)
@@ -186,7 +187,7 @@ class Rows:
         return pa.array(made, pa.binary())
 
     def ends(self, encode: Encode) -> pa.Array:
-        """Return where each range ends."""
+        """Return the end of each range."""
         made: list[bytes | None] = [None] * self.count
         at = np.flatnonzero(self.kinds == RANGE_TOMBSTONE).tolist()
         rows = zip(at, self._end_operations.tolist(), self._clusterings(self._ends), strict=True)
@@ -195,7 +196,7 @@ class Rows:
         return pa.array(made, pa.binary())
 
     def check_ranges(self, encode: Encode) -> None:
-        """Refuse ranges whose bounds are not in the order of the clustering."""
+        """Reject ranges whose bounds are not in the order of the clustering key."""
         if not self._ends.num_rows:
             return
         starts, ends = self.positions(encode), self.ends(encode)
@@ -229,7 +230,7 @@ class Rows:
         return pa.StructArray.from_arrays(parts, fields=list(TOMBSTONE), mask=pa.array(~there))
 
     def origin(self, captured_at: datetime) -> pa.Array:
-        """Return which row of the log each change was made of."""
+        """Return the row of the log that each change was made of."""
         source, node = pa.repeat(pa.scalar("scylla_cdc"), self.count), pa.nulls(self.count, pa.string())
         times = decode(self.page[L.TIME], Native("timeuuid"))
         streams = self.page[L.STREAM].dictionary_encode()
@@ -251,7 +252,7 @@ class Rows:
                 )
             return self._cells(raw, deleted, np.arange(self.count), column.type, arrow)
         dead = self.page[L.DELETED_ELEMENTS + column.name]
-        # The tombstone of a whole column is older than what was written with it.
+        # The tombstone of a whole column is older than the cells written with it.
         tombstone = self._tombstones(deleted, self.times - 1)
         if isinstance(column.type, Collection):
             parts, some = self._elements(column.type, raw, dead)
@@ -263,7 +264,7 @@ class Rows:
     def _cells(
         self, raw: pa.Array, dead: np.ndarray, rows: np.ndarray, cql_type: CqlType, arrow: pa.DataType
     ) -> pa.StructArray:
-        """Return cells, each of the row that `rows` says: with a value where `raw` has one, tombstones where `dead`."""
+        """Return cells, each of the row in `rows`: with a value where `raw` has one, tombstones where `dead`."""
         live = ~nulls_of(raw)
         there = live | dead
         times = self._cell_times(live, dead, rows)
@@ -348,7 +349,7 @@ def _where(mask: np.ndarray, array: pa.Array) -> pa.Array:
 
 
 def _prefix(values: tuple[bytes | None, ...]) -> list[bytes]:
-    """Return the values of a clustering or of a bound, which ends at the first null."""
+    """Return the values of a clustering key or of a bound, which ends at the first null."""
     found = []
     for value in values:
         if value is None:

@@ -1,5 +1,4 @@
-"""What is found in a log beside changes, counted by kind. The agent shows it by metric and status, the command at its
-end."""
+"""Findings in a log beside changes, counted by kind. The agent shows them by metric and status."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,13 +12,13 @@ _TEXTS = {
     DOUBTFUL_INSERT: "inserts without values from before the last ALTER TABLE: if delta was keys then, they had some",
     LATE: "rows that came after their window was read, and were found by reading it again",
     CLOSED_SET: "rows that came to the streams of a set after it was closed",
-    IMAGE_DISAGREES: "values of postimages that differ from the changes: compare by writetime verify",
+    IMAGE_DISAGREES: "values of postimages that differ from the changes: compare with writetime verify",
     IMAGE_NOT_COMPARED: "postimages that could not be compared: the agent's log has the reason",
 }
 
 
 def finding_lines(counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield a line about each kind of finding that there is."""
+    """Yield one line per kind of finding."""
     for kind, text in _TEXTS.items():
         if counts.get(kind):
             yield f"{counts[kind]:,} {text}"

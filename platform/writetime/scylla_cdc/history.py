@@ -1,13 +1,13 @@
-"""Which rows of a log can be read, after what was altered about its table since they were written.
+"""Which rows of a log can be read, after changes of its table's schema since they were written.
 
 ScyllaDB alters a log with its table (`create_log_schema` in `cdc/log.cc`). When a column is dropped, its columns of the
-log are dropped, and rows from before read as if it had not been written. If it was static, such a row has neither
-values nor a clustering key. When a key column is renamed, it is dropped from the log and added under its new name, so
-rows from before have null for it. Both are in `system_schema.dropped_columns` of the log, with a time that is five
-seconds later, so that no row from before is younger.
+log are dropped, and earlier rows read as if it had not been written. If it was static, such a row has neither values
+nor a clustering key. When a key column is renamed, it is dropped from the log and added under its new name, so earlier
+rows have null for it. Both are in `system_schema.dropped_columns` of the log, with a time that is five seconds later,
+so that no earlier row is younger.
 
-While the CDC option `delta` is `keys`, rows are logged without values. There is no record of when it was. Updates show
-it, as they have no values then. Inserts only suggest it, as an insert of keys alone looks the same.
+While the CDC option `delta` is `keys`, rows are logged without values. There is no record of that period. Updates show
+it, because they have no values then. Inserts only suggest it, because an insert of keys alone looks the same.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ _OF_STATIC_ROWS = (L.UPDATE, *_IMAGES)
 
 
 class History:
-    """Judges the rows of one table's log."""
+    """Decides which rows of one table's log can be read."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class History:
         empty_updates: bool = False,
         snapshot_at: int | None = None,
     ) -> None:
-        """Take what was altered from the schemas.
+        """Take the alterations from the schemas.
 
         Args:
             table: the base table.
             log: its log.
-            options_since: when the table was altered last; since then `delta` has been `full`. In microseconds.
+            options_since: when the table was last altered; since then `delta` has been `full`. In microseconds.
             empty_updates: whether the table has updates without values.
-            snapshot_at: when the snapshot was begun that has what cannot be read, in microseconds.
+            snapshot_at: when the snapshot was begun that has the unreadable rows, in microseconds.
         """
         self._table = table
         self._options_since = options_since
@@ -64,7 +64,7 @@ class History:
         dropped = {column.name: column.dropped_at for column in log.dropped}
         values = {name for name in dropped if L.DELETED + name in dropped}
         self.dropped_until = max((dropped[name] for name in values), default=_NEVER)
-        """Until when columns were dropped that are no key columns, in microseconds."""
+        """Time of the last drop of columns that are not key columns, in microseconds."""
         # A key column has no column `cdc$deleted_` beside it.
         others = {name for name in dropped if not name.startswith(L.DELETED)} - values
         self._renamed = {name: dropped[name] for name in others}
@@ -73,15 +73,15 @@ class History:
         """Return which rows can be read, and count the others. Images that cannot be read are not counted.
 
         Raises:
-            Gap: the key of a row is missing, as a key column was renamed, or the values of an update are, as `delta`
-                was `keys`, and no snapshot has the row.
-            LogError: they are missing for no reason that is known.
+            Gap: the key of a row is missing because a key column was renamed, or the values of an update are missing
+                because `delta` was `keys`, and no snapshot has the row.
+            LogError: they are missing for an unknown reason.
         """
         judged = self._judge(page, operations)
         deltas = ~np.isin(operations, _IMAGES)
         if (judged.wrong & deltas).any():
             raise LogError(
-                f"{where_in(page, judged.wrong & deltas, self._table)} lacks its key, though no key column was "
+                f"{where_in(page, judged.wrong & deltas, self._table)} lacks its key, although no key column was "
                 "renamed: ScyllaDB writes no such row"
             )
         self._check_lost(judged.times[judged.lost & deltas])
@@ -104,10 +104,11 @@ class History:
         lost = np.zeros(page.num_rows, bool)
         if self._renamed:
             renamed = times <= max(self._renamed.values())
-            # What is not shown may be values of another row. An update that lost all of its values has no effect.
+            # Values of an image that cannot be read may belong to another row. An update that lost all of its values
+            # has no effect.
             surely_static = static & (written | self._shows(page, self._table.regular))
             lost = renamed & (without_key | (some & ~surely_static))
-            # Both bounds of a range, though one may have the column: it is null in bounds that are prefixes, too.
+            # Both bounds of a range, even if one has the column: it is null in bounds that are prefixes, too.
             starts = np.flatnonzero(np.isin(operations, _STARTS))
             lost[starts] = lost[starts + 1] = lost[starts] | lost[starts + 1]
         empty = static & ~written & ~lost & (times <= self.dropped_until) & self._shows(page, self._table.static)
@@ -116,8 +117,8 @@ class History:
         return _Judged(times, lost, empty, wrong)
 
     def _bare(self, page: pa.RecordBatch, operations: np.ndarray, judged: "_Judged") -> np.ndarray:
-        """Return which updates have no values, as `delta` was `keys`, and are in the snapshot."""
-        # Until then, the values may be those of columns that were dropped since.
+        """Return which updates have no values, because `delta` was `keys`, and are in the snapshot."""
+        # Until then, the values may belong to columns that were dropped since.
         bare = (operations == L.UPDATE) & judged.readable & (judged.times > self.dropped_until)
         if self._empty_updates or not bare.any() or not self._shows(page, self._values):
             return np.zeros(page.num_rows, bool)
@@ -125,8 +126,8 @@ class History:
         late = bare & (judged.times >= self._options_since + _LEEWAY)
         if late.any():
             raise LogError(
-                f"{where_in(page, late, self._table)} is an update without values, though the table's CDC option delta "
-                "is not keys: if clients write updates that write nothing, set scylla_cdc.empty_updates to pass"
+                f"{where_in(page, late, self._table)} is an update without values, although the table's CDC option "
+                "delta is not keys: if clients send updates without values, set scylla_cdc.empty_updates to pass"
             )
         times = judged.times[bare & (judged.times >= (self._snapshot_at or _NEVER))]
         if len(times):
@@ -134,13 +135,13 @@ class History:
                 self._table.full_name,
                 int(times.min()),
                 max(self._options_since, int(times.max()) + 1),
-                "updates have no values, as the table's CDC option delta was keys, with which the log does not have "
-                "what is written (if clients write updates that write nothing, set scylla_cdc.empty_updates to pass)",
+                "updates have no values, because the table's CDC option delta was keys, which leaves written values "
+                "out of the log (if clients send updates without values, set scylla_cdc.empty_updates to pass)",
             )
         return bare
 
     def _doubtful(self, page: pa.RecordBatch, operations: np.ndarray, judged: "_Judged") -> int:
-        """Count inserts without values from before the table was altered last, which no snapshot has."""
+        """Count inserts without values from before the last alteration of the table that no snapshot has."""
         inserts = (operations == L.INSERT) & judged.readable & (judged.times < self._options_since)
         inserts &= (judged.times > self.dropped_until) & (judged.times >= (self._snapshot_at or _NEVER))
         if not self._values or not inserts.any() or not self._shows(page, self._values):
@@ -152,7 +153,7 @@ class History:
         return self._table.static + self._table.regular
 
     def _missing_clustering(self, page: pa.RecordBatch, operations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which rows lack some of the clustering key, and all of it."""
+        """Return which rows lack a part of the clustering key, and all of it."""
         some = np.zeros(page.num_rows, bool)
         every = ~np.isin(operations, _OF_PARTITIONS) & bool(self._table.clustering)
         for column in self._table.clustering:
@@ -166,7 +167,7 @@ class History:
         return all(c.name in page.schema.names for c in columns)
 
     def _check_lost(self, times: np.ndarray) -> None:
-        """Refuse rows that lack their keys, unless the snapshot has them."""
+        """Reject rows that lack their keys, unless the snapshot has them."""
         if not len(times):
             return
         first = int(times.min())
@@ -179,15 +180,15 @@ class History:
 
 @dataclass(frozen=True)
 class _Judged:
-    """What is to become of rows."""
+    """The decision on each row."""
 
     times: np.ndarray
     lost: np.ndarray
-    """Whose keys are gone, as a key column was renamed."""
+    """Rows whose keys are gone because a key column was renamed."""
     empty: np.ndarray
-    """That had values of dropped static columns only."""
+    """Rows that had values of dropped static columns only."""
     wrong: np.ndarray
-    """That have no key for no reason that is known."""
+    """Rows that have no key for an unknown reason."""
 
     @property
     def readable(self) -> np.ndarray:
@@ -216,7 +217,7 @@ def _any_null(page: pa.RecordBatch, columns: Sequence[Column]) -> np.ndarray:
 
 
 def _any_value(page: pa.RecordBatch, columns: Sequence[Column]) -> np.ndarray:
-    """Return which rows write or delete something of these columns, as far as the page has them."""
+    """Return which rows write or delete a value of these columns, as far as the page has them."""
     names = [prefix + c.name for c in columns for prefix in ("", L.DELETED, L.DELETED_ELEMENTS)]
     there = [~nulls_of(page[name]) for name in names if name in page.schema.names]
     return np.any(there, axis=0) if there else np.zeros(page.num_rows, bool)

@@ -1,8 +1,8 @@
-"""Pre- and postimages: what ScyllaDB read of a row before and after it was written, held against what the changes say.
+"""Pre- and postimages: a row as ScyllaDB read it before and after a write, compared with the changes.
 
-Images are no source of truth: they are read without a lock, so under concurrent writers they may be stale, or show what
-was written later. But a value in an image that no change tells of, nor any newer one replaces, is a sign of what no log
-can say: that writes are missing, as when CDC was off for a while.
+Images are not reliable: they are read without a lock, so under concurrent writers they may be stale, or show later
+writes. But if no change explains a value in an image, and no newer one replaces it, that suggests a fault that no log
+can show: writes are missing, as when CDC was off for a while.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +33,7 @@ _KINDS = {L.PREIMAGE: "preimage", L.POSTIMAGE: "postimage"}
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A cell of which an image and the changes have different values; `write_time` is the image's, in microseconds."""
+    """A cell with different values in an image and in the changes; `write_time` is the image's, in microseconds."""
 
     kind: str
     stream: bytes
@@ -46,7 +46,7 @@ class Disagreement:
 
 
 class Images:
-    """Makes images of the log rows that are some: whose they are, of which write, and the values of simple columns."""
+    """Builds images from the image rows of a log: the row, the write and the values of simple columns."""
 
     def __init__(self, schema: TableSchema, history: History) -> None:
         self.table = schema
@@ -79,20 +79,21 @@ class Images:
 
 
 def disagreements(images: Iterable[pa.RecordBatch], changes: pa.Table, schema: TableSchema) -> Iterator[Disagreement]:
-    """Compare images with the merge of all changes that are known of the table.
+    """Compare images with the merge of all known changes of the table.
 
-    A cell is compared unless something newer was written or deleted, or it expires; of a preimage only what it shows,
-    as it does not show every column.
+    A cell is compared unless something newer was written or deleted, or it expires. For a preimage, only the cells that
+    it shows are compared, because it does not show every column.
     """
     return _disagreements(images, changes, schema)
 
 
 def contradictions(images: pa.RecordBatch, changes: pa.Table, schema: TableSchema) -> Iterator[Disagreement]:
-    """Compare postimages with the changes of the same writes, whatever is known of other writes.
+    """Compare postimages with the changes of the same writes, without those of other writes.
 
-    What a write sets is in its postimage (`cdc/log.cc` of ScyllaDB applies the delta to what was read before). Other
-    columns are compared only if the write is an insert without values and has no preimage, so the row was new: values
-    in its postimage were not logged, as `delta` was `keys`. A row that two writes set at the same time is not compared.
+    The cells that a write sets are in its postimage (ScyllaDB's `cdc/log.cc` applies the delta to the row that it read
+    before). Other columns are compared only if the write is an insert without values and has no preimage, so the row
+    was new: values in its postimage were not logged, because `delta` was `keys`. A row that two writes set at the same
+    time is not compared.
     """
     writes = _Writes(images, changes, schema)
 
@@ -131,7 +132,7 @@ def _disagreements(
 
 
 class _Writes:
-    """Which writes some changes are of: a write is one group of the log, which `origin.file` names."""
+    """The writes that some changes belong to: a write is one group of the log, which `origin.file` names."""
 
     def __init__(self, images: pa.RecordBatch, changes: pa.Table, schema: TableSchema) -> None:
         places = list(zip(*(changes[n].to_pylist() for n in ("key", "position")), strict=True))
@@ -150,14 +151,14 @@ class _Writes:
         self.bare_inserts = (
             {(*places[i], times[files[i]]) for i in np.flatnonzero(inserted).tolist()} - values - existed
         )
-        """Rows that an insert makes which sets no column, and of which there is no preimage."""
+        """Rows made by an insert that sets no column and has no preimage."""
 
     def count(self, place: "_Place") -> int:
         """Return how many writes changed a row at a time."""
         return len(self._files.get(place, ()))
 
 
-# Of a row: the key, the position, and the write time of an image.
+# A row's key and position, and the write time of an image.
 _Place = tuple[bytes, bytes, int]
 _IsCompared = Callable[[_Place, dict[str, Any] | None], bool]
 

@@ -1,7 +1,7 @@
 """Counts the rows that reach a log after their window was read, and are found when it is read again.
 
-How many rows each stream had in a window is kept in memory until the window is read again. An agent that was started
-meanwhile reads the same rows, but cannot tell which of them are late.
+The number of rows of each stream in a window is kept in memory until the window is read again. An agent that was
+restarted meanwhile reads the same rows, but cannot distinguish the late ones.
 """
 
 from collections import Counter, defaultdict
@@ -12,22 +12,22 @@ from writetime.scylla_cdc.findings import CLOSED_SET, LATE
 from writetime.scylla_cdc.reading import Piece
 
 Counts = defaultdict[int, Counter[bytes]]
-"""Numbers of rows, by the beginning of the window and by stream."""
+"""Numbers of rows, by the start of the window and by stream."""
 
 
 class LateStep:
-    """The rows of one step, which counts only once it is finished, as it may fail and be repeated."""
+    """The rows of one step. They count only once it is finished, because it may fail and be repeated."""
 
     def __init__(self, start: int, window: int) -> None:
-        """Take where some window begins and how long one is, in microseconds."""
+        """Take the start of some window and the length of a window, in microseconds."""
         self._start = start
         self._window = window
         self.first: Counts = defaultdict(Counter)
-        """Of windows that are read for the first time."""
+        """In windows that are read for the first time."""
         self.again: Counts = defaultdict(Counter)
-        """Of windows that are read again."""
+        """In windows that are read again."""
         self.closed: set[bytes] = set()
-        """Streams of sets that are closed."""
+        """In streams of sets that are closed."""
 
     def see(self, piece: Piece, times: np.ndarray) -> None:
         """Count rows with these write times."""
@@ -40,22 +40,22 @@ class LateStep:
 
 
 class LateRows:
-    """What one table's windows had when they were read for the first time. Times are in microseconds."""
+    """The row counts of one table's windows at their first read. Times are in microseconds."""
 
     def __init__(self) -> None:
         self._first: dict[int, Counter[bytes]] = {}
 
     def finish(self, step: LateStep, windows: range, again: tuple[int, int]) -> Counter[str]:
-        """Return what a step found late: rows of closed sets, and others.
+        """Return the late rows of a step: rows of closed sets, and others.
 
         Args:
             step: all of its rows.
-            windows: the beginnings of the windows that it read for the first time; none if they are not read again.
-            again: from which write time to which one it read windows again.
+            windows: the starts of the windows that it read for the first time; none if they are not read again.
+            again: the write times from which and up to which it read windows again.
         """
         self._first |= {begin: Counter() for begin in windows}
         for begin, counts in step.first.items():
-            # A set that is published late is read from its beginning, so older windows may get more.
+            # A set that is published late is read from its start, so older windows may get more rows.
             if begin in self._first:
                 self._first[begin].update(counts)
         found: Counter[str] = Counter()

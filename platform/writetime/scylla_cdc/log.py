@@ -1,4 +1,4 @@
-"""The log table of a base table: its columns, what its rows mean, and the times in it.
+"""The log table of a base table: its columns, the meaning of its rows, and its times.
 
 Source: `cdc/log.cc` of ScyllaDB, and docs/features/cdc there.
 """
@@ -22,26 +22,26 @@ DELETED, DELETED_ELEMENTS = "cdc$deleted_", "cdc$deleted_elements_"
 
 PREIMAGE, UPDATE, INSERT, ROW_DELETE, PARTITION_DELETE = range(5)
 START_INCLUSIVE, START_EXCLUSIVE, END_INCLUSIVE, END_EXCLUSIVE, POSTIMAGE = range(5, 10)
-# Deletions that the server issues by itself when the TTL of a row is over.
+# Deletions that the server itself issues when the TTL of a row is over.
 EXPIRED_ROW, EXPIRED_PARTITION = -3, -4
 OPERATIONS = (*range(10), EXPIRED_ROW, EXPIRED_PARTITION)
 
-# Of the UUIDs of one time: the first in the database's order, which takes the lower half as signed bytes.
+# Of the UUIDs of one time: the first in the database's order, which compares the lower half as signed bytes.
 _FIRST = 0x8080808080808080
 
 
 class LogError(WritetimeError):
-    """A log that cannot be read, or whose rows are not what ScyllaDB writes."""
+    """A log that cannot be read, or has rows that ScyllaDB does not write."""
 
 
 class Gap(WritetimeError):
-    """Changes that the log does not have, or not any more. Times are in microseconds."""
+    """Changes that the log does not have, or no longer has. Times are in microseconds."""
 
     def __init__(self, table: str, start: int, end: int, reason: str) -> None:
         super().__init__(
             f"changes of {table} from {instant_text(start)} to {instant_text(end)} cannot be read from its log: "
             f"{reason}. To close the gap, take a snapshot of the table now (nodetool snapshot, on each node), backfill "
-            f"it (writetime backfill {table} PATHS), and read on with the option snapshot_at (writetime agent: "
+            f"it (writetime backfill {table} PATHS), and continue with the option snapshot_at (writetime agent: "
             "--snapshot-at) set to the time at which the snapshot was begun"
         )
         self.start = start
@@ -90,26 +90,26 @@ def deleted_elements_type(cql_type: CqlType) -> CqlType:
 
 
 def check_log(schema: TableSchema, log: TableSchema) -> None:
-    """Compare a log with what its base table asks for.
+    """Compare a log with the columns that its base table requires.
 
     Raises:
-        LogError: the table is no log.
+        LogError: the table is not a log.
         Altered: a column is missing or of another type, as for a moment after ALTER TABLE.
     """
     wanted = log_table(schema)
     found = {c.name: str(c.type) for c in log.columns}
     if [c.name for c in log.partition_key + log.clustering] != [STREAM, TIME, SEQUENCE]:
-        raise LogError(f"{log.full_name} is no CDC log: its primary key is not ({STREAM}, {TIME}, {SEQUENCE})")
+        raise LogError(f"{log.full_name} is not a CDC log: its primary key is not ({STREAM}, {TIME}, {SEQUENCE})")
     for column in wanted.columns:
         if found.get(column.name) != str(column.type):
             raise Altered(
                 f"{log.full_name} has column {column.name} as {found.get(column.name, 'none')}, and should have it as "
-                f"{column.type}: {schema.full_name} is being altered, so try again, or the table is no CDC log"
+                f"{column.type}: {schema.full_name} is being altered, so try again, or the table is not a CDC log"
             )
 
 
 def operations(page: pa.RecordBatch) -> np.ndarray:
-    """Return the operations of log rows, -1 where one is null."""
+    """Return the operations of log rows, -1 for null."""
     return decode(page[OPERATION], Native("tinyint")).fill_null(-1).to_numpy()
 
 

@@ -1,6 +1,6 @@
-"""How far a stream has read a log, and what lies between two such places.
+"""How far a stream has read a log, and the pieces between two such offsets.
 
-All streams of the log are read up to the same time, so a place is that time, and how much was known of the streams.
+All streams of the log are read up to the same time, so an offset is that time, and the newest known set of streams.
 """
 
 import logging
@@ -16,13 +16,14 @@ from writetime.scylla_cdc.source import CdcSource, Lack, now
 
 log = logging.getLogger(__name__)
 
-# Rows expire while they are read: who asks for all that a log has gets what it keeps this much longer, in microseconds.
+# Rows expire while they are read: a read of the whole log gets the rows that it keeps this much longer, in
+# microseconds.
 _MARGIN = 600_000_000
 
 
 _REASONS: dict[Lack, str] = {
     "off": "the table's CDC is off; turn it on again first",
-    "keys": "the table's CDC option delta is keys, so the log does not have what is written; set it to full first",
+    "keys": "the table's CDC option delta is keys, so the log does not have the written values; set it to full first",
 }
 _REASONS_BEFORE: dict[Lack, str] = {
     "off": "the table's CDC was off",
@@ -37,36 +38,36 @@ class Offset:
     until: int
     """All write times before this have been read."""
     newest: int
-    """When the newest set of streams begins that was known."""
+    """Start of the newest set of streams that was known."""
     since: int
     """Where the stream began."""
     table_id: str
     off_since: int | None = None
-    """CDC was found off, or to log keys only, so what was written since is not in the log."""
+    """CDC was found off, or logging keys only, so later writes are not in the log."""
     lack: Lack = "off"
     """Which of the two it was."""
     off_until: int | None = None
-    """When the table was altered to log all again: a snapshot that closes this gap is younger."""
+    """When the table was altered to log everything again: a snapshot that closes this gap is younger."""
     snapshot_at: int | None = None
-    """When the snapshot was begun that closed a gap: what cannot be read of older rows is there."""
+    """When the snapshot was begun that closed a gap: it has the older rows that cannot be read."""
     captured_since: int = 0
-    """What was captured before is of an earlier table of the name; 0 if none is known."""
+    """Changes captured before this belong to an earlier table of the name; 0 if none is known."""
 
     @classmethod
     def parse(cls, found: dict[str, Any]) -> "Offset":
-        """Return the place that Spark kept in a checkpoint."""
+        """Return the offset that Spark kept in a checkpoint."""
         return cls(**found)
 
     def json(self) -> dict[str, Any]:
-        """Return the place as Spark keeps it."""
+        """Return the offset as Spark keeps it."""
         return asdict(self)
 
 
 def first_offset(source: CdcSource, start: int | None, snapshot_at: int | None) -> Offset:
-    """Return where a stream begins: at a time, or with what the log has.
+    """Return where a stream begins: at a time, or at the start of the log.
 
     Raises:
-        Gap: the log has not got everything since that time.
+        Gap: the log does not have all writes since that time.
     """
     if start is None:
         start = source.first()
@@ -80,10 +81,10 @@ def first_offset(source: CdcSource, start: int | None, snapshot_at: int | None) 
 
 
 def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at: int | None) -> list[Piece]:
-    """Return what to read for the write times from one time to another; by default all that the log has.
+    """Return the pieces for the write times from one time to another; by default for the whole log.
 
     Raises:
-        Gap: the log has not got all of it.
+        Gap: the log does not have all of them.
         LogError: the end is not settled yet, or the log has no values.
     """
     settled = source.settled()
@@ -94,12 +95,12 @@ def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at:
         )
     if source.lack == "keys":
         raise LogError(
-            f"{source.name} has the CDC option delta: keys, with which its log does not have what was written; "
+            f"{source.name} has the CDC option delta: keys, with which its log does not have the written values; "
             f"ALTER TABLE {source.name} WITH cdc = {{'enabled': true, 'delta': 'full'}}, then take a snapshot, "
             "backfill it, and read from that time on"
         )
     if source.lack == "off":
-        log.warning("the CDC of %s is off: its log does not have what is written now", source.name)
+        log.warning("the CDC of %s is off: its log does not have new writes", source.name)
     end = settled if end is None else end
     first = first_offset(source, start, snapshot_at)
     late = rescan_micros(source.settings)
@@ -107,11 +108,11 @@ def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at:
 
 
 def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int | None) -> Offset:
-    """Return the end of the next batch: some windows further on, or the same place if no window is settled.
+    """Return the end of the next batch: some windows further on, or the same offset if no window is settled.
 
     Raises:
-        Gap: what comes next is not in the log any more, or was never written to it, as CDC was off.
-        LogError: the table was created anew.
+        Gap: the next rows are no longer in the log, or were never written to it because CDC was off.
+        LogError: the table was created again.
     """
     check(source, start, snapshot_at)
     if source.lack is not None:
@@ -123,7 +124,7 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
         until = source.options_since if start.off_until is None else start.off_until
         if snapshot_at is None or snapshot_at < until:
             return replace(start, off_until=until)
-        # What cannot be read of rows from before is in the snapshot, too.
+        # The snapshot also has the earlier rows that cannot be read.
         start = replace(start, off_since=None, off_until=None, snapshot_at=snapshot_at)
     window = round(source.settings.window_seconds * 1e6)
     most = max(1, round(source.settings.batch_seconds * 1e6) // window)
@@ -136,11 +137,11 @@ def next_offset(source: CdcSource, start: Offset, settled: int, snapshot_at: int
 
 
 def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> None:
-    """Look whether a stream can go on from a place.
+    """Check whether a stream can continue from an offset.
 
     Raises:
-        Gap: what comes next is not in the log, and a snapshot does not have it.
-        LogError: the table was created anew.
+        Gap: the next rows are not in the log, and a snapshot does not have them.
+        LogError: the table was created again.
     """
     if start.table_id != str(source.schema.id):
         raise LogError(
@@ -154,12 +155,12 @@ def check(source: CdcSource, start: Offset, snapshot_at: int | None) -> None:
 
 
 def snapshot_of(place: Offset, snapshot_at: int | None) -> int | None:
-    """Return when the youngest snapshot was begun that has what the log does not: one that is named, or the place's."""
+    """Return when the youngest snapshot was begun that has the missing rows: a named one, or the offset's."""
     return max((t for t in (snapshot_at, place.snapshot_at) if t is not None), default=None)
 
 
 def pieces_between(source: CdcSource, start: Offset, end: Offset) -> list[Piece]:
-    """Return what to read between two places; and what to read again of what is older, for late rows."""
+    """Return the pieces between two offsets, and the older pieces to read again for late rows."""
     if start.until == end.until:
         return []
     late = rescan_micros(source.settings)
@@ -178,13 +179,13 @@ def rescan_micros(settings: ScyllaCdc) -> int:
 
 
 def read_again(settings: ScyllaCdc, start: Offset, end: Offset) -> tuple[int, int]:
-    """Return from which write time to which one windows are read again between two places."""
+    """Return the write times from which and up to which windows are read again between two offsets."""
     back = rescan_micros(settings)
     first, last = (max(offset.until - back, end.since) for offset in (start, end))
     return (first, last) if back else (last, last)
 
 
 def shared_out(pieces: Sequence[Piece], tasks: int) -> list[list[Piece]]:
-    """Share pieces out to tasks, neighbours to the same one."""
+    """Distribute pieces to tasks, with neighbours in the same one."""
     size = -(-len(pieces) // tasks) if pieces else 1
     return [list(pieces[i : i + size]) for i in range(0, len(pieces), size)]

@@ -1,4 +1,4 @@
-"""A table's CDC options, and since when it has had them.
+"""A table's CDC options, and the time since which it has had them.
 
 ScyllaDB 2026.1 keeps the options in `system_schema.tables.extensions`, older versions in `system_schema.scylla_tables`.
 It keeps no earlier ones. But each ALTER TABLE writes all columns of the table's row in `system_schema.tables`
@@ -26,7 +26,7 @@ _OF_TABLE = "WHERE keyspace_name = ? AND table_name = ?"
 
 @dataclass(frozen=True)
 class CdcOptions:
-    """The options by name, and since when they have been these at least, in microseconds."""
+    """The options by name, and the time since which they have at least been these, in microseconds."""
 
     values: Mapping[str, str]
     since: int
@@ -38,13 +38,13 @@ class CdcOptions:
 
     @property
     def keys_only(self) -> bool:
-        """Whether the log has no values of what is written."""
+        """Whether the log has no written values."""
         return self.values.get("delta") == "keys"
 
 
 def cdc_options(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> CdcOptions | None:
-    """Return a table's CDC options, empty if it has none; or None if the database has no place for them, as it is not
-    ScyllaDB.
+    """Return a table's CDC options, empty if it has none; or None if the database has no place for them, because it is
+    not ScyllaDB.
 
     Raises:
         LogError: the options are not in the form that ScyllaDB writes.
@@ -63,7 +63,7 @@ def cdc_options(pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) ->
 
 
 def _first(found: pa.Table) -> tuple[bytes | None, int]:
-    """Return a value and its write time, of the first row."""
+    """Return a value and its write time, from the first row."""
     if not found.num_rows:
         return None, 0
     data, time = (column[0].as_py() for column in found.columns)

@@ -1,8 +1,8 @@
-"""Pages of rows from the database as Arrow batches of serialised values, without a Python object a value.
+"""Pages of rows from the database as Arrow batches of serialised values, without a Python object per value.
 
-The frame of a result has for each row its values, each after its length (native protocol version 4, 4.2.5.2).
+The frame of a result has the values of each row, each after its length (native protocol version 4, 4.2.5.2).
 
-Failures that pass are retried here: ScyllaDB answers "Replica(s) failed to execute read" while tablets are split, and a
+Temporary failures are retried here: ScyllaDB answers "Replica(s) failed to execute read" while tablets are split, and a
 node that starts, stops or is busy answers that it is unavailable, overloaded, or too late.
 """
 
@@ -28,9 +28,9 @@ from writetime.clients.untyped_rows import UntypedResult
 log = logging.getLogger(__name__)
 
 PAGE_ROWS = 5000
-# How long to wait before each retry, at most, in seconds.
+# The longest wait before each retry, in seconds.
 PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
-# No retry begins later than this after the first attempt: a request that times out takes seconds itself.
+# No retry begins later than this after the first attempt, because a request that times out takes seconds itself.
 _PATIENCE_SECONDS = 5.0
 _PASSING = (
     # Unavailable, timeouts, and failures of replicas.
@@ -38,7 +38,7 @@ _PASSING = (
     OperationTimedOut,
     NoHostAvailable,
     ConnectionException,
-    # These answers have no exception of their own: overloaded, bootstrapping, and errors inside the server.
+    # These answers have no separate exception: overloaded, bootstrapping, and errors inside the server.
     protocol.RequestExecutionException,  # type: ignore[attr-defined]
     protocol.ServerError,  # type: ignore[attr-defined]
 )
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 
 def retried(ask: Callable[[], _T], query: str) -> _T:
-    """Ask the database until it answers, with growing pauses, as long as it fails in a way that passes.
+    """Query the database until it answers, with growing pauses, as long as its failures are temporary.
 
     Raises:
         InvalidRequest: as the database answered.
@@ -64,7 +64,7 @@ def retried(ask: Callable[[], _T], query: str) -> _T:
             pause = next(pauses, None)
             if pause is None or not isinstance(e, _PASSING) or time.monotonic() + pause > deadline:
                 raise DatabaseUnreachable(f"the database did not answer `{query}`: {e}") from None
-            log.info("the database did not answer `%s`: %s; trying again", query, e)
+            log.info("the database did not answer `%s`: %s; retrying", query, e)
             time.sleep(random.uniform(pause / 2, pause))
 
 
@@ -86,7 +86,7 @@ class _PageProtocol(_ProtocolHandler):
 
 
 def page(names: Sequence[str], rows: int, body: bytes) -> pa.RecordBatch:
-    """Return the rows of a result as columns of serialised values, null where a value is."""
+    """Return the rows of a result as columns of serialised values, null where a value is null."""
     offsets, valid, data = _columns(np.frombuffer(body, np.uint8), rows, len(names))
     arrays = []
     for i in range(len(names)):
@@ -99,7 +99,7 @@ def page(names: Sequence[str], rows: int, body: bytes) -> pa.RecordBatch:
 
 @numba.njit(cache=True, nogil=True)
 def _columns(body: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Put the values of each column side by side; return where each starts, whether it is there, and all bytes."""
+    """Put the values of each column side by side; return the start of each, whether it exists, and all bytes."""
     starts = np.empty((columns, rows), np.int64)
     offsets = np.zeros((columns, rows + 1), np.int64)
     valid = np.empty((columns, rows), np.bool_)
@@ -136,8 +136,7 @@ def _columns(body: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.
 
 
 class Pages:
-    """Reads by prepared statements through a session that belongs to this alone. Reading is safe to repeat, so the
-    driver may do so."""
+    """Reads with prepared statements through its own session. Reading is safe to repeat, so the driver may do so."""
 
     def __init__(self, session: Session) -> None:
         session.client_protocol_handler = _PageProtocol
@@ -148,7 +147,7 @@ class Pages:
         self._session = session
 
     def prepare(self, query: str, consistency: int | None = None) -> PreparedStatement:
-        """Prepare a query, of the settings' consistency if no other is named.
+        """Prepare a query, with the settings' consistency if no other is given.
 
         In a cluster with one node, QUORUM becomes ONE: ScyllaDB creates `system_distributed` with replication factor 3
         there too (`db/system_distributed_keyspace.cc`), so a quorum never answers. scylla-cdc-java does the same
@@ -184,10 +183,10 @@ class Pages:
 
 
 class Reading:
-    """The pages that answer one query; the next one is asked for while one is looked at."""
+    """The pages of one query; the next one is requested while one is used."""
 
     def __init__(self, send: Callable[[bytes | None], Any], query: str) -> None:
-        """Send the query by `send`, which takes the state of the page to begin with."""
+        """Send the query with `send`, which takes the state of the page to begin with."""
         self._send = send
         self._query = query
         self._page: bytes | None = None
@@ -208,7 +207,7 @@ class Reading:
             yield found
 
     def _answer(self) -> ResultSet:
-        """Wait for the page that was asked for. If it failed, the next attempt asks for it again."""
+        """Wait for the requested page. If it failed, the next attempt requests it again."""
         future = self._future or self._send(self._page)
         self._future = None
         answer = future.result()

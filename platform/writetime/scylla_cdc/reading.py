@@ -29,11 +29,11 @@ class Piece:
     again: bool = False
     """Whether these were read before, and are read again for late rows."""
     closed_at: int | None = None
-    """When the last set of streams ended that has the stream; None if that is the newest known set."""
+    """When the last set of streams with this stream ended; None if that is the newest known set."""
 
 
 class Converter(Protocol):
-    """Makes something of the log's rows."""
+    """Converts the log's rows."""
 
     @property
     def table(self) -> TableSchema:
@@ -46,11 +46,11 @@ class Converter(Protocol):
         ...
 
     def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
-        """Convert whole groups of rows."""
+        """Convert complete groups of rows."""
         ...
 
 
-# Takes the write times of some rows of a piece, in microseconds.
+# A function that takes the write times of some rows of a piece, in microseconds.
 See = Callable[[Piece, np.ndarray], None]
 
 
@@ -97,7 +97,7 @@ def read_pieces(
 def _whole(reading: Reading, table: str) -> Iterator[pa.RecordBatch]:
     """Return the pages of one stream, cut so that both bounds of a range delete are in one.
 
-    A group, the rows of one `cdc$time`, is counted from 0, and its last row says so.
+    A group, the rows of one `cdc$time`, is counted from 0, and its last row is marked.
     """
     carried: pa.RecordBatch | None = None
     last: tuple[bytes, int, bool] | None = None
@@ -140,6 +140,6 @@ def _check_ranges(page: pa.RecordBatch, table: str) -> None:
 
 def _incomplete(table: str) -> LogError:
     return LogError(
-        f"the log of {table} lacks rows of a group that it has others of: rows were deleted from the log, or expired "
-        "while it was read, or replicas had not got them yet; read again with a longer confidence_seconds"
+        f"the log of {table} lacks some rows of a group: rows were deleted from the log, or expired "
+        "while it was read, or had not reached the replicas yet; read again with a longer confidence_seconds"
     )

@@ -1,4 +1,4 @@
-"""One table's log through one connection: its schema, what there is to read, and what is missing of it."""
+"""One table's log through one connection: its schema, the rows to read, and its gaps."""
 
 import time
 from collections import Counter
@@ -28,7 +28,7 @@ from writetime.scylla_cdc.pages import Pages, retried
 from writetime.scylla_cdc.reading import Piece, read_pieces
 from writetime.scylla_cdc.streams import StreamSets
 
-# Why a log does not have what is written: CDC is off, or logs keys without values.
+# Why a log does not have new writes: CDC is off, or logs keys without values.
 Lack = Literal["off", "keys"]
 
 
@@ -36,7 +36,7 @@ class CdcSource:
     """The log of one table. Times are in microseconds."""
 
     def __init__(self, session: Session, pages: Pages, settings: Settings, table: str) -> None:
-        """Read the table's schema and CDC options, and when its sets of streams begin.
+        """Read the table's schema and CDC options, and the start of its sets of streams.
 
         Raises:
             LogError: there is no such table, it has no log, or one that cannot be read.
@@ -51,7 +51,7 @@ class CdcSource:
 
     @property
     def lack(self) -> Lack | None:
-        """Why the log does not have what is written now; None if it has, or the database has no such options."""
+        """Why the log does not have new writes; None if it does, or if the database has no such options."""
         if self._options is None:
             return None
         if not self._options.is_on:
@@ -61,18 +61,18 @@ class CdcSource:
 
     @property
     def options_since(self) -> int:
-        """Since when the table's CDC options have been the same at least: when it was altered last, in microseconds."""
+        """The time since which the table's CDC options have been the same: its last alteration, in microseconds."""
         return 0 if self._options is None else self._options.since
 
     @property
     def ttl(self) -> int:
-        """How long the log keeps a row; 0 is for ever."""
+        """How long the log keeps a row; 0 is forever."""
         if self.settings.log_ttl_seconds is not None:
             return self.settings.log_ttl_seconds * 1_000_000
         return int(self._options.values.get("ttl", 86_400) if self._options else 86_400) * 1_000_000
 
     def _current_schemas(self) -> tuple[TableSchema, TableSchema]:
-        """Return what the table and its log are now.
+        """Return the present schemas of the table and its log.
 
         Raises:
             LogError: it has no log, or one that does not fit.
@@ -97,14 +97,14 @@ class CdcSource:
         return now() - round(self.settings.confidence_seconds * 1e6)
 
     def first(self) -> int:
-        """Return the time from which on the log has all that it was given."""
+        """Return the time from which the log has all rows that were written to it."""
         return max(self.sets.times[0], now() - self.ttl if self.ttl else self.sets.times[0])
 
     def check_gap(self, start: int, snapshot_at: int | None) -> None:
-        """Look whether the log still has what was written since a time.
+        """Check whether the log still has all writes since a time.
 
         Raises:
-            Gap: it has not, nor has a snapshot.
+            Gap: it does not, and a snapshot does not either.
         """
         first = self.first()
         if start >= first or (snapshot_at is not None and snapshot_at >= first):
@@ -127,16 +127,16 @@ class CdcSource:
         """Read pieces of streams as batches of changes.
 
         Args:
-            pieces: what to read.
+            pieces: the pieces to read.
             fields: of the changes; all by default.
             snapshot_at: when the snapshot was begun that closes a gap.
-            found: counts what is found beside changes.
+            found: counts findings beside changes.
             check: compares the images in pieces that are read for the first time; with all fields only.
-            late: is shown the rows, to count the late ones.
+            late: receives the rows, to count the late ones.
 
         Raises:
-            Gap: rows lack their key, as a key column was renamed, or their values, as `delta` was `keys`.
-            LogError: rows are missing, or are not what ScyllaDB writes.
+            Gap: rows lack their key because a key column was renamed, or their values because `delta` was `keys`.
+            LogError: rows are missing, or ScyllaDB does not write such rows.
             Altered: a value is newer than the schema.
         """
         history = History(
@@ -171,7 +171,7 @@ class CdcSource:
         )
 
     def check_schema(self, expected: TableSchema) -> None:
-        """Look whether the table still is what was read: rows that were logged since may have more.
+        """Check whether the table still is as it was read: later rows of the log may have more.
 
         Raises:
             Altered: it was altered.
@@ -180,7 +180,7 @@ class CdcSource:
         if found != expected:
             raise Altered(
                 f"{self.name} was altered while its log was read: it was {_columns(expected)}, and is "
-                f"{_columns(found)}; read again (a stream goes on from its checkpoint with the new columns)"
+                f"{_columns(found)}; read again (a stream continues from its checkpoint with the new columns)"
             )
 
 
@@ -198,7 +198,7 @@ def open_source(settings: Settings, table: str) -> Iterator[CdcSource]:
 
 @contextmanager
 def connect_for_pages(settings: Settings) -> Iterator[tuple[Session, Pages]]:
-    """Connect to the database, for rows and for pages: one session each, as theirs come in different forms.
+    """Connect to the database, for rows and for pages: one session each, because theirs come in different forms.
 
     Raises:
         WritetimeError: the database does not answer.

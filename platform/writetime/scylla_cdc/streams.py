@@ -1,8 +1,8 @@
-"""The streams of a table's log, and when it has them.
+"""The streams of a table's log, and their times.
 
 In keyspaces with vnodes all tables have the same streams, in generations; in those with tablets each table has its own,
-one a tablet. Both are sets of streams, each from an instant until the next one's. Which set a write is logged in is
-decided by its write time, so a set is read for the write times between the two instants and no others.
+one per tablet. Both are sets of streams, each from its time until the next one's. The write time of a write decides in
+which set it is logged, so a set is read only for the write times between the two.
 
 Source: `cdc/generation.cc`, `db/system_keyspace.cc` and `db/virtual_tables.cc` of ScyllaDB, docs/features/cdc.
 """
@@ -25,10 +25,10 @@ _CURRENT = 0
 
 
 class StreamSets:
-    """The sets of streams of one table that the database knows now."""
+    """The sets of streams of one table that the database has now."""
 
     def __init__(self, pages: Pages, settings: ScyllaCdc, keyspace: str, table: str) -> None:
-        """Read when the sets begin.
+        """Read the starts of the sets.
 
         Raises:
             LogError: the database has no sets for the table.
@@ -41,28 +41,28 @@ class StreamSets:
             times, self._by_tablets = _generation_times(pages, settings), False
         if not times:
             raise LogError(
-                f"the database tells of no CDC streams for {keyspace}.{table}, neither in {settings.tablet_times} nor "
+                f"the database has no CDC streams for {keyspace}.{table}, neither in {settings.tablet_times} nor "
                 f"in {settings.generation_times}: is this ScyllaDB, and has the table cdc = {{'enabled': true}}?"
             )
         self.times = sorted(times)
-        """When each begins, in microseconds."""
+        """The start of each, in microseconds."""
         self._known: dict[int, tuple[bytes, ...]] = {}
 
     def streams(self, time: int) -> tuple[bytes, ...]:
         """Return the streams of the set that begins at a time.
 
         Raises:
-            LogError: there are none, as a set that is not complete has none.
+            LogError: there are none, because the set is not complete.
         """
         if time not in self._known:
             self._known[time] = self._tablet_streams(time) if self._by_tablets else self._generation_streams(time)
         return self._known[time]
 
     def pieces(self, start: int, end: int, known: int, newest: int, late: int = 0) -> list[Piece]:
-        """Return what to read of the write times from `start` to `end`, of the sets up to the one of `newest`.
+        """Return the pieces for the write times from `start` to `end`, of the sets up to the one of `newest`.
 
-        A set that is younger than `known`, which was the newest when all before `start` was read, is read from its
-        beginning: it may be older than `start` if it was published late. A closed set is read on for `late`
+        A set that is younger than `known`, which was the newest when everything before `start` was read, is read from
+        its start: it may be older than `start` if it was published late. A closed set is read for `late` more
         microseconds of write times: a node that did not know of the next set may have written to its streams.
         """
         times = self.times[: bisect_right(self.times, newest)]

@@ -50,7 +50,8 @@ class Part(InputPartition):
     until: int
 
 
-# How far a stream is: `segment`, the `position` in it (None for its end), and `since`, the segments passed on the way.
+# The progress of a stream: `segment`, the `position` in it (None for its end), and `since`, the segments passed on the
+# way.
 Offset = dict[str, Any]
 
 
@@ -68,7 +69,7 @@ class CommitLogSource(DataSource):
         return Selection.of(_table(schemas, self.options), option_fields(self.options)).spark()
 
     def reader(self, schema: StructType) -> "CommitLogBatchReader":
-        """Return a reader of all that the segments hold now."""
+        """Return a reader of all data that the segments hold now."""
         return CommitLogBatchReader(_Settings(dict(self.options), schema))
 
     def streamReader(self, schema: StructType) -> "CommitLogStreamReader":
@@ -87,12 +88,12 @@ def _table(schemas: Sequence[TableSchema], options: Any) -> TableSchema:
     wanted = options.get("table")
     found = [s for s in schemas if wanted in (None, s.full_name)]
     if len(found) != 1:
-        raise WritetimeError(f"the option table has to name one of {', '.join(s.full_name for s in schemas)}")
+        raise WritetimeError(f"the option table must name one of {', '.join(s.full_name for s in schemas)}")
     return found[0]
 
 
 class _Settings:
-    """What a reader was asked for, and how it reads one part."""
+    """The options of a reader, and how it reads one part."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self.options = {key.lower(): value for key, value in options.items()}
@@ -121,7 +122,7 @@ class _Settings:
         for table, count in report.unknown_tables.items():
             log.warning("%s: %d mutations not read from the write to unknown table %s on", path, count, table)
         if report.torn_at is not None:
-            log.warning("%s ends at offset %d in what was not finished", path, report.torn_at)
+            log.warning("%s ends at offset %d in an unfinished write", path, report.torn_at)
 
 
 class CommitLogBatchReader(DataSourceReader):
@@ -137,7 +138,7 @@ class CommitLogBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one segment."""
-        # Spark makes a partition of its own where there is none.
+        # Spark adds its own partition if there is none.
         return self._settings.read(partition) if isinstance(partition, Part) else iter(())
 
 
@@ -153,19 +154,19 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return {"segment": 0, "position": None, "since": []}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Read what the option `segments_per_batch` allows."""
+        """Read as much as the option `segments_per_batch` allows."""
         most = self._settings.options.get("segments_per_batch")
         return ReadAllAvailable() if most is None else ReadMaxFiles(int(most))
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Keep what may be read now, as a node that goes on writing would keep such a run from ending."""
+        """Record what may be read now: a node that continues to write would keep such a run from ending."""
         self._available = self._trusted()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Return how far may be read: to the trusted offset of the newest segment, or of the last within the limit.
 
         Raises:
-            Missing: the segment that the stream is in is gone before its end was read.
+            Missing: the stream's segment is gone before its end was read.
         """
         self._unread(start)
         found = self._available if self._available is not None else self._trusted()
@@ -176,7 +177,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not ahead:
             return start
         last, until = ahead[-1]
-        # A node that writes `_cdc.idx` anew may leave it empty for a moment.
+        # A node that rewrites `_cdc.idx` may leave it empty for a moment.
         if last.id == start["segment"] and until <= (start["position"] or 0):
             return start
         since = [segment.id for segment, _ in ahead[:-1] if segment.id != start["segment"]]
@@ -206,7 +207,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return [(s, until) for s, until in trusted(self._settings.segments()) if until is not None]
 
     def _unread(self, start: Offset) -> Segment | None:
-        """Return the segment that an offset is in, if not at its end."""
+        """Return the segment of an offset, if the offset is not at its end."""
         return None if start["position"] is None else self._segment(start["segment"])
 
     def _segment(self, segment_id: int) -> Segment:
@@ -216,5 +217,5 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 return segment
         raise Missing(
             f"segment {segment_id} (CommitLog-*-{segment_id}.log) of {folder} is gone before this stream read all of "
-            "it: put it back, or start anew with another checkpoint and read the tables' SSTables for what is lost"
+            "it: put it back, or start again with another checkpoint and read the tables' SSTables for the lost changes"
         )

@@ -1,4 +1,4 @@
-"""What the data sources share: schemas, tokens and fields to read, from options or a schema given to Spark."""
+"""Shared by the data sources: schemas, tokens and fields to read, from options or a schema given to Spark."""
 
 import json
 import struct
@@ -24,7 +24,7 @@ from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 def option_schemas(options: Mapping[str, str]) -> list[TableSchema]:
     """Return the tables of the option `schema`: CQL text, or the path of a file with it.
 
-    Spark does not tell upper from lower case, so columns have labels.
+    Spark does not distinguish upper and lower case, so columns have labels.
     """
     text = options["schema"]
     if "CREATE" not in text.upper():
@@ -34,7 +34,7 @@ def option_schemas(options: Mapping[str, str]) -> list[TableSchema]:
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a table's changes is read: some fields, and of some of these only parts (`amount.value`)."""
+    """The part of a table's changes that is read: some fields, and of some of these only parts (`amount.value`)."""
 
     schema: pa.Schema
 
@@ -43,7 +43,7 @@ class Selection:
         """Select fields and parts of fields by name; all fields by default.
 
         Raises:
-            WritetimeError: a field that changes of this table do not have.
+            WritetimeError: changes of this table do not have the field.
         """
         full = change_schema(table)
         parts: dict[str, list[str] | None] = {}
@@ -55,14 +55,14 @@ class Selection:
             if field not in full.names or part not in _children(full.field(field).type):
                 known = ", ".join(full.names)
                 raise WritetimeError(f"changes of {table.full_name} have no field {name}; they have {known}")
-            # The whole field is wanted already, if it has no list of parts.
+            # The whole field is already selected, if it has no list of parts.
             if (chosen := parts.setdefault(field, [])) is not None:
                 chosen.append(part)
         return cls(pa.schema([_part(full.field(name), chosen) for name, chosen in parts.items()]))
 
     @classmethod
     def given(cls, table: TableSchema, given: StructType) -> "Selection":
-        """Select what a schema given to Spark has.
+        """Select the fields of a schema given to Spark.
 
         Raises:
             WritetimeError: changes of this table do not have such a field, or have it with another type.
@@ -92,7 +92,7 @@ class Selection:
         return from_arrow_schema(self.schema)
 
     def cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return these parts of a batch that has the whole fields."""
+        """Return these parts of a batch with whole fields."""
         if batch.schema.types == self.schema.types:
             return batch
         return pa.RecordBatch.from_arrays(
@@ -123,31 +123,31 @@ def option_fields(options: Mapping[str, str]) -> list[str] | None:
 
 
 def option_choice(options: Mapping[str, str], name: str, choices: Sequence[str]) -> Any:
-    """Return an option that is one of a few, the first of them by default.
+    """Return an option with a few possible values, the first of them by default.
 
     Raises:
-        WritetimeError: it is something else.
+        WritetimeError: it has another value.
     """
     value = options.get(name, choices[0])
     if value not in choices:
-        raise WritetimeError(f"the option {name} is {value!r}; it has to be one of {', '.join(choices)}")
+        raise WritetimeError(f"the option {name} is {value!r}; it must be one of {', '.join(choices)}")
     return value
 
 
 def option_tokens(options: Mapping[str, str], schema: TableSchema) -> tuple[int, int]:
     """Return the first and last token to read, by the options `first_token`, `last_token` and `partition_key`.
 
-    These are options and not filters pushed down, as Spark 4.2 keeps what a reader made of the filters of one query for
-    every later query of the same DataFrame, which then misses rows.
+    These are options and not filters that are pushed down. Spark 4.2 keeps a reader's result for the filters of one
+    query for every later query of the same DataFrame, which then misses rows.
 
     Raises:
-        WritetimeError: `partition_key` is not a JSON object with a value of each partition key column.
+        WritetimeError: `partition_key` is not a JSON object with a value for each partition key column.
     """
     if "partition_key" in options:
         values = json.loads(options["partition_key"])
         names = [field_name(c) for c in schema.partition_key]
         if not isinstance(values, dict) or sorted(values) != sorted(names):
-            raise WritetimeError(f"the option partition_key has to be a JSON object with {', '.join(names)}")
+            raise WritetimeError(f"the option partition_key must be a JSON object with {', '.join(names)}")
         parts = [_serialise(c.type, values[field_name(c)]) for c in schema.partition_key]
         composite = b"".join(len(part).to_bytes(2, "big") + part + b"\0" for part in parts)
         wanted = token(parts[0] if len(parts) == 1 else composite)
@@ -159,7 +159,7 @@ _PACKED = {"bigint": ">q", "int": ">i", "smallint": ">h", "tinyint": ">b", "bool
 
 
 def _serialise(cql_type: CqlType, value: Any) -> bytes:
-    """Serialise a value of a partition key column as JSON gives it (a blob as hexadecimal text)."""
+    """Serialise a partition key value from JSON (a blob is hexadecimal text)."""
     match cql_type, value:
         case Native("uuid" | "timeuuid"), str():
             return UUID(value).bytes

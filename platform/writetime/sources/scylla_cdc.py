@@ -4,13 +4,14 @@
     spark.read.format("scylla_cdc").option("table", "shop.orders").load()
     spark.readStream.format("scylla_cdc").option("table", "shop.orders").load()
 
-Options: `table` (keyspace.table, the base table), `from` (an instant: write times before it are not read; by default
-all that the log has), `to` (of a batch; by default, and at most, what is settled), `snapshot_at` (when the snapshot was
-begun that closes a gap), `fields`, and every setting of the sections `[cassandra]` and `[scylla_cdc]` by its name
-(`contact_points`, separated by commas, `port`, `window_seconds`, ...), over what the settings file says.
+Options: `table` (keyspace.table, the base table), `from` (a time: write times before it are not read; by default the
+start of the log), `to` (of a batch; by default, and at most, the end of the settled windows), `snapshot_at` (when the
+snapshot was begun that closes a gap), `fields`, and every setting of the sections `[cassandra]` and `[scylla_cdc]` by
+its name (`contact_points`, separated by commas, `port`, `window_seconds`, ...), instead of the value in the settings
+file.
 
-A stream reads windows of write times, each once all of its rows should have reached the log. `docs/scylla-cdc.md` says
-what is promised.
+A stream reads windows of write times, each once all of its rows should have reached the log. `docs/scylla-cdc.md` has
+the guarantees.
 """
 
 import logging
@@ -53,8 +54,9 @@ _OPTIONS = {"table", "from", "to", "snapshot_at", "fields"}
 
 @dataclass
 class Part(InputPartition):
-    """What one task reads; `start` is where the batch begins, without what is read again. `snapshot_at` is when the
-    snapshot was begun that has what cannot be read."""
+    """The part that one task reads; `start` is where the batch begins, without parts that are read again. `snapshot_at`
+    is when the snapshot was begun that has the unreadable rows.
+    """
 
     pieces: list[Piece]
     start: int
@@ -75,7 +77,7 @@ class ScyllaCdcSource(DataSource):
         return Selection.of(asked.current_schema(), option_fields(self.options)).spark()
 
     def reader(self, schema: StructType) -> "ScyllaCdcBatchReader":
-        """Return a reader of what the log has now."""
+        """Return a reader of the log's present rows."""
         return ScyllaCdcBatchReader(*self._reading(schema))
 
     def streamReader(self, schema: StructType) -> "ScyllaCdcStreamReader":
@@ -106,7 +108,7 @@ class _Asked:
             return labelled_anew(source.schema)
 
     def read(self, part: Part, table: TableSchema, selection: Selection) -> Iterator[pa.RecordBatch]:
-        """Read a part. What it holds counts only if the table was not altered, nor what the log keeps, meanwhile."""
+        """Read a part. Its rows count only if neither the table nor the rows that the log keeps changed meanwhile."""
         if not part.pieces:
             return
         with open_source(self.settings, self.table) as source:
@@ -141,7 +143,7 @@ def _settings(options: Mapping[str, str]) -> Settings:
 
 
 class ScyllaCdcBatchReader(DataSourceReader):
-    """Reads the streams of a log over an interval of write times, some streams a task."""
+    """Reads the streams of a log over an interval of write times, some streams per task."""
 
     def __init__(self, asked: _Asked, table: TableSchema, selection: Selection) -> None:
         self._asked = asked
@@ -149,17 +151,17 @@ class ScyllaCdcBatchReader(DataSourceReader):
         self._selection = selection
 
     def partitions(self) -> list[Part]:
-        """Share out the streams.
+        """Distribute the streams.
 
         Raises:
-            Gap: the log has not got all that was asked for.
+            Gap: the log does not have all requested writes.
             WritetimeError: the end is not settled yet.
         """
         asked = self._asked
         with open_source(asked.settings, asked.table) as source:
             pieces = interval(source, asked.start, asked.end, asked.snapshot_at)
             start = min((piece.start for piece in pieces), default=0)
-            # Spark makes a part of its own where there is none.
+            # Spark adds its own part if there is none.
             return [Part(some, start, asked.snapshot_at) for some in shared_out(pieces, source.settings.tasks) or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -177,16 +179,16 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._available: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Start at the option `from`, or with the oldest that the log has."""
+        """Start at the option `from`, or with the log's oldest rows."""
         with self._source() as source:
             return first_offset(source, self._asked.start, self._asked.snapshot_at).json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Read all that is settled, up to `batch_seconds`."""
+        """Read all settled windows, up to `batch_seconds`."""
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Keep up to which time may be read, as time would keep such a run from ending."""
+        """Record up to which time may be read: passing time would keep such a run from ending."""
         with self._source() as source:
             self._available = source.settled()
 
@@ -194,7 +196,7 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return how far may be read.
 
         Raises:
-            Gap: what comes next is not in the log.
+            Gap: the next rows are not in the log.
         """
         del limit
         with self._source() as source:
@@ -202,10 +204,10 @@ class ScyllaCdcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return next_offset(source, Offset.parse(start), settled, self._asked.snapshot_at).json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
-        """Return what lies between two offsets.
+        """Return the parts between two offsets.
 
         Raises:
-            Gap: it is not in the log any more.
+            Gap: they are no longer in the log.
         """
         with self._source() as source:
             first = Offset.parse(start)

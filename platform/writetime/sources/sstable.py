@@ -3,10 +3,10 @@
     spark.dataSource.register(SSTableSource)
     spark.read.format("sstable").load("/backups/shop/orders-5a1c.../snapshots/nightly")
 
-Options: `schema` (CQL text or a file with it; else the snapshot's `schema.cql`, else what the files' headers know),
-`fields` (those to read, separated by commas, or parts of them, as `amount.value`; all by default), `on_corrupt`
-(`fail`, `skip-partition`, `skip-file`), `split_bytes` (uncompressed bytes a task, 64 MiB by default), `node` (what
-`origin.node` is to say), `first_token` and `last_token` (both included), or `partition_key` (a JSON object,
+Options: `schema` (CQL text or a file with it; else the snapshot's `schema.cql`, else the columns in the files'
+headers), `fields` (those to read, separated by commas, or parts of them, as `amount.value`; all by default),
+`on_corrupt` (`fail`, `skip-partition`, `skip-file`), `split_bytes` (uncompressed bytes per task, 64 MiB by default),
+`node` (the value of `origin.node`), `first_token` and `last_token` (both included), or `partition_key` (a JSON object,
 `{"user_id": 7}`): only the parts of the files that can hold them are read.
 """
 
@@ -37,7 +37,7 @@ SPLIT_BYTES = 64 << 20
 
 @dataclass
 class Piece(InputPartition):
-    """A split of one SSTable; `file` is its data file's name, as the user's path begins."""
+    """A split of one SSTable; `file` is its data file's name, with the same start as the user's path."""
 
     location: Location
     split: Split
@@ -77,7 +77,7 @@ def _path(options: Any) -> str:
 
 
 class SSTableReader(DataSourceReader):
-    """Reads splits of SSTables, by batches."""
+    """Reads splits of SSTables, in batches."""
 
     def __init__(self, options: dict[str, str], table: TableSchema, selection: Selection) -> None:
         self._options = {key.lower(): value for key, value in options.items()}
@@ -101,7 +101,7 @@ class SSTableReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one split."""
         if not isinstance(partition, Piece):
-            return  # Spark makes a partition of its own where there is none.
+            return  # Spark adds its own partition if there is none.
         piece = partition
         report = Report()
         batches = SSTable(piece.location, self._table).scan(
