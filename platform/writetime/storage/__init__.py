@@ -1,1 +1,1 @@
-"""Bytes on disk become changes: SSTables and commit logs of Cassandra and ScyllaDB, without the database."""
+"""Converts bytes on disk to changes: SSTables and commit logs of Cassandra and ScyllaDB, without the database."""

@@ -1,4 +1,4 @@
-"""Makes Arrow batches of changes out of what the kernel wrote."""
+"""Builds Arrow batches of changes from the kernel's output."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _IS_NO_TOMBSTONE = Constant(False, pa.bool_())
 
 @dataclass(frozen=True)
 class Origin:
-    """Where changes come from: kind of source, the node that wrote it, the file, and when it was read."""
+    """The origin of changes: kind of source, the node that wrote it, the file, and when it was read."""
 
     source: str
     file: str
@@ -51,18 +51,18 @@ class Origin:
 
 
 def _buffer(array: np.ndarray) -> pa.Buffer:
-    """Copy an array's bytes: the kernel's buffers are used again."""
+    """Copy an array's bytes: the kernel's buffers are reused."""
     return pa.py_buffer(array.tobytes())
 
 
 def _repeated(array: pa.Array, counts: np.ndarray) -> pa.Array:
-    """Repeat texts or bytes, each as often as `counts` (int32) says."""
+    """Repeat each text or byte value as often as `counts` (int32)."""
     _, offsets, content = array.buffers()
     rows = int(counts.sum())
     lengths = np.diff(np.frombuffer(offsets, np.int32, len(array) + 1))
     room = int(np.dot(lengths.astype(np.int64), counts))
     if room > _MAX_BYTES:
-        raise BadValue(f"{room} bytes of keys in one batch, of {_MAX_BYTES} that Arrow can hold: use a smaller window")
+        raise BadValue(f"{room} bytes of keys in one batch; Arrow can hold {_MAX_BYTES}: use a smaller window")
     ends, values = pa.allocate_buffer(4 * rows + 4), pa.allocate_buffer(room)
     np.frombuffer(ends, np.int32, 1)[0] = 0
     repeat_values(counts.ctypes.data, offsets.address, content.address, len(array), ends.address + 4, values.address)
@@ -74,7 +74,7 @@ def _bits(flags: np.ndarray) -> pa.Buffer:
 
 
 class BatchMaker:
-    """Turns the buffers of one table into record batches with the fields that are asked for, in their order."""
+    """Converts the buffers of one table to record batches with the requested fields, in their order."""
 
     def __init__(self, plan: Plan, fields: Sequence[str] | None = None) -> None:
         full = change_schema(plan.schema)
@@ -91,10 +91,10 @@ class BatchMaker:
         self._encode = None if plan.encodes_position else position_encoder(plan.schema.clustering)
 
     def batch(self, buffers: Buffers, table: int, origin: Origin) -> pa.RecordBatch:
-        """Return the changes that the buffers hold of a table, as one record batch.
+        """Return the changes of a table in the buffers, as one record batch.
 
         Raises:
-            CorruptFile: a value is not of its type.
+            CorruptFile: a value is invalid for its type.
         """
         work = _Work(buffers, table, self._plan, self._decoders, self._encode)
         try:
@@ -102,7 +102,7 @@ class BatchMaker:
         except MemoryError:
             raise
         except Exception as e:
-            # Whatever the values of one table are, only their own changes may fail.
+            # A fault in one table's values may only affect its own changes.
             raise CorruptFile(origin.file, None, f"{self._plan.schema.full_name}: {reason_of(e)}") from e
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.nulls(work.rows, pa.struct([])))
@@ -139,7 +139,7 @@ def _needs_python(line: Line) -> bool:
 
 
 class _Work:
-    """One batch being made."""
+    """One batch under construction."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class _Work:
         return pa.array([None if raw is None else self._comparable(raw) for raw in array.to_pylist()], pa.binary())
 
     def _comparable(self, raw: bytes) -> bytes:
-        """Encode a clustering that the kernel left as on disk, after its terminator and the number of its values."""
+        """Encode a clustering key that the kernel left unchanged, after its terminator and the number of its values."""
         assert self._encode is not None
         count = int.from_bytes(raw[1:3], "big")
         values: list[bytes | None] = []
@@ -304,7 +304,7 @@ class _Work:
             children.append(self.values(cell, count))
         children += self._times(cell, count, None)
         elements = pa.Array.from_buffers(arrow.value_type, count, [None], children=children)
-        # An absent column has no elements; the struct around tells it from an empty one.
+        # An absent column has no elements; the struct around it distinguishes it from an empty one.
         return pa.Array.from_buffers(arrow, self.rows, [None, _buffer(offsets)], children=[elements])
 
     def _cells(self, line: Line, count: int) -> pa.Array:
@@ -320,7 +320,7 @@ class _Work:
         return pa.Array.from_buffers(line.no_cell.type, count, [validity], children=children)
 
     def _counters(self, line: Line, times: list[pa.Array]) -> list[pa.Array]:
-        """Return what the cells of counters are made of: the sums of their shards, their times, and the shards."""
+        """Return the parts of counter cells: the sums of their shards, their times, and the shards."""
         arrays, count = self._arrays[line.index], len(times[0])
         offsets = arrays[L.OFFSETS][: count + 1]
         found = counters.decode(offsets, arrays[L.VALUES][: offsets[count]])
@@ -353,7 +353,7 @@ class _Work:
         return [write_times, ttls, deletion_times, tombstones]
 
     def _no_times(self, count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """Return what cells have that never expire and are no tombstones: TTL, deletion time and tombstone flag."""
+        """Return TTL, deletion time and tombstone flag of cells that never expire and are not tombstones."""
         if count not in self._without_times:
             self._without_times[count] = _NO_TTL.times(count), _NO_TIME.times(count), _IS_NO_TOMBSTONE.times(count)
         return self._without_times[count]

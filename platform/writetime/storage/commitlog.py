@@ -1,8 +1,8 @@
-"""Reads commit log segments as Arrow batches of changes of the tables that are asked for.
+"""Reads commit log segments as Arrow batches of changes of the requested tables.
 
-The checksum of a frame covers its mutation, so a mutation that cannot be read hides nothing that follows it. Where the
-caller asks for it, such a mutation is left out and reported as a `Fault`, and so are the changes of one table that
-cannot be made of a mutation that was read.
+The checksum of a frame covers its mutation, so a mutation that cannot be read hides no later one. If the caller asks
+for it, such a mutation is left out and reported as a `Fault`. The same holds for the changes of one table that cannot
+be built from a readable mutation.
 """
 
 from collections import Counter
@@ -25,16 +25,16 @@ from writetime.storage.kernel.walk_mutations import walk_mutations
 from writetime.storage.plan import Buffers, Plan
 from writetime.storage.segment import END, Place, Segment, Stretch, stretches
 
-# Bytes of mutations that are turned into one batch a table, at least; a larger mutation makes a larger batch.
+# The least bytes of mutations per batch and table; a larger mutation makes a larger batch.
 WINDOW = 1 << 20
 _MUTATIONS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A mutation of which changes were left out: its `offset` in the segment, the table at fault, and the reason.
+    """A mutation with changes that were left out: its `offset` in the segment, the table at fault, and the reason.
 
-    If `hides`, all changes of the mutation were left out, and those may be of any table of the same keyspace.
+    If `hides`, all changes of the mutation were left out, and they may belong to any table of the same keyspace.
     """
 
     offset: int
@@ -45,11 +45,11 @@ class Fault:
 
 @dataclass
 class SegmentReport:
-    """How far a segment was read, and what could not be: mutations cut short, by the unknown table that did it, and
-    mutations of which changes were left out, by `faults`.
+    """How far a segment was read, and the unreadable parts: the number of truncated mutations by the unknown table at
+    fault, and mutations with changes that were left out, in `faults`.
 
-    `place` is the last marker up to which all was read; reading on from there passes over nothing. `skipped` has the
-    fault of each segment whose rest was left out.
+    `place` is the last marker up to which everything was read; reading can continue there and misses nothing. `skipped`
+    has the fault of each segment whose rest was left out.
     """
 
     position: int = 0
@@ -141,12 +141,12 @@ class CommitLogReader:
     ) -> Iterator[tuple[TableSchema, pa.RecordBatch]]:
         """Read the changes of the mutations that end after offset `start` and not after `until`, by batch and table.
 
-        `until` is by default what `_cdc.idx` trusts, and all of a segment without one; see `segment.trusted` for the
-        segments of a folder. At the end, `report.position` is where to go on.
+        `until` defaults to the trusted offset in `_cdc.idx`, or to the whole segment without one; see `segment.trusted`
+        for the segments of a folder. At the end, `report.position` is the offset to continue from.
 
         Raises:
-            Missing: the segment is not there (any more).
-            CorruptFile, Unsupported: it cannot be read; nothing of the mutation at fault, or after it, is given.
+            Missing: the segment does not exist (any more).
+            CorruptFile, Unsupported: it cannot be read; nothing of the mutation at fault, or after it, is returned.
             SchemaError: see `on_unknown_table`.
         """
         for window in self.windows(segment, start=start, until=until, report=report or SegmentReport(), node=node):
@@ -161,10 +161,10 @@ class CommitLogReader:
         until: int | None = None,
         node: str | None = None,
     ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
-        """Read as `read` does, by windows, of which each is all that some mutations hold, maybe nothing.
+        """Read as `read` does, by windows. Each window has all changes of some mutations, or none.
 
-        `report` tells of what was read up to the end of the window that came last. If it has the `place` of an earlier
-        report, reading begins there.
+        `report` covers everything up to the end of the last window. If it has the `place` of an earlier report, reading
+        begins there.
         """
         try:
             yield from self._windows(segment, start, until, report, node)
@@ -190,11 +190,11 @@ class CommitLogReader:
                 raise
             report.torn_at = e.offset
             return
-        # That of a segment which was replayed is the size of the file.
+        # For a replayed segment it is the size of the file.
         if until == END and index is not None and index.completed and index.offset != segment.size():
             until = index.offset
         if report.position < until < END:
-            raise CorruptFile(segment.path, report.position, f"the segment ends, but {until} was to be reached")
+            raise CorruptFile(segment.path, report.position, f"the segment ends before the offset {until}")
 
     def _stretch(
         self, segment: Segment, stretch: Stretch, bounds: tuple[int, int], origin: Origin, report: SegmentReport
@@ -235,7 +235,7 @@ class CommitLogReader:
     def _window(
         self, segment: Segment, stretch: Stretch, mutations: np.ndarray, origin: Origin, report: SegmentReport
     ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
-        """Give what some mutations hold; where one of them cannot be read, halve them until it is alone."""
+        """Return the changes of some mutations; if one of them cannot be read, halve them until it is alone."""
         try:
             unknown = self._run(segment, stretch, mutations)
             window = [(self._plans[i].schema, self._makers[i].batch(self._buffers, i, origin)) for i in self._written()]
@@ -256,7 +256,7 @@ class CommitLogReader:
     def _left_out(
         self, segment: Segment, stretch: Stretch, mutation: np.ndarray, origin: Origin, report: SegmentReport
     ) -> tuple[Counter[UUID], list[tuple[TableSchema, pa.RecordBatch]]]:
-        """Give what one mutation holds of the tables of which it can be read, and report the others."""
+        """Return the changes of one mutation for the tables that can be read, and report the others."""
         offset = stretch.offset + int(mutation[0, 0])
         try:
             unknown = self._run(segment, stretch, mutation)
@@ -273,11 +273,11 @@ class CommitLogReader:
         return unknown, window
 
     def _written(self) -> list[int]:
-        """Return the tables that are wanted and of which the buffers have changes."""
+        """Return the requested tables that have changes in the buffers."""
         return [i for i in self._makers if self._buffers.tables[i, L.ROWS]]
 
     def _run(self, segment: Segment, stretch: Stretch, mutations: np.ndarray) -> Counter[UUID]:
-        """Read mutations into the buffers; return how many were cut short, by the unknown table that did it."""
+        """Read mutations into the buffers; return the number of truncated ones, by the unknown table at fault."""
         address = stretch.data.ctypes.data
         state = room(L.WALK_FIELDS, np.int64)
         state[L.START] = address
@@ -306,10 +306,10 @@ class CommitLogReader:
 
 
 def count_mutations(segment: Segment, until: int) -> int:
-    """Count the mutations that end not after an offset, by their frames alone.
+    """Count the mutations that end at or before an offset, by their frames alone.
 
     Raises:
-        Missing, CorruptFile, Unsupported: as `CommitLogReader.read`, but a tail that was not finished only ends it.
+        Missing, CorruptFile, Unsupported: as `CommitLogReader.read`, but an unfinished tail only ends it.
     """
     mutations = room(2 * _MUTATIONS, np.int64).reshape(_MUTATIONS, 2)
     total = 0

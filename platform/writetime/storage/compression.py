@@ -1,4 +1,4 @@
-"""Data files by chunk: read, checked against their checksums, decompressed. No byte leaves here unchecked."""
+"""Data files by chunk: read, checked against their checksums, decompressed. Bytes are never returned unchecked."""
 
 import struct
 import zlib
@@ -12,19 +12,19 @@ from writetime.storage.digest import Digest
 from writetime.storage.errors import CorruptFile, Missing
 from writetime.storage.files import Location, open_file
 
-# Of an uncompressed file that does not tell its chunks; and how many of them are read at once.
+# For an uncompressed file without a chunk length; and the number of chunks that are read at once.
 _CHUNK_LENGTH = 1 << 16
 _BLOCK = 16 * _CHUNK_LENGTH
 
 
 class DataFile(Protocol):
-    """A data file as a sequence of chunks of `chunk_length` uncompressed bytes, the last one maybe shorter."""
+    """A data file as a sequence of chunks of `chunk_length` uncompressed bytes; the last one may be shorter."""
 
     path: str
     length: int
     chunk_length: int
     digest: Digest
-    # False: only the file as a whole has a checksum, so that the first read takes a pass over all of it.
+    # False: only the file as a whole has a checksum, so the first read reads all of it.
     has_chunk_checksums: bool
 
     def read(self, first: int, count: int, out: np.ndarray) -> int:
@@ -38,7 +38,7 @@ class DataFile(Protocol):
 
 @dataclass
 class _Cursor:
-    """Reads fields of a small component one after the other."""
+    """Reads the fields of a small component in order."""
 
     data: bytes
     file: str
@@ -64,7 +64,7 @@ class _Cursor:
         try:
             return data.decode()
         except UnicodeDecodeError:
-            raise CorruptFile(self.file, self.offset - len(data), "a text that is no UTF-8") from None
+            raise CorruptFile(self.file, self.offset - len(data), "a text that is not UTF-8") from None
 
 
 class CompressedFile:
@@ -84,9 +84,9 @@ class CompressedFile:
         self.length = info.take("q")
         count = info.take("i")
         needed = -(-self.length // chunk_length) if chunk_length > 0 else -1
-        # What compaction wrote ends with one more chunk, of nothing: `SSTableWriter.openFinalEarly` flushes the last
-        # one, and `SequentialWriter` flushes again when it ends. It is read with the last, so a wrong length is seen.
-        # Deflate and Noop make no bytes of nothing, so that it is only its CRC32 then.
+        # A compacted file ends with an additional empty chunk: `SSTableWriter.openFinalEarly` flushes the last one, and
+        # `SequentialWriter` flushes again when it ends. It is read with the last chunk, so that a wrong length is
+        # detected. Deflate and Noop make no bytes of nothing, so it is then only its CRC32.
         if needed <= 0 or count not in (needed, needed + 1):
             raise CorruptFile(info_path, info.offset, f"{count} chunks of {chunk_length} bytes hold {self.length}")
         if len(info.data) - info.offset != 8 * count:
@@ -99,12 +99,12 @@ class CompressedFile:
         bodies = np.diff(self._offsets) - 4
         if offsets[0] != 0 or not within.all() or (bodies[:needed] <= 0).any() or (bodies < 0).any():
             raise CorruptFile(info_path, info.offset, "chunk offsets that start at 0 and grow up to the file's size")
-        # A wrong length must not become room for what is not there.
+        # A wrong length must not allocate memory for data that is not there.
         self.chunk_length = min(chunk_length, self.length)
         sizes = np.minimum(self.chunk_length, self.length - self.chunk_length * np.arange(needed))
         if (sizes > compressor.most * bodies[:needed]).any():
             chunk = int(np.argmax(sizes > compressor.most * bodies[:needed]))
-            expected = f"{sizes[chunk]} bytes of chunk {chunk} cannot come out of the {bodies[chunk]} that it has"
+            expected = f"{sizes[chunk]} bytes of chunk {chunk} cannot come out of its {bodies[chunk]} compressed bytes"
             raise CorruptFile(info_path, info.offset, expected)
         self.digest = Digest(location, count)
 
@@ -131,7 +131,8 @@ class CompressedFile:
                 if not body:
                     done = 0
                 elif len(body) >= self._stored_from:
-                    # A chunk that compression does not make small enough is stored as it is, the last one filled up.
+                    # A chunk that compression does not make small enough is stored uncompressed; the last one is
+                    # padded.
                     done = len(body) if any(body[size:]) else fill(target, body[:size])
                 else:
                     done = self._decompress(body, target)
@@ -146,8 +147,8 @@ class CompressedFile:
 class PlainFile:
     """An uncompressed Data.db: CRC.db has the CRC32 of each chunk (`ChecksumWriter`).
 
-    Without CRC.db, the whole file is compared with Digest.crc32 before the first read. That pass takes the CRC32 of
-    each chunk, so that what is read later is what was compared.
+    Without CRC.db, the whole file is compared with Digest.crc32 before the first read. That pass records the CRC32 of
+    each chunk, so that later reads return the bytes that were compared.
     """
 
     def __init__(self, location: Location) -> None:
@@ -155,7 +156,7 @@ class PlainFile:
         self.has_chunk_checksums = location.exists("CRC.db")
         if not self.has_chunk_checksums and not location.exists("Digest.crc32"):
             raise Missing(
-                f"{self.path} has neither CompressionInfo.db nor CRC.db nor Digest.crc32, so nothing tells whether it "
+                f"{self.path} has neither CompressionInfo.db nor CRC.db nor Digest.crc32, so nothing shows whether it "
                 "is sound"
             )
         self._location = location
@@ -173,16 +174,16 @@ class PlainFile:
         crc = _Cursor(self._location.read("CRC.db"), self._location.path("CRC.db"))
         chunk_length = crc.take("i")
         count = -(-self.length // chunk_length) if chunk_length > 0 else -1
-        # Compaction may add one more, of nothing, as in a compressed file: CRC32 of nothing is 0.
+        # Compaction may add an empty chunk, as in a compressed file: CRC32 of nothing is 0.
         extra = crc.data[4 + 4 * count :]
         if count < 0 or len(crc.data) < 4 + 4 * count or extra not in (b"", bytes(4)):
             raise CorruptFile(crc.file, 4, f"{count} checksums of chunks of {chunk_length} bytes expected")
-        # Room is for what is there, however long a chunk may be.
+        # Memory is allocated for existing data, however long a chunk may be.
         self.chunk_length = min(chunk_length, max(1, self.length))
         return np.frombuffer(crc.data, ">u4", count, 4)
 
     def _take_checksums(self) -> np.ndarray:
-        """Take the checksums of the chunks, and compare their sum with that of the file."""
+        """Record the checksums of the chunks, and compare their combination with that of the file."""
         checksums: list[int] = []
         digest = Digest(self._location, self._chunks, required=True)
         for start in range(0, self.length, _BLOCK):
@@ -242,7 +243,7 @@ def open_data(location: Location) -> DataFile:
     """Open the data file of an SSTable, compressed or not.
 
     Raises:
-        Missing, CorruptFile, Unsupported: a component is not there, is not what was written, or names a compressor
-            that is not supported.
+        Missing, CorruptFile, Unsupported: a component is missing, is corrupt, or names a compressor that is not
+            supported.
     """
     return CompressedFile(location) if location.exists("CompressionInfo.db") else PlainFile(location)

@@ -11,19 +11,19 @@ import zstandard
 
 from writetime.storage.errors import CorruptFile, Unsupported
 
-# Decompresses a block into room of the size that it has; returns the number of bytes.
+# Decompresses a block into a buffer of its size; returns the number of bytes.
 Decompress = Callable[[memoryview, memoryview], int]
 
 
 @dataclass(frozen=True)
 class Decompressor:
-    """Decompresses the blocks of one compressor: of each byte of a block come `most` bytes at most."""
+    """Decompresses the blocks of one compressor; each byte of a block becomes at most `most` bytes."""
 
     decompress: Decompress
     most: int
 
 
-# What they raise on a block that is not what the compressor wrote.
+# The exceptions for an invalid block.
 FAULTS = (ValueError, zlib.error, cramjam.DecompressionError, zstandard.ZstdError, lz4.block.LZ4BlockError)
 
 _DICTIONARY_PART = b".dictionary."
@@ -31,7 +31,7 @@ _LZ4_LENGTH = struct.Struct("<I")
 
 
 def fill(out: memoryview, plain: bytes | memoryview) -> int:
-    """Copy bytes into room of the size that they should have.
+    """Copy bytes into a buffer of the expected size.
 
     Raises:
         ValueError: they have another size.
@@ -55,13 +55,13 @@ def _lz4(dictionary: bytes) -> Decompress:
 
 
 def _zstd(dictionary: bytes) -> Decompress:
-    # Not shared, as one does not serve two threads at a time.
+    # Not shared, because one does not serve two threads at a time.
     decompressor = zstandard.ZstdDecompressor(
         dict_data=zstandard.ZstdCompressionDict(dictionary) if dictionary else None
     )
 
     def decompress(data: memoryview, out: memoryview) -> int:
-        # Before so many bytes are allocated; -1 where the frame does not tell.
+        # The check comes before the allocation; -1 if the frame does not have the length.
         if zstandard.frame_content_size(data) not in (-1, len(out)):
             raise ValueError(f"the Zstandard frame is not one of {len(out)} bytes")
         return fill(out, decompressor.decompress(data, max_output_size=len(out), allow_extra_data=False))
@@ -71,20 +71,20 @@ def _zstd(dictionary: bytes) -> Decompress:
 
 def _inflate(data: memoryview, out: memoryview) -> int:
     inflater = zlib.decompressobj()
-    # With room for a byte too many, so that it goes on to the end of the stream, and not for all that there may be.
+    # With one more byte of room, so that it continues to the end of the stream, and not beyond.
     plain = inflater.decompress(data, len(out) + 1)
     if len(plain) <= len(out) and (not inflater.eof or inflater.unused_data):
         raise ValueError("the Deflate stream does not end with the block")
     return fill(out, plain)
 
 
-# A byte that goes on with the length of an LZ4 match stands for 255.
+# A byte that extends the length of an LZ4 match stands for 255.
 _LZ4_MOST = 255
-# A Snappy copy of 3 bytes is one of 64 at most.
+# A Snappy copy of 3 bytes is at most 64 bytes.
 _SNAPPY_MOST = 22
-# A Zstandard block of 4 bytes is one of 128 KiB at most.
+# A Zstandard block of 4 bytes is at most 128 KiB.
 _ZSTD_MOST = 1 << 15
-# Two bits of Deflate are a match of 258 bytes at most.
+# Two bits of Deflate are a match of at most 258 bytes.
 _DEFLATE_MOST = 4 * 258
 # By the name of the class; called with the dictionary, which may be empty.
 _COMPRESSORS: dict[str, tuple[Callable[[bytes], Decompress], int]] = {
@@ -99,16 +99,16 @@ _COMPRESSORS: dict[str, tuple[Callable[[bytes], Decompress], int]] = {
 
 
 def decompressor(class_name: str, file: str, options: Sequence[tuple[bytes, bytes]] = ()) -> Decompressor:
-    """Return what decompresses blocks of a compressor.
+    """Return the decompressor for the blocks of a compressor.
 
     Args:
         class_name: the name of the compressor's class, with or without its package.
         file: the file that names the compressor, for errors.
-        options: what that file keeps with the compressor; ScyllaDB's dictionaries are among them.
+        options: the file's options of the compressor, including ScyllaDB's dictionaries.
 
     Raises:
         Unsupported: the compressor is unknown.
-        CorruptFile: a part of the dictionary is missing, or it is none.
+        CorruptFile: a part of the dictionary is missing, or the dictionary is invalid.
     """
     name = class_name.rpartition(".")[2]
     if name not in _COMPRESSORS:
@@ -123,8 +123,8 @@ def decompressor(class_name: str, file: str, options: Sequence[tuple[bytes, byte
 def _dictionary(options: Sequence[tuple[bytes, bytes]], file: str) -> bytes:
     """Join the parts of the dictionary (`dict_from_options` in sstables/compressor.cc of ScyllaDB).
 
-    They are options `.dictionary.00000000`, `.dictionary.00000001`, ..., as an option has 65,534 bytes at most there. A
-    file has one dictionary or none: none until one was trained for its table.
+    They are options `.dictionary.00000000`, `.dictionary.00000001`, ..., because an option has at most 65,534 bytes
+    there. A file has at most one dictionary: none until one was trained for its table.
     """
     parts: dict[int, bytes] = {}
     for key, value in options:

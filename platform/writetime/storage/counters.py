@@ -1,9 +1,9 @@
 """Counters as they are in files: contexts of shards (`org.apache.cassandra.db.context.CounterContext`).
 
-A context is the number of its header's elements (2 bytes), these (2 bytes each), and shards of an id (16 bytes), a
-clock and a count (8 bytes each). An element is the index of a shard: less 32768 of a global one, as it is of a local
-one; shards that no element names are remote. Cassandra 2.1 and later, and ScyllaDB (`write_counter_value` in
-`sstables/writer.hh`), make global ones only.
+A context is the number of its header's elements (2 bytes), these elements (2 bytes each), and shards of an id (16
+bytes), a clock and a count (8 bytes each). An element is the index of a shard: minus 32768 for a global shard, plain
+for a local one; shards without an element are remote. Cassandra 2.1 and later, and ScyllaDB (`write_counter_value` in
+`sstables/writer.hh`), write only global ones.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 @dataclass(frozen=True)
 class Shards:
-    """The shards of counters, one after the other: how many each counter has, and the sum of its counts."""
+    """The shards of counters, in order: the number of each counter's shards, and the sum of their counts."""
 
     per_counter: np.ndarray
     sums: np.ndarray
@@ -34,7 +34,7 @@ def decode(offsets: np.ndarray, content: np.ndarray) -> Shards:
     """Decode contexts, which the kernel has checked; one of no bytes has no shards.
 
     Args:
-        offsets: where each starts, and the end of the last one.
+        offsets: the start of each, and the end of the last one.
         content: their bytes.
     """
     starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)

@@ -1,4 +1,4 @@
-"""The checksum of a whole data file, put together from those of its chunks."""
+"""The checksum of a whole data file, combined from those of its chunks."""
 
 import numpy as np
 
@@ -7,12 +7,12 @@ from writetime.storage.files import Location
 from writetime.storage.kernel.memory import compiled
 
 _POLYNOMIAL = 0xEDB88320
-# Of a CRC32, at most.
+# The largest number of bytes of a CRC32 file.
 _DIGITS = 10
 
 
 class Digest:
-    """Compares a file with Digest.crc32 once all of its chunks were read in order: without reading a byte again."""
+    """Compares a file with Digest.crc32 once all of its chunks were read in order, without reading any byte again."""
 
     def __init__(self, location: Location, chunks: int, *, required: bool = False) -> None:
         self._location = location
@@ -22,7 +22,7 @@ class Digest:
         self._crc = 0
 
     def add(self, chunk: int, crc: int, length: int) -> None:
-        """Take the CRC32 of a chunk's `length` bytes in the file; only that of the next chunk counts."""
+        """Record the CRC32 of a chunk's `length` bytes in the file; only that of the next chunk counts."""
         if chunk == self._read:
             self._crc = int(_combine(self._crc, crc, length))
             self._read += 1
@@ -31,8 +31,8 @@ class Digest:
         """Compare, if every chunk was read and there is a Digest.crc32.
 
         Raises:
-            CorruptFile: it has another CRC32, or is none.
-            Missing: it is not there, and required.
+            CorruptFile: it has another CRC32, or none.
+            Missing: it does not exist, and is required.
         """
         if self._read < self._chunks or not (self._required or self._location.exists("Digest.crc32")):
             return
@@ -54,7 +54,7 @@ def _multiply(a: int, b: int) -> int:
 
 
 def _powers() -> np.ndarray:
-    """Return x to the power of 8, 16, 32, ...: what a checksum is multiplied by for 1, 2, 4, ... bytes that follow."""
+    """Return x to the power of 8, 16, 32, ...: the factors of a checksum for 1, 2, 4, ... bytes that follow."""
     powers = [0x80000000 >> 8]
     while len(powers) < 32:
         powers.append(int(_multiply(powers[-1], powers[-1])))
@@ -66,7 +66,7 @@ _POWERS = _powers()
 
 @compiled
 def _combine(before: int, after: int, length: int) -> int:
-    """Return the CRC32 of two runs of bytes, of which the second has a length, from those of each."""
+    """Return the CRC32 of two runs of bytes from the CRC32 of each and the length of the second."""
     i = 0
     while length > 0:
         if length & 1 != 0:

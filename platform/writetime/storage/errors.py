@@ -1,4 +1,4 @@
-"""What can be wrong with a file, always with its name."""
+"""The faults of a file, always with its name."""
 
 from writetime.core.errors import WritetimeError
 
@@ -8,8 +8,7 @@ class StorageError(WritetimeError):
 
 
 class CorruptFile(StorageError):
-    """A file whose bytes are not what was written. `offset` is where, in the file's uncompressed data if it has
-    chunks."""
+    """A file with invalid bytes. `offset` is the place, in the file's uncompressed data if it has chunks."""
 
     def __init__(self, file: str, offset: int | None, expected: str) -> None:
         where = "" if offset is None else f", offset {offset}"
@@ -19,12 +18,12 @@ class CorruptFile(StorageError):
 
 
 class TornTail(CorruptFile):
-    """A file that ends in what was not finished, as a node that crashed, or still writes, leaves it."""
+    """A file with an unfinished end, left by a node that crashed or still writes."""
 
 
 class Unsupported(StorageError):
-    """A sound file that uses what is not supported; the text names it."""
+    """A sound file that uses an unsupported feature; the text names it."""
 
 
 class Missing(StorageError):
-    """A file that is not there (any more)."""
+    """A file that does not exist (any more)."""

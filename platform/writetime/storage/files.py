@@ -1,5 +1,4 @@
-"""Finds SSTables: file names, versions, snapshot directories, on local disks and wherever pyarrow or fsspec can
-reach."""
+"""Finds SSTables: file names, versions, snapshot directories, on local disks and any storage of pyarrow or fsspec."""
 
 import posixpath
 import re
@@ -16,7 +15,7 @@ _NAME = re.compile(r"(?P<version>[a-z]{2})-(?P<id>[0-9A-Za-z_]+)-(?P<format>big|
 
 @dataclass(frozen=True)
 class Features:
-    """What differs between versions of the format in what a reader needs."""
+    """The differences between versions of the format that matter to a reader."""
 
     max_compressed_length: bool = False
     metadata_checksum: bool = False
@@ -65,7 +64,7 @@ class Location:
 
     @property
     def features(self) -> Features:
-        """What this version of the format has."""
+        """The features of this version of the format."""
         return FEATURES[self.format, self.version]
 
     def path(self, component: str) -> str:
@@ -73,7 +72,7 @@ class Location:
         return posixpath.join(self.folder, f"{self.version}-{self.id}-{self.format}-{component}")
 
     def exists(self, component: str) -> bool:
-        """Return whether the component is there."""
+        """Return whether the component exists."""
         return self.filesystem.get_file_info(self.path(component)).type == fs.FileType.File
 
     def read(self, component: str) -> bytes:
@@ -127,7 +126,7 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
     try:
         return fs.FileSystem.from_uri(path)
     except OSError as e:
-        # Of S3 it asks for the region at once.
+        # For S3 it asks for the region at once.
         raise StorageError(f"{path} cannot be reached: {e}") from None
     except (ValueError, NotImplementedError):
         # pyarrow raises these for a scheme that it does not know, or was built without.
@@ -138,7 +137,7 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
 
 
 def parse_name(filesystem: fs.FileSystem, path: str) -> tuple[Location, str] | None:
-    """Split the path of a component into its SSTable and the component's name; None if it is no component.
+    """Split the path of a component into its SSTable and the component's name; None if it is not a component.
 
     Raises:
         Unsupported: a version of the format that is not supported.
@@ -158,13 +157,13 @@ def parse_name(filesystem: fs.FileSystem, path: str) -> tuple[Location, str] | N
 def find_sstables(path: str) -> Iterator[Location]:
     """Find the SSTables at a path: one component's file, or every one in a folder (as snapshots and backups are).
 
-    An SSTable counts only if its TOC lists no component that is missing, as a node may still be writing it: those
-    without a `TOC.txt` yet are left out, as the database leaves them out too.
+    An SSTable counts only if its TOC lists no missing component, because a node may still be writing it. Those without
+    a `TOC.txt` yet are left out, as by the database.
 
     Raises:
         Missing: there is nothing at the path.
         Unsupported: a version of the format that is not supported.
-        CorruptFile: a TOC is no text.
+        CorruptFile: a TOC is not a text.
     """
     filesystem, path = resolve(path)
     info = filesystem.get_file_info(path)
@@ -189,5 +188,5 @@ def find_sstables(path: str) -> Iterator[Location]:
         except UnicodeDecodeError:
             raise CorruptFile(location.path("TOC.txt"), None, "the names of components were expected") from None
         if missing := sorted(listed - present - {"TOC.txt"}):
-            raise Missing(f"{location.path('TOC.txt')} lists {', '.join(missing)}, which is not there")
+            raise Missing(f"{location.path('TOC.txt')} lists {', '.join(missing)}, which does not exist")
         yield location

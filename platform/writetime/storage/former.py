@@ -1,5 +1,6 @@
-"""Columns of an SSTable that the table no longer has as the file does: dropped ones, and those added again as another
-type or kind. Their cells are read past."""
+"""Columns that differ between an SSTable and its table: dropped ones, and those added again with another type or kind.
+Their cells are skipped.
+"""
 
 from writetime.schema.compatible import is_readable
 from writetime.schema.table import DroppedColumn, SchemaError, TableSchema
@@ -8,17 +9,17 @@ from writetime.storage.statistics import Header
 
 # Every cell is older.
 _END_OF_TIME = (1 << 63) - 1
-# The schema's type and that of a file: the values of the one are values of the other, in as many bytes
+# The schema's type and that of a file: values of one are values of the other, in the same bytes
 # (`AbstractType.isValueCompatibleWith`; `is_value_compatible_with` of ScyllaDB's types.cc).
 _COMPATIBLE = {("text", "ascii"), ("uuid", "timeuuid"), ("timestamp", "bigint"), ("bigint", "timestamp")}
 
 
 def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[DroppedColumn, ...]:
-    """Return the columns of a header whose cells are not those of a live column, with the types of the header.
+    """Return the columns of a header whose cells do not belong to a live column, with the types of the header.
 
-    Of a dropped column all cells are void. ScyllaDB lets a column be added again with another type, and a static one as
+    All cells of a dropped column are void. ScyllaDB lets a column be added again with another type, and a static one as
     a regular one: then the cells up to the drop are void, and there should not be newer ones. Whether a dropped column
-    was static is not compared, as ScyllaDB does not record it.
+    was static is not compared, because ScyllaDB does not record it.
 
     Args:
         file: the name of the file with the header, for errors.
@@ -26,7 +27,7 @@ def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[Drop
         schema: the table.
 
     Raises:
-        SchemaError: the schema does not know a column, or has it as another type and never dropped it.
+        SchemaError: the schema does not know a column, or has it with another type and never dropped it.
     """
     live = {True: {c.name: c.type for c in schema.static}, False: {c.name: c.type for c in schema.regular}}
     dropped_at: dict[str, int] = {}
@@ -49,7 +50,7 @@ def former_columns(file: str, header: Header, schema: TableSchema) -> tuple[Drop
                 kind = "static" if static else "regular"
                 raise SchemaError(
                     f"{file}: {schema.full_name} has no {kind} column {name}, live or dropped: if it was dropped, the "
-                    "schema has to include when"
+                    "schema must include when"
                 )
             else:
                 fields = ", with other fields" if str(stored) == str(known) else ""

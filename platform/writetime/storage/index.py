@@ -1,4 +1,4 @@
-"""Where the partitions of an SSTable start, from its index: what splits large files and finds tokens in them.
+"""The starts of an SSTable's partitions, from its index: used to split large files and to find tokens in them.
 
 Index.db (`RowIndexEntry`): for each partition its key after 2 bytes of length, its position in Data.db as a vint, and
 an index of its rows after its size as a vint. Partitions.db of `da`, `ms` and `mt` (`PartitionIndex`, and
@@ -20,20 +20,20 @@ from writetime.storage.kernel.primitives import filter_byte, read_vint, skip, to
 from writetime.storage.kernel.room import room
 from writetime.storage.kernel.trie import trie_leaf, trie_payloads
 
-# The bit of a leaf's payload that a byte of the key's hash comes before the position.
+# The flag in a leaf's payload for a byte of the key's hash before the position.
 _HASHED = 8
 
 
 @dataclass(frozen=True)
 class PartitionIndex:
-    """Where each partition starts in the uncompressed data, ascending, and where the index of its rows is.
+    """The start of each partition in the uncompressed data, ascending, and the place of its row index.
 
     Attributes:
         path: the file's name.
         file: its bytes.
-        root: where the root of the trie is in it; -1 for an Index.db.
+        root: the offset of the trie's root in it; -1 for an Index.db.
         positions: offsets in the data.
-        row_indexes: offsets in `rows`, the bytes of Index.db or Rows.db (`rows_path`); -1 where a partition has none.
+        row_indexes: offsets in `rows`, the bytes of Index.db or Rows.db (`rows_path`); -1 if a partition has none.
     """
 
     path: str
@@ -47,7 +47,7 @@ class PartitionIndex:
     def leads(self, partition: int, key: bytes) -> bool:
         """Return whether the index has this key for a partition, by its number.
 
-        Of Index.db that is all of the key; of a trie the part that it has of the token, and of another hash a byte.
+        An Index.db has the whole key. A trie has a part of the token, and one byte of another hash.
 
         Raises:
             CorruptFile: an invalid node of the trie.

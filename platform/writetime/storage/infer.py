@@ -1,4 +1,4 @@
-"""The schema of SSTables that come without one: from the `schema.cql` of their snapshot, else from their headers."""
+"""The schema of SSTables without one: from the `schema.cql` of their snapshot, else from their headers."""
 
 import posixpath
 import re
@@ -20,11 +20,11 @@ _TABLE_FOLDER = re.compile(r"(?P<name>\w+)-(?P<id>[0-9a-f]{32})$")
 def infer_schema(locations: Sequence[Location]) -> TableSchema:
     """Return the schema of the SSTables of one table.
 
-    A snapshot's `schema.cql` has it, but not always all of it. Cassandra (5.0.9) leaves out the user-defined types that
-    are used inside of other types only, and ScyllaDB (2026.1) all of them; the headers have them. ScyllaDB leaves out
-    the columns that were dropped, too: a column that only a header has was dropped. When it was, and whether a column
-    was dropped and added again, only the database knows. Without `schema.cql` key columns are called `key1`, `key2`,
-    ... and `clustering1`, ..., as headers do not have their names.
+    A snapshot's `schema.cql` has it, but not always completely. Cassandra (5.0.9) leaves out the user-defined types
+    that are only used inside other types, and ScyllaDB (2026.1) all of them; the headers have them. ScyllaDB leaves out
+    dropped columns, too: a column that only a header has was dropped. Only the database knows when, and whether a
+    column was dropped and added again. Without `schema.cql` key columns are called `key1`, `key2`, ... and
+    `clustering1`, ..., because headers do not have their names.
 
     Raises:
         SchemaError: there is no SSTable, or they are of different tables.
@@ -45,7 +45,7 @@ def infer_schema(locations: Sequence[Location]) -> TableSchema:
             schemas = parse_schemas(text, known=types)
         except CqlTypeError as e:
             raise CqlTypeError(
-                f"{path}: {e}; Cassandra leaves out types that are used inside of others only, and none of the "
+                f"{path}: {e}; Cassandra leaves out types that are only used inside others, and none of the "
                 "SSTables has a value of it: add its CREATE TYPE to that file, or name a complete schema"
             ) from None
     if len(schemas) != 1:
@@ -54,7 +54,7 @@ def infer_schema(locations: Sequence[Location]) -> TableSchema:
 
 
 def _with_dropped(schema: TableSchema, headers: Sequence[Header]) -> TableSchema:
-    """Add the columns that only headers have, as dropped after all that was written to them."""
+    """Add the columns that only headers have, as dropped after all their cells were written."""
     known = {c.name for c in schema.columns} | {d.name for d in schema.dropped}
     dropped = {
         name: DroppedColumn(name, cql_type, static, (1 << 63) - 1)
@@ -67,7 +67,7 @@ def _with_dropped(schema: TableSchema, headers: Sequence[Header]) -> TableSchema
 
 
 def schema_of_headers(headers: Sequence[tuple[Location, Header]]) -> TableSchema:
-    """Return the schema that the headers of a table's SSTables give together.
+    """Return the schema from the headers of a table's SSTables together.
 
     Raises:
         SchemaError: they are of different tables.
@@ -82,7 +82,7 @@ def schema_of_headers(headers: Sequence[tuple[Location, Header]]) -> TableSchema
         if grown is None or reverse != [k.reversed for k in header.clustering]:
             raise SchemaError(f"{other.path('Data.db')} and {location.path('Data.db')} have different primary keys")
         key = grown
-        # A later file knows a type that has grown.
+        # A later file has a type with more fields.
         static |= dict(header.static)
         regular |= dict(header.regular)
     if both := sorted(set(static) & set(regular)):
@@ -107,7 +107,7 @@ def _key(header: Header) -> list[CqlType]:
 
 
 def _grown(known: list[CqlType], other: list[CqlType]) -> list[CqlType] | None:
-    """Return of each pair of types the one that reads both, the other one if both do; None if none does."""
+    """Return for each pair of types the one that reads both (the second one if both do); None if none does."""
     if len(known) != len(other):
         return None
     found = [b if is_readable(a, b) else a if is_readable(b, a) else None for a, b in zip(known, other, strict=True)]
@@ -115,7 +115,7 @@ def _grown(known: list[CqlType], other: list[CqlType]) -> list[CqlType] | None:
 
 
 def _table_of(folder: str) -> tuple[str, str, UUID | None]:
-    """Take keyspace, table and its id from `.../keyspace/table-id/snapshots/tag` and the like."""
+    """Return keyspace, table and table id from `.../keyspace/table-id/snapshots/tag` and similar paths."""
     parts = folder.split("/")
     for i in range(len(parts) - 1, 0, -1):
         if match := _TABLE_FOLDER.fullmatch(parts[i]):

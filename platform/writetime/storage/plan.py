@@ -1,4 +1,4 @@
-"""Which lines of numbers a table's columns need in the kernel, and the buffers that they write to."""
+"""The kernel's lines of numbers for a table's columns, and the buffers that they write to."""
 
 from collections.abc import Collection as Names
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ _TEXTS = ("text", "ascii", "blob", "empty")
 
 @dataclass
 class Line:
-    """One line of the kernel's COLUMNS. `cells` tells whether its values are cells, with times of their own."""
+    """One line of the kernel's COLUMNS. `cells`: its values are cells, with their own times."""
 
     name: str
     type: CqlType
@@ -74,7 +74,7 @@ class Line:
 
     @property
     def form(self) -> int:
-        """How values are written out; `BYTES` where Python decodes them."""
+        """How values are written out; `BYTES` if Python decodes them."""
         return _FORMS.get(self.type.name, L.BYTES) if isinstance(self.type, Native) else L.BYTES
 
     @cached_property
@@ -97,7 +97,7 @@ class Line:
         """The line's constant numbers; addresses are 0."""
         numbers = [0] * L.COLUMN_FIELDS
         length = self.type.fixed_length
-        # The cells of a collection or UDT have their length before the value, whatever its type.
+        # The cells of a collection or UDT have their length before the value, with any type.
         numbers[L.LENGTH] = -1 if length is None or self.part else length
         numbers[L.FORM] = self.form
         numbers[L.SHAPE] = self.shape
@@ -116,9 +116,9 @@ class Line:
 
 
 class Plan:
-    """The lines of one table: its key, then what has one value a row, then the elements of its collections.
+    """The lines of one table: its key, then columns with one value per row, then the elements of its collections.
 
-    `fields` are those of the change that are asked for (all if None). `former` are columns to read past, see
+    `fields` are the requested fields of the change (all if None). `former` are columns to skip, see
     `former.former_columns`; by default those that were dropped and not added again.
     """
 
@@ -163,15 +163,15 @@ class Plan:
 
     @property
     def encodes_position(self) -> bool:
-        """Whether the kernel writes positions; otherwise a clustering column has a type that is left to Python."""
+        """Whether the kernel writes positions; otherwise a clustering column has a type that Python handles."""
         return all(line.compare != P.COMPARE_OTHER for line in self.clustering)
 
     def wants(self, name: str) -> bool:
-        """Return whether a field of the change is asked for."""
+        """Return whether a field of the change is requested."""
         return self._fields is None or name in self._fields
 
     def stored(self) -> list[Line]:
-        """The lines of all static and regular columns, former ones included."""
+        """The lines of all static and regular columns, including former ones."""
         return [*self.columns.values(), *self._former.values()]
 
     def lines(self) -> list[Line]:
@@ -232,8 +232,7 @@ class Plan:
 
 
 class Buffers:
-    """Room for what the kernel writes from up to `capacity` bytes of input, for some tables, and the tables of
-    numbers."""
+    """Buffers for the kernel's output from up to `capacity` bytes of input, for some tables, and its number tables."""
 
     def __init__(self, plans: Sequence[Plan], capacity: int) -> None:
         self.capacity = capacity
@@ -258,7 +257,7 @@ class Buffers:
         self.tables[:] = self._tables_at_start
 
     def recount(self) -> None:
-        """Count anew what the values and cells of the changes have, after one that could be read only in part."""
+        """Count the values and cells of the changes again, after one that could only be read in part."""
         for plan, table in zip(self._plans, self.tables, strict=True):
             rows = int(table[L.ROWS])
             for line in plan.key:
@@ -278,7 +277,7 @@ class Buffers:
             self.columns[line.index, number] = np.count_nonzero(state & bit)
 
     def set_name(self, index: int, name: np.ndarray) -> None:
-        """Tell the kernel a column's name (bytes that the caller keeps), by which commit logs refer to it."""
+        """Give the kernel a column's name (bytes that the caller keeps), by which commit logs refer to it."""
         for columns in (self.columns, self._columns_at_start):
             columns[index, L.NAME_ADDRESS], columns[index, L.NAME_LENGTH] = name.ctypes.data, len(name)
 
@@ -291,7 +290,7 @@ class Buffers:
             if line.form in L.WIDTH:
                 arrays[L.VALUES] = room(n * L.WIDTH[line.form], np.uint8)
             else:
-                # 16 bytes of a UUID become 36 characters. The key may stem from an earlier window.
+                # 16 bytes of a UUID become 36 characters. The key may come from an earlier window.
                 arrays[L.VALUES] = room(self.capacity * 9 // 4 + 64 + (L.KEY_ROOM if line.key else 0), np.uint8)
                 arrays[L.OFFSETS] = room(n + 1, np.int32)
         if line.shape == L.COLLECTION:
@@ -310,8 +309,8 @@ class Buffers:
     def _table(self, i: int, plan: Plan) -> dict[int, np.ndarray]:
         n = self.entries
         clusterings = len(plan.clustering)
-        # A byte of a clustering may be escaped; each value has a byte before it even if it takes none on disk; the
-        # start of a range tombstone may stem from an earlier window.
+        # A byte of a clustering key may be escaped; each value has a byte before it even if it takes none on disk; the
+        # start of a range tombstone may come from an earlier window.
         position_bytes = 4 * self.capacity + n * (clusterings + 4) + 64
         arrays: dict[int, np.ndarray] = {
             L.ROW_KIND: room(n, np.int8),

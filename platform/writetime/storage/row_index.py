@@ -1,4 +1,4 @@
-"""Where the blocks of rows of a large partition start: what lets it be cut.
+"""The starts of the row blocks of a large partition, at which it can be cut.
 
 In Index.db (`RowIndexEntry`, `IndexInfo`) the size of a partition's entry is followed by the length of the partition's
 header, its deletion, and the number of blocks; of each block the first and the last clustering, the offset in the
@@ -28,7 +28,7 @@ _OPEN = 8
 
 @dataclass(frozen=True)
 class Blocks:
-    """Offsets of a partition's blocks from its start, ascending, and what range tombstone is open there, if any."""
+    """Offsets of a partition's blocks from its start, ascending, and the range tombstone that is open there, if any."""
 
     offsets: np.ndarray
     is_open: np.ndarray
@@ -54,19 +54,19 @@ def read_blocks(
     features = location.features
     rows, path = index.rows, index.rows_path
     address, length = rows.ctypes.data, len(rows)
-    # The number of blocks, and where the blocks start and end, or the root of their trie.
+    # The number of blocks, and the start and end of the blocks, or the root of their trie.
     head = room(3, np.int64)
     if features.index == "Index.db":
         _big_head(address, length, at, features.compact_partition_deletion, head)
-        # A block has at least twice the kind and the values of a clustering, an offset, a width, and a flag.
+        # A block has at least twice the kind and the values of a clustering key, an offset, a width, and a flag.
         blocks = min(max(int(head[0]), 0), length // 5)
         found = room(4 * blocks, np.int64).reshape(4, blocks)
         lengths = np.array([-1 if (n := k.components[0].fixed_length) is None else n for k in clustering], np.int64)
         sound = _big_blocks(address, head, lengths, features.unsigned_deletion_time, found)
     else:
         _bti_head(address, length, at, head)
-        # The trie has the end of the partition as well. Its nodes are between this entry and the one before, so that
-        # all tries together take no more time than the file has bytes.
+        # The trie also has the end of the partition. Its nodes are between this entry and the one before, so that all
+        # tries together take no longer than the bytes of the file.
         bounds = _entry_before(index.row_indexes, partition), at
         payloads = trie_payloads(rows, int(head[1]), int(head[0]) + 1, path, bounds)
         found = room(4 * payloads.shape[1], np.int64).reshape(4, payloads.shape[1])
@@ -94,7 +94,7 @@ def _big_head(address: int, length: int, at: int, compact_deletion: bool, head: 
 
 @compiled
 def _skip_prefix(p: int, end: int, lengths: np.ndarray) -> int:
-    """Step over a clustering or a bound after its kind (`ClusteringPrefix.Serializer`)."""
+    """Skip a clustering key or a bound after its kind (`ClusteringPrefix.Serializer`)."""
     if end - p < 3:
         return end + 1
     count = len(lengths)
@@ -119,7 +119,7 @@ def _skip_prefix(p: int, end: int, lengths: np.ndarray) -> int:
 
 @compiled
 def _big_blocks(address: int, head: np.ndarray, lengths: np.ndarray, unsigned: bool, found: np.ndarray) -> bool:
-    """Read all blocks into `found`; return whether they are what was expected."""
+    """Read all blocks into `found`; return whether they are valid."""
     p = address + head[1]
     end = address + head[2]
     is_open = 0
@@ -133,7 +133,7 @@ def _big_blocks(address: int, head: np.ndarray, lengths: np.ndarray, unsigned: b
         found[0, i] = offset
         is_open = load8(p)
         p += 1
-        # What is open at the end of a block is so at the start of the next.
+        # A tombstone that is open at the end of a block is also open at the start of the next.
         following = i + 1 < found.shape[1]
         if is_open > 1 or (is_open == 1 and end - p < 12):
             return False
@@ -148,7 +148,7 @@ def _big_blocks(address: int, head: np.ndarray, lengths: np.ndarray, unsigned: b
 
 @compiled
 def _entry_before(row_indexes: np.ndarray, partition: int) -> int:
-    """Return where the row index of the last partition before this one is; 0 if none has one."""
+    """Return the offset of the previous partition's row index; 0 if none has one."""
     for i in range(partition - 1, -1, -1):
         if row_indexes[i] >= 0:
             return row_indexes[i]
@@ -168,7 +168,7 @@ def _bti_head(address: int, length: int, at: int, head: np.ndarray) -> None:
 
 @compiled
 def _bti_blocks(address: int, length: int, payloads: np.ndarray, unsigned: bool, found: np.ndarray) -> bool:
-    """Read all blocks into `found`; return whether they are what was expected."""
+    """Read all blocks into `found`; return whether they are valid."""
     for i in range(payloads.shape[1]):
         size = payloads[0, i] & 7
         is_open = payloads[0, i] & _OPEN != 0

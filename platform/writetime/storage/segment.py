@@ -5,9 +5,9 @@ the position of the next one and a CRC32 of the segment's id and its own positio
 holds its uncompressed length and one compressed block. Offsets are logical, as in Cassandra's own positions: those of
 the uncompressed data with its markers.
 
-`CommitLogSegment.writeCDCIndexFile`: `_cdc.idx` has the logical offset up to which a segment is synced; that of a
-segment which a restarted node replayed has the size of the file instead, which of a compressed one is no offset at all,
-but is always COMPLETED.
+`CommitLogSegment.writeCDCIndexFile`: `_cdc.idx` has the logical offset up to which a segment is synced. For a segment
+that a restarted node replayed it has the size of the file instead, which for a compressed one is not an offset, but is
+always COMPLETED.
 """
 
 import json
@@ -26,20 +26,20 @@ from writetime.storage.errors import CorruptFile, Missing, TornTail, Unsupported
 from writetime.storage.files import open_file, read_file, resolve
 
 _NAME = re.compile(r"CommitLog-(?P<version>\d+)-(?P<id>\d+)\.log$")
-# Versions: 6 is of 3.x, 7 of 4.x (and of 5.0 in its compatibility mode), 8 of 5.0.
+# Versions: 6 is that of 3.x, 7 of 4.x (and of 5.0 in its compatibility mode), 8 of 5.0.
 VERSIONS = (7, 8)
-# Where all of a segment may be read that was written.
+# For a segment that may be read completely.
 END = 1 << 62
 _MARKER = 8
-# Of an offset, at most.
+# The largest number of bytes of an offset.
 _DIGITS = 18
-# Bytes that are read and joined at least, as the sections of a log that is synced with every write are tiny.
+# The least bytes that are read and joined, because the sections of a log that is synced with every write are tiny.
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sync marker is: the offset in the file, and the logical one. Reading may begin there."""
+    """The place of a sync marker: the offset in the file, and the logical one. Reading may begin there."""
 
     position: int
     offset: int
@@ -60,8 +60,8 @@ class Stretch:
     """Sections that follow each other, as one array with gaps for their markers; `sections` are starts and ends in it,
     an array of two columns.
 
-    `offset` is the logical one of the first byte; `is_last` tells whether the segment's last section is among them;
-    `next` is the marker after them.
+    `offset` is the logical one of the first byte; `is_last`: the segment's last section is among them; `next` is the
+    marker after them.
     """
 
     data: np.ndarray
@@ -73,14 +73,14 @@ class Stretch:
 
 @dataclass(frozen=True)
 class CdcIndex:
-    """What `_cdc.idx` says: the offset up to which a segment may be read, and whether it is complete."""
+    """The content of `_cdc.idx`: the offset up to which a segment may be read, and whether it is complete."""
 
     offset: int
     completed: bool
 
 
 class _Blocks:
-    """A file that is read forwards, by blocks of which the newest is kept."""
+    """A file that is read forwards, by blocks, of which the newest is kept."""
 
     def __init__(self, file: NativeFile) -> None:
         self.size = file.size()
@@ -89,7 +89,7 @@ class _Blocks:
         self._block = b""
 
     def read(self, start: int, length: int) -> memoryview:
-        """Return bytes from an offset on; fewer where the file ends."""
+        """Return bytes from an offset on; fewer at the end of the file."""
         if start < self._start or start + length > self._start + len(self._block):
             self._block = self._file.read_at(max(length, _BLOCK), start)
             self._start = start
@@ -116,10 +116,10 @@ class Segment:
         return self.filesystem.get_file_info(self.path).size
 
     def cdc_index(self) -> CdcIndex | None:
-        """Return what `_cdc.idx` beside the segment says; None if there is none, as outside of `cdc_raw`.
+        """Return the `_cdc.idx` beside the segment; None if there is none, as outside `cdc_raw`.
 
         Raises:
-            CorruptFile: it says something else.
+            CorruptFile: it is invalid.
         """
         path = self.path.removesuffix(".log") + "_cdc.idx"
         try:
@@ -134,16 +134,16 @@ class Segment:
         return CdcIndex(int(lines[0]), completed=len(lines) == 2)
 
     def sections(self, start: int = 0, until: int = END, place: Place | None = None) -> Iterator[Section]:
-        """Read the sections, in order, those only that end after `start` and begin before `until`, both logical.
+        """Read the sections that end after `start` and begin before `until`, in order; both are logical.
 
-        With a `place`, only those after it: what is before is not even passed over.
+        With a `place`, only those after it are read, without a pass over the earlier ones.
 
-        A section is in memory as a whole, but no two of a mebibyte or more are.
+        A section is completely in memory, but never two of a mebibyte or more.
 
         Raises:
-            Missing: the segment is not there (any more).
-            TornTail: it ends in something that was not finished.
-            CorruptFile: a marker or block is not what was written.
+            Missing: the segment does not exist (any more).
+            TornTail: its end is unfinished.
+            CorruptFile: a marker or block is invalid.
             Unsupported: the segment is encrypted, or compressed in an unknown way.
         """
         try:
@@ -181,12 +181,12 @@ class Segment:
                 position = end
 
     def _next(self, file: _Blocks, position: int, logical: int) -> int | None:
-        """Return where the section after the marker at `position` ends; None where nothing was written."""
+        """Return where the section after the marker at `position` ends; None if nothing was written there."""
         marker = file.read(position, _MARKER)
         if not any(marker):
             return None
         if len(marker) < _MARKER:
-            raise TornTail(self.path, logical, "the file ends inside of a sync marker")
+            raise TornTail(self.path, logical, "the file ends inside a sync marker")
         end, crc = struct.unpack(">iI", marker)
         marked = struct.pack(">IIi", self.id & 0xFFFFFFFF, self.id >> 32 & 0xFFFFFFFF, position)
         if zlib.crc32(marked) != crc:
@@ -202,7 +202,7 @@ class Segment:
         self, compressor: Decompressor, data: memoryview, length: int, logical: int, *, is_last: bool
     ) -> np.ndarray:
         fault = TornTail if is_last else CorruptFile
-        # A wrong length must not become room for what is not there.
+        # A wrong length must not allocate memory for data that is not there.
         if length > compressor.most * len(data):
             raise fault(self.path, logical, f"{length} bytes cannot come out of the {len(data)} of a section")
         body = np.empty(length, np.uint8)
@@ -272,7 +272,8 @@ def trusted(segments: Sequence[Segment]) -> list[tuple[Segment, int | None]]:
     """Return with each segment of a node the offset up to which it may be read; None if it has no `_cdc.idx`.
 
     The offset is `END` if the segment is complete. It also is if a later one has changes: nothing is added to it any
-    more, and a node that crashed may have left more in it than `_cdc.idx` says, which it reads itself when it starts.
+    more, and after a crash it may have more data than its `_cdc.idx` records, which the node itself reads when it
+    starts.
     """
     found = [(segment, segment.cdc_index()) for segment in segments]
     newest = max((segment.id for segment, index in found if index is not None), default=0)
@@ -282,7 +283,7 @@ def trusted(segments: Sequence[Segment]) -> list[tuple[Segment, int | None]]:
 
 
 def stretches(sections: Iterable[Section]) -> Iterator[Stretch]:
-    """Join sections, which follow each other, to stretches of about a mebibyte; what is left before an error too."""
+    """Join adjacent sections into stretches of about a mebibyte, including the rest before an error."""
     waiting: list[Section] = []
     try:
         for section in sections:
@@ -302,7 +303,7 @@ def stretches(sections: Iterable[Section]) -> Iterator[Stretch]:
 
 
 def _block(section: Section) -> bytes | None:
-    """Return the block of the file where a section's bytes are; None if they are decompressed."""
+    """Return the block of the file with a section's bytes; None if they are decompressed."""
     base = section.data.base
     return base.obj if isinstance(base, memoryview) else None
 

@@ -1,10 +1,10 @@
-"""Where an SSTable's data can be cut so that the pieces can be read apart: between partitions, and inside of large ones
-where a block of their rows starts.
+"""Where an SSTable's data can be cut into pieces that are read separately: between partitions, and inside large ones at
+the start of a block of rows.
 
-What a piece needs beside its bytes is the key of the partition that it starts in, which it reads itself, and which
-range tombstone is open where it starts, which the index knows but for its start. So the piece that a range tombstone
-opens in makes the change of it, and reads on for that to where it is closed; the pieces after it make none. As only one
-is open at a time, reading on costs one more pass at most over all pieces together, and that only past rows.
+Beside its bytes, a piece needs the key of the partition that it starts in, which it reads itself, and the range
+tombstone that is open where it starts. The index has that tombstone, but not its start. So the piece in which a range
+tombstone opens makes the change of it, and reads on to where it is closed; the pieces after it make none. Because only
+one is open at a time, reading on costs at most one more pass over all pieces together, and that only past rows.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from writetime.storage.row_index import Blocks, read_blocks
 
 @dataclass(frozen=True)
 class Cut:
-    """A place between partitions, or inside of one between its rows.
+    """A place between partitions, or between the rows of one.
 
     Attributes:
         offset: in the uncompressed data.
-        partition: the offset of the partition that the place is inside of, if it is.
+        partition: the offset of the partition that the place is inside, if it is.
         open: write time and deletion time of the range tombstone that is open there, if one is.
     """
 

@@ -32,7 +32,7 @@ OnCorrupt = Literal["fail", "skip-partition", "skip-file"]
 
 @dataclass
 class Report:
-    """What a scan left out because it could not be read: one text for each place, and the bytes of data passed over."""
+    """The parts that a scan could not read and left out: one text per place, and the bytes of data skipped."""
 
     skipped: list[str] = field(default_factory=list)
     skipped_bytes: int = 0
@@ -43,11 +43,11 @@ def _are_readable(stored: Sequence[CqlType], known: Sequence[CqlType]) -> bool:
 
 
 class SSTable:
-    """One SSTable. Opening it reads and checks its header; the data are read by `scan`.
+    """One SSTable. Opening it reads and checks its header; `scan` reads the data.
 
     Raises:
-        Missing, CorruptFile, Unsupported: a component is not there, not what was written, or not supported.
-        SchemaError: `schema` is not that of this file.
+        Missing, CorruptFile, Unsupported: a component is missing, corrupt, or not supported.
+        SchemaError: `schema` does not fit this file.
     """
 
     def __init__(self, location: Location, schema: TableSchema | None = None) -> None:
@@ -67,8 +67,9 @@ class SSTable:
 
     @cached_property
     def _features(self) -> Features:
-        """What the file has: ScyllaDB, which adds Scylla.db, writes when cells expire in 64 bits (`write_cell` in
-        sstables/mx/writer.cc), which may be after 2038; Cassandra, before `oa`, in 32."""
+        """The features of the file. ScyllaDB, which adds Scylla.db, writes the expiry of cells in 64 bits (`write_cell`
+        in sstables/mx/writer.cc), which may be after 2038; Cassandra, before `oa`, in 32.
+        """
         features = self.location.features
         return replace(features, unsigned_deletion_time=True) if self.location.exists("Scylla.db") else features
 
@@ -79,7 +80,7 @@ class SSTable:
 
     @cached_property
     def index(self) -> PartitionIndex:
-        """The index of the partitions, without any where there is no index to read."""
+        """The index of the partitions; it is empty if there is no index to read."""
         index = read_index(self.location)
         if len(index.positions) and index.positions[-1] >= self.data.length:
             raise CorruptFile(self.location.path(self.location.features.index), None, "positions beyond the data's end")
@@ -88,9 +89,9 @@ class SSTable:
     def splits(self, target_bytes: int, tokens: tuple[int, int] = (MIN_TOKEN, MAX_TOKEN)) -> list[Split]:
         """Cut the part of the data that can hold these tokens (both included) into pieces of about `target_bytes`.
 
-        A piece is a range of uncompressed data, cut between partitions, and between rows of partitions that are larger
-        than that. All pieces together make the changes that a scan of all the data makes. Without an index there is
-        one, and where only the file as a whole has a checksum.
+        A piece is a range of uncompressed data, cut between partitions, and between rows of larger partitions. All
+        pieces together give the changes of a scan of all data. There is only one piece without an index, and if only
+        the file as a whole has a checksum.
 
         Raises:
             CorruptFile: the index, or a key that it leads to, cannot be read.
@@ -99,13 +100,13 @@ class SSTable:
         if not len(positions):
             return [Split(Cut(0), Cut(self.data.length))]
         if not self.data.has_chunk_checksums:
-            # Each piece's reader has to read the whole file first.
+            # Each piece's reader must read the whole file first.
             target_bytes = self.data.length
         first = self._search(tokens[0]) if tokens[0] != MIN_TOKEN else 0
         last = self._search(tokens[1] + 1) if tokens[1] != MAX_TOKEN else len(positions)
         if first > last:
             raise CorruptFile(self.index.path, None, "partitions in the order of their tokens were expected")
-        # What is wrong there, the reader of the partition before finds and reports.
+        # The reader of the previous partition finds and reports faults there.
         if first > 0 and not self._is_next(first, tokens):
             first -= 1
         if first >= last:
@@ -118,12 +119,12 @@ class SSTable:
     def _is_next(self, partition: int, tokens: tuple[int, int]) -> bool:
         """Return whether the data show that no partition of these tokens is between this one and the one before it.
 
-        Indexes have no checksums: one that lacks a partition, or has a wrong position, must not hide a partition. At
-        most the last block of rows of the partition before is read for that. After the last partition there may always
-        be others, as an Index.db that was cut short looks like one of fewer partitions.
+        Indexes have no checksums: one that lacks a partition, or has a wrong position, must not hide a partition. This
+        reads at most the last block of rows of the previous partition. After the last partition there may always be
+        others, because a truncated Index.db looks like one of fewer partitions.
 
         Raises:
-            CorruptFile: the partition before is not where the index has it.
+            CorruptFile: the previous partition is not where the index has it.
         """
         before = int(self.index.positions[partition - 1])
         if not self.index.leads(partition - 1, key_at(self.data, before)):
@@ -168,15 +169,15 @@ class SSTable:
             fields: fields of `changes.change_schema(self.schema)` to read; all if None.
             split: a piece from `splits`; all of the data if None.
             tokens: the first and the last token to read.
-            on_corrupt: at a fault, `fail`; or go on with the next partition whose start the index tells, or give up the
-                rest of the file. The changes before the fault stay, what is left out is counted in `report`.
-            report: takes what was left out.
-            window: bytes of uncompressed data to work on at a time; grows to hold the largest row.
-            origin: what the field `origin` is to say; the file's path by default.
+            on_corrupt: at a fault, `fail`; or continue with the next partition in the index, or give up the rest of the
+                file. The changes before the fault stay; `report` counts the parts that are left out.
+            report: records the parts that are left out.
+            window: bytes of uncompressed data to process at a time; grows to hold the largest row.
+            origin: the value of the field `origin`; the file's path by default.
 
         Raises:
-            CorruptFile, Missing: see `on_corrupt`; a missing file always raises. Where all of the file was read in
-                order, Digest.crc32 is compared at the end, when the changes are out already.
+            CorruptFile, Missing: see `on_corrupt`; a missing file always raises. If all of the file was read in order,
+                Digest.crc32 is compared at the end, after the changes were returned.
         """
         split = split or Split(Cut(0), Cut(self.data.length))
         origin = origin or Origin("sstable", self.data.path, datetime.now(UTC))
@@ -205,7 +206,7 @@ class SSTable:
                     later = positions[positions > max(at, walker.sound_until - 1)]
                     resume = min(int(later[0]), end) if len(later) else end
                 if report is not None:
-                    report.skipped.append(f"{fault} (went on at offset {resume})" if resume < end else str(fault))
+                    report.skipped.append(f"{fault} (continued at offset {resume})" if resume < end else str(fault))
                     report.skipped_bytes += max(0, resume - at)
                 split = Split(Cut(resume), split.end)
             else:

@@ -1,4 +1,5 @@
-"""The header of an SSTable, kept in Statistics.db: what its deltas are added to, and the types of its columns.
+"""The header of an SSTable, from Statistics.db: the minimums that its deltas are added to, and the types of its
+columns.
 
 `MetadataSerializer`: a table of contents (4-byte kind, 4-byte offset), then the components; from version `na` on each
 part is followed by its CRC32. `SerializationHeader.Component`: three vints, then types by their marshal class names.
@@ -15,7 +16,7 @@ from writetime.storage.errors import CorruptFile, Unsupported
 from writetime.storage.files import Location
 
 _VALIDATION, _HEADER = 0, 3
-# EncodingStats: the middle of 2015 (in UTC) is where the three minimums count from.
+# EncodingStats: the three minimums count from the middle of 2015 (in UTC).
 TIMESTAMP_EPOCH = 1_442_880_000_000_000
 DELETION_TIME_EPOCH = 1_442_880_000
 
@@ -45,7 +46,7 @@ def read_header(location: Location) -> Header:
     """Read the header of an SSTable.
 
     Raises:
-        Missing, CorruptFile: Statistics.db is not there or not what was written.
+        Missing, CorruptFile: Statistics.db is missing or corrupt.
         Unsupported: tokens are not Murmur3's, a column has a type without a CQL name, or columns are in an order that
             neither Cassandra nor ScyllaDB writes.
     """

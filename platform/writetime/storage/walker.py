@@ -1,4 +1,4 @@
-"""The window that goes over a data file: filled chunk by chunk, walked through by the kernel, emptied into batches."""
+"""The window over a data file: filled chunk by chunk, processed by the kernel, emptied into batches."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ MIN_TOKEN, MAX_TOKEN = -(1 << 63), (1 << 63) - 1
 
 
 class Walker:
-    """The window over the data that the kernel walks through."""
+    """The window over the data that the kernel processes."""
 
     def __init__(
         self,
@@ -143,7 +143,9 @@ class Walker:
                 raise fault
 
     def _read(self, chunk: int, count: int, filled: int) -> tuple[int, int, CorruptFile | None]:
-        """Read chunks into the window; what is sound before a corrupt one counts, and the fault is returned with it."""
+        """Read chunks into the window; the sound chunks before a corrupt one count, and the fault is returned with
+        them.
+        """
         try:
             return count, self._data.read(chunk, count, self._window[filled:]), None
         except CorruptFile as fault:
