@@ -1,1 +1,3 @@
-"""What the bytes mean: CQL types, table schemas and their history, and how each type maps to Arrow, Spark and Avro."""
+"""The meaning of the bytes: CQL types, table schemas and their history, and how each type maps to Arrow, Spark and
+Avro.
+"""

@@ -1,7 +1,7 @@
-"""Avro: encodes Arrow columns as records, a column at a time, and names a schema by its fingerprint.
+"""Avro: encodes Arrow columns as records, column by column, and names a schema by its fingerprint.
 
 Each value becomes the bytes of Avro's binary encoding; the bytes of a record are those of its fields, joined row by row
-by Arrow, so no row is touched in Python. Reference: Apache Avro 1.12 Specification, "Binary encoding", "Parsing
+by Arrow, so no row is handled in Python. Reference: Apache Avro 1.12 Specification, "Binary encoding", "Parsing
 Canonical Form for Schemas", "Schema Fingerprints" and "Single-object encoding".
 """
 
@@ -17,7 +17,7 @@ import pyarrow.compute as _compute
 
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
-# pyarrow makes these functions as it is loaded, so a type checker does not know them.
+# pyarrow creates these functions when it is loaded, so a type checker does not know them.
 pc: Any = _compute
 
 _BINARY = pa.large_binary()
@@ -26,7 +26,7 @@ _EMPTY = pa.scalar(b"", _BINARY)
 
 
 def encode(values: pa.Array, cql_type: CqlType) -> pa.Array:
-    """Return the bytes of each value as `mapping.avro_type` has it; null where the value is."""
+    """Return the bytes of each value as `mapping.avro_type` defines it; null where the value is null."""
     match cql_type:
         case Native("duration"):
             return joined([encode_long(part) for part in values.flatten()])
@@ -56,7 +56,7 @@ def nullable(encoded: pa.Array) -> pa.Array:
 
 
 def joined(parts: Sequence[pa.Array | pa.Scalar]) -> pa.Array:
-    """Return the bytes of records, from those of their fields; null where a field is."""
+    """Return the bytes of records, from those of their fields; null where a field is null."""
     return pc.binary_join_element_wise(*parts, _EMPTY)
 
 
@@ -84,7 +84,7 @@ def fingerprint(schema: Any) -> int:
 
 
 def single_object_header(schema: Any) -> bytes:
-    """Return what precedes a value in the single-object encoding: a marker, and the schema's fingerprint."""
+    """Return the header of a value in the single-object encoding: a marker, and the schema's fingerprint."""
     return b"\xc3\x01" + struct.pack("<Q", fingerprint(schema))
 
 
@@ -163,7 +163,7 @@ def _binary(offsets: np.ndarray, data: np.ndarray) -> pa.Array:
 
 
 def array_of(lists: pa.Array, elements: pa.Array) -> pa.Array:
-    """Return the bytes of arrays, from those of their elements one after the other; null where a list is."""
+    """Return the bytes of arrays, from those of their elements in order; null where a list is null."""
     # The number of elements, their bytes, and 0; an empty one is only the 0.
     lengths = pc.list_value_length(lists).fill_null(0)
     counts = lengths.to_numpy()

@@ -1,9 +1,9 @@
-"""Avro: decodes records to Arrow columns, a message at a time in one compiled loop, without a Python object a value.
+"""Avro: decodes records to Arrow columns, message by message in one compiled loop, without a Python object per value.
 
 The writer's schema is compiled to a program, once: a list of instructions in the order in which the values of a record
-are encoded. The loop runs it for each message and puts each value where its column has it. A value that the reader does
-not ask for is read past; what the writer did not know of is null. Reference: Apache Avro 1.12 Specification, "Binary
-encoding" and "Schema Resolution" (of which records by field name is what is needed here).
+are encoded. The loop runs it for each message and stores each value in its column. A value that the reader does not
+need is skipped; a field that the writer did not know is null. Reference: Apache Avro 1.12 Specification, "Binary
+encoding" and "Schema Resolution" (only that of records by field name is needed here).
 """
 
 from collections.abc import Callable
@@ -18,13 +18,14 @@ from writetime.schema.avro import pc
 from writetime.schema.mapping import avro_name
 from writetime.schema.text import bytes_of_texts
 
-# Instructions. NEXT ends an element of the ARRAY that it belongs to.
+# Instructions. NEXT ends an element of its ARRAY.
 _LONG, _BOOLEAN, _FLOAT, _DOUBLE, _BYTES, _NULLABLE, _ARRAY, _NEXT = range(8)
-# What an instruction has: where it writes (a place in the numbers, flags and texts; -1 if the value is not wanted),
-# whose entries it counts as, those of an array's elements, and where a null or empty value goes on.
+# The parts of an instruction: where it writes (a place in the numbers, flags and texts; -1 if the value is not needed),
+# the domain in which it counts, that of an array's elements, and where a null or empty value continues.
 _OP, _NUMBERS, _FLAGS, _TEXT, _USED, _DOMAIN, _INNER, _TARGET = range(8)
 _FIELDS = 8
-# Messages of about so many bytes are decoded at once: room is kept for the most that each column may take of them.
+# Approximate number of bytes of messages that are decoded at once: buffers are sized for the most that each column may
+# take of them.
 _WINDOW = 4 << 20
 
 _LEAVES = {
@@ -50,19 +51,19 @@ class AvroReader:
     def __init__(self, writer: Any, reader: pa.StructType) -> None:
         self._reader = reader
         self._program: list[list[int]] = []
-        # Of each number, flag and text that is wanted: the domain, which tells how many there are.
+        # For each needed number, flag and text: the domain, which has their number.
         self._numbers: list[int] = []
         self._flags: list[int] = []
         self._texts = 0
-        # Of each domain, the bytes that an entry has at least. The first one is that of the messages.
+        # For each domain, the least bytes of an entry. The first domain is that of the messages.
         self._least = [1]
         self._build, _ = self._compile(writer, reader, 0, "")
 
     def decode(self, messages: pa.Array, header: int = 0) -> pa.Table:
-        """Return the values of messages (of large_binary, not null), of which each has a header to pass over.
+        """Return the values of messages (of large_binary, not null), each with a header to skip.
 
         Raises:
-            WritetimeError: a message is not of the writer's schema.
+            WritetimeError: a message does not follow the writer's schema.
         """
         _, offsets, content = messages.buffers()
         bounds = np.frombuffer(offsets, np.int64)[messages.offset : messages.offset + len(messages) + 1]
@@ -83,22 +84,20 @@ class AvroReader:
                 output.texts,
             )
             if fault >= 0:
-                raise WritetimeError(f"message {first + fault} is not what its Avro schema says")
+                raise WritetimeError(f"message {first + fault} does not follow its Avro schema")
             batch = pa.RecordBatch.from_struct_array(self._build(output, None))
             try:
                 batch.validate(full=True)
             except pa.ArrowInvalid as e:
-                raise WritetimeError(
-                    f"messages {first} to {last - 1} are not what their Avro schema says: {e}"
-                ) from None
+                raise WritetimeError(f"messages {first} to {last - 1} do not follow their Avro schema: {e}") from None
             batches.append(batch)
             first = last
         return pa.Table.from_batches(batches, pa.schema(list(self._reader)))
 
     def _compile(self, avro: Any, arrow: pa.DataType | None, domain: int, path: str) -> tuple[_Build, int]:
-        """Append the instructions for a value; return what makes its array, and its least bytes.
+        """Append the instructions for a value; return the function that builds its array, and its least bytes.
 
-        Without an Arrow type the value is not wanted.
+        Without an Arrow type the value is not needed.
         """
         if isinstance(avro, list):
             return self._nullable(avro, arrow, domain, path)
@@ -116,7 +115,7 @@ class AvroReader:
             raise WritetimeError(f"field {path} was written as Avro's {kind}, which cannot become {arrow}")
         number, text = self._number(arrow, domain), self._text(arrow) if op == _BYTES else -1
         self._add(op, domain, number=number, text=text)
-        # Changes held timestamps as microseconds once, always of whole milliseconds.
+        # Changes once held timestamps as microseconds, always of whole milliseconds.
         micros = isinstance(avro, dict) and avro.get("logicalType") == "timestamp-micros"
         if micros and arrow == pa.int64():
             return lambda output, validity: pc.divide(output.leaf(arrow, domain, number, text, validity), 1000), least
@@ -128,7 +127,7 @@ class AvroReader:
 
     def _nullable(self, union: list[Any], arrow: pa.DataType | None, domain: int, path: str) -> tuple[_Build, int]:
         if len(union) != 2 or union[0] != "null":
-            raise WritetimeError(f"field {path}: of Avro's unions only those of null and a type are read")
+            raise WritetimeError(f"field {path}: Avro unions other than null and one type are not supported")
         flag = -1
         if arrow is not None:
             flag = len(self._flags)
@@ -232,19 +231,19 @@ class AvroReader:
 
     @property
     def domains(self) -> int:
-        """How many domains there are."""
+        """The number of domains."""
         return len(self._least)
 
     @property
     def texts(self) -> int:
-        """How many columns of text or bytes there are."""
+        """The number of columns of text or bytes."""
         return self._texts
 
 
 class _Output:
-    """Where the values of one window go, and the arrays over them.
+    """The buffers for the values of one window, and the arrays over them.
 
-    Its memory is the most that the window may need, of which the system gives only what is used.
+    They have the largest size that the window may need, of which the system allocates only the used part.
     """
 
     def __init__(self, reader: AvroReader, count: int, size: int) -> None:
@@ -279,7 +278,7 @@ class _Output:
         return pa.Array.from_buffers(arrow, count, [validity, pa.py_buffer(values)])
 
     def count(self, domain: int) -> int:
-        """Return how many entries a domain has."""
+        """Return the number of entries of a domain."""
         return int(self.counts[domain])
 
     def validity(self, domain: int, flag: int) -> pa.Buffer | None:
@@ -306,7 +305,7 @@ def _bits(flags: np.ndarray) -> pa.Buffer:
 
 def _fits(avro: str, arrow: pa.DataType) -> bool:
     if avro in ("string", "bytes"):
-        # Old databases made a text a blob.
+        # Old databases changed text to blob.
         return pa.types.is_binary(arrow) or (avro == "string" and pa.types.is_string(arrow))
     if avro in ("int", "long"):
         return pa.types.is_integer(arrow) or pa.types.is_temporal(arrow)
@@ -315,7 +314,7 @@ def _fits(avro: str, arrow: pa.DataType) -> bool:
 
 @numba.njit(cache=True, nogil=True)
 def _varint(data: np.ndarray, p: int, end: int) -> tuple[int, int]:
-    """Return a zig-zag number and the offset after it; that is beyond the end if it is cut off or too long."""
+    """Return a zig-zag number and the offset after it; that is beyond the end if it is truncated or too long."""
     value = np.uint64(0)
     shift = np.uint64(0)
     while p < end and shift < 70:
@@ -339,8 +338,8 @@ def _decode(  # noqa: PLR0917 (compiled functions take their arrays one by one)
     flags: np.ndarray,
     texts: np.ndarray,
 ) -> int:
-    """Run the program for each message; return the first that it does not fit, or -1."""
-    # Arrays in arrays: where each began, and how many of its elements are left.
+    """Run the program for each message; return the first that does not fit, or -1."""
+    # Arrays in arrays: where each began, and the number of its remaining elements.
     begins = np.empty(len(program), np.int64)
     left = np.empty(len(program), np.int64)
     for message in range(len(starts)):
@@ -410,7 +409,7 @@ def _decode(  # noqa: PLR0917 (compiled functions take their arrays one by one)
                 if length < 0:
                     length = -length
                     _, p = _varint(data, p, end)
-                # Each element has a byte at least.
+                # Each element has at least one byte.
                 if p > end or length > end - p or length < 0:
                     return message
                 if length == 0:

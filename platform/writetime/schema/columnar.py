@@ -1,4 +1,4 @@
-"""Decodes arrays of serialised values a column at a time; `values.decoder` decodes what has no plain form."""
+"""Decodes arrays of serialised values column by column; `values.decoder` decodes values without a plain form."""
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +26,10 @@ _DASHES = (8, 12, 16, 20)
 
 
 def decode(values: pa.Array, cql_type: CqlType) -> pa.Array:
-    """Return the values of serialised ones (binary); null where one is, or is empty and not text or blob.
+    """Return the values of serialised ones (binary); null where one is null, or is empty and not text or blob.
 
     Raises:
-        BadValue: bytes that are no value of the type.
+        BadValue: invalid bytes for the type.
     """
     match cql_type:
         case Native("blob" | "empty"):
@@ -48,14 +48,14 @@ def decode(values: pa.Array, cql_type: CqlType) -> pa.Array:
 
 
 def fixed_width(values: pa.Array, width: int, cql_type: CqlType) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bytes of all values that are there, a row each, and which are."""
+    """Return the bytes of all values that are present, one row each, and which are present."""
     if not len(values):
         return np.empty((0, width), np.uint8), np.empty(0, bool)
     _, offsets, data = values.buffers()
     bounds = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
     lengths = np.diff(bounds)
     if values.null_count:
-        # What is null may have bytes, if the array was filtered by way of another one.
+        # A null may have bytes, if the array was filtered by another one.
         lengths = np.where(values.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
     present = lengths > 0
     if (lengths[present] != width).any():

@@ -1,4 +1,4 @@
-"""Types whose values are read as those of another: what ALTER TYPE leaves of the values that were written before."""
+"""Types whose values can be read as those of another: the stored values after ALTER TYPE."""
 
 import operator
 from collections.abc import Callable
@@ -11,7 +11,7 @@ Natives = Callable[[Native, Native], bool]
 def is_readable(stored: CqlType, known: CqlType, natives: Natives = operator.eq) -> bool:
     """Return whether stored values can be read as those of a known type.
 
-    Names of user-defined types and of their fields may have changed, and fields may have been added. What is inside of
+    Names of user-defined types and of their fields may have changed, and fields may have been added. A type inside
     another type is frozen, whether its text has the word or not.
 
     Args:

@@ -36,9 +36,10 @@ _ID = re.compile(r"\bID\s*=\s*'?(?P<id>[0-9a-f-]{36})'?", re.I)
 
 
 def parse_schemas(text: str, keyspace: str = "", known: Iterable[Udt] = ()) -> list[TableSchema]:
-    """Read every table of a CQL text; `keyspace` is the one of names without any, `known` are types beside its own.
+    """Read every table of a CQL text; `keyspace` is the default for names without one, `known` are types beside its
+    own.
 
-    Other statements (CREATE KEYSPACE, CREATE INDEX, ...) are passed over, as they do not change what rows look like.
+    Other statements (CREATE KEYSPACE, CREATE INDEX, ...) are skipped, because they do not change the form of rows.
 
     Raises:
         SchemaError, CqlTypeError: a statement on a type or table cannot be read, or a table has compact storage.
@@ -77,7 +78,7 @@ def parse_table(text: str, keyspace: str = "") -> TableSchema:
     """Read the one table of a CQL text, as `parse_schemas`.
 
     Raises:
-        SchemaError: it holds no table, or more than one.
+        SchemaError: it has no table, or more than one.
     """
     schemas = parse_schemas(text, keyspace)
     if len(schemas) != 1:
@@ -104,7 +105,7 @@ def _drop(schema: TableSchema, name: str, at: int) -> TableSchema:
 def _table(keyspace: str, name: str, statement: str, start: int, udts: dict[str, Udt]) -> TableSchema:
     end = _closing(statement, start)
     options = statement[end + 1 :]
-    # Names and strings may hold anything, also what looks like an option.
+    # Names and strings may have any content, also text that looks like an option.
     plain = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), options)
     if _COMPACT.search(plain):
         raise compact_storage(f"{keyspace}.{name}")
@@ -127,12 +128,12 @@ def _table(keyspace: str, name: str, statement: str, start: int, udts: dict[str,
     if key is None:
         raise SchemaError(f"CREATE TABLE {keyspace}.{name} has no PRIMARY KEY")
     if unknown := [n for n in key[0] + key[1] if n not in columns]:
-        raise SchemaError(f"CREATE TABLE {keyspace}.{name}: the primary key names {unknown[0]}, which is no column")
+        raise SchemaError(f"CREATE TABLE {keyspace}.{name}: the primary key names {unknown[0]}, which is not a column")
     for part in _split(options[slice(*order.span("body"))]) if (order := _ORDER.search(plain)) else []:
         ordered = _ORDERED.fullmatch(part)
         column = _unquote(ordered["name"]) if ordered else part
         if ordered is None or column not in columns:
-            raise SchemaError(f"CREATE TABLE {keyspace}.{name} is ordered by {column}, which is no column")
+            raise SchemaError(f"CREATE TABLE {keyspace}.{name} is ordered by {column}, which is not a column")
         columns[column] = replace(columns[column], reversed=(ordered["direction"] or "").upper() == "DESC")
     table_id = _ID.search(options)
     gc_grace = _GC_GRACE.search(plain)
@@ -163,8 +164,9 @@ _COMMENT_OR_STRING = re.compile(r"""(?P<comment>--[^\n]*|//[^\n]*|/\*.*?\*/)|"(?
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Split at semicolons outside of strings and drop the comments (a snapshot comments out what is not for its
-    table)."""
+    """Split at semicolons outside strings and drop the comments (a snapshot comments out statements that do not belong
+    to its table).
+    """
     pieces: list[str] = []
     p = 0
     for match in _COMMENT_OR_STRING.finditer(text):
@@ -184,7 +186,7 @@ _BRACKET_OR_QUOTED = re.compile(r"""[(<{]|[)>}]|,|"(?:[^"]|"")*"|'(?:[^']|'')*'"
 
 
 def _split(body: str) -> list[str]:
-    """Split at commas outside of brackets."""
+    """Split at commas outside brackets."""
     parts, depth, p = [], 0, 0
     for match in _BRACKET_OR_QUOTED.finditer(body):
         if match[0] in "(<{":

@@ -7,9 +7,9 @@ from writetime.schema.types import quote_name
 
 
 def to_cql(schema: TableSchema) -> str:
-    """Return the statements that make a table, after those of the types that it uses.
+    """Return the statements that create a table, after those of the types that it uses.
 
-    A dropped column is made and dropped, as in a snapshot's own `schema.cql`; as a regular one where it is not known
+    A dropped column is created and dropped, as in a snapshot's own `schema.cql`; as a regular one if it is not known
     whether it was static.
     """
     dropped = {d.name: d for d in schema.dropped}

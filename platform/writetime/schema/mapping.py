@@ -1,4 +1,4 @@
-"""How every CQL type maps to Arrow, Spark and Avro, and the page `docs/data-types.md` that states it.
+"""How every CQL type maps to Arrow, Spark and Avro, and the page `docs/data-types.md` that describes it.
 
 There are two forms of a value. Changes and states hold the stored form, which loses nothing. Views and row events hold
 the row form, which query engines handle best. The two differ for `timestamp` only: `schema.row_form` converts.
@@ -27,7 +27,7 @@ _AVRO_DURATION: dict[str, Any] = {
     ],
 }
 
-# CQL type: Arrow type, Avro type, what a reader should know.
+# CQL type: Arrow type, Avro type, a note for readers.
 _NATIVES: dict[str, tuple[pa.DataType, Any, str]] = {
     "ascii": (pa.string(), "string", ""),
     "bigint": (pa.int64(), "long", ""),
@@ -63,7 +63,7 @@ _NATIVES: dict[str, tuple[pa.DataType, Any, str]] = {
     "uuid": (pa.string(), {"type": "string", "logicalType": "uuid"}, "36 characters, lower case."),
     "varint": (pa.string(), "string", "The digits, 4,300 at most; `CAST(x AS DECIMAL(38, 0))` where it fits."),
 }
-# The stored form where it differs: the int64 milliseconds of CQL, which microseconds cannot hold all of.
+# The stored form where it differs: the int64 milliseconds of CQL, whose range microseconds cannot hold.
 _STORED: dict[str, tuple[pa.DataType, Any]] = {
     "timestamp": (pa.int64(), {"type": "long", "logicalType": "timestamp-millis"}),
 }
@@ -110,8 +110,8 @@ def spark_type(cql_type: CqlType) -> str:
 def avro_type(cql_type: CqlType, name: str = "value", namespace: str = "") -> Any:
     """Return the Avro type of a value in a row event, ready for JSON.
 
-    Records get their name from where they are (`name`, `name_key`, `name_1`, ...), so that one type may be used twice.
-    Where two places lead to one name (the field `b_c` in the field `a`, and `c` in `a_b`), the later one gets `_2`.
+    Records get their name from their place (`name`, `name_key`, `name_1`, ...), so that one type may be used twice. If
+    two places lead to one name (the field `b_c` in the field `a`, and `c` in `a_b`), the later one gets `_2`.
     """
     return _avro(cql_type, name, namespace, lambda native: _NATIVES[native][1], set())
 
@@ -126,7 +126,7 @@ def _avro(cql_type: CqlType, name: str, namespace: str, native_type: Callable[[s
         return ["null", _avro(cql, f"{name}_{suffix}", namespace, native_type, taken)]
 
     def named(wanted: str) -> str:
-        """Take the name of a record."""
+        """Reserve the name of a record."""
         found = next(n for n in candidates(wanted) if n not in taken)
         taken.add(found)
         return found
@@ -163,8 +163,8 @@ def _avro(cql_type: CqlType, name: str, namespace: str, native_type: Callable[[s
 def avro_name(name: str) -> str:
     """Return a name that Avro accepts: ASCII letters, digits and `_`, and no digit first.
 
-    Another character becomes `_x`, its code in hexadecimal digits and `_`. So does a `_` that would look like the
-    beginning of such an escape, so two names never become one.
+    Another character becomes `_x`, its code in hexadecimal digits and `_`. So does a `_` that would look like the start
+    of such an escape, so two names never become one.
     """
     return _ESCAPED.sub(lambda m: f"_x{ord(m[0]):x}_", name) or "_x_"
 
@@ -173,7 +173,7 @@ _ESCAPED = re.compile(r"^[0-9]|[^A-Za-z0-9_]|_(?=x[0-9a-f]*[^A-Za-z0-9])")
 
 
 def _has_map(cql_type: CqlType) -> bool:
-    """Spark has no maps keyed by maps, however deep."""
+    """Spark has no maps with maps as keys, at any depth."""
     match cql_type:
         case Collection("map", _):
             return True

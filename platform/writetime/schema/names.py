@@ -1,10 +1,10 @@
-"""Names for readers that do not tell upper from lower case, as Spark, Delta and DuckDB do not.
+"""Names for readers that ignore case, as Spark, Delta and DuckDB do.
 
-A column or a field keeps its CQL name unless a reader could take it for another one. Then it gets the first free of
+A column or a field keeps its CQL name unless a reader could confuse it with another one. Then it gets the first free of
 `<name>_2`, `<name>_3`, ...
 
-Two names are alike if they differ in case only. Names with dots are alike, too, if one is the beginning of the other
-(`a` and `a.b`), as Parquet joins the names of nested fields by dots.
+Two names are alike if they differ in case only. Names with dots are alike, too, if one is the start of the other (`a`
+and `a.b`), because Parquet joins the names of nested fields by dots.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,17 +12,17 @@ from itertools import count
 
 
 def fold(name: str) -> str:
-    """Return the form that names share if a reader may take one for the other.
+    """Return the form that names share if a reader may confuse them.
 
     Readers fold case in different ways: Java (`String.equalsIgnoreCase`) by single characters, Rust and Python by the
-    rules of Unicode. Names that any of them takes for one have the same form here.
+    rules of Unicode. Names that any of them treats as equal have the same form here.
     """
-    # U+0307 is left of the lower case of U+0130, which Java folds to a plain i.
+    # U+0307 remains of the lower case of U+0130, which Java folds to a plain i.
     return name.upper().casefold().upper().casefold().replace("\u0307", "")
 
 
 class TakenNames:
-    """Names that are taken, and those like them."""
+    """Reserved names, and those like them."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._folded: set[str] = set()
@@ -31,7 +31,7 @@ class TakenNames:
             self.add(name)
 
     def add(self, name: str) -> None:
-        """Take a name."""
+        """Reserve a name."""
         self._folded.add(fold(name))
         self._beginnings.update(_beginnings(name))
 
@@ -41,7 +41,7 @@ class TakenNames:
 
 
 def candidates(name: str) -> Iterable[str]:
-    """Yield the names that a CQL name may get, the best first; there is no end."""
+    """Yield the names that a CQL name may get, the best first, without end."""
     yield name
     # Without the dots, which may be why the name itself is not free.
     plain = name.replace(".", "_")
@@ -52,7 +52,7 @@ def candidates(name: str) -> Iterable[str]:
 def distinct(names: Sequence[str]) -> list[str]:
     """Return names in their order, each one changed that is like an earlier one.
 
-    So names that are added at the end, as fields are to a user-defined type, do not change those before.
+    So names that are added at the end, such as fields of a user-defined type, do not change the earlier ones.
     """
     taken = TakenNames()
     found = []

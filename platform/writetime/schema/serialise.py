@@ -1,7 +1,7 @@
 """Serialises values: the inverse of `values.decoder`.
 
-Two things are lost in decoding and cannot come back: whether a part of a value was empty or null (null here), and
-whether a tuple or user-defined type ended before its last fields or said null for them (null here).
+Two things are lost in decoding and cannot be restored: whether a part of a value was empty or null (null here), and
+whether a tuple or user-defined type ended before its last fields or had null for them (null here).
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ Serialiser = Callable[[Any], bytes]
 def serialiser(cql_type: CqlType) -> Serialiser:
     """Return a function from a value (of `Array.to_pylist`, with dates as numbers) to its bytes.
 
-    None gives the empty value: what `values.decoder` makes None of.
+    None gives the empty value, which `values.decoder` decodes to None.
     """
     match cql_type:
         case Native(name):
@@ -73,7 +73,7 @@ def _struct(fields: list[tuple[str, CqlType]]) -> Serialiser:
 
 
 def _vint(value: int) -> bytes:
-    """Write an unsigned vint: as many leading ones as bytes follow."""
+    """Write an unsigned vint: one leading one-bit per following byte."""
     extra = min((max(value.bit_length(), 1) - 1) // 7, 8)
     if extra == 8:
         return b"\xff" + value.to_bytes(8, "big")

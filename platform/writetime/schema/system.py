@@ -23,12 +23,12 @@ def from_rows(
     """Build a schema from rows of `system_schema.tables`, `columns`, `types` and `dropped_columns`.
 
     `dropped_time` is the bytes of the timestamp: of milliseconds in Cassandra, whose rows have a `kind`, and of
-    microseconds in ScyllaDB, whose rows have none (`db/schema_tables.cc` there).
-    Rows of other tables and keyspaces are ignored, so whole tables of `system_schema` may be passed.
+    microseconds in ScyllaDB, whose rows have none (`db/schema_tables.cc` there). Rows of other tables and keyspaces are
+    ignored, so whole tables of `system_schema` may be passed.
 
     Raises:
-        SchemaError, CqlTypeError: rows are missing or name an unknown type; the table has compact storage, whose rows
-            have columns that these rows do not tell.
+        SchemaError, CqlTypeError: rows are missing or name an unknown type; or the table has compact storage, whose
+            rows have columns that are not in these rows.
     """
     keyspace, name = table["keyspace_name"], table["table_name"]
     flags = table.get("flags")
@@ -67,9 +67,9 @@ def _dropped_column(row: Mapping[str, Any], udts: Mapping[str, Udt]) -> DroppedC
 
 
 def udts_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Udt]:
-    """Build one keyspace's user-defined types from rows of `system_schema.types`, whatever their order.
+    """Build one keyspace's user-defined types from rows of `system_schema.types`, in any order.
 
-    A type that cannot be read is left out, so that only the tables that use it are refused.
+    A type that cannot be read is left out, so that only the tables that use it are rejected.
     """
     waiting = list(rows)
     udts: dict[str, Udt] = {}
@@ -91,13 +91,13 @@ def udts_from_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Udt]:
 def settled_rows(
     ask: Callable[[str], list[dict[str, Any]]], keyspaces: Iterable[str] | None = None, **others: str
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of the tables of `system_schema` that schemas are made of, and the columns of `others`.
+    """Return the rows of the tables of `system_schema` that schemas are built from, and the columns of `others`.
 
-    They are read until two readings in a row are equal. A change of the schema writes its tables one after the other,
-    so a single reading may mix two schemas, such as a column that is both live and dropped.
+    They are read until two results in a row are equal. A schema change writes its tables one after the other, so a
+    single read may mix two schemas, such as a column that is both live and dropped.
 
     Args:
-        ask: returns the rows that answer a query.
+        ask: returns the rows of a query.
         keyspaces: those whose tables are needed; all if None.
         others: further tables of `system_schema`, and the columns to select of each.
     """
@@ -122,8 +122,7 @@ def _system_schema(
     rows |= {table: read(table, columns) for table, columns in others.items()}
     described = {c["column_name"] for c in rows["columns"] if _names(c) == (_ITSELF, "dropped_columns")}
     kind = ", kind" if "kind" in described else ""
-    # The driver cannot make a datetime of every time at which a column was dropped, and ScyllaDB cannot make a Unix
-    # timestamp of every one.
+    # The driver cannot represent every drop time as a datetime, and ScyllaDB not every one as a Unix timestamp.
     rows["dropped_columns"] = read(
         "dropped_columns",
         f"keyspace_name, table_name, column_name, type{kind}, timestampAsBlob(dropped_time) AS dropped_time",

@@ -1,4 +1,4 @@
-"""Table schemas: the columns of a table, those that were dropped, and how schemas of one table follow each other."""
+"""Table schemas: the columns of a table, its dropped columns, and how schemas of one table follow each other."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from writetime.core.errors import WritetimeError
 from writetime.schema.compatible import is_readable
 from writetime.schema.types import CqlType, Udt, is_complex, quote_name
 
-# What a table has by default (`org.apache.cassandra.schema.TableParams`), as in ScyllaDB.
+# The defaults of a table (`org.apache.cassandra.schema.TableParams`), as in ScyllaDB.
 GC_GRACE_SECONDS = 864_000
 
 
@@ -21,7 +21,7 @@ class SchemaError(WritetimeError):
 class Column:
     """One column. `reversed` is a clustering column's DESC.
 
-    `label` is the column's name in a table of the lake (`lake.labels`); empty where the schema is not such a table's.
+    `label` is the column's name in a table of the lake (`lake.labels`); empty in other schemas.
     """
 
     name: str
@@ -34,8 +34,7 @@ class Column:
 class DroppedColumn:
     """A column that was dropped (and maybe added again): its cells written at or before `dropped_at` are void.
 
-    `static` is None where the database does not record it, as ScyllaDB does not. `dropped_at` is a write time, in
-    microseconds.
+    `static` is None if the database does not record it, as in ScyllaDB. `dropped_at` is a write time, in microseconds.
     """
 
     name: str
@@ -92,7 +91,7 @@ class TableSchema:
         )
 
     def udts(self) -> list[Udt]:
-        """Return the user-defined types that the columns use, each after those that it uses itself."""
+        """Return the user-defined types that the columns use, each after the types that it uses itself."""
         found: dict[str, Udt] = {}
 
         def visit(cql_type: CqlType) -> None:
@@ -112,41 +111,41 @@ def _arguments(cql_type: CqlType) -> Sequence[CqlType]:
 
 
 def is_later(schema: TableSchema, other: TableSchema) -> bool:
-    """Return whether a table was created later than another one of its name: the databases make ids of the time.
+    """Return whether a table was created later than another one of its name: the databases derive ids from the time.
 
     Raises:
-        SchemaError: they are two tables, and the id of one has no time, as somebody chose it.
+        SchemaError: they are two tables, and the id of one has no time, because a user chose it.
     """
     one, two = schema.id, other.id
     if one is None or two is None or one == two:
         return False
     if (one.version, two.version) != (1, 1):
         raise SchemaError(
-            f"there were two tables {schema.full_name}, with the ids {two} and {one}. Somebody chose an id, so it "
+            f"there were two tables {schema.full_name}, with the ids {two} and {one}. A user chose an id, so it "
             f"is not known which one is later: run `writetime forget {schema.full_name}`, and bring the table in again"
         )
     return one.time > two.time
 
 
 def storage_order(columns: Iterable[Column]) -> list[Column]:
-    """Sort columns as rows of Cassandra store them: simple before complex, each by the bytes of the name; names that do
-    not begin in ASCII come first, as `ColumnMetadata` compares them so."""
+    """Sort columns as Cassandra's rows store them: simple before complex, each by the bytes of the name; names that do
+    not begin in ASCII come first, as in the comparison of `ColumnMetadata`.
+    """
     return sorted(columns, key=lambda c: (is_complex(c.type), c.name.encode()[:1] < b"\x80", c.name.encode()))
 
 
 def compact_storage(table: str) -> SchemaError:
-    """Return the error of a table of Thrift's times."""
+    """Return the error of a table from the time of Thrift."""
     return SchemaError(
         f"table {table} has COMPACT STORAGE, which is not supported; ALTER TABLE {table} DROP COMPACT STORAGE makes it "
-        "one that is"
+        "supported"
     )
 
 
 class SchemaHistory:
-    """Every schema seen of every table, by table id: commit logs hold writes made under older ones.
+    """Every known schema of every table, by table id: commit logs hold writes made under older ones.
 
-    A column that an older schema has and a newer one lacks is kept as dropped, so that its cells can still be read
-    past.
+    A column that an older schema has and a newer one lacks is kept as dropped, so that its cells can still be skipped.
     """
 
     def __init__(self, schemas: Iterable[TableSchema] = ()) -> None:
@@ -155,10 +154,10 @@ class SchemaHistory:
             self.add(schema)
 
     def add(self, schema: TableSchema) -> None:
-        """Take a newer schema of a table.
+        """Add a newer schema of a table.
 
         Raises:
-            SchemaError: it has no table id, or its primary key differs from the one seen before by more than fields of
+            SchemaError: it has no table id, or its primary key differs from the earlier one by more than fields of
                 user-defined types that were added or renamed.
         """
         if schema.id is None:

@@ -1,11 +1,11 @@
-"""Text of the database as text of Arrow, Spark and Avro: what is not UTF-8 is escaped, and comes back unchanged.
+"""Text of the database as text of Arrow, Spark and Avro: bytes that are not UTF-8 are escaped, and can be restored.
 
 Cassandra accepts more for `text` than UTF-8 (`UTF8Serializer.UTF8Validator`): surrogates (ED A0 80 to ED BF BF), C0 80
 for U+0000, and code points beyond U+10FFFF (F4 90 80 80 to F7 BF BF BF). No other system reads these.
 
-Each byte that is not part of strict UTF-8 becomes U+FDD0, which is no character, and the byte's two hexadecimal digits
-in lower case. If a text itself has U+FDD0, each of its three bytes (EF B7 90) is escaped in the same way, so two texts
-never share a form. All other text is unchanged.
+Each byte that is not part of strict UTF-8 becomes U+FDD0, which is not a character, and the byte's two hexadecimal
+digits in lower case. If a text itself has U+FDD0, each of its three bytes (EF B7 90) is escaped in the same way, so two
+texts never share a form. All other text is unchanged.
 """
 
 import re
@@ -34,7 +34,7 @@ def bytes_of_text(text: str) -> bytes:
 
 
 def texts_of(values: pa.Array) -> pa.Array:
-    """Return `text_of` of an array of bytes; null where they are."""
+    """Return `text_of` of an array of bytes; null where they are null."""
     with suppress(pa.ArrowInvalid):
         texts = values.cast(pa.string())
         if not _has_escape(values):
@@ -43,7 +43,7 @@ def texts_of(values: pa.Array) -> pa.Array:
 
 
 def bytes_of_texts(texts: pa.Array) -> pa.Array:
-    """Return `bytes_of_text` of an array of text; null where it is."""
+    """Return `bytes_of_text` of an array of text; null where it is null."""
     data = texts.cast(pa.binary())
     if not _has_escape(data):
         return data

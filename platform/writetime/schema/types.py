@@ -1,7 +1,7 @@
 """CQL types, read from CQL text (`map<text, frozen<list<int>>>`) and from marshal class names
 (`MapType(UTF8Type,...)`).
 
-Marshal class names are what SSTable headers carry: Cassandra's `org.apache.cassandra.db.marshal` and its `TypeParser`.
+SSTable headers have marshal class names: Cassandra's `org.apache.cassandra.db.marshal` and its `TypeParser`.
 """
 
 import re
@@ -17,9 +17,8 @@ from writetime.schema.names import distinct
 
 MARSHAL = "org.apache.cassandra.db.marshal."
 
-# The native types: the class of org.apache.cassandra.db.marshal that stores it, and the length that
-# `valueLengthIfFixed`
-# of that class gives: None where a value on disk is preceded by its length.
+# The native types: the class of org.apache.cassandra.db.marshal that stores it, and the length from
+# `valueLengthIfFixed` of that class: None if a value on disk is preceded by its length.
 _NATIVES: dict[str, tuple[str, int | None]] = {
     "ascii": ("AsciiType", None),
     "bigint": ("LongType", 8),
@@ -44,7 +43,7 @@ _NATIVES: dict[str, tuple[str, int | None]] = {
     "varint": ("IntegerType", None),
 }
 _NATIVE_OF_CLASS = {cls: name for name, (cls, _) in _NATIVES.items()} | {
-    "DateType": "timestamp",  # what `timestamp` was stored as before Cassandra 2.0
+    "DateType": "timestamp",  # the stored form of `timestamp` before Cassandra 2.0
     "LegacyTimeUUIDType": "timeuuid",
 }
 
@@ -85,7 +84,7 @@ class Collection:
 
 @dataclass(frozen=True)
 class Tuple:
-    """A tuple. Always frozen, but for what Cassandra records of a dropped column that was a non-frozen UDT."""
+    """A tuple. Always frozen, except in Cassandra's record of a dropped column that was a non-frozen UDT."""
 
     arguments: tuple["CqlType", ...]
     frozen: bool = True
@@ -151,7 +150,7 @@ def freeze(cql_type: CqlType) -> CqlType:
 
 
 def quote_name(name: str) -> str:
-    """Return a CQL identifier, quoted if it has to be."""
+    """Return a CQL identifier, quoted if necessary."""
     plain = re.fullmatch(r"[a-z][a-z0-9_]*", name) and name not in cql_keywords_reserved
     return name if plain else '"' + name.replace('"', '""') + '"'
 
@@ -172,7 +171,7 @@ def parse_cql(text: str, udts: Mapping[str, Udt] | None = None) -> CqlType:
     """Read a CQL type; `udts` are the keyspace's user-defined types by name.
 
     Raises:
-        CqlTypeError: the text is no CQL type, or names an unknown user-defined type.
+        CqlTypeError: the text is not a CQL type, or names an unknown user-defined type.
     """
     tokens = list(_tokens(text, _CQL_TOKEN))
     cql_type, rest = _parse_cql(text, tokens, udts or {}, nested=False)
@@ -181,7 +180,7 @@ def parse_cql(text: str, udts: Mapping[str, Udt] | None = None) -> CqlType:
     return cql_type
 
 
-# Types inside of each other; who reads them goes as deep.
+# Nested types; the readers recurse as deep.
 _DEEPEST = 100
 
 
@@ -259,7 +258,9 @@ _MARSHAL_TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z0-9_.$=>+-]+)|(?P<sign>[(),:
 
 @dataclass(frozen=True)
 class MarshalKey:
-    """What only keys have: the components of a composite partition key, and whether a clustering column is reversed."""
+    """Properties of keys only: the components of a composite partition key, and whether a clustering column is
+    reversed.
+    """
 
     components: tuple[CqlType, ...]
     reversed: bool = False
@@ -274,7 +275,7 @@ def parse_marshal(text: str) -> CqlType:
     """
     key = parse_marshal_key(text)
     if key.reversed or len(key.components) != 1:
-        raise CqlTypeError(f"marshal type {text!r} is no type of a column")
+        raise CqlTypeError(f"marshal type {text!r} is not the type of a column")
     return key.components[0]
 
 

@@ -1,7 +1,7 @@
 """Decodes the serialised values that are not plain numbers or bytes: decimals, collections, tuples, vectors, ...
 
-The encodings are those of `org.apache.cassandra.serializers` and `db.marshal` (native protocol version 3 and later).
-A decoded value is what pyarrow takes for `mapping.stored_type` of the same CQL type.
+The encodings are those of `org.apache.cassandra.serializers` and `db.marshal` (native protocol version 3 and later). A
+decoded value is valid input of pyarrow for `mapping.stored_type` of the same CQL type.
 """
 
 import ipaddress
@@ -20,18 +20,18 @@ from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vect
 
 
 class BadValue(WritetimeError):
-    """Bytes that are no value of their type."""
+    """Invalid bytes for a type."""
 
 
 class UnknownFields(BadValue):
-    """A value of a user-defined type with more fields than the type has in the schema that is known."""
+    """A value of a user-defined type with more fields than the type has in the known schema."""
 
 
 Decoder = Callable[[bytes], Any]
 
 
 def decoder(cql_type: CqlType) -> Decoder:
-    """Return a function from a value's bytes to a Python value; empty bytes give None, but for text and blob."""
+    """Return a function from a value's bytes to a Python value; empty bytes give None, except for text and blob."""
     match cql_type:
         case Native("text" | "ascii"):
             return text_of
@@ -108,7 +108,7 @@ def _inet(data: bytes) -> str:
 _NATIVES: dict[str, Decoder] = {
     "bigint": _unpack("q"),
     "boolean": lambda data: data != b"\0",
-    # As CQL sends it; in files it is made of shards: `storage.counters`.
+    # As CQL sends it; in files it consists of shards: `storage.counters`.
     "counter": _unpack("q"),
     "date": lambda data: struct.unpack(">I", data)[0] - (1 << 31),
     "decimal": _decimal,
@@ -128,7 +128,7 @@ _NATIVES: dict[str, Decoder] = {
 
 
 def split_sequence(data: bytes, offset: int = 0) -> Iterator[bytes | None]:
-    """Split parts that a 4-byte length precedes; a negative length is null."""
+    """Split parts, each after a 4-byte length; a negative length is null."""
     while offset < len(data):
         length = struct.unpack_from(">i", data, offset)[0]
         offset += 4
@@ -144,7 +144,7 @@ def split_sequence(data: bytes, offset: int = 0) -> Iterator[bytes | None]:
 def split_fields(data: bytes, cql_type: CqlType, count: int) -> list[bytes | None]:
     """Split the fields of a tuple or user-defined type, which has `count` of them.
 
-    A value may end early: it was written before ALTER TYPE added the fields that it lacks, which are null.
+    A value may end early: it was written before ALTER TYPE added the missing fields, which are null.
 
     Raises:
         UnknownFields: it has more.

@@ -1,1 +1,1 @@
-"""What numba compiles to read SSTables and commit logs."""
+"""The code that numba compiles to read SSTables and commit logs."""

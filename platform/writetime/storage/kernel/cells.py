@@ -1,6 +1,6 @@
-"""Cells and the columns made of many cells, as `Cell.Serializer` and `UnfilteredSerializer` of Cassandra write them.
+"""Cells and the columns of many cells, as `Cell.Serializer` and `UnfilteredSerializer` of Cassandra write them.
 
-ScyllaDB writes the same. `layout` names the numbers that steer the reading; all of it is compiled by numba.
+ScyllaDB writes the same. `layout` names the numbers that control the reading; numba compiles all of it.
 """
 
 # ruff: noqa: F403, F405, PLR0917, SIM102, SIM110 (the layout is a list of names, all of them used here; numba
@@ -89,7 +89,7 @@ def store_value(C: np.ndarray, c: int, i: int, p: int, length: int) -> int:
 
 @compiled
 def _is_counter(p: int, length: int) -> bool:
-    """Check that a counter is made of whole shards, and that its header names no other (see `counters`)."""
+    """Check that a counter consists of whole shards, and that its header names no other (see `counters`)."""
     if length < 2:
         return False
     header = 2 + 2 * abs(load_int16(p))
@@ -185,7 +185,7 @@ def read_cell(
             return at, 0, error
         C[c, CHILDREN] = i + 1
     if length > 0 or (C[c, EMPTY_IS_VALUE] != 0 and flags & _CELL_DELETED == 0):
-        # A tombstone has no value; a counter's may, and has nothing to add up.
+        # A tombstone has no value; a counter's may have one, which is not added up.
         if flags & _CELL_DELETED == 0:
             error = store_value(C, c, i, value, length)
             if error != 0:
@@ -244,7 +244,7 @@ def read_complex(
         delta, p = read_vint(p, end)
         write_time = W[MIN_WRITE_TIME] + delta
         delta, p = read_vint(p, end)
-        # A column without a tombstone in a row that has one elsewhere says "never deleted".
+        # A column without a tombstone has a "never deleted" entry if another column of the row has one.
         if write_time != NO_TIME and write_time > C[c, DROPPED_AT]:
             if C[c, FORMER] != 0:
                 return p, 0, FORMER_CELL

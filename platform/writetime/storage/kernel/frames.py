@@ -56,10 +56,9 @@ def _crc32(crc: int, p: int, length: int) -> int:
 def read_frames(
     address: int, sections: np.ndarray, section: int, start: int, mutations: np.ndarray
 ) -> tuple[int, int, int, int]:
-    """Find the mutations of sections (their starts and ends), from an offset in one of them on; fill their starts and
-    ends in.
+    """Find the mutations of sections, from an offset in one of them on; fill in their starts and ends.
 
-    Return how many there are; the section where reading stopped (as many as there are at the end of the last) and the
+    Return their number; the section where reading stopped (the number of sections at the end of the last) and the
     offset; and why (END also if `mutations` is full).
     """
     p = start

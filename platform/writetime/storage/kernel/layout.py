@@ -1,30 +1,29 @@
-"""The tables of numbers through which Python tells the kernel what to read and where to write it.
+"""The tables of numbers with which Python controls what the kernel reads and where it writes.
 
 Every output buffer is sized by the number of input bytes that may be read before it is emptied, so the kernel never
-runs out of room and never has to look: a row or a cell takes at least two bytes of input, and no input byte is copied
-more than once (a UUID's 16 bytes become 36 characters; a byte of a clustering becomes two of a position at most).
+runs out of space and never has to check: a row or a cell takes at least two bytes of input, and no input byte is copied
+more than once (a UUID's 16 bytes become 36 characters; a byte of a clustering key becomes at most two of a position).
 """
 
-# --- COLUMNS: one line a column that the kernel knows, one number a field
-# ------------------------------------------------
+# --- COLUMNS: one line per column of the kernel, one number per field ------------------------------------------------
 LENGTH = 0  # bytes of a value on disk, or -1 if its length precedes it
 FORM = 1  # how a value is written out, see below
 SHAPE = 2  # SIMPLE, COLLECTION or UDT
 DROPPED_AT = 3  # cells written at or before this time are void
 CHILD = 4  # COLLECTION: the line of the elements' cells (the next line holds their paths); UDT: of the first field
-CHILDREN = 5  # UDT: number of fields; of a collection's elements: how many were written
-WANTED = 6  # 0: read past
+CHILDREN = 5  # UDT: number of fields; for a collection's elements: the number written
+WANTED = 6  # 0: skipped
 EMPTY_IS_VALUE = 7  # text and blob: no bytes are a value, not null
 COMPARE = 8  # clustering column: method of `primitives.encode_comparable`
 REVERSE = 9  # clustering column: DESC
-STATE = 10  # addresses: one byte a cell, the bits below
+STATE = 10  # addresses: one byte per cell, the bits below
 VALUES = 11  # fixed-width values; or the bytes of variable ones
 OFFSETS = 12  # int32 offsets into those bytes; COLLECTION: into the elements
 WRITE_TIME = 13  # int64 (COLLECTION, UDT: of the column tombstone, as below)
 TTL = 14  # int32
 DELETION_TIME = 15  # int64
 USED = 16  # bytes used of VALUES
-WITH_VALUE = 17  # how many cells have a value, a TTL, a deletion time, a tombstone; how many there are
+WITH_VALUE = 17  # the numbers of cells with a value, a TTL, a deletion time, a tombstone; the number of cells
 WITH_TTL = 18
 WITH_DELETION_TIME = 19
 WITH_TOMBSTONE = 20
@@ -32,7 +31,7 @@ PRESENT = 21
 NAME_ADDRESS = 22  # the name's bytes, to find a column by name
 NAME_LENGTH = 23
 IS_STATIC = 24
-FORMER = 25  # 1: a column that was dropped; a cell that was written later is an error
+FORMER = 25  # 1: a dropped column; a cell written after the drop is an error
 NAMED = 26  # the last update of a commit log that named the column, by its number
 COLUMN_FIELDS = 27
 
@@ -41,7 +40,7 @@ SIMPLE, COLLECTION, UDT = range(3)
 # Bits of STATE. A collection's or UDT's own line uses IS_PRESENT (it has cells or a tombstone) and IS_TOMBSTONE.
 IS_PRESENT, HAS_VALUE, HAS_TTL, HAS_DELETION_TIME, IS_TOMBSTONE = 1, 2, 4, 8, 16
 
-# What is counted of a line's entries, by these bits.
+# The counts of a line's entries, by these bits.
 COUNTS = (
     (PRESENT, IS_PRESENT),
     (WITH_VALUE, HAS_VALUE),
@@ -50,26 +49,26 @@ COUNTS = (
     (WITH_TOMBSTONE, IS_TOMBSTONE),
 )
 
-# Values of FORM: as they are in variable length, or integers and floats of 1 to 8 bytes, ...; COUNTER: as it is, for
+# Values of FORM: unchanged with variable length, or integers and floats of 1 to 8 bytes, ...; COUNTER: unchanged, for
 # `counters` to decode
 BYTES, FIXED1, FIXED2, FIXED4, FIXED8, BOOLEAN, DATE, UUID_TEXT, COUNTER = range(9)
 WIDTH = {FIXED1: 1, FIXED2: 2, FIXED4: 4, FIXED8: 8, BOOLEAN: 1, DATE: 4}
 
-# --- TABLES: one line a table
+# --- TABLES: one line per table
 # -------------------------------------------------------------------------------------------
-FIRST = 0  # the lines in COLUMNS that hold one value a row: clustering, static and regular columns, fields of UDTs
+FIRST = 0  # the lines in COLUMNS with one value per row: clustering, static and regular columns, fields of UDTs
 LAST = 1  # ... up to here
 CLUSTERING = 2  # the line of the first clustering column
 CLUSTERINGS = 3
-KEY = 4  # the line of the first partition key column (one value a partition)
+KEY = 4  # the line of the first partition key column (one value per partition)
 KEYS = 5
 ROWS = 6  # number of changes written
 PARTITIONS = 7  # number of partitions written
 ENCODE_POSITION = (
-    8  # 1: byte-comparable positions; 0: the clustering as on disk, for `writetime.changes.model` to encode
+    8  # 1: byte-comparable positions; 0: the clustering key as on disk, for `writetime.changes.model` to encode
 )
-ROW_KIND = 9  # addresses, one entry a change: int8
-FIRST_ROW = 10  # int32, one entry a partition: its first change
+ROW_KIND = 9  # addresses, one entry per change: int8
+FIRST_ROW = 10  # int32, one entry per partition: its first change
 ROW_OFFSET = 11  # int64, offset in the file
 POSITION_OFFSETS = 12  # int32
 POSITION_BYTES = 13
@@ -84,7 +83,7 @@ MARKER_EXPIRY = 21
 TOMBSTONE_STATE = 22  # IS_PRESENT
 TOMBSTONE_WRITE_TIME = 23
 TOMBSTONE_DELETION_TIME = 24
-KEY_OFFSETS = 25  # one entry a partition: int32 offsets, bytes, token
+KEY_OFFSETS = 25  # one entry per partition: int32 offsets, bytes, token
 KEY_BYTES = 26
 KEY_USED = 27
 TOKENS = 28
@@ -98,9 +97,9 @@ START = 0  # address and end of the window, and its offset in the (uncompressed)
 END = 1
 FILE_OFFSET = 2
 IS_LAST = 3  # 1: no window follows
-POSITION = 4  # address to go on at; after an error, of what is at fault
+POSITION = 4  # address to continue at; after an error, of the fault
 IN_PARTITION = 5  # 0: a partition starts at POSITION
-MIN_WRITE_TIME = 6  # what deltas are added to
+MIN_WRITE_TIME = 6  # the minimums that deltas are added to
 MIN_DELETION_TIME = 7
 MIN_TTL = 8
 UNSIGNED_DELETION_TIME = 9  # format flags
@@ -117,7 +116,7 @@ OPEN_LENGTH = 19
 CURRENT_KEY = 20  # address of a copy of the partition key
 CURRENT_KEY_LENGTH = 21
 CURRENT_TOKEN = 22
-FIRST_TOKEN = 23  # partitions outside of these tokens, both included, are passed over
+FIRST_TOKEN = 23  # partitions outside these tokens, both included, are skipped
 LAST_TOKEN = 24
 PASS_OVER = 25
 PARTITION_OFFSET = 26  # where the current partition starts in the file
@@ -126,10 +125,10 @@ STOP_PARTITION = 28  # ... which starts here in the file (-1: between partitions
 STOP_OPEN = 29  # ... where a range tombstone is open (1) or not (0), with these times
 STOP_OPEN_WRITE_TIME = 30
 STOP_OPEN_DELETION_TIME = 31
-READ_ON = 32  # 1: beyond the split's end, for the end of the range tombstone that was opened in it
-TABLES = 33  # how many lines TABLES has
+READ_ON = 32  # 1: beyond the split's end, to find the end of the range tombstone that was opened in it
+TABLES = 33  # the number of lines in TABLES
 UPDATE = 34  # updates of a commit log that were begun
-HEADER_ROOM = 35  # how many columns a header can have
+HEADER_ROOM = 35  # the largest number of columns of a header
 WALK_FIELDS = 36
 
 # Flags of a row or bound on disk (UnfilteredSerializer).
@@ -138,10 +137,10 @@ HAS_ALL_COLUMNS, HAS_COMPLEX_DELETION, EXTENDED, EXTENDED_STATIC = 0x20, 0x40, 0
 
 NO_TIME = -0x8000000000000000
 
-# Bytes that a partition key has at most: its length has two.
+# The most bytes of a partition key: its length has two.
 KEY_ROOM = 65535
 
-# What the walk returns: it needs the next window, is done, or met an error.
+# Results of the walk: it needs the next window, is done, or met an error.
 MORE, DONE = 0, 1
 TRUNCATED = 10
 BAD_FLAGS = 11

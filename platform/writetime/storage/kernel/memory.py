@@ -1,4 +1,4 @@
-"""Reads and writes raw memory inside numba code: what the kernel stands on.
+"""Reads and writes raw memory inside numba code: the base of the kernel.
 
 An address is an int64. Nothing here checks bounds: the caller does, before every read, as `length > end - address`.
 """
@@ -23,9 +23,9 @@ _KERNEL = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.gl
 def compiled(function: Any, **options: Any) -> Any:
     """Compile a function, once for all processes.
 
-    Without reference counts: nothing here makes objects, and counting took longer than reading. numba takes what it
-    kept of a function for current as long as that function's file is unchanged; here the files of the kernel, which it
-    may call, count as well.
+    It uses no reference counts: nothing here makes objects, and counting took longer than reading. numba considers a
+    cached function current while that function's file is unchanged; here the other files of the kernel, which it may
+    call, count as well.
     """
     njit: Any = numba.njit
     dispatcher = njit(cache=True, _nrt=False, **options)(function)
@@ -35,9 +35,9 @@ def compiled(function: Any, **options: Any) -> Any:
 
 
 def inlined(function: Any) -> Any:
-    """Compile a function into its callers, where the call would cost more than what is called.
+    """Compile a function into its callers, if the call would cost more than the function.
 
-    A call returns several values through memory, and to read them back at once stalls the processor.
+    A call returns several values through memory, and reading them back at once stalls the processor.
     """
     return compiled(function, forceinline=True)
 
@@ -120,8 +120,8 @@ copy = _copier()
 class Numbers(types.Type):
     """A table of int64 numbers with lines of `width`, or a plain sequence of them if that is 0.
 
-    It is indexed as an array is (and annotated as one), but is only an address: an array is nine words that every call
-    copies, and looks for negative indices at every access.
+    It is indexed (and annotated) like an array, but is only an address: an array is nine words that every call copies,
+    and checks for negative indices at every access.
     """
 
     def __init__(self, width: int) -> None:

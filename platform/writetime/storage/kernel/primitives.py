@@ -1,8 +1,8 @@
-"""What the kernel's walk is made of: variable-length integers, tokens, and byte-comparable clustering values.
+"""The parts of the kernel's walk: variable-length integers, tokens, and byte-comparable clustering values.
 
-All of it is compiled by numba. Reading functions take an address and the end of what may be read, and return the
-address after what they read; once something did not fit they return `end + 1`, which every later read passes on, so
-that one check after a run of reads is enough.
+numba compiles all of it. Reading functions take an address and the end of the readable data, and return the address
+after the value. Once a value does not fit they return `end + 1`, which every later read passes on, so that one check
+after several reads is enough.
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ def read_vint(p: int, end: int) -> tuple[int, int]:
 
 @inlined
 def skip(p: int, length: int, end: int) -> int:
-    """Step over `length` bytes."""
+    """Skip `length` bytes."""
     if length < 0 or length > end - p:
         return end + 1
     return p + length
@@ -76,8 +76,7 @@ def _little64(p: int) -> np.uint64:
 
 @compiled
 def _signed_tail(p: int, length: int) -> np.uint64:
-    """The bytes of a tail are sign-extended before they are combined: a quirk that every token has since depended
-    on."""
+    """The bytes of a tail are sign-extended before they are combined: a quirk that every token depends on."""
     value = np.uint64(0)
     for i in range(length):
         byte = load8(p + i)
@@ -161,8 +160,8 @@ def filter_byte(key: bytes) -> int:
     return int(_filter_byte(buffer.ctypes.data, len(key)))
 
 
-# How a clustering value becomes byte-comparable; `writetime.changes.model` states the
-# encoding. COMPARE_OTHER is left to it.
+# How a clustering value becomes byte-comparable; `writetime.changes.model` states the encoding. COMPARE_OTHER is
+# encoded there.
 COMPARE_OTHER, COMPARE_SIGNED, COMPARE_PLAIN, COMPARE_BIGINT, COMPARE_FLOAT = range(5)
 COMPARE_BOOLEAN, COMPARE_UUID, COMPARE_TIMEUUID, COMPARE_BYTES = range(5, 9)
 

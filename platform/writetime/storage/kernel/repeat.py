@@ -7,14 +7,14 @@ from writetime.storage.kernel.memory import compiled, copy, load_native32, store
 
 @compiled
 def repeat_values(counts: int, offsets: int, values: int, partitions: int, out_offsets: int, out: int) -> None:
-    """Write each value as often as its partition has rows, to `out`, and where it ends to `out_offsets`.
+    """Write each value once per row of its partition to `out`, and its ends to `out_offsets`.
 
     Args:
         counts: address of the number of rows of each partition (int32).
         offsets: address of the int32 offsets of the partitions' values.
         values: address of their bytes.
-        partitions: how many there are.
-        out_offsets: address for an int32 for each row.
+        partitions: the number of partitions.
+        out_offsets: address for an int32 per row.
         out: address for the bytes.
     """
     end = 0

@@ -1,4 +1,4 @@
-"""Rows with their clusterings and positions, and what makes a change count.
+"""Rows with their clustering keys and positions, and how a change is counted.
 
 Source: `UnfilteredSerializer`, `ClusteringPrefix`, `Columns`.
 """
@@ -85,7 +85,7 @@ def read_clustering(T: np.ndarray, C: np.ndarray, t: int, p: int, end: int, coun
 
 @compiled
 def _forget_clustering(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
-    """Take back the clustering values of a row that turned out to say nothing (all of its cells are void)."""
+    """Remove the clustering values of a row without effect (all of its cells are void)."""
     first = T[t, CLUSTERING]
     for c in range(first, first + T[t, CLUSTERINGS]):
         if C[c, WANTED] != 0 and load8(C[c, STATE] + row) & HAS_VALUE != 0:
@@ -96,7 +96,7 @@ def _forget_clustering(T: np.ndarray, C: np.ndarray, t: int, row: int) -> None:
 
 @inlined
 def position_head(T: np.ndarray, t: int, out: int, terminator: int, count: int) -> int:
-    """Before a clustering that is left to Python to encode go its terminator and the number of its values."""
+    """Write the terminator and the number of values before a clustering key that Python encodes."""
     if T[t, ENCODE_POSITION] == 0:
         store8(out, terminator)
         store8(out + 1, count >> 8)
@@ -127,8 +127,8 @@ def _subset(present: np.ndarray, count: int, p: int, end: int) -> int:
         for i in range(count):
             present[i] = 1 - ((encoded >> i) & 1)
     else:
-        # From 64 columns on: how many are missing, then the numbers of those that are there or not, whichever are
-        # fewer.
+        # From 64 columns on: the number of missing columns, then the numbers of the present or missing ones, whichever
+        # are fewer.
         if encoded < 0 or encoded > count:
             return -1
         there = count - encoded
@@ -154,8 +154,9 @@ def _body(
     flags: int,
     static: bool,
 ) -> tuple:
-    """Read a row after its clustering and size; return the address after it, whether it says anything, 0 or an
-    error."""
+    """Read a row after its clustering key and size; return the address after it, whether it has any effect, 0 or an
+    error.
+    """
     t = W[TABLE]
     row = T[t, ROWS]
     row_time = NO_TIME
@@ -212,7 +213,7 @@ def _body(
 
 @inlined
 def commit_change(W: np.ndarray, T: np.ndarray, kind: int, at: int, position_end: int, range_end: int) -> None:
-    """Make the change that was just written count."""
+    """Count the change that was just written."""
     t = W[TABLE]
     row = T[t, ROWS]
     store8(T[t, ROW_KIND] + row, kind)
@@ -263,14 +264,14 @@ def begin_partition(W: np.ndarray, T: np.ndarray, C: np.ndarray) -> int:
         p += part + (1 if T[t, KEYS] > 1 else 0)
     if p != end:
         return BAD_KEY
-    # Only now, as the values of a key that cannot be read are not all there.
+    # Only now: the values of a key that cannot be read are not all there.
     T[t, PARTITIONS] = i + 1
     return 0
 
 
 @compiled
 def deletion_change(W: np.ndarray, T: np.ndarray, C: np.ndarray, write_time: int, deletion_time: int) -> None:
-    """Write what a range or partition tombstone has beside its position."""
+    """Write the fields of a range or partition tombstone beside its position."""
     t = W[TABLE]
     row = T[t, ROWS]
     _clear(T, C, t, row)
@@ -302,7 +303,7 @@ def read_static_row(
     end: int,
     flags: int,
 ) -> tuple:
-    """Read a static row's body; one that says nothing leaves no change."""
+    """Read a static row's body; one without effect leaves no change."""
     t = W[TABLE]
     _clear(T, C, t, T[t, ROWS])
     p, says, error = _body(W, T, C, header, present, p, end, flags, True)
@@ -325,8 +326,9 @@ def read_row(
     end: int,
     flags: int,
 ) -> tuple:
-    """Read a row from its clustering on; `end` is the end of the data. Return the address after it, and 0 or an
-    error."""
+    """Read a row from its clustering key on; `end` is the end of the data. Return the address after it, and 0 or an
+    error.
+    """
     t = W[TABLE]
     row = T[t, ROWS]
     _clear(T, C, t, row)

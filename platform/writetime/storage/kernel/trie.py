@@ -1,4 +1,4 @@
-"""Tries on disk, of which the indexes of `da`, `ms` and `mt` consist: nodes of a few kinds, some with a payload.
+"""Tries on disk, which the indexes of `da`, `ms` and `mt` consist of: nodes of a few kinds, some with a payload.
 
 Sources: `io.tries.TrieNode` of Cassandra, sstables/trie/bti_node_type.hh and bti_node_reader.cc of ScyllaDB.
 """
@@ -11,7 +11,7 @@ from writetime.storage.errors import CorruptFile
 from writetime.storage.kernel.memory import compiled, inlined, load8, load16
 from writetime.storage.kernel.room import room
 
-# No key is that long: the longest are clusterings of many columns of 64 KiB each.
+# No key is that long: the longest are clustering keys of many columns of 64 KiB each.
 _LONGEST_PATH = 1 << 20
 
 
@@ -20,7 +20,7 @@ def trie_payloads(
 ) -> np.ndarray:
     """Return the 4 bits (first row) and the offset (second row) of each payload below a root, in the order of the keys.
 
-    The time and memory that this takes are at most in proportion to the bytes within the bounds, whatever these are.
+    Its time and memory are at most proportional to the number of bytes within the bounds.
 
     Args:
         data: the file.
@@ -49,7 +49,7 @@ def trie_payloads(
 def trie_leaf(data: np.ndarray, root: int, key: bytes, path: str) -> tuple[int, int] | None:
     """Return the 4 bits and the offset of the payload that a key leads to; None if there is no way for it.
 
-    A leaf is as far from the root as its key differs from others. The bits are 0 if the key ends before a leaf.
+    A leaf is as deep as its key differs from others. The bits are 0 if the key ends before a leaf.
 
     Raises:
         CorruptFile: an invalid node; `path` is the file's name.
@@ -85,8 +85,9 @@ def _bits(base: int, number: int, bits: int) -> int:
 
 @inlined
 def _measure(p: int, room: int) -> tuple[int, int, int]:
-    """Return how many pointers the node has, where they start, and its size without the payload; -1 for the size if it
-    does not fit."""
+    """Return the number of the node's pointers, where they start, and its size without the payload; -1 for the size if
+    it does not fit.
+    """
     if room < 2:
         return 0, p, -1
     kind = load8(p) >> 4
@@ -121,7 +122,7 @@ def _measure(p: int, room: int) -> tuple[int, int, int]:
 
 @inlined
 def _distance(p: int, base: int, number: int) -> int:
-    """Return how far before the node its child of this number is; 0: there is none, which is a gap in a dense node."""
+    """Return the distance back from the node to this child; 0: there is none, which is a gap in a dense node."""
     kind = load8(p) >> 4
     if kind == _SINGLE_WITHOUT_PAYLOAD_4:
         return load8(p) & 0x0F
@@ -134,12 +135,12 @@ def _distance(p: int, base: int, number: int) -> int:
 def _walk(address: int, first: int, length: int, root: int, payloads: np.ndarray, path: np.ndarray) -> int:
     """Walk the trie in order; return the number of payloads, or minus the offset of a bad node, minus 1.
 
-    Of each payload its 4 bits and its offset are written to `payloads`; `path` is room for two numbers per node of the
-    longest path.
+    The 4 bits and the offset of each payload are written to `payloads`; `path` has two numbers per node of the longest
+    path.
     """
     # A node below another is written before it, so positions fall along a path, and no path is endless. Each node has
-    # one parent, and none overlaps another, so all together are no longer than the part of the file: that bounds the
-    # walk where nodes are shared.
+    # one parent, and none overlaps another, so together they are no longer than this part of the file: that bounds the
+    # walk if nodes are shared.
     unused = length - first
     nodes = path[0]
     children = path[1]

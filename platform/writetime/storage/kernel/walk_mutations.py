@@ -32,14 +32,14 @@ def _names(
 ) -> tuple:
     """Read an update's column names; return the address after them, their number, and 0 or an error.
 
-    Those of static columns and those of regular ones share the header, the latter from `base` on.
+    The names of static and regular columns share the header, the latter from `base` on.
     """
     count, p = read_vint(p, end)
     if count < 0 or count > W[HEADER_ROOM] - base:
         return p, 0, BAD_COLUMNS
     first = T[t, FIRST] + T[t, CLUSTERINGS]
     lines = T[t, LAST] - first
-    # Names come in the order of the lines, so the search goes on where the last one was found.
+    # Names come in the order of the lines, so the search continues where the last one was found.
     c = first
     for i in range(count):
         length, p = read_vint(p, end)
@@ -165,8 +165,8 @@ def walk_mutations(
 ) -> int:
     """Walk mutations, given by their start and end as offsets from `address`; return DONE or an error.
 
-    A mutation with an update of a table that is not known cannot be read from there on: its number goes to `unread` as
-    the address of that table's id, and what came before is kept.
+    A mutation cannot be read past an update of an unknown table: its number goes to `unread` with the address of that
+    table's id, and the earlier updates are kept.
     """
     W = numbers(walk)
     T = tables(table_lines)

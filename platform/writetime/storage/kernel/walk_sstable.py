@@ -26,7 +26,7 @@ from writetime.storage.kernel.unfiltered import read_unfiltered
 
 @inlined
 def _unfiltered_end(W: np.ndarray, T: np.ndarray, C: np.ndarray, p: int, end: int) -> int:
-    """Return where an SSTable's row or bound ends, without reading it; beyond `end` if that is not in the window."""
+    """Return where an SSTable's row or bound ends, without reading it; beyond `end` if that is outside the window."""
     if p >= end:
         return end + 1
     flags = load8(p)
@@ -44,7 +44,7 @@ def _unfiltered_end(W: np.ndarray, T: np.ndarray, C: np.ndarray, p: int, end: in
     if not (flags & EXTENDED != 0 and flags & IS_MARKER == 0 and p <= end and load8(p - 1) & EXTENDED_STATIC != 0):
         p, _, error = read_clustering(T, C, W[TABLE], p, end, count, -1, 0)
         if error != 0:
-            # What cannot be read is for the reading to report, if there is no more data to come.
+            # The reading reports an invalid row, if there is no more data to come.
             return end + 1 if error == TRUNCATED else p
     size, p = read_vint(p, end)
     return skip(p, size, end)
@@ -125,8 +125,9 @@ def _sstable_partition(
 
 @compiled
 def _at_stop(W: np.ndarray) -> int:
-    """Return what follows at the end of the split: MORE if a range tombstone that was opened in it goes on, DONE, or
-    an error if the place is not what it should be."""
+    """Return the result at the end of the split: MORE if a range tombstone that was opened in it continues, DONE, or an
+    error if the place is not the expected one.
+    """
     if W[IN_PARTITION] == 0:
         return DONE if W[STOP_PARTITION] < 0 else BAD_CUT
     if W[STOP_PARTITION] != W[PARTITION_OFFSET]:
@@ -148,7 +149,7 @@ def _at_stop(W: np.ndarray) -> int:
 def walk_sstable(
     walk: np.ndarray, table_lines: np.ndarray, column_lines: np.ndarray, columns_there: np.ndarray, present: np.ndarray
 ) -> int:
-    """Walk the window from POSITION on; return MORE, DONE or an error, with POSITION where that is."""
+    """Walk the window from POSITION on; return MORE, DONE or an error, with the place in POSITION."""
     W = numbers(walk)
     T = tables(table_lines)
     C = columns(column_lines)
@@ -181,7 +182,7 @@ def walk_sstable(
             if W[READ_ON] != 0 and load8(p) & (IS_MARKER | END_OF_PARTITION) == 0:
                 p = after
                 continue
-            # What the row's own size ends, its cells must not pass.
+            # The cells must not pass the end that the row's size gives.
             p, error = read_unfiltered(W, T, C, header, present, p, after)
             if error == 0 and p != after:
                 error = BAD_ROW_SIZE
