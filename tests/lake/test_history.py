@@ -156,7 +156,7 @@ def test_instants() -> None:
     assert parse_instant("1970-01-01T00:00:01Z") == parse_instant("1970-01-01 00:00:01") == SECOND
     assert parse_instant("1970-01-01T02:00:00+02:00") == 0
     assert parse_instant("-5") == -5
-    with pytest.raises(WritetimeError, match="is no time"):
+    with pytest.raises(WritetimeError, match="is neither a time"):
         parse_instant("yesterday")
 
 

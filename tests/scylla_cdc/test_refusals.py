@@ -194,7 +194,7 @@ def test_times_that_are_not_settled(cdc: CdcDatabase, odd: Odd) -> None:
         ({}, "needs the option table"),
         ({"table": "a.b", "tabel": "c"}, "has no option tabel; it has"),
         ({"table": "a.b", "window_seconds": "0"}, "window_seconds: Input should be greater than 0"),
-        ({"table": "a.b", "from": "yesterday"}, "is no time such as"),
+        ({"table": "a.b", "from": "yesterday"}, "is neither a time such as"),
     ],
 )
 def test_options(options: dict[str, str], message: str) -> None:

@@ -1,1 +1,1 @@
-"""What every room may use: settings, errors, instants, logs, alerts."""
+"""Used by every room: settings, errors, times, logs, alerts."""

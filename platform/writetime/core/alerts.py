@@ -1,4 +1,4 @@
-"""Tells people that something is wrong: in the log, and by a webhook."""
+"""Sends alerts to operators: to the log, and to a webhook."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ _TIMEOUT_SECONDS = 10.0
 def send(settings: Settings, title: str, lines: Sequence[str]) -> None:
     """Log an alert, and post it as JSON with `text`, `title` and `lines` to `alerts.webhook`, if that is set.
 
-    A webhook that does not take it is logged, and its URL, which may hold a token, is not.
+    A failed webhook is logged without its URL, which may hold a token.
     """
     text = "\n".join([title, *(f"- {line}" for line in lines)])
     log.error("%s", text)

@@ -1,4 +1,4 @@
-"""Between Arrow and numpy: numbers, bytes and masks of arrays, and taking entries by index."""
+"""Conversions between Arrow and numpy: numbers, bytes and masks of arrays, and taking entries by index."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-# pyarrow makes the functions of this module as it is imported, where type checkers do not see them.
+# pyarrow creates the functions of this module when it is imported, where type checkers do not see them.
 pc: Any = pyarrow.compute
 
 Bytes = tuple[np.ndarray, np.ndarray]
@@ -14,7 +14,7 @@ Bytes = tuple[np.ndarray, np.ndarray]
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, as it is if it is one already."""
+    """Return a column as one array, without a copy if it already is one."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
@@ -60,7 +60,7 @@ def take(array: pa.Array, indices: np.ndarray) -> pa.Array:
 
 
 def take_present(structs: pa.StructArray, indices: np.ndarray) -> pa.StructArray:
-    """Take structs of which none is null, null where the index is -1: as `take` does, but faster."""
+    """Take structs of which none is null, null where the index is -1: like `take`, but faster."""
     missing = indices < 0
     taken_by = pa.array(indices, mask=missing)
     fields = [_take(structs.field(i), taken_by) for i in range(structs.type.num_fields)]
@@ -72,7 +72,7 @@ def _take(array: pa.Array, indices: pa.Array) -> pa.Array:
         return pa.nulls(len(indices), array.type)
     if not pa.types.is_struct(array.type):
         return array.take(indices)
-    # Much of most structs is null, which taking them whole would copy entry by entry.
+    # Most structs are largely null; taking them whole would copy that entry by entry.
     taken = [_take(array.field(i), indices) for i in range(array.type.num_fields)]
     absent = indices.is_null() if not array.null_count else array.is_null().take(indices).fill_null(True)
     return pa.StructArray.from_arrays(taken, fields=list(array.type), mask=absent)

@@ -1,8 +1,8 @@
-"""The settings of one Writetime installation: `writetime.toml`, with environment variables over it.
+"""The settings of one Writetime installation: `writetime.toml`, overridden by environment variables.
 
-Every setting has a default that suits one machine. `WRITETIME_CONFIG` names another file; a variable such as
+Every setting has a default that suits one machine. `WRITETIME_CONFIG` names another file. A variable such as
 `WRITETIME_KAFKA__BOOTSTRAP_SERVERS` overrides `bootstrap_servers` in the section `[kafka]`, and so does a file
-`kafka__bootstrap_servers` in the folder that `WRITETIME_SECRETS` names. Unknown settings are refused.
+`kafka__bootstrap_servers` in the folder that `WRITETIME_SECRETS` names. Unknown settings are rejected.
 """
 
 import ipaddress
@@ -24,7 +24,7 @@ from writetime.core.errors import WritetimeError
 from writetime.core.settings_errors import told
 
 SECRETS_VARIABLE = "WRITETIME_SECRETS"
-# What turns the check of a broker's certificate off, or of the name in it.
+# Options that turn off the check of a broker's certificate, or of the name in it.
 _KAFKA_UNVERIFIED = {
     "enable.ssl.certificate.verification": {"false", "f", "0", "no", "off"},
     "ssl.endpoint.identification.algorithm": {"none"},
@@ -32,7 +32,7 @@ _KAFKA_UNVERIFIED = {
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach what listens there."""
+    """Return whether an address can only be reached from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -51,7 +51,7 @@ class _Login(_Section):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        """Refuse a half: it would silently mean no login."""
+        """Reject a user name or a password alone: it would silently mean no login."""
         if (self.username is None) != (self.password is None):
             raise ValueError("username and password belong together")
         return self
@@ -69,24 +69,24 @@ class Cassandra(_Login):
     serial_consistency: Literal["LOCAL_SERIAL", "SERIAL"] = "LOCAL_SERIAL"
     request_timeout_seconds: float = 10.0
     tls_ca_file: Path | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
-    tls_certificate_file: Path | None = Field(default=None, description="The client's own, for mutual TLS.")
+    tls_certificate_file: Path | None = Field(default=None, description="The client's certificate, for mutual TLS.")
     tls_key_file: Path | None = None
     tls_check_addresses: bool = Field(
         default=True,
-        description="A node's certificate has to name the address that it is reached at. Without, any certificate of "
-        "the authority is taken for any node's, and each connection warns of it.",
+        description="Whether a node's certificate must name its address. If not, any certificate of "
+        "the authority is accepted for any node, and each connection logs a warning.",
     )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        """Refuse a half of what belongs together: it would silently mean no encryption."""
+        """Reject incomplete TLS settings: they would silently mean no encryption."""
         if self.tls_ca_file is None and (self.tls_certificate_file or self.tls_key_file):
             raise ValueError("tls_certificate_file and tls_key_file need tls_ca_file")
         return self
 
 
 class Kafka(_Section):
-    """The Kafka brokers. `client` is passed as it is to every client (librdkafka names: `security.protocol`, ...)."""
+    """The Kafka brokers. `client` is passed unchanged to every client (librdkafka names: `security.protocol`, ...)."""
 
     bootstrap_servers: str = "127.0.0.1:19092"
     replication_factor: int = Field(default=1, ge=1)
@@ -94,13 +94,12 @@ class Kafka(_Section):
 
     @model_validator(mode="after")
     def _verified(self) -> Self:
-        """Refuse what would take any server for a broker."""
+        """Reject options that accept any server as a broker."""
         for name, off in _KAFKA_UNVERIFIED.items():
             value = self.client.get(name)
             if value is not None and value.get_secret_value().strip().lower() in off:
                 raise ValueError(
-                    f"client: {name} would let any server pass for a broker; name its authority instead "
-                    "(ssl.ca.location)"
+                    f"client: {name} would accept any server as a broker; name its authority instead (ssl.ca.location)"
                 )
         return self
 
@@ -109,20 +108,20 @@ class SchemaRegistry(_Login):
     """A registry with Confluent's REST API. With a `url`, messages in Avro name their schemas by its ids."""
 
     url: str | None = Field(default=None, pattern=r"^https?://[^@]*$")
-    tls_ca_file: Path | None = Field(default=None, description="CA certificates, in place of the system's.")
+    tls_ca_file: Path | None = Field(default=None, description="CA certificates, instead of the system's.")
 
 
 class ZooKeeper(_Login):
-    """The ZooKeeper ensemble. With a user name, what is created there is for that user alone."""
+    """The ZooKeeper ensemble. With a user name, the nodes created there are for that user alone."""
 
     hosts: str = "127.0.0.1:12181"
     tls_ca_file: Path | None = Field(default=None, description="CA certificates; naming them turns TLS on.")
-    tls_certificate_file: Path | None = Field(default=None, description="The client's own, for mutual TLS.")
+    tls_certificate_file: Path | None = Field(default=None, description="The client's certificate, for mutual TLS.")
     tls_key_file: Path | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        """Refuse a half of what belongs together."""
+        """Reject incomplete TLS settings."""
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_certificate_file and tls_key_file belong together")
         if self.tls_ca_file is None and self.tls_key_file is not None:
@@ -131,7 +130,7 @@ class ZooKeeper(_Login):
 
 
 class Spark(_Section):
-    """The Spark master, and whatever configuration it should have beside Writetime's own."""
+    """The Spark master, and additional configuration of the session."""
 
     master: str = "local[*]"
     conf: dict[str, SecretStr] = {}
@@ -140,7 +139,7 @@ class Spark(_Section):
 class Lake(_Section):
     """Where the lake's Delta tables are: a folder, or an `s3a://`, `gs://` or `abfss://` address.
 
-    `storage_options` are passed as they are to the object store (names of delta-rs: `AWS_REGION`, ...).
+    `storage_options` are passed unchanged to the object store (names of delta-rs: `AWS_REGION`, ...).
     """
 
     path: str = ".writetime/lake"
@@ -150,7 +149,7 @@ class Lake(_Section):
         default=7.0, ge=0, description="How far back a view `as_of` can go; older changes are merged."
     )
     drop_tombstones_hours: float = Field(
-        default=24.0, ge=0, description="How often at most old tombstones leave the state, which rewrites it; 0: never."
+        default=24.0, ge=0, description="Least time between drops of old tombstones, which rewrite the state; 0: never."
     )
     vacuum_hours: int = Field(default=168, ge=1, description="Files that no version needs are deleted after this time.")
 
@@ -158,37 +157,40 @@ class Lake(_Section):
 class Table(_Section):
     """A table that the platform follows, as `[tables.<keyspace>.<table>]`; see `writetime.lake.followed_tables`."""
 
-    description: str | None = Field(default=None, description="What its rows are.")
-    owners: list[str] = Field(default=[], description='Who answers for it: mail addresses, or names as "team:orders".')
-    capture: bool = Field(default=True, description="Whether its changes come live; if not, by snapshots alone.")
+    description: str | None = Field(default=None, description="The meaning of its rows.")
+    owners: list[str] = Field(default=[], description='Its owners: mail addresses, or names such as "team:orders".')
+    capture: bool = Field(
+        default=True, description="Whether its changes are captured live; if not, only from snapshots."
+    )
     row_events: bool = Field(default=True, description="Whether row events are found and published.")
     snapshots: list[str] = Field(
         default=[], description="Folders or URLs of its snapshots; without any, Dagster takes them on this machine."
     )
     expect: list[dict[str, Any]] = Field(
-        default=[], description="What its view must meet: each the `type` of a Great Expectation, with its arguments."
+        default=[], description="Expectations of its view: each the `type` of a Great Expectation, with its arguments."
     )
     max_lag: int = Field(
-        default=100_000, ge=0, description="Changes waiting to be landed at which Dagster's check warns."
+        default=100_000, ge=0, description="Number of changes waiting to land at which Dagster's check warns."
     )
 
 
 class Alerts(_Section):
-    """Who hears of runs that failed and of checks that did not pass, beside Dagster's daemon log."""
+    """The receivers of alerts about failed runs and checks, beside Dagster's daemon log."""
 
     owners: list[str] = Field(
-        default=[], description='Who answers for what is no table\'s: mail addresses, or names as "team:data".'
+        default=[],
+        description='Owners of assets that belong to no table: mail addresses, or names such as "team:data".',
     )
-    webhook: SecretStr | None = Field(default=None, description="A URL that takes JSON with `text`, as chats do.")
-    reports: Path = Field(default=Path(".writetime/reports"), description="Where the report of each run is put.")
+    webhook: SecretStr | None = Field(default=None, description="A URL that accepts JSON with `text`, as chats do.")
+    reports: Path = Field(default=Path(".writetime/reports"), description="The folder for the report of each run.")
 
 
 class Rows(_Section):
-    """Row events, in the lake and in Kafka, one topic `rows.<keyspace>.<table>` a table."""
+    """Row events, in the lake and in Kafka, one topic `rows.<keyspace>.<table>` per table."""
 
-    partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
+    partitions: int = Field(default=4, ge=1, description="For a new topic; each has a token range.")
     keep_days: float | None = Field(
-        default=None, ge=0, description="How long the lake keeps each published event; all, for ever, if not set."
+        default=None, ge=0, description="How long the lake keeps each published event; forever if not set."
     )
 
 
@@ -196,31 +198,34 @@ class Capture(_Section):
     """`writetime agent`: the changes of one Cassandra node, from its `cdc_raw`, or of ScyllaDB tables, to Kafka."""
 
     source: Literal["commitlog", "scylla-cdc"] = "commitlog"
-    tables: list[str] = Field(default=[], description="As keyspace.table: those whose CDC logs in ScyllaDB are read.")
-    node: str | None = Field(default=None, description="The node's address; needed where the cluster has others.")
-    cdc_raw: Path | None = Field(default=None, description="The node's cdc_raw_directory; by default it is asked.")
-    state: Path = Field(default=Path(".writetime/capture"), description="Where the agent keeps how far it is.")
+    tables: list[str] = Field(default=[], description="As keyspace.table: ScyllaDB tables whose CDC logs are read.")
+    node: str | None = Field(default=None, description="The node's address; needed if the cluster has other nodes.")
+    cdc_raw: Path | None = Field(
+        default=None, description="The node's cdc_raw_directory. Defaults to the value that the node reports."
+    )
+    state: Path = Field(default=Path(".writetime/capture"), description="Where the agent keeps its progress.")
     snapshot: Literal["initial", "always", "never", "schema-only"] = Field(
-        default="initial", description="What is published of a table beside its live changes."
+        default="initial", description="The snapshot of a table that is published beside its live changes."
     )
     snapshot_folders: dict[str, list[str]] = Field(
-        default={}, description="Of ScyllaDB tables, as keyspace.table: the folders or URLs of a snapshot by each node."
+        default={},
+        description="For ScyllaDB tables, as keyspace.table: the folders or URLs of a snapshot of each node.",
     )
     finished: Literal["delete", "archive", "keep"] = "delete"
     archive: str | None = Field(default=None, description="A folder or URL for published segments.")
     segments: list[str] = Field(
         default=[], description="Folders or URLs of segments, each of one node, that Dagster publishes."
     )
-    aside: Path | None = Field(default=None, description="Where faulty segments go; by default in the state's folder.")
-    partitions: int = Field(default=4, ge=1, description="Of a new topic; each has a range of tokens.")
-    poll_seconds: float = Field(default=0.02, gt=0, description="How often the node's segments are looked at.")
+    aside: Path | None = Field(default=None, description="Where faulty segments go; default: in the state folder.")
+    partitions: int = Field(default=4, ge=1, description="For a new topic; each has a token range.")
+    poll_seconds: float = Field(default=0.02, gt=0, description="How often the node's segments are listed.")
     land_seconds: float = Field(
         default=1.0,
         gt=0,
         description="How often `land` and `publish-segments` look for more with `--follow`.",
     )
     stale_seconds: float = Field(
-        default=900.0, gt=0, description="Age of what the lake has of a table at which Dagster's check warns."
+        default=900.0, gt=0, description="Age of a table's data in the lake at which Dagster's check warns."
     )
     backlog_warning: float = Field(
         default=0.5, gt=0, le=1, description="Share of the node's cdc_total_space at which to warn: at 1 writes fail."
@@ -233,11 +238,11 @@ class Capture(_Section):
 
     @model_validator(mode="after")
     def _named(self) -> Self:
-        """Refuse what would capture nothing, or less than it seems to."""
+        """Reject settings that would capture nothing, or less than they seem to."""
         if self.source == "scylla-cdc" and not self.tables:
             raise ValueError('source = "scylla-cdc" needs tables, such as ["shop.orders"]')
         if self.source == "commitlog" and self.tables:
-            raise ValueError("tables are named for scylla-cdc only: of a node all tables with cdc = true are captured")
+            raise ValueError("tables are only for scylla-cdc: a node's agent captures all tables with cdc = true")
         if faults := [name for name in self.tables if name.count(".") != 1]:
             raise ValueError(f"{faults[0]} is not named as keyspace.table")
         if faults := sorted(self.snapshot_folders.keys() - set(self.tables)):
@@ -245,14 +250,14 @@ class Capture(_Section):
         missing = [name for name in self.tables if not self.snapshot_folders.get(name)]
         if missing and self.snapshot in ("initial", "always"):
             raise ValueError(
-                f'snapshot = "{self.snapshot}" needs snapshot_folders of {missing[0]}, as ScyllaDB takes no snapshot '
-                'over the network: name them, or set snapshot = "schema-only" and bring one in by `writetime backfill`'
+                f'snapshot = "{self.snapshot}" needs snapshot_folders of {missing[0]}: ScyllaDB takes no snapshot '
+                'over the network. Name them, or set snapshot = "schema-only" and run `writetime backfill` with one'
             )
         return self
 
 
 class ScyllaCdc(_Section):
-    """How logs of ScyllaDB's change data capture are read, and the system tables that tell of them."""
+    """How the logs of ScyllaDB's change data capture are read, and the system tables that describe them."""
 
     window_seconds: float = Field(default=30.0, gt=0, description="A stream advances by whole windows.")
     confidence_seconds: float = Field(default=30.0, ge=0, description="How old a window is before it is read.")
@@ -262,17 +267,17 @@ class ScyllaCdc(_Section):
         description="Read each window again when it is this much older, and closed sets of streams for this long after "
         "their end, for late rows; 0: do not.",
     )
-    batch_seconds: float = Field(default=3600.0, gt=0, description="Time that one batch of a stream covers, at most.")
+    batch_seconds: float = Field(default=3600.0, gt=0, description="The most time that one batch of a stream covers.")
     log_ttl_seconds: int | None = Field(
         default=None,
         ge=0,
-        description="How long the log keeps rows (0: forever); by default what `table_options` tells.",
+        description="How long the log keeps rows (0: forever). Defaults to the value in `table_options`.",
     )
     empty_updates: Literal["fail", "pass"] = Field(
-        default="fail", description="pass: for tables with updates that write nothing."
+        default="fail", description="pass: for tables with updates without values."
     )
-    tasks: int = Field(default=8, ge=1, description="Spark tasks a batch, at most.")
-    streams_at_once: int = Field(default=16, ge=1, description="Streams that a task asks for at once.")
+    tasks: int = Field(default=8, ge=1, description="The most Spark tasks per batch.")
+    streams_at_once: int = Field(default=16, ge=1, description="Streams that a task reads at once.")
     generation_times: str = "system_distributed.cdc_generation_timestamps"
     generation_streams: str = "system_distributed.cdc_streams_descriptions_v2"
     tablet_times: str = "system.cdc_timestamps"
@@ -287,16 +292,14 @@ class Ingest(_Section):
     host: str = "127.0.0.1"
     port: int = 18080
     tokens: list[Annotated[SecretStr, Field(min_length=16, max_length=1024)]] = Field(
-        default=[], description="Bearer tokens of callers, any of which lets in; needed where `host` is not loopback."
+        default=[], description="Bearer tokens, any of which admits a caller; needed if `host` is not loopback."
     )
     tls_certificate_file: Path | None = Field(default=None, description="With its key: HTTPS instead of HTTP.")
     tls_key_file: Path | None = None
-    max_connections: int = Field(default=1_000, ge=1, description="More connections at once are answered 503.")
-    request_seconds: float = Field(
-        default=60.0, gt=0, description="Headers and body of a call have not arrived in this time: 408."
-    )
+    max_connections: int = Field(default=1_000, ge=1, description="Connections beyond this number are answered 503.")
+    request_seconds: float = Field(default=60.0, gt=0, description="If headers and body of a call take longer: 408.")
     max_unfinished_bytes: int = Field(
-        default=268_435_456, ge=1, description="More bytes of unfinished bodies, over all connections: 429."
+        default=268_435_456, ge=1, description="If unfinished bodies of all connections have more bytes: 429."
     )
     topic: str = "user-events"
     dead_letter_topic: str = "user-events.dead"
@@ -305,38 +308,40 @@ class Ingest(_Section):
     max_event_bytes: int = Field(default=262_144, ge=1024, description="A larger event is answered 413.")
     max_batch_bytes: int = Field(default=8_388_608, ge=1024, description="A larger call is answered 413.")
     max_batch_events: int = Field(default=1_000, ge=1, description="A call with more events is answered 413.")
-    max_pending_events: int = Field(default=20_000, ge=1, description="More events waiting for the broker: 429.")
-    ack_timeout_seconds: float = Field(default=10.0, gt=0, description="No broker's acknowledgement in this time: 503.")
+    max_pending_events: int = Field(default=20_000, ge=1, description="If more events wait for the broker: 429.")
+    ack_timeout_seconds: float = Field(
+        default=10.0, gt=0, description="If the broker does not acknowledge within this time: 503."
+    )
     mode: Literal["lwt", "lwt-batch", "upsert"] = "lwt-batch"
     bucket: Literal["none", "day"] = "none"
-    batch_rows: int = Field(
-        default=32, ge=1, le=100, description="Rows of one partition written in one batch, at most."
-    )
-    max_in_flight: int = Field(default=100, ge=1, description="Writes in flight, at most (the bulkhead).")
+    batch_rows: int = Field(default=32, ge=1, le=100, description="The most rows of one partition in one batch.")
+    max_in_flight: int = Field(default=100, ge=1, description="The most writes in flight (the bulkhead).")
     max_buffered_events: int = Field(
-        default=10_000, ge=1, description="Events read and not done, at most; then reading pauses."
+        default=10_000, ge=1, description="Reading pauses at this number of unfinished events."
     )
     idempotency_window_seconds: int = Field(
         default=7 * 86_400, ge=60, description="How long an Idempotency-Key is remembered."
     )
     commit_interval_seconds: float = Field(default=1.0, gt=0)
-    session_timeout_seconds: float = Field(default=60.0, gt=1, description="A silent sink loses its partitions then.")
+    session_timeout_seconds: float = Field(
+        default=60.0, gt=1, description="After this time a silent sink loses its partitions."
+    )
     sink_metrics_port: int | None = Field(default=None, description="Where `writetime sink` serves Prometheus metrics.")
     sink_metrics_host: str = "127.0.0.1"
     drain_seconds: float = Field(
         default=15.0, gt=0, description="How long a rebalance or a stop waits for writes in flight."
     )
     max_events_per_run: int = Field(
-        default=500_000, ge=1, description="Events that one run of the Dagster asset takes, at most."
+        default=500_000, ge=1, description="The most events that one run of the Dagster asset takes."
     )
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
-        """Refuse an ingress that whoever reaches it may write to."""
+        """Reject an unauthenticated ingress on a non-loopback address."""
         if not self.tokens and not is_loopback(self.host):
             raise ValueError(
-                f"host {self.host} is reached from other machines, so callers need tokens: set ingest.tokens (several, "
-                "of 16 characters or more), or leave host at 127.0.0.1"
+                f"host {self.host} can be reached from other machines, so callers need tokens: set ingest.tokens "
+                "(several, of 16 characters or more), or leave host at 127.0.0.1"
             )
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_certificate_file and tls_key_file belong together")
@@ -354,28 +359,30 @@ class Ingest(_Section):
 
 
 class Queue(_Section):
-    """What holds for one queue. Limits are those of all workers together; each shard has its part of them."""
+    """The settings of one queue. Limits are for all workers together; each shard has its part of them."""
 
-    shards: int = Field(default=16, ge=1, le=1024, description="Of a new queue; fixed from then on.")
+    shards: int = Field(default=16, ge=1, le=1024, description="For a new queue; fixed from then on.")
     priority: int = Field(default=0, description="A worker of several queues serves the higher one first.")
-    concurrency: int | None = Field(default=None, ge=1, description="Items that run at once; at least one a shard.")
-    rate: float | None = Field(default=None, gt=0, description="Items begun a second.")
+    concurrency: int | None = Field(default=None, ge=1, description="Items that run at once; at least one per shard.")
+    rate: float | None = Field(default=None, gt=0, description="Items started per second.")
     key_concurrency: int = Field(default=1, ge=1, description="Items of one key that run at once; 1 keeps their order.")
-    key_rate: float | None = Field(default=None, gt=0, description="Items of one key begun a second.")
-    max_attempts: int = Field(default=10, ge=1, description="After so many, an item is a dead letter.")
+    key_rate: float | None = Field(default=None, gt=0, description="Items of one key started per second.")
+    max_attempts: int = Field(default=10, ge=1, description="After this many attempts, an item is a dead letter.")
     backoff_base_seconds: float = Field(default=1.0, gt=0, description="Pause after a first failure, then twice that.")
     backoff_cap_seconds: float = Field(default=300.0, gt=0)
-    max_depth: int | None = Field(default=None, ge=0, description="More unfinished items than this: Dagster warns.")
+    max_depth: int | None = Field(default=None, ge=0, description="Dagster warns of more unfinished items than this.")
 
 
 class WorkQueue(_Section):
     """Queues of work items in the database, and their workers."""
 
-    queues: dict[str, Queue] = Field(default={}, description="Queues that differ from the defaults, by name.")
-    lease_seconds: float = Field(default=300.0, gt=0, description="A silent worker's shards go to others then.")
+    queues: dict[str, Queue] = Field(default={}, description="Queues with other settings than the defaults, by name.")
+    lease_seconds: float = Field(
+        default=300.0, gt=0, description="After this time a silent worker's shards go to others."
+    )
     threads: int = Field(default=16, ge=1, description="Items that one worker runs at once.")
-    batch_rows: int = Field(default=256, ge=1, le=1000, description="Items in one conditional batch, at most.")
-    bucket_seconds: int = Field(default=3600, ge=1, description="Of a new queue; fixed from then on.")
+    batch_rows: int = Field(default=256, ge=1, le=1000, description="The most items in one conditional batch.")
+    bucket_seconds: int = Field(default=3600, ge=1, description="For a new queue; fixed from then on.")
     close_after_seconds: float = Field(
         default=900.0, gt=0, description="After its end, a bucket stays open for late inserts for this time."
     )
@@ -383,33 +390,33 @@ class WorkQueue(_Section):
     poll_seconds: float = Field(default=0.01, gt=0, description="Pause after a poll that found items.")
     idle_poll_seconds: float = Field(default=1.0, gt=0, description="The pause grows to this while nothing is found.")
     overlap_seconds: float = Field(
-        default=2.0, ge=0, description="Polls look so far back: inserts that take longer are found by a rescan."
+        default=2.0, ge=0, description="How far polls look back: a rescan finds slower inserts."
     )
-    rescan_seconds: float = Field(default=30.0, gt=0, description="How often all unsettled items are looked at again.")
+    rescan_seconds: float = Field(default=30.0, gt=0, description="How often all unsettled items are read again.")
     settle_seconds: float = Field(default=30.0, ge=0, description="Younger items are part of every rescan.")
     clock_tolerance_seconds: float = Field(default=5.0, ge=0, description="How far the nodes' clocks may differ.")
-    enqueue_timeout_seconds: float = Field(default=10.0, gt=0, description="An insert is repeated for this time.")
-    max_payload_bytes: int = Field(default=262_144, ge=1024, description="A larger item is refused.")
+    enqueue_timeout_seconds: float = Field(default=10.0, gt=0, description="How long an insert is repeated.")
+    max_payload_bytes: int = Field(default=262_144, ge=1024, description="A larger item is rejected.")
     drain_seconds: float = Field(default=30.0, gt=0, description="How long a stop waits for running items.")
-    hints: bool = Field(default=False, description="Wake up by `changes.<keyspace>.queue_items` in Kafka, too.")
+    hints: bool = Field(default=False, description="Also wake up on `changes.<keyspace>.queue_items` in Kafka.")
     stuck_seconds: float = Field(default=900.0, gt=0, description="Age of an unfinished item at which Dagster warns.")
     metrics_port: int | None = Field(default=None, description="Where `writetime work` serves Prometheus metrics.")
     metrics_host: str = "127.0.0.1"
 
     def queue(self, name: str) -> Queue:
-        """Return what holds for a queue."""
+        """Return the settings of a queue."""
         return self.queues.get(name, Queue())
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        """Refuse a bucket that could close while an insert into it is still being repeated."""
+        """Reject a bucket that could close while an insert into it is still being repeated."""
         if self.close_after_seconds < 2 * self.enqueue_timeout_seconds:
             raise ValueError("close_after_seconds must be twice enqueue_timeout_seconds or more")
         for name, queue in self.queues.items():
             if queue.concurrency is not None and queue.concurrency < queue.shards:
                 raise ValueError(
                     f"queue {name}: concurrency {queue.concurrency} is less than its {queue.shards} shards, "
-                    "each of which runs one item at least; give it fewer shards"
+                    "each of which runs at least one item; give it fewer shards"
                 )
         return self
 
@@ -418,7 +425,7 @@ class Embedded(_Section):
     """The servers that `writetime up` starts on this machine, at the addresses of the sections above."""
 
     servers: list[Literal["zookeeper", "kafka", "cassandra"]] = Field(
-        default=["zookeeper", "kafka", "cassandra"], description="The servers to start; the others are your own."
+        default=["zookeeper", "kafka", "cassandra"], description="The servers to start; the others are external."
     )
     home: Path = Path(".writetime/servers")
     cassandra_storage_port: int = 17000
@@ -432,19 +439,19 @@ class Embedded(_Section):
 class Replay(_Section):
     """Replayable pub/sub."""
 
-    publish_timeout_seconds: float = Field(default=30.0, gt=0, description="Until a publisher gives an answer.")
+    publish_timeout_seconds: float = Field(default=30.0, gt=0, description="How long a publisher tries.")
     poll_seconds: float = Field(
-        default=1.0, gt=0, description="An idle subscriber looks for a batch that ZooKeeper was not told of."
+        default=1.0, gt=0, description="How often an idle subscriber looks for a batch that ZooKeeper does not have."
     )
-    queues: list[str] = Field(default=[], description="Those that Dagster brings into the lake.")
+    queues: list[str] = Field(default=[], description="Queues that Dagster copies into the lake.")
     keep_days: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default={}, description="Queues whose old batches `writetime replay trim` deletes; all others keep theirs."
     )
-    batches_per_run: int = Field(default=500, ge=1, description="Batches that one run of Dagster takes, at most.")
+    batches_per_run: int = Field(default=500, ge=1, description="The most batches that one run of Dagster takes.")
 
 
 class Settings(BaseSettings):
-    """All settings. Build it with `load()`, which finds the file and turns mistakes into one readable error."""
+    """All settings. Create it with `load()`, which finds the file and turns mistakes into one readable error."""
 
     model_config = SettingsConfigDict(env_prefix="WRITETIME_", env_nested_delimiter="__", extra="forbid", frozen=True)
 
@@ -457,7 +464,8 @@ class Settings(BaseSettings):
     lake: Lake = Lake()
     tables: dict[str, Any] = Field(
         default={},
-        description="By keyspace and name; read by `writetime.lake.followed_tables`, so that a fault is one table's.",
+        description="By keyspace and name; read by `writetime.lake.followed_tables`, so that a fault affects one "
+        "table.",
     )
     alerts: Alerts = Alerts()
     rows: Rows = Rows()
@@ -476,7 +484,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Put the environment over the secrets' folder, that over the file, and what a test passes over all."""
+        """Order the sources: arguments of a test, then the environment, then the secrets' folder, then the file."""
         del dotenv_settings
         sources = [init_settings, env_settings]
         if folder := os.environ.get(SECRETS_VARIABLE):
@@ -501,12 +509,12 @@ def load(**overrides: Any) -> Settings:
     """Read the settings; keyword arguments replace whole sections.
 
     Raises:
-        WritetimeError: the file named by `WRITETIME_CONFIG` is missing, or a setting is unknown or has a wrong value.
+        WritetimeError: the file named by `WRITETIME_CONFIG` is missing, or a setting is unknown or invalid.
     """
     path = config_path()
     if "WRITETIME_CONFIG" in os.environ and not path.is_file():
         raise WritetimeError(f"WRITETIME_CONFIG names {path}, which is not a file; create it or unset the variable")
-    # The variables that name the file and the folder are no settings: no field is called `config` or `secrets`.
+    # The variables that name the file and the folder are not settings: no field is called `config` or `secrets`.
     try:
         return Settings(**overrides)
     except ValidationError as e:

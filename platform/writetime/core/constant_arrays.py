@@ -1,4 +1,4 @@
-"""Arrow arrays that hold one value many times."""
+"""Arrow arrays that repeat one value."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 
 
 class Constant:
-    """A value to repeat. The array is made once, by powers of two, and cut to length: all that is cut shares it."""
+    """A value to repeat. The array is made once, with a power of two as its length, and sliced: all slices share it."""
 
     def __init__(self, value: Any, arrow: pa.DataType) -> None:
         self.type = arrow

@@ -1,4 +1,4 @@
-"""Handlers that a command names: functions of the user's own modules."""
+"""Handlers that a command names: functions in the user's modules."""
 
 import importlib
 import os

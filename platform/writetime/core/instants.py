@@ -1,4 +1,4 @@
-"""Instants: microseconds since 1970, as write times are; ISO 8601, as people write them; and the times of UUIDs."""
+"""Times: microseconds since 1970, as write times are; ISO 8601, as users write them; and the times of UUIDs."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +12,7 @@ UUID_EPOCH = 0x01B21DD213814000
 
 
 def parse_instant(text: str) -> int:
-    """Read an instant: ISO 8601 (UTC if it names no zone), or microseconds since 1970.
+    """Parse a time: ISO 8601 (UTC if it names no zone), or microseconds since 1970.
 
     Raises:
         WritetimeError: it is neither.
@@ -22,12 +22,12 @@ def parse_instant(text: str) -> int:
     try:
         read = datetime.fromisoformat(text)
     except ValueError:
-        raise WritetimeError(f"{text!r} is no time such as 2025-06-01T12:00:00Z, nor microseconds") from None
+        raise WritetimeError(f"{text!r} is neither a time such as 2025-06-01T12:00:00Z nor microseconds") from None
     return ((read if read.tzinfo else read.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
 
 
 def instant_text(micros: int) -> str:
-    """Return an instant in ISO 8601, or the microseconds if they are beyond the year 9999."""
+    """Return a time in ISO 8601, or the microseconds if they are beyond the year 9999."""
     try:
         return (_EPOCH + timedelta(microseconds=micros)).isoformat()
     except OverflowError:
@@ -35,8 +35,9 @@ def instant_text(micros: int) -> str:
 
 
 def uuid_micros(uuids: np.ndarray) -> np.ndarray:
-    """Return the times of UUIDs, given as rows of 16 bytes, in microseconds since 1970. Their variant is not looked at,
-    as older releases did not set it."""
+    """Return the times of UUIDs, given as rows of 16 bytes, in microseconds since 1970. Their variant is not checked,
+    because older releases did not set it.
+    """
     parts = uuids[:, :8].astype(np.int64)
     ticks = np.zeros(len(uuids), np.int64)
     for i in (6, 7, 4, 5, 0, 1, 2, 3):

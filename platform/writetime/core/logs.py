@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger and message."""
+    """One JSON object per line: time, level, logger and message."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as a line."""
@@ -22,7 +22,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_as_json(level: int = logging.INFO) -> None:
-    """Let all that is logged go to standard error as JSON lines."""
+    """Send all logs to standard error as JSON lines."""
     root = logging.getLogger()
     for handler in root.handlers:
         handler.setFormatter(JsonLines())

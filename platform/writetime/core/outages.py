@@ -1,11 +1,11 @@
-"""Tells an outage, which is waited for, from an error of a table or a message, which does not pass by itself."""
+"""Distinguishes an outage, which callers wait for, from a lasting error of a table or a message."""
 
 import errno
 import re
 
 from writetime.core.errors import Transient
 
-# Of disks, networks and other processes. A file that is not there, or is not ours to read, is none of these.
+# Errors of disks, networks and other processes. A missing file, or one without permission, is none of these.
 _OUTAGES = frozenset(
     {
         errno.ENOSPC,
@@ -29,12 +29,12 @@ _OUTAGES = frozenset(
         errno.EAGAIN,
     }
 )
-# deltalake's errors of files are an OSError without a number; their text has it.
+# deltalake's file errors are an OSError without a number; their text has it.
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether an error is that of a server, network or disk that is not available or is full just now."""
+    """Return whether an error shows that a server, network or disk is unavailable or full at the moment."""
     if isinstance(error, Transient | TimeoutError | ConnectionError):
         return True
     if not isinstance(error, OSError):

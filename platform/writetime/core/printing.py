@@ -1,6 +1,7 @@
-"""Values and text of strangers, as programs and terminals may have them.
+"""Untrusted values and text in a form that is safe for programs and terminals.
 
-Values cover the whole range of CQL: Python's own dates end at the year 9999, and JSON has no number that is not finite.
+Values cover the whole range of CQL: Python's own dates end at the year 9999, and JSON has no numbers that are not
+finite.
 """
 
 import math
@@ -13,20 +14,20 @@ import pyarrow as pa
 
 
 def printable(text: str) -> str:
-    """Return text on one line and without commands to a terminal: such characters are shown as Python escapes."""
+    """Return text on one line and without control characters for a terminal: these are shown as Python escapes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def json_line(row: Mapping[str, pa.Scalar], *, nulls: bool = True) -> bytes:
-    """Return a row as one JSON object, without what is null if so asked."""
+    """Return a row as one JSON object, optionally without nulls."""
     return orjson.dumps({n: json_value(value, nulls=nulls) for n, value in row.items() if nulls or value.is_valid})
 
 
 def json_value(scalar: pa.Scalar, *, nulls: bool = True) -> Any:
-    """Return a value as JSON has it, without fields that are null if so asked.
+    """Return a value in JSON form, optionally without null fields.
 
     Dates and times are in ISO 8601, bytes are `0x...`, maps are lists of pairs unless their keys are text. Numbers that
-    are not finite are the texts `NaN`, `Infinity` and `-Infinity`, which Cassandra's `INSERT ... JSON` takes, too.
+    are not finite are the texts `NaN`, `Infinity` and `-Infinity`, which Cassandra's `INSERT ... JSON` accepts, too.
     """
     if not scalar.is_valid:
         return None

@@ -1,4 +1,4 @@
-"""What is wrong with settings, in one line."""
+"""Describes the faults of settings, in one line."""
 
 import difflib
 from typing import Any
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 
 def told(error: ValidationError, model: type[BaseModel]) -> str:
-    """Tell what is wrong, setting by setting; of an unknown one, which one it may be meant for."""
+    """Describe the faults, setting by setting; for an unknown setting, suggest the intended one."""
     return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {_reason(fault, model)}" for fault in error.errors())
 
 
