@@ -164,7 +164,7 @@ class SecuredKafka(KafkaServer):
             found = AdminClient(client_config(self._settings, log_level=0)).list_topics(timeout=5)
         except KafkaException as e:
             return fault_of_connections(self._settings) or e.args[0].str()
-        return None if found.brokers else "it names no broker"
+        return None if found.brokers else "it lists no broker"
 
     def configuration(self) -> dict[str, object]:
         stores = Stores(self.folder, self._authority)

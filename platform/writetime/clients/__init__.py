@@ -1,1 +1,1 @@
-"""The ways to other systems: the database, Kafka, a schema registry, ZooKeeper, Spark."""
+"""Clients of other systems: the database, Kafka, a schema registry, ZooKeeper, Spark."""

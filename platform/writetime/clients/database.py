@@ -34,30 +34,30 @@ from writetime.core.errors import Transient, WritetimeError
 
 log = logging.getLogger(__name__)
 
-# ScyllaDB's newest. Cassandra has 5, but its checksums of every message are slow in this driver.
+# ScyllaDB's newest version. Cassandra has 5, but its checksums of every message are slow in this driver.
 PROTOCOL_VERSION = 4
 COUNT_RANGES = 128
 _CONNECT_SECONDS = 10
-# All that the driver raises when the database does not answer, or answers with an error: these have no base in common,
-# and some answers ("overloaded", as of a node that is shutting down) come as the message itself.
+# All exceptions of the driver when the database does not answer, or answers with an error: they have no common base,
+# and some answers ("overloaded", as of a node that shuts down) come as the message itself.
 DRIVER_FAULTS = (DriverException, ErrorMessage, NoHostAvailable, ConnectionException)
-# Between attempts to connect to a node that is down: at first, and at most.
+# Pauses between attempts to connect to a node that is down: the first, and the longest.
 _RECONNECT_SECONDS = (0.5, 2.0)
 _REMEDY = "start the embedded servers with `writetime up`, or set cassandra.contact_points, port and credentials"
 
 
 class DatabaseUnreachable(Transient):
-    """No contact point answers, or lets us in; or one does not answer any more."""
+    """No contact point answers or accepts the login; or one no longer answers."""
 
 
 @contextmanager
 def connect(settings: Settings) -> Iterator[Session]:
-    """Open a session: token-aware, at the consistency of the settings, and without retries of the driver's own.
+    """Open a session: token-aware, at the consistency of the settings, and without the driver's retries.
 
     The driver must not retry by itself: only the caller knows which statement may be sent twice.
 
     Raises:
-        DatabaseUnreachable: no contact point answers, or the credentials or certificates are refused.
+        DatabaseUnreachable: no contact point answers, or the credentials or certificates are rejected.
     """
     cassandra = settings.cassandra
     profile = ExecutionProfile(
@@ -74,13 +74,13 @@ def connect(settings: Settings) -> Iterator[Session]:
         auth_provider=_credentials(cassandra),
         ssl_context=_tls(cassandra),
         protocol_version=PROTOCOL_VERSION,
-        # A request of more than 4,096 bytes is sent in pieces, the last of which would wait for the acknowledgement of
-        # those before it, which the other side delays by 40 ms.
+        # A request of more than 4,096 bytes is sent in pieces. The last one would wait for the acknowledgement of the
+        # earlier ones, which the other side delays by 40 ms.
         sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
-        # For ever: by default the driver gives up a node after 64 attempts, and never connects to it again.
+        # Without a limit: by default the driver gives up a node after 64 attempts, and never connects to it again.
         reconnection_policy=ExponentialReconnectionPolicy(*_RECONNECT_SECONDS, max_attempts=sys.maxsize),
         connect_timeout=_CONNECT_SECONDS,
-        # Two seconds by default, which a busy node may take to tell its schema.
+        # The default is two seconds, which a busy node may take to return its schema.
         control_connection_timeout=_CONNECT_SECONDS,
     )
     try:
@@ -98,7 +98,7 @@ def connect(settings: Settings) -> Iterator[Session]:
 
 
 def node_of(session: Session, address: str | None) -> Host:
-    """Return the node of this machine, by its address; without one, the only node that there is. It is connected, if it
+    """Return the node of this machine, by its address; without an address, the only node. It is connected, if it
     answers.
 
     Raises:
@@ -108,8 +108,8 @@ def node_of(session: Session, address: str | None) -> Host:
     found = hosts if address is None and len(hosts) == 1 else [h for h in hosts if h.address == address]
     if not found:
         known = ", ".join(sorted(str(h.address) for h in hosts))
-        raise WritetimeError(f"capture.node has to name the node of this machine, one of {known}")
-    # A session is there as soon as one node is connected, of those that there are; it calls the others down until then.
+        raise WritetimeError(f"capture.node must name the node of this machine, one of {known}")
+    # A session opens as soon as one node is connected; it reports the others as down until they are.
     deadline = time.monotonic() + _CONNECT_SECONDS
     while all(pool.host != found[0] for pool in session.get_pools()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -117,12 +117,12 @@ def node_of(session: Session, address: str | None) -> Host:
 
 
 def apply_schema(settings: Settings) -> list[str]:
-    """Apply the schema files that this database has not seen, in the order of their numbers; return their names.
+    """Apply the schema files that this database does not have yet, in the order of their numbers; return their names.
 
-    Every statement says IF NOT EXISTS, so a file that was applied and not recorded (a crash between) does no harm.
+    Every statement has IF NOT EXISTS, so a file that was applied and not recorded (a crash between) does no harm.
 
     Raises:
-        WritetimeError: a file that was applied has been changed since.
+        WritetimeError: an applied file has been changed since.
     """
     keyspace = settings.cassandra.keyspace
     replication = json.dumps(settings.cassandra.replication).replace('"', "'")
@@ -138,8 +138,8 @@ def apply_schema(settings: Settings) -> list[str]:
             if path.name in known:
                 if known[path.name] != digest:
                     raise WritetimeError(
-                        f"{path.name} was changed after keyspace {keyspace} had it applied; restore the file and put "
-                        "the change into a new one with the next number"
+                        f"{path.name} was changed after it was applied to keyspace {keyspace}; restore the file and "
+                        "put the change into a new one with the next number"
                     )
                 continue
             for statement in _statements(Template(text).substitute(keyspace=keyspace, replication=replication)):
@@ -175,7 +175,7 @@ def count_rows(session: Session, table: str, partition_key: str) -> int:
 
 
 def driver_reason(fault: Exception) -> str:
-    """Return what one of `DRIVER_FAULTS` reports; where no node answers, the reason of each."""
+    """Return the reason in one of `DRIVER_FAULTS`; if no node answers, the reason of each."""
     if not isinstance(fault, NoHostAvailable):
         return str(fault)
     reasons = fault.errors.values() if isinstance(fault.errors, dict) else fault.errors or ()
@@ -185,7 +185,7 @@ def driver_reason(fault: Exception) -> str:
 def timestamp_as_written(read: datetime) -> datetime:
     """Return a `timestamp` value as the database has it, in UTC.
 
-    The driver decodes it by way of a float, which costs an instant in a far year some microseconds.
+    The driver decodes it through a float, which changes a time in a far year by some microseconds.
     """
     rounded = read + timedelta(microseconds=500)
     return rounded.replace(microsecond=rounded.microsecond // 1000 * 1000, tzinfo=UTC)
@@ -213,7 +213,7 @@ def _tls(cassandra: Cassandra) -> ssl.SSLContext | None:
         return None
     context = ssl.create_default_context(cafile=str(cassandra.tls_ca_file))
     if not cassandra.tls_check_addresses:
-        log.warning("any certificate of %s passes for a node's: tls_check_addresses is off", cassandra.tls_ca_file)
+        log.warning("any certificate of %s is accepted for a node: tls_check_addresses is off", cassandra.tls_ca_file)
         context.check_hostname = False
     if cassandra.tls_certificate_file is not None:
         context.load_cert_chain(

@@ -1,4 +1,4 @@
-"""Kafka clients and the few questions that are asked of a cluster: topics, ends, and the offsets of a group."""
+"""Kafka clients and the few requests that a cluster gets: topics, ends, and the offsets of a group."""
 
 import functools
 import time
@@ -38,9 +38,9 @@ class UnreadableHeaders(ValueError):
 TIMEOUT_SECONDS = 15.0
 _REASON_SECONDS = 1.0
 _NO_ANSWER = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
-# A partition has no leader while Kafka elects one. `_NOENT` is the answer of librdkafka's ListOffsets for it.
+# A partition has no leader while Kafka elects one. librdkafka's ListOffsets then returns `_NOENT`.
 _WITHOUT_LEADER = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._NOENT})
-# Of brokers that are away, not all there, or just moving a group or a topic. librdkafka has given up by then, and calls
+# Errors of brokers that are down, incomplete, or moving a group or a topic. librdkafka has given up by then, and calls
 # none of these retriable.
 _MAY_PASS = _NO_ANSWER | {
     KafkaError._MSG_TIMED_OUT,
@@ -59,10 +59,10 @@ _MAY_PASS = _NO_ANSWER | {
     KafkaError.REBALANCE_IN_PROGRESS,
     *_WITHOUT_LEADER,
 }
-# Python checks that a C function has not both returned and failed; where it has made a plain `message.headers()` fast,
-# it does not.
+# Python checks that a C function has not both returned and failed, except in the fast path of a plain
+# `message.headers()`.
 _get_headers = methodcaller("headers")
-# Answers of a cluster in which a topic, a group or a broker is just being made or moved.
+# Answers of a cluster in which a topic, a group or a broker is being created or moved.
 _ASK_AGAIN = frozenset(
     {
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -82,12 +82,12 @@ def client_config(settings: Settings, **own: Any) -> dict[str, Any]:
 
 
 def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], partitions: int) -> list[str]:
-    """Create the topics that do not exist, with their own options, and wait until brokers name them all.
+    """Create the topics that do not exist, with their own options, and wait until brokers list them all.
 
     Returns:
         The names of those that were created.
     """
-    # What this asks tells the client, too, which broker is the controller now.
+    # This request also shows the client which broker is the controller now.
     there = set(topic_names(settings))
     replicas = settings.kafka.replication_factor
     new = [NewTopic(t, partitions, replicas, config=dict(o)) for t, o in topics.items() if t not in there]
@@ -101,17 +101,17 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
         except KafkaException as e:
             if e.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise _fault_of(settings, f"topic {name} cannot be created", e) from None
-    # A broker answers that a topic was created before it learns of it itself.
+    # A broker may report a topic as created before it lists the topic itself.
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while missing := sorted(set(topics) - set(topic_names(settings))):
         if time.monotonic() > deadline:
-            raise Transient(f"topic {missing[0]} was created, and brokers do not name it after {TIMEOUT_SECONDS:.0f} s")
+            raise Transient(f"topic {missing[0]} was created, and brokers do not list it after {TIMEOUT_SECONDS:.0f} s")
         time.sleep(0.05)
     return created
 
 
 def delete_topics(settings: Settings, topics: Sequence[str]) -> None:
-    """Delete topics, and wait until brokers name them no longer.
+    """Delete topics, and wait until brokers no longer list them.
 
     Raises:
         WritetimeError: Kafka refuses it, or does not answer.
@@ -125,7 +125,7 @@ def delete_topics(settings: Settings, topics: Sequence[str]) -> None:
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while left := sorted(set(topics) & set(topic_names(settings))):
         if time.monotonic() > deadline:
-            raise Transient(f"topic {left[0]} was deleted, and brokers still name it after {TIMEOUT_SECONDS:.0f} s")
+            raise Transient(f"topic {left[0]} was deleted, and brokers still list it after {TIMEOUT_SECONDS:.0f} s")
         time.sleep(0.05)
 
 
@@ -155,7 +155,7 @@ def partitions_of(settings: Settings, topic: str) -> list[int]:
 
 
 def max_message_bytes(settings: Settings, topic: str) -> int:
-    """Return how large a message of a topic may be.
+    """Return the largest message size of a topic.
 
     Raises:
         WritetimeError: there is no such topic, or no broker answers.
@@ -173,21 +173,24 @@ def beginning_offsets(settings: Settings, topic: str) -> dict[int, int]:
 
 
 def end_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None = None) -> dict[int, int]:
-    """Return the offset after the last message that may be read (of no open transaction) of each partition, or of some
-    that are known to be there."""
+    """Return the offset after the last readable message (of no open transaction) of each partition, or of some known
+    partitions.
+    """
     return _offsets(settings, topic, OffsetSpec.latest(), partitions)
 
 
 @dataclass(frozen=True)
 class TopicEnds:
-    """The end offsets of topics by partition, and why those of others are not known just now, by the topics' names."""
+    """The end offsets of topics by partition, and why those of others are not known at the moment, by the topics'
+    names.
+    """
 
     ends: Mapping[str, Mapping[int, int]]
     faults: Mapping[str, WritetimeError]
 
 
 def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEnds:
-    """Return the end offsets, as `end_offsets` does, of all topics whose names are wanted, by two requests for all.
+    """Return the end offsets, as `end_offsets` does, of all topics with requested names, by two requests for all.
 
     Raises:
         WritetimeError: no broker answers.
@@ -222,7 +225,7 @@ def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEn
 def offsets_at(settings: Settings, topic: str, at: float) -> dict[int, int]:
     """Return the offset of the first message of each partition that is not older than `at`, in seconds since 1970.
 
-    Where all are older, it is the offset after the last message.
+    If all are older, it is the offset after the last message.
     """
     found = _offsets(settings, topic, OffsetSpec.for_timestamp(int(at * 1000)))
     ends = end_offsets(settings, topic)
@@ -230,7 +233,7 @@ def offsets_at(settings: Settings, topic: str, at: float) -> dict[int, int]:
 
 
 def committed_offsets(settings: Settings, topic: str, group: str) -> dict[int, int | None]:
-    """Return the offset that the group has committed for each partition; None where it has committed nothing."""
+    """Return the offset that the group has committed for each partition; None if it has committed nothing."""
     partitions = [TopicPartition(topic, p) for p in partitions_of(settings, topic)]
     with _member_of(settings, group) as consumer:
         answer = _ask(settings, f"group {group}", lambda _: consumer.committed(partitions, TIMEOUT_SECONDS))
@@ -260,9 +263,9 @@ def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[
 
 @contextmanager
 def _member_of(settings: Settings, group: str) -> Iterator[Consumer]:
-    """A consumer that may ask for a group's offsets and set them, and reads nothing.
+    """A consumer that reads and sets a group's offsets, and no messages.
 
-    Not an admin client: librdkafka's kills the process where the group's coordinator is not available just then.
+    Not an admin client: librdkafka's stops the process if the group's coordinator is not available at the moment.
     """
     consumer = Consumer(client_config(settings, **{"group.id": group, "enable.auto.commit": False}))
     try:
@@ -272,7 +275,7 @@ def _member_of(settings: Settings, group: str) -> Iterator[Consumer]:
 
 
 def group_is_live(settings: Settings, group: str) -> bool:
-    """Return whether a consumer group has members at this moment."""
+    """Return whether a consumer group has members now."""
     described = _ask(
         settings,
         f"group {group}",
@@ -311,7 +314,7 @@ def messages_between(
             partition, offset = place_of(message)
             if error is None and offset < ends[partition]:
                 yield message
-            # The end of a partition is told by its offset, past control records that are no messages.
+            # The offset shows the end of a partition, past control records that are not messages.
             if offset + (error is None) >= ends[partition]:
                 unread.discard(partition)
     finally:
@@ -330,13 +333,13 @@ def headers_of(message: Message) -> list[tuple[str, bytes]]:
     """Return the headers of a delivered message in their order; one without a value has an empty one.
 
     Raises:
-        UnreadableHeaders: the client cannot give the headers. It is raised once; from then on the message has none.
+        UnreadableHeaders: the client cannot return the headers. It is raised once; from then on the message has none.
     """
     try:
         headers = _get_headers(message) or []
     except (SystemError, UnicodeDecodeError):
-        # confluent-kafka 2.16 (c_headers_to_py) puts a null pointer in place of such a name and keeps the list. To look
-        # at that list ends the process.
+        # confluent-kafka 2.16 (c_headers_to_py) stores a null pointer for such a name and keeps the list. Reading that
+        # list ends the process.
         message.set_headers([])
         raise UnreadableHeaders("the name of a header is not UTF-8") from None
     pairs = headers.items() if isinstance(headers, dict) else headers
@@ -352,9 +355,9 @@ def answers(settings: Settings) -> bool:
 
 
 def fault_of_connections(settings: Settings) -> str | None:
-    """Return why no broker can be reached, such as a refused certificate; None if there is no report within a second.
+    """Return why no broker can be reached, such as a rejected certificate; None if there is no report within a second.
 
-    Requests that fail do not have the reason: librdkafka reports it beside them.
+    Failed requests do not have the reason: librdkafka reports it beside them.
     """
     found: list[KafkaError] = []
     client = AdminClient(client_config(settings, log_level=0, error_cb=found.append))
@@ -378,8 +381,9 @@ def _offsets(settings: Settings, topic: str, spec: Any, partitions: Sequence[int
 
 
 def _offset_of(answer: Future[Any]) -> int:
-    """Return the offset that ListOffsets found. It reports no error for a partition without a leader, only an invalid
-    offset (librdkafka 2.16, `rd_kafka_ListOffsets_leaders_queried_cb`)."""
+    """Return the offset that ListOffsets found. For a partition without a leader it reports no error, only an invalid
+    offset (librdkafka 2.16, `rd_kafka_ListOffsets_leaders_queried_cb`).
+    """
     offset = answer.result().offset
     if offset == OFFSET_INVALID:
         raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "a partition has no leader"))
@@ -387,7 +391,7 @@ def _offset_of(answer: Future[Any]) -> int:
 
 
 def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -> _T:
-    """Ask the cluster, and again while what is asked about is just being made or moved."""
+    """Send a request to the cluster, again while the subject is being created or moved."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         try:
@@ -402,10 +406,10 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
 
 
 def _forget_leaders(error: KafkaException) -> None:
-    """Let the next question have a new client, if a partition had no leader.
+    """Use a new client for the next request, if a partition had no leader.
 
     A client that once learnt this answers it for up to 15 minutes without asking a broker (librdkafka 2.16,
-    `rd_kafka_topic_partition_list_get_leaders`), though Kafka elects a new leader within seconds.
+    `rd_kafka_topic_partition_list_get_leaders`), although Kafka elects a new leader within seconds.
     """
     if error.args[0].code() in _WITHOUT_LEADER:
         _admin_of.cache_clear()
@@ -419,15 +423,16 @@ def _admin(settings: Settings) -> AdminClient:
     return _admin_of(tuple(client_config(settings).items()))
 
 
-# Kept, because answers that are still awaited are lost with the client.
+# Kept, because pending answers are lost with the client.
 @functools.cache
 def _admin_of(configuration: tuple[tuple[str, Any], ...]) -> AdminClient:
     return AdminClient(dict(configuration))
 
 
 def may_pass(error: KafkaError) -> bool:
-    """Return whether an error may pass by itself, as that of a broker that does not answer; errors of authorization and
-    configuration do not."""
+    """Return whether an error may pass by itself, such as a broker that does not answer; errors of authorization and
+    configuration do not.
+    """
     return error.retriable() or error.code() in _MAY_PASS
 
 

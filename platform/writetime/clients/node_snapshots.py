@@ -1,7 +1,7 @@
 """Takes a snapshot of a table on the Cassandra node of this machine, and finds its files.
 
-CQL has no statement for it, so this is Cassandra's own `nodetool` over JMX. The node itself tells its JMX port and its
-data folders, in its virtual tables.
+CQL has no statement for it, so this is Cassandra's own `nodetool` over JMX. The node itself reports its JMX port and
+its data folders, in its virtual tables.
 """
 
 import ast
@@ -18,13 +18,13 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.runtime.nodetool import nodetool
 
-# Cassandra takes the tag for a folder: `..` would be the table's own.
+# Cassandra uses the tag as a folder: `..` would be the table's own.
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _JMX_PORTS = ("cassandra.jmx.local.port", "cassandra.jmx.remote.port")
 
 
 def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
-    """Flush `keyspace.table` and snapshot it under a tag; return the folders of the snapshot, one a data folder.
+    """Flush `keyspace.table` and snapshot it under a tag; return the folders of the snapshot, one per data folder.
 
     Raises:
         WritetimeError: the tag cannot be a folder, there is no such table, the node is not Cassandra or has no JMX
@@ -42,10 +42,10 @@ def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
 
 
 def take(data_folders: list[str], port: int, tables: Mapping[str, UUID], tag: str) -> dict[str, list[Path]]:
-    """Do what `take_snapshot` does, of some tables at once, on a node whose data folders and JMX port are known.
+    """Do the same as `take_snapshot`, for some tables at once, on a node with known data folders and JMX port.
 
     Raises:
-        WritetimeError: nodetool fails, or a snapshot is not where it was to be.
+        WritetimeError: nodetool fails, or a snapshot is not at the expected place.
     """
     nodetool(port, "snapshot", "-t", tag, "-kt", ",".join(tables))
     return {table: _folders(data_folders, table, table_id, tag) for table, table_id in tables.items()}
@@ -57,7 +57,7 @@ def _folders(data_folders: list[str], table: str, table_id: UUID, tag: str) -> l
     present = [folder for folder in folders if folder.is_dir()]
     if not present:
         raise WritetimeError(
-            f"the snapshot {tag} of {table} is not at {folders[0]}: `writetime snapshot` has to run on the node's "
+            f"the snapshot {tag} of {table} is not at {folders[0]}: `writetime snapshot` must run on the node's "
             "own machine, as a user who may read its data folders"
         )
     return present
@@ -84,16 +84,16 @@ def _check_tag(tag: str) -> None:
 
 
 def delete(port: int, tables: Iterable[str], tag: str) -> None:
-    """Delete all that has a tag in the keyspaces of some tables, on a node of which the JMX port is known."""
+    """Delete all snapshots with a tag in the keyspaces of some tables, on a node with a known JMX port."""
     nodetool(port, "clearsnapshot", "-t", tag, "--", *sorted({table.partition(".")[0] for table in tables}))
 
 
 def local_node(session: Session, address: str | None = None) -> tuple[Mapping[str, str], int]:
-    """Return the settings that the Cassandra node of this machine has in force, by name, and its JMX port.
+    """Return the settings in force on the Cassandra node of this machine, by name, and its JMX port.
 
     Args:
         session: of the node's cluster.
-        address: the node's, needed where the cluster has others.
+        address: the node's, needed if the cluster has other nodes.
 
     Raises:
         WritetimeError: the node is not named, or is not Cassandra, or has no JMX port.
@@ -111,19 +111,19 @@ def local_node(session: Session, address: str | None = None) -> tuple[Mapping[st
 
 
 def jmx_port(properties: Mapping[str, str | None]) -> int:
-    """Return the JMX port that a node's system properties say.
+    """Return the JMX port in a node's system properties.
 
     Raises:
-        WritetimeError: they say none.
+        WritetimeError: there is none.
     """
     for name in _JMX_PORTS:
         if port := properties.get(name):
             return int(port)
-    raise WritetimeError(f"the node says no JMX port: start it with -D{_JMX_PORTS[0]}=7199 (cassandra-env.sh does)")
+    raise WritetimeError(f"the node reports no JMX port: start it with -D{_JMX_PORTS[0]}=7199 (cassandra-env.sh does)")
 
 
 def listed(text: str) -> list[str]:
-    """Read a list as the virtual table has it: `[a, b]`, without quotes."""
+    """Parse a list of the virtual table: `[a, b]`, without quotes."""
     try:
         return [str(item) for item in ast.literal_eval(text)]
     except (ValueError, SyntaxError):

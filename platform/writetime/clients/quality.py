@@ -1,7 +1,7 @@
-"""Great Expectations on Spark DataFrames: one call that validates a suite and says in plain rows what was found.
+"""Great Expectations on Spark DataFrames: one call that validates a suite and returns the findings in plain rows.
 
-The library takes seconds to import, as long as all else that a run needs. So `gx`, and `gxe` for its expectations, are
-imported when they are used: what validates nothing (the web UI, the daemon, many runs) does not wait for them.
+The library takes seconds to import, as long as all other imports of a run. So `gx`, and `gxe` for its expectations, are
+imported on first use: programs that validate nothing (the web UI, the daemon, many runs) do not wait for them.
 """
 
 import os
@@ -24,7 +24,7 @@ else:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one expectation found: how many values were unexpected (None: it counts none), and a few of them."""
+    """The result of one expectation: the number of unexpected values (None: it counts none), and a few of them."""
 
     expectation: str
     column: str
@@ -34,10 +34,10 @@ class Finding:
 
 
 def validate(frame: DataFrame, name: str, expectations: "list[gxe.Expectation]") -> list[Finding]:
-    """Validate a frame; one finding an expectation.
+    """Validate a frame; one finding per expectation.
 
-    Details are collected only when something is wrong: they more than double the Spark jobs. An expectation that cannot
-    be evaluated (a column that is missing) has failed, with the error as its sample.
+    Details are collected only if something is wrong: they more than double the Spark jobs. An expectation that cannot
+    be evaluated (a missing column) has failed, with the error as its sample.
     """
     context = _context()
     suite = gx.ExpectationSuite(name=name, expectations=list(expectations))
@@ -51,7 +51,7 @@ def validate(frame: DataFrame, name: str, expectations: "list[gxe.Expectation]")
 
 
 def markdown(findings: list[Finding]) -> str:
-    """Return the findings as a table for people."""
+    """Return the findings as a Markdown table."""
     met = sum(f.success for f in findings)
     lines = [
         f"{met} of {len(findings)} met",
@@ -92,7 +92,7 @@ def _finding(result: dict) -> Finding:
 
 
 def _exceptions(info: dict | None) -> list[dict]:
-    """Return the exceptions of a result: the library gives one, or one a metric."""
+    """Return the exceptions of a result: the library returns one, or one per metric."""
     if not info:
         return []
     return [info] if "raised_exception" in info else [v for v in info.values() if isinstance(v, dict)]

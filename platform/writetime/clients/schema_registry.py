@@ -1,11 +1,11 @@
-"""A schema registry with the REST API of Confluent's, and the wire format of messages that name its schemas.
+"""A schema registry with Confluent's REST API, and the wire format of messages that name its schemas.
 
 A message begins with a zero byte and the schema's id (four bytes, big-endian); the subject of a topic's values is
 `<topic>-value`. References: "Schema Registry API Reference" and "Formats, Serializers, and Deserializers" (wire format,
 TopicNameStrategy) of Confluent Platform's documentation.
 
-The client is that of confluent-kafka. It returns whatever JSON it gets, and its timeout is of each read. So each
-answer is checked here, and each call has a time limit.
+The client is that of confluent-kafka. It returns any JSON that it receives, and its timeout applies to each read. So
+each answer is checked here, and each call has a time limit.
 """
 
 import json
@@ -28,7 +28,7 @@ HEADER_BYTES = 5
 TIMEOUT_SECONDS = 15.0
 """The time limit of a call, from its connection to the end of its answer."""
 
-# Statuses below 500 that may pass by themselves, and those of a schema that a registry does not take.
+# Statuses below 500 that may pass by themselves, and those of a rejected schema.
 _MAY_PASS = (408, 425, 429)
 _REFUSES_SCHEMA = (409, 422)
 # Characters of an answer that an error quotes.
@@ -39,18 +39,18 @@ T = TypeVar("T")
 
 
 class SchemaRefused(WritetimeError):
-    """The registry answered that a schema is not compatible with others of its subject, or that it is not valid."""
+    """The registry answered that a schema is invalid, or not compatible with others of its subject."""
 
 
 class Registry:
-    """The registry of the settings. Tasks of Spark take it along, with what it knows."""
+    """The registry of the settings. Spark tasks carry it with its cached schemas."""
 
     def __init__(self, settings: Settings) -> None:
         registry = settings.schema_registry
         assert registry.url is not None
         self._url = registry.url.rstrip("/")
         self._ca_file = registry.tls_ca_file
-        # This timeout is of each read. It ends the thread of a call that was given up.
+        # This timeout applies to each read. It ends the thread of an abandoned call.
         self._configuration: dict[str, Any] = {"url": self._url, "max.retries": 0, "timeout": TIMEOUT_SECONDS}
         if registry.username is not None and registry.password is not None:
             login = f"{registry.username}:{registry.password.get_secret_value()}"
@@ -60,16 +60,16 @@ class Registry:
         self._schemas: dict[int, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the client behind, as it has connections."""
+        """Leave the client out, because it has connections."""
         return self.__dict__ | {"_client": None}
 
     def register(self, topic: str, avro: Any, compatibility: Compatibility) -> int:
-        """Register the schema of a topic's values; return its id, which it has already if it was registered before.
+        """Register the schema of a topic's values; return its id, which exists already if it was registered before.
 
-        A new subject gets this compatibility; one that is there keeps what it has.
+        A new subject gets this compatibility; an existing one keeps its own.
 
         Raises:
-            SchemaRefused: the registry takes no such schema.
+            SchemaRefused: the registry rejects the schema.
             Transient: the registry does not answer, or not as a registry does.
             WritetimeError: the registry refuses the call.
         """
@@ -81,8 +81,8 @@ class Registry:
             what = f"the subject {subject}"
             is_new = not self._ask(what, lambda c: c.get_versions(subject), _versions, [])
             if is_new:
-                # Before the schema is there, so that no fault can leave a subject without it. Some registries take it
-                # for subjects only that have a schema.
+                # Before the schema is registered, so that no fault can leave a subject without it. Some registries
+                # accept it only for subjects that have a schema.
                 with suppress(_Refusal):
                     self._set(subject, compatibility)
             try:
@@ -104,7 +104,7 @@ class Registry:
 
         Raises:
             Transient: the registry does not answer, or not as a registry does.
-            WritetimeError: the registry refuses the call, or the id is of no Avro schema.
+            WritetimeError: the registry refuses the call, or the id does not belong to an Avro schema.
         """
         if schema_id not in self._schemas:
             what = f"the schema with the id {schema_id}"
@@ -123,7 +123,7 @@ class Registry:
     def _ask(
         self, what: str, call: Callable[["SchemaRegistryClient"], Any], read: Callable[[Any], T], missing: Any = ...
     ) -> T:
-        """Return what `read` makes of an answer, or `missing` if that is given and the registry has no such thing."""
+        """Return the result of `read` for an answer, or `missing` if that is given and the registry has none."""
         from confluent_kafka.schema_registry import SchemaRegistryError
 
         client = self._connected()
@@ -135,18 +135,18 @@ class Registry:
             status = e.http_status_code
             if status >= 500 or status in _MAY_PASS:
                 raise self._does_not_answer(f"{what}: {status} {str(e.error_message)[:_SHOWN]}") from None
-            # Confluent's codes of what is not there are 40401 and the like; others do not come from its API.
+            # Confluent's codes for missing things are 40401 and similar; others do not come from its API.
             if missing is not ... and isinstance(e.error_code, int) and e.error_code // 100 == 404:
                 return missing
             raise _Refusal(self._url, what, status, str(e.error_message)[:_SHOWN]) from None
         except (AttributeError, TypeError) as e:
-            # The client expects an object, with text where text belongs.
+            # The client expects an object, with text in the text fields.
             raise self._does_not_answer(f"{what}: its answer is not a registry's ({e})") from None
         except Exception as e:
             raise self._does_not_answer(f"{what}: {str(e)[:_SHOWN] or type(e).__name__}") from None
 
     def _connected(self) -> "SchemaRegistryClient":
-        """Return the client. It is made when it is needed, as its import takes a third of a second."""
+        """Return the client. It is created on first use, because its import takes a third of a second."""
         client = self._client
         if client is None:
             from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -166,7 +166,7 @@ class Registry:
         return paths.cafile or paths.capath
 
     def _does_not_answer(self, reason: str) -> Transient:
-        """Return the error. What the client remembers may be of a bad answer, and it may still read one."""
+        """Return the error. The client may have cached a bad answer, and may still be reading one."""
         client, self._client = self._client, None
         if client is not None:
             with suppress(Exception):
@@ -178,14 +178,14 @@ class Registry:
 
 
 class _Refusal(WritetimeError):
-    """An answer of the registry that another try would get again."""
+    """An answer of the registry that a retry would get again."""
 
     def __init__(self, url: str, what: str, status: int, text: str) -> None:
         self.status = status
         self.text = text
         match status:
             case 401:
-                remedy = "set schema_registry.username and schema_registry.password to a login that it knows"
+                remedy = "set schema_registry.username and schema_registry.password to a valid login"
             case 403:
                 remedy = (
                     "grant the user of schema_registry.username read and write on the subject and its compatibility"
@@ -206,7 +206,7 @@ def _versions(answer: Any) -> list[Any]:
 
 
 def _id(answer: Any) -> int:
-    """Return an id that the four bytes of a message can hold."""
+    """Return an id that fits into the four bytes of a message."""
     if type(answer) is not int or not 0 <= answer < 1 << 32:
         raise _no_answer(answer, "the id of a schema")
     return answer
@@ -224,10 +224,10 @@ def _no_answer(answer: Any, wanted: str) -> ValueError:
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
-    """Return what a call returns.
+    """Return the result of a call.
 
     Raises:
-        TimeoutError: it did not return in time; it goes on in its thread, which ends with the connections.
+        TimeoutError: it did not return in time; it continues in its thread, which ends with the connections.
     """
     found: Future[T] = Future()
 
@@ -250,5 +250,5 @@ def registry_of(settings: Settings) -> Registry | None:
 
 
 def wire_header(schema_id: int) -> bytes:
-    """Return what precedes a value that names a schema of a registry."""
+    """Return the header of a value that names a schema of a registry."""
     return b"\0" + struct.pack(">I", schema_id)

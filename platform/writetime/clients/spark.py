@@ -1,4 +1,4 @@
-"""The Spark sessions that Writetime works with, and their configuration."""
+"""Writetime's Spark sessions, and their configuration."""
 
 import os
 import re
@@ -20,10 +20,10 @@ _SECRET = r"(?i)secret|password|token|access[.]?key|account[.]?key|credential|[.
 
 
 def start_session(conf: Mapping[str, str]) -> SparkSession:
-    """Start a session with this configuration, or return the one that is there.
+    """Start a session with this configuration, or return the existing one.
 
-    Spark's Java process is started without the secrets of the configuration, as pyspark would name them on a command
-    line, which every user of the machine can read; the session then hands them over by a socket.
+    Spark's Java process is started without the secrets of the configuration, because pyspark would put them on a
+    command line, which every user of the machine can read; the session then passes them through a socket.
     """
     secret = re.compile(_SECRET)
     told = SparkConf(loadDefaults=False).setAll([(k, v) for k, v in conf.items() if not secret.search(k)])
@@ -37,7 +37,7 @@ def start_session(conf: Mapping[str, str]) -> SparkSession:
 def spark_conf(settings: Settings) -> dict[str, str]:
     """Return the configuration of a session: the settings' master and options over Writetime's own.
 
-    Fetches the pinned jars where the cache lacks them, and points the environment to a Java 17 and to the Python of the
+    It fetches the pinned jars that the cache lacks, and points the environment to a Java 17 and to the Python of the
     tasks: this one, or on a cluster `spark.pyspark.python`.
 
     Raises:
@@ -46,7 +46,7 @@ def spark_conf(settings: Settings) -> dict[str, str]:
     os.environ["JAVA_HOME"] = str(spark_java_home(jars.cache_folder().parent / "java"))
     local = settings.spark.master.startswith("local")
     if local:
-        # Spark starts `python3` from PATH otherwise, which has none of the packages.
+        # Spark would otherwise start `python3` from PATH, which has none of the packages.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     elif "://" not in settings.lake.path and not Path(settings.lake.path).is_absolute():
@@ -67,7 +67,7 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "4",
-        # Delta lists a table's files by a shuffle of 50 tasks otherwise.
+        # Delta would otherwise list a table's files with a shuffle of 50 tasks.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.ui.enabled": "false",
         "spark.redaction.regex": _SECRET,
@@ -79,7 +79,7 @@ def spark_conf(settings: Settings) -> dict[str, str]:
 
 @contextmanager
 def spark_session(settings: Settings) -> Iterator[SparkSession]:
-    """Open a session for a `with` block; one that is there already is used and left running."""
+    """Open a session for a `with` block; an existing one is used and left running."""
     active = SparkSession.getActiveSession()
     if active is not None:
         yield active

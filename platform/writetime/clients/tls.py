@@ -1,8 +1,7 @@
-"""What to do about a certificate that was refused."""
+"""The remedy for a rejected certificate."""
 
-# What OpenSSL reports where it verifies strictly by RFC 5280 only (X509_V_FLAG_X509_STRICT), as
-# `ssl.create_default_context` does from Python 3.13 on: `check_extensions` in crypto/x509/x509_vfy.c, texts in
-# crypto/x509/x509_txt.c.
+# OpenSSL's reports if it verifies strictly by RFC 5280 only (X509_V_FLAG_X509_STRICT), as `ssl.create_default_context`
+# does from Python 3.13 on: `check_extensions` in crypto/x509/x509_vfy.c, texts in crypto/x509/x509_txt.c.
 _STRICT = (
     "Missing Authority Key Identifier",
     "Missing Subject Key Identifier",
@@ -21,7 +20,7 @@ _STRICT = (
 
 
 def remedy(reason: str, section: str) -> str | None:
-    """Return what to do about a failed connection, by its reason; None if no certificate was refused.
+    """Return the remedy for a failed connection, by its reason; None if no certificate was rejected.
 
     Args:
         reason: the text of the error that the client reports.
@@ -31,11 +30,11 @@ def remedy(reason: str, section: str) -> str | None:
         return None
     if any(text in reason for text in _STRICT):
         return (
-            "Python 3.13 and later demand the extensions of RFC 5280 from certificates; issue them again: the "
+            "Python 3.13 and later require the extensions of RFC 5280 in certificates; issue them again: the "
             "authority's with basicConstraints (critical), keyUsage with keyCertSign and subjectKeyIdentifier, the "
             "server's with authorityKeyIdentifier"
         )
     return (
-        f"the server's certificate has to be valid, to be of the authority in {section}.tls_ca_file, and to name the "
+        f"the server's certificate must be valid, come from the authority in {section}.tls_ca_file, and name the "
         "server's address"
     )

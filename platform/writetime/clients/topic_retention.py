@@ -1,4 +1,4 @@
-"""How near the messages that wait are to the topic's retention, beyond which the broker deletes them."""
+"""How close the waiting messages are to the end of the topic's retention, after which the broker deletes them."""
 
 import logging
 import time
@@ -12,12 +12,12 @@ from writetime.core.config import Settings
 
 log = logging.getLogger(__name__)
 
-# The share of the topic's retention that the oldest message not done may have used up before someone is warned.
+# The share of the topic's retention after which the age of the oldest unfinished message causes a warning.
 RETENTION_ALARM = 0.5
 
 
 def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
-    """Return the topic's retention time, None where it is unlimited or may not be asked for."""
+    """Return the topic's retention time, None if it is unlimited or cannot be read."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(kafka.client_config(settings))
     try:
@@ -30,12 +30,12 @@ def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
 
 
 def waiting_too_long(settings: Settings, topic: str, done: Mapping[int, int | None]) -> dict[int, int]:
-    """Count, by partition, the messages not done that have used up `RETENTION_ALARM` of the topic's retention.
+    """Count, by partition, the unfinished messages that have used up `RETENTION_ALARM` of the topic's retention.
 
     Args:
         settings: where Kafka is.
         topic: the topic.
-        done: the offset up to which each partition is done with; None if nothing of it is.
+        done: the offset up to which each partition is done; None if nothing of it is.
     """
     retention = topic_retention_seconds(settings, topic)
     if retention is None:

@@ -1,7 +1,7 @@
-"""Results of the database whose values stay bytes, whatever their types.
+"""Results of the database whose values stay bytes, of any type.
 
-The driver's own types do not hold all that CQL does, and it cannot read every type's name: of `vector<frozen<u>, 2>`
-with a type `u` it takes the name, in hexadecimal "75", for a number.
+The driver's own types do not hold all CQL values, and it cannot read every type's name: in `vector<frozen<u>, 2>` with
+a type `u` it reads the name, in hexadecimal "75", as a number.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _PARTS = {_LIST: 1, _MAP: 2, _SET: 1}
 
 
 class _Bytes:
-    """Stands for every type and leaves values as they come."""
+    """Stands for every type and leaves values as they are."""
 
     @staticmethod
     def from_binary(data: bytes | None, _: int) -> bytes | None:
@@ -27,7 +27,7 @@ class _Bytes:
 
 
 class UntypedResult(ResultMessage):
-    """A result that reads past the types of its columns."""
+    """A result that skips the types of its columns."""
 
     def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
         """Read names and number of the columns."""

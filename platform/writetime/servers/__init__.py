@@ -20,13 +20,15 @@ def servers(settings: Settings) -> list[EmbeddedServer]:
         if name in settings.embedded.servers and not is_loopback(host):
             raise WritetimeError(
                 f"{setting} is {host}, not on this machine: embedded servers listen on 127.0.0.1 only; if {name} is "
-                "your own, leave it out of embedded.servers"
+                "external, leave it out of embedded.servers"
             )
     return [server(settings) for name, server in _SERVERS.items() if name in settings.embedded.servers]
 
 
 def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
-    """Start what is not running, all at once, and wait until all are ready; the flag tells which were started."""
+    """Start the servers that are not running, all at once, and wait until all are ready; the flag shows which were
+    started.
+    """
     all_servers = servers(settings)
     launched = [(server, server.launch()) for server in all_servers]
     for server in all_servers:
@@ -35,7 +37,7 @@ def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
 
 
 def down(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
-    """Stop all; the flag tells which were running."""
+    """Stop all; the flag shows which were running."""
     return [(server, server.stop()) for server in reversed(servers(settings))]
 
 

@@ -1,4 +1,4 @@
-"""Apache Cassandra 5.0 on loopback, run from the jars of `cassandra-all` with a small configuration of its own."""
+"""Apache Cassandra 5.0 on loopback, run from the jars of `cassandra-all` with its own small configuration."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class CassandraServer(EmbeddedServer):
         }
         super().__init__(embedded.home, ports, embedded.start_timeout_seconds)
         self._settings = settings
-        # Another one for each start; `writetime snapshot` asks the node itself for it.
+        # A different one for each start; `writetime snapshot` reads it from the node itself.
         self.jmx_port = 0
 
     def command(self) -> list[str]:
@@ -82,7 +82,7 @@ class CassandraServer(EmbeddedServer):
         return None
 
     def configuration(self) -> dict[str, object]:
-        """Return what `cassandra.yaml` holds."""
+        """Return the content of `cassandra.yaml`."""
         embedded = self._settings.embedded
         folders = {
             "data_file_directories": [str(self.folder / "data")],

@@ -40,7 +40,7 @@ class KafkaServer(EmbeddedServer):
         super().__init__(embedded.home, ports, embedded.start_timeout_seconds)
         self._heap = f"{embedded.kafka_heap_mb}m"
         self._controller_port = embedded.kafka_controller_port
-        # Of a log folder that is yet to be made; brokers of one cluster have one.
+        # The id for a new log folder; brokers of one cluster share one.
         self.cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
 
     def command(self) -> list[str]:
@@ -57,7 +57,7 @@ class KafkaServer(EmbeddedServer):
             return f"nothing listens at 127.0.0.1:{self._port}"
         try:
             client = AdminClient({"bootstrap.servers": f"127.0.0.1:{self._port}", "log_level": 0})
-            return None if client.list_topics(timeout=5).brokers else "it names no broker"
+            return None if client.list_topics(timeout=5).brokers else "it lists no broker"
         except KafkaException as e:
             return e.args[0].str()
 
@@ -68,7 +68,7 @@ class KafkaServer(EmbeddedServer):
         return [str(java()), "-XX:+UseSerialGC", *options, f"-Dlog4j2.configurationFile={log4j}", "-cp", class_path]
 
     def _format(self, config: Path) -> None:
-        # One in 64 ids begins with a dash, and would be taken for an option if it were a word of its own.
+        # One in 64 ids begins with a dash, and would be read as an option if it were a separate word.
         format_options = ["format", f"--cluster-id={self.cluster_id}", "-c", str(config)]
         command = [*self._java("-Xmx128m"), "kafka.tools.StorageTool", *format_options]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -76,7 +76,7 @@ class KafkaServer(EmbeddedServer):
             raise WritetimeError(f"Kafka's log folder {self.folder / 'data'} cannot be made: {answer.stderr.strip()}")
 
     def configuration(self) -> dict[str, object]:
-        """Return what `server.properties` holds."""
+        """Return the content of `server.properties`."""
         return {
             "process.roles": "broker,controller",
             "node.id": 1,

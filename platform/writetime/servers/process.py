@@ -15,15 +15,15 @@ from writetime.core.errors import WritetimeError
 from writetime.runtime.java import java_home
 
 STOP_SECONDS = 30.0
-# The kernel takes a moment to give back the ports of a large process that was killed.
+# The kernel takes a moment to release the ports of a large process that was killed.
 PORT_RELEASE_SECONDS = 5.0
 
 
 class EmbeddedServer(ABC):
-    """One server with a folder of its own below `home`: configuration, data, `server.pid` and `server.log`."""
+    """One server with its own folder below `home`: configuration, data, `server.pid` and `server.log`."""
 
     name: str
-    # Of the machine's loopback addresses the one that it listens at.
+    # The loopback address of the machine that it listens at.
     address = "127.0.0.1"
 
     def __init__(self, home: Path, ports: dict[str, int], start_timeout_seconds: float) -> None:
@@ -41,7 +41,7 @@ class EmbeddedServer(ABC):
 
     @property
     def log_file(self) -> Path:
-        """Where the server's output goes; kept across restarts."""
+        """The file of the server's output; kept across restarts."""
         return self.folder / "server.log"
 
     def pid(self) -> int | None:
@@ -49,14 +49,14 @@ class EmbeddedServer(ABC):
         try:
             recorded, created = self._pid_file.read_text().split()
             process = psutil.Process(int(recorded))
-            # A number alone may have been given to another process since.
+            # A number alone may belong to another process since.
             same = abs(process.create_time() - float(created)) < 1 and process.status() != psutil.STATUS_ZOMBIE
         except (FileNotFoundError, ValueError, psutil.Error):
             return None
         return process.pid if same else None
 
     def start(self) -> bool:
-        """Start the server and wait until it is ready; return False if it was running already.
+        """Start the server and wait until it is ready; return False if it was already running.
 
         Raises:
             WritetimeError: a port is in use, or the server ends or is not ready in time (with the end of its log).
@@ -66,9 +66,9 @@ class EmbeddedServer(ABC):
         return launched
 
     def launch(self) -> bool:
-        """Start the process without waiting for it; return False if it was running already."""
+        """Start the process without waiting for it; return False if it was already running."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Two programs that start the servers at once must not both believe that none is running.
+        # Two programs that start the servers at once must not both find that none is running.
         with (self.folder / "launch.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             return self._launch()
@@ -156,7 +156,7 @@ def port_answers(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nothing uses at this moment."""
+    """Return a port of the loopback interface that nothing uses now."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
@@ -167,8 +167,8 @@ def _require_free(address: str, port: int, what: str, setting: str) -> None:
     while not _is_free(address, port):
         if time.monotonic() > deadline:
             raise WritetimeError(
-                f"{what} is in use by another program; stop it (if `writetime up` has started it in another folder: by "
-                f"`writetime down` there) or set another {setting}"
+                f"{what} is in use by another program; stop it (if `writetime up` has started it in another folder: "
+                f"with `writetime down` there) or set another {setting}"
             )
         time.sleep(0.1)
 
