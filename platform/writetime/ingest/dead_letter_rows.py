@@ -1,4 +1,4 @@
-"""Dead letters as rows: a bounded PySpark op over the dead-letter topic, one task a Kafka partition."""
+"""Dead letters as rows: a bounded PySpark op over the dead-letter topic, one task per Kafka partition."""
 
 from collections.abc import Iterator, Mapping
 
@@ -27,7 +27,7 @@ _ROWS_PER_BATCH = 1_000
 
 
 def unread(settings: Settings, starts: Mapping[int, int]) -> list[OffsetRange]:
-    """Return what the topic has from these offsets on (from the beginning where a partition has none)."""
+    """Return the topic's messages from these offsets on (from the start for a partition without one)."""
     topic = settings.ingest.dead_letter_topic
     first = beginning_offsets(settings, topic)
     ends = end_offsets(settings, topic)
@@ -35,7 +35,7 @@ def unread(settings: Settings, starts: Mapping[int, int]) -> list[OffsetRange]:
         if start > ends.get(partition, 0):
             raise WritetimeError(
                 f"{topic}/{partition} ends at {ends.get(partition, 0)}, but was read up to {start} before: the "
-                "topic was made anew; move the lake table of dead letters aside to begin again"
+                "topic was created again; move the lake table of dead letters aside to start again"
             )
     return [OffsetRange(p, start, end) for p, end in ends.items() if (start := max(first[p], starts.get(p, 0))) < end]
 

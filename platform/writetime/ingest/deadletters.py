@@ -1,9 +1,9 @@
-"""Messages that cannot become rows: kept whole in a topic of their own, with the reason and where they came from.
+"""Messages that cannot become rows: kept completely in a separate topic, with the reason and their origin.
 
-A dead letter has the key, value and headers of the original, and these headers besides: `dead-letter.reason`,
-`dead-letter.topic`, `dead-letter.partition`, `dead-letter.offset`, `dead-letter.at`. Where the name of a header is not
+A dead letter has the key, value and headers of the original, and these additional headers: `dead-letter.reason`,
+`dead-letter.topic`, `dead-letter.partition`, `dead-letter.offset`, `dead-letter.at`. If the name of a header is not
 UTF-8, the client cannot read the headers: only key and value are kept, and the reason names the cause. A message may
-be dead-lettered twice when the sink is killed between the two acknowledgements; topic, partition and offset tell that.
+become two dead letters if the sink is killed between the two acknowledgements; topic, partition and offset show that.
 """
 
 import heapq
@@ -39,13 +39,13 @@ BACKOFF_BASE_SECONDS = 0.2
 BACKOFF_CAP_SECONDS = 10.0
 # The client's own limit; the topic's `max.message.bytes` is the one that counts.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-# A bound for a redrive's messages on their way, so that neither the client's queue nor the memory runs full.
+# The most messages of a redrive in flight, so that neither the client's queue nor the memory fills up.
 _MAX_QUEUED = 500
 _PRODUCER = {
     "acks": "all",
     "enable.idempotence": True,
     "compression.type": "gzip",
-    # As the ingress does, so that a redriven event goes to the partition of its user.
+    # Like the ingress, so that a redriven event goes to the partition of its user.
     "partitioner": "murmur2_random",
     "message.timeout.ms": 10_000,
     "message.max.bytes": MAX_MESSAGE_BYTES,
@@ -53,7 +53,7 @@ _PRODUCER = {
 
 
 class DeadLetters:
-    """Sends dead letters, for ever until the broker acknowledges each: an offset is done only after that."""
+    """Sends dead letters, and retries without end until the broker acknowledges each: only then is an offset done."""
 
     def __init__(self, settings: Settings) -> None:
         """Open a producer."""
@@ -67,7 +67,7 @@ class DeadLetters:
         self.last_error = ""
 
     def send(self, message: Message, reason: str) -> None:
-        """Send one message to the dead letters; `poll` tells when it has arrived."""
+        """Send one message to the dead letters; `poll` reports its acknowledgement."""
         self._produce(message, reason)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
@@ -97,13 +97,13 @@ class DeadLetters:
                 on_delivery=delivered,
             )
         except Exception as e:
-            # Whatever it is, the message is not done, and others go on.
+            # On any error the message is not done, and the others continue.
             self._delay(message, reason, reason_of(e))
 
     def _delay(self, message: Message, reason: str, error: str) -> None:
         topic, offset = message.topic(), message.offset()
         self.last_error = (
-            f"dead letter for {topic}/{message.partition()}@{offset} is not taken by {self._topic}: {error}"
+            f"dead letter for {topic}/{message.partition()}@{offset} is not accepted by {self._topic}: {error}"
         )
         self.retries += 1
         failures = self._failures[place_of(message)] = self._failures.get(place_of(message), 0) + 1
@@ -114,7 +114,7 @@ class DeadLetters:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One dead letter as it stands in its topic; `headers` are those of the original message, `dead_at` is ISO 8601."""
+    """One dead letter as in its topic; `headers` are those of the original message, `dead_at` is ISO 8601."""
 
     partition: int
     offset: int
@@ -139,8 +139,8 @@ def read(settings: Settings, starts: Mapping[int, int], ends: Mapping[int, int])
 def redrive(settings: Settings) -> int:
     """Send every dead letter that was not redriven yet back to its source topic; return how many.
 
-    The original key, value and headers are sent, and the header `redriven` counts the rounds. What fails again becomes
-    a dead letter again. A crash half way repeats the round; the sink drops the repeats as duplicates.
+    The original key, value and headers are sent, and the header `redriven` counts the rounds. A message that fails
+    again becomes a dead letter again. A crash half way repeats the round; the sink drops the repeats as duplicates.
 
     Raises:
         WritetimeError: a message was not acknowledged; nothing is marked as redriven then.
@@ -156,7 +156,7 @@ def redrive(settings: Settings) -> int:
     producer = Producer(client_config(settings, **_PRODUCER))
     count = 0
     for letter in read(settings, starts, ends):
-        # Whoever sent the original may have set this header to anything.
+        # The sender of the original may have set this header to any value.
         rounds = next(
             (int(v) for name, v in letter.headers if name == REDRIVEN_HEADER and len(v) <= 9 and v.isdigit()), 0
         )
@@ -174,7 +174,7 @@ def redrive(settings: Settings) -> int:
     producer.flush()
     if errors:
         raise WritetimeError(
-            f"{len(errors)} of {count} dead letters were not taken by {settings.ingest.topic}: {errors[0]}"
+            f"{len(errors)} of {count} dead letters were not accepted by {settings.ingest.topic}: {errors[0]}"
         )
     commit_offsets(settings, topic, _group(topic), ends)
     return count
@@ -191,7 +191,7 @@ def status_lines(settings: Settings) -> Iterator[str]:
 
 
 def _not_redriven(settings: Settings) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the offsets where the dead letters begin and end that were not redriven yet."""
+    """Return the first and the end offsets of the dead letters that were not redriven yet."""
     topic = settings.ingest.dead_letter_topic
     ends = end_offsets(settings, topic)
     starts = beginning_offsets(settings, topic)
@@ -201,7 +201,7 @@ def _not_redriven(settings: Settings) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _group(topic: str) -> str:
-    """Return the consumer group that records how far dead letters were redriven."""
+    """Return the consumer group that records the progress of redriving."""
     return f"{topic}.redrive"
 
 
@@ -209,7 +209,7 @@ def _dead_letter(message: Message) -> DeadLetter:
     try:
         headers = headers_of(message)
     except UnreadableHeaders:
-        # Not one of ours: anybody who may write to the topic may have sent it.
+        # A foreign message: any client that may write to the topic may have sent it.
         headers = []
     own = {
         name.removeprefix(HEADER_PREFIX): v.decode(errors="replace")
@@ -231,7 +231,7 @@ def _dead_letter(message: Message) -> DeadLetter:
 
 def _headers(message: Message, reason: str) -> list[tuple[str, str | bytes | None]]:
     own = {
-        # It may quote the message, whose text may have characters that are no Unicode.
+        # It may quote the message, whose text may have invalid Unicode.
         "reason": reason.encode(errors="backslashreplace"),
         "topic": message.topic(),
         "partition": str(message.partition()),

@@ -1,7 +1,7 @@
-"""The sink as a bounded PySpark op: what is in the topic now, one task a Kafka partition, then one commit.
+"""The sink as a bounded PySpark op: the present messages of the topic, one task per Kafka partition, then one commit.
 
-Nothing is committed until all tasks are done and the caller has looked at the receipts. A task that is retried, or a
-run that failed, reads its messages again and comes to the same outcomes: each row names the message that stored it.
+Nothing is committed until all tasks are done and the caller has checked the receipts. A task that is retried, or a run
+that failed, reads its messages again and has the same outcomes: each row names the message that stored it.
 """
 
 import time
@@ -46,7 +46,7 @@ _RECEIPTS_PER_BATCH = 10_000
 _STEP_SECONDS = 0.02
 _IDLE_SECONDS = 0.2
 _FETCH_MESSAGES = 500
-# A bounded run must end: when the lowest message stays undone for this time, it fails with the last fault.
+# A bounded run must end: if the lowest message stays unfinished for this time, it fails with the last fault.
 STALL_SECONDS = 120.0
 
 
@@ -60,7 +60,8 @@ class OffsetRange:
 
 
 def plan(settings: Settings) -> list[OffsetRange]:
-    """Return what the group has not read, at most `ingest.max_events_per_run` offsets, spread over the partitions.
+    """Return the messages that the group has not read, at most `ingest.max_events_per_run` offsets, spread over the
+    partitions.
 
     Raises:
         WritetimeError: the topic is missing, retention has deleted unread messages, or a `writetime sink` is running.
@@ -84,7 +85,7 @@ def plan(settings: Settings) -> list[OffsetRange]:
 
 
 def drain(spark: SparkSession, settings: Settings, ranges: list[OffsetRange]) -> DataFrame:
-    """Store the events of these ranges and return one receipt a message, as a DataFrame that is computed once."""
+    """Store the events of these ranges and return one receipt per message, as a DataFrame that is computed once."""
     rows = [(r.partition, r.start, r.end) for r in ranges]
     tasks = spark.createDataFrame(rows, "partition int, start long, end long").repartitionByRange(
         max(1, len(rows)), "partition"
@@ -108,9 +109,9 @@ def commit(settings: Settings, ranges: list[OffsetRange]) -> None:
 
 
 def count_messages(settings: Settings, ranges: list[OffsetRange]) -> int:
-    """Count the messages of these ranges in the topic itself, with a consumer that does nothing else.
+    """Count the messages of these ranges in the topic itself, with a separate consumer.
 
-    Offsets alone do not tell: compaction and transactions leave gaps.
+    Offsets alone are not enough: compaction and transactions leave gaps.
 
     Raises:
         WritetimeError: the topic cannot be read.
@@ -124,7 +125,7 @@ def store_range(settings: Settings, offsets: OffsetRange) -> Iterator[pa.RecordB
     """Store the events of one range and yield the receipts in batches.
 
     Raises:
-        WritetimeError: Kafka or the database cannot do it, with the last fault.
+        WritetimeError: Kafka or the database fails, with the last fault.
     """
     topic = settings.ingest.topic
     receipts: list[Receipt] = []
@@ -134,7 +135,7 @@ def store_range(settings: Settings, offsets: OffsetRange) -> Iterator[pa.RecordB
         with connect(settings) as session:
             pipeline = EventPipeline(settings, session, receipts.append)
             pipeline.assign(offsets.partition, offsets.start, "")
-            # Without it the client looks for the partition's leader only at its next round, up to a second later.
+            # Without it the client looks for the partition's leader only in its next round, up to a second later.
             consumer.list_topics(topic, timeout=TIMEOUT_SECONDS)
             consumer.assign([TopicPartition(topic, offsets.partition, offsets.start)])
             watch = _StallWatch()

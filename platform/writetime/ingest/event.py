@@ -1,6 +1,6 @@
-"""An event: what a client may send, what goes over Kafka, and the row of `user_events` that it becomes.
+"""An event: as a client sends it, as Kafka carries it, and as the row of `user_events` that it becomes.
 
-On Kafka an event is a JSON object `{"eventId", "userId", "eventType", "timestamp", "payload"}` with the user id as key;
+In Kafka an event is a JSON object `{"eventId", "userId", "eventType", "timestamp", "payload"}` with the user id as key;
 `timestamp` is ISO 8601 in UTC with milliseconds. The header `first-seen` marks an event whose `timestamp` is the
 ingress's clock at a call with an `Idempotency-Key`: a retry of that call has the same id and a later timestamp, so the
 sink stores it at the timestamp that was seen first.
@@ -22,12 +22,12 @@ MAX_ID_BYTES = 1024
 
 
 class InvalidEvent(ValueError):
-    """The event breaks a rule; the text says which, in words for the sender."""
+    """The event breaks a rule; the text describes it for the sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. `payload` is the JSON text of whatever the client sent as `payload`."""
+    """One event. `payload` is the JSON text of the client's `payload`."""
 
     event_id: uuid.UUID
     user_id: str
@@ -55,9 +55,9 @@ class Event:
 
 
 def accept(body: Any, idempotency_key: str | None, now: datetime) -> Event:
-    """Turn one JSON object of a client into an event with an id and a timestamp.
+    """Convert one JSON object of a client to an event with an id and a timestamp.
 
-    The id is random, or a UUIDv5 of user, key and the client's own timestamp when there is an idempotency key: the same
+    The id is random, or a UUIDv5 of user, key and the client's own timestamp if there is an idempotency key: the same
     call gives the same id.
 
     Raises:
@@ -84,7 +84,7 @@ def decode(value: bytes | None, headers: list[tuple[str, bytes]] | None = None) 
     """Read an event from a Kafka message.
 
     Raises:
-        InvalidEvent: the message is no event; such a message belongs to the dead letters.
+        InvalidEvent: the message is not an event; it becomes a dead letter.
     """
     if value is None:
         raise InvalidEvent("the message has no value")
@@ -127,7 +127,7 @@ def _payload(body: dict[str, Any]) -> str:
 
 
 def _timestamp(value: object) -> datetime:
-    """Read ISO 8601 with an offset, cut to the database's milliseconds."""
+    """Parse ISO 8601 with an offset, truncated to the database's milliseconds."""
     try:
         parsed = datetime.fromisoformat(value) if isinstance(value, str) else None
         if parsed is not None and parsed.tzinfo is not None:

@@ -1,15 +1,15 @@
-"""The progress of one Kafka partition: which delivered offsets are done, and what may be committed.
+"""The progress of one Kafka partition: which delivered offsets are done, and which may be committed.
 
 Offsets are not consecutive (compaction and transactions leave gaps), so contiguity means "every offset that was
-*delivered* below this one is done", never "plus one". What is done beyond that floor is kept in the metadata of the
-commit, so that a restart does not repeat it.
+*delivered* below this one is done", never "plus one". The done offsets beyond that floor are kept in the metadata of
+the commit, so that a restart does not repeat them.
 """
 
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-# The broker's default for offset.metadata.max.bytes; a longer text makes it refuse the commit.
+# The broker's default for offset.metadata.max.bytes; it rejects a commit with a longer text.
 MAX_METADATA_BYTES = 4096
 _PREFIX = "done:"
 _METADATA = re.compile(r"done:\d+\+\d+(,\d+\+\d+)*")
@@ -27,11 +27,11 @@ class PartitionProgress:
 
     @property
     def floor(self) -> int:
-        """The offset to commit: all that was delivered below it is done."""
+        """The offset to commit: every delivered offset below it is done."""
         return self._open[0] if self._open else self.next_offset
 
     def deliver(self, offset: int) -> bool:
-        """Record that a message was delivered; return False if an earlier run has done it already.
+        """Record that a message was delivered; return False if an earlier run has done it.
 
         Raises:
             ValueError: offsets must increase; a smaller one means that two readers share this tracker.
@@ -59,7 +59,7 @@ class PartitionProgress:
 
     @property
     def open_count(self) -> int:
-        """How many offsets from the floor on are remembered, done or not."""
+        """The number of offsets from the floor on that are remembered, done or not."""
         return len(self._open)
 
     @property
@@ -68,7 +68,7 @@ class PartitionProgress:
         return not self._open
 
     def metadata(self) -> str:
-        """Return what is done beyond the floor, as runs; runs that do not fit are left out and will be repeated."""
+        """Return the done offsets beyond the floor, as runs; runs that do not fit are left out and will be repeated."""
         return encode_done(self.floor, self._runs())
 
     def _runs(self) -> Iterator[range]:
@@ -106,7 +106,7 @@ def encode_done(floor: int, runs: Iterable[range]) -> str:
 
 
 def decode_done(floor: int, metadata: str) -> list[range]:
-    """Read what `encode_done` wrote; metadata of another program means that nothing is known to be done."""
+    """Parse the output of `encode_done`; metadata of another program means that nothing is known to be done."""
     if not _METADATA.fullmatch(metadata):
         return []
     runs = []

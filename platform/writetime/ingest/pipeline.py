@@ -1,7 +1,7 @@
-"""The way of a message from Kafka to a decided outcome: stored, a duplicate, or a dead letter.
+"""The way of a message from Kafka to its outcome: stored, a duplicate, or a dead letter.
 
-The service (`sink`) and the Spark tasks (`drain`) feed the same pipeline; they differ only in who assigns the
-partitions and who commits.
+The service (`sink`) and the Spark tasks (`drain`) feed the same pipeline; they differ only in the assignment of
+partitions and in the commit.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The outcome of one message. The event's fields are None where the message was no event."""
+    """The outcome of one message. The event's fields are None if the message was not an event."""
 
     partition: int
     offset: int
@@ -39,7 +39,7 @@ class Receipt:
 
 
 class EventPipeline:
-    """Decodes messages, writes events, sends what is no event to the dead letters, and keeps the progress."""
+    """Decodes messages, writes events, sends invalid ones to the dead letters, and keeps the progress."""
 
     def __init__(self, settings: Settings, session: Session, on_receipt: Callable[[Receipt], None]) -> None:
         """Prepare the writer and the dead letters; `on_receipt` is called once for every message that is done."""
@@ -47,28 +47,28 @@ class EventPipeline:
         self.writer = EventWriter(session, settings)
         self.dead_letters = DeadLetters(settings)
         self._on_receipt = on_receipt
-        # Kept until done: a row that the database refuses becomes a dead letter with the whole message.
-        # Of messages, before they were handed to the writer.
+        # Kept until done: a row that the database refuses becomes a dead letter with the complete message. Also
+        # messages that the writer does not have yet.
         self.faults = 0
         self._messages: dict[tuple[int, int], Message] = {}
         self._condemned: dict[tuple[int, int], Receipt] = {}
 
     @property
     def unfinished(self) -> int:
-        """How many messages were taken and are not done."""
+        """The number of messages that were taken and are not done."""
         return len(self._messages)
 
     def oldest_age_seconds(self, now: float) -> float:
-        """Return the age of the oldest message that is not done (by its Kafka timestamp), 0 where there is none."""
+        """Return the age of the oldest unfinished message (by its Kafka timestamp), 0 if there is none."""
         message = next(iter(self._messages.values()), None)
         return max(0.0, now - message.timestamp()[1] / 1000) if message else 0.0
 
     def assign(self, partition: int, start: int, metadata: str) -> None:
-        """Begin with a partition at a committed offset and the metadata of that commit."""
+        """Start a partition at a committed offset, with the metadata of that commit."""
         self.progress[partition] = PartitionProgress(start, metadata)
 
     def revoke(self, partitions: Iterable[int]) -> None:
-        """Forget partitions and what of them is not done."""
+        """Forget partitions and their unfinished messages."""
         revoked = frozenset(partitions)
         self.writer.discard(revoked)
         for partition in revoked:
@@ -78,7 +78,7 @@ class EventPipeline:
                 del places[place]
 
     def take(self, message: Message) -> None:
-        """Take one delivered message; those that an earlier run has done are passed over."""
+        """Take one delivered message; those that an earlier run has done are skipped."""
         partition, offset = place_of(message)
         if not self.progress[partition].deliver(offset):
             return
@@ -104,7 +104,7 @@ class EventPipeline:
         self._condemn(Receipt(partition, offset, Outcome.DEAD, reason))
 
     def step(self, timeout: float) -> None:
-        """Move everything on, waiting up to `timeout` seconds for something to happen.
+        """Make progress, waiting up to `timeout` seconds for an event.
 
         Raises:
             WritetimeError: the database refuses every write.

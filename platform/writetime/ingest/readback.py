@@ -1,4 +1,4 @@
-"""Reads back from the database what receipts say was stored: the receipt is our word, the row is the database's."""
+"""Reads the stored rows of receipts back from the database: a receipt is our claim, a row is the database's."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

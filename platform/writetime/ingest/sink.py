@@ -1,8 +1,8 @@
-"""The sink as a service: a member of a consumer group that stores events until it is told to stop.
+"""The sink as a service: a member of a consumer group that stores events until it is stopped.
 
 Guarantees: an offset is committed only when every message below it is stored, a duplicate, or an acknowledged dead
-letter; committed offsets never go back; after a crash at any point the messages not committed are read again, and
-reading a message again changes nothing.
+letter; committed offsets never go back; after a crash at any point the uncommitted messages are read again, and reading
+a message again changes nothing.
 """
 
 import logging
@@ -31,7 +31,8 @@ _WAIT_SECONDS = 1.0
 
 
 def run(settings: Settings, stop: threading.Event) -> Counter[str]:
-    """Store events until `stop` is set, then drain, commit and leave the group; return how many had which outcome.
+    """Store events until `stop` is set, then drain, commit and leave the group; return the number of messages by
+    outcome.
 
     Raises:
         WritetimeError: no database, no such topic or table, or messages were lost to retention before they were read.
@@ -99,25 +100,26 @@ class _Service:
             log.warning("the metrics cannot be read: %s", reason_of(e))
 
     def _log_faults(self) -> None:
-        """Say at intervals that something is tried again, so that a sink that stores nothing is not silent."""
+        """Log at intervals that a write is retried, so that a sink that stores nothing is not silent."""
         faults = self._pipeline.writer.retries, self._pipeline.dead_letters.retries
         if faults == self._faults_logged or time.monotonic() < self._next_fault_log:
             return
         self._faults_logged, self._next_fault_log = faults, time.monotonic() + _FAULT_LOG_SECONDS
         last = [e for e in (self._pipeline.writer.last_error, self._pipeline.dead_letters.last_error) if e]
-        log.warning("%d writes and %d dead letters were tried again so far: %s", *faults, "; ".join(last))
+        log.warning("%d writes and %d dead letters were retried so far: %s", *faults, "; ".join(last))
 
     def _read(self) -> None:
         limit = self._settings.ingest.max_buffered_events
         unfinished = self._pipeline.unfinished
-        # One message that stays undone holds its partition's floor; what is done beyond it must not pile up for ever.
+        # One unfinished message holds its partition's floor; the done messages beyond it must not pile up without a
+        # limit.
         remembered = sum(progress.open_count for progress in self._pipeline.progress.values())
         fill = max(unfinished / limit, remembered / MAX_REMEMBERED_OFFSETS)
         if self._paused != (fill >= (0.5 if self._paused else 1)):
             self._paused = not self._paused
             assignment = self._consumer.assignment()
             (self._consumer.pause if self._paused else self._consumer.resume)(assignment)
-        # While paused, a call serves rebalances; it must not fail to be made.
+        # While paused, a call serves rebalances, so it must be made.
         room = 1 if self._paused else max(1, min(_FETCH_MESSAGES, limit - unfinished))
         timeout = 0 if unfinished else _IDLE_SECONDS
         messages = self._consumer.consume(room, timeout)
@@ -140,7 +142,7 @@ class _Service:
         elif error.fatal():
             raise WritetimeError(f"topic {self._topic} cannot be read: {error.str()}")
         else:
-            # The client reconnects by itself; the group goes on where it was.
+            # The client reconnects by itself; the group continues where it was.
             log.warning("kafka: %s", error.str())
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -163,7 +165,7 @@ class _Service:
     def _offsets(
         self, consumer: Consumer, partitions: list[TopicPartition]
     ) -> tuple[dict[int, int], list[TopicPartition]]:
-        """Return the first and the committed offsets; a broker that does not answer is waited for."""
+        """Return the first and the committed offsets; wait for a broker that does not answer."""
         while True:
             try:
                 return beginning_offsets(self._settings, self._topic), consumer.committed(partitions, timeout=30)
@@ -187,7 +189,7 @@ class _Service:
         consumer.incremental_unassign(partitions)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        # The partitions have other owners already, so a commit would be refused.
+        # The partitions already have other owners, so a commit would be refused.
         self._forget([tp.partition for tp in partitions])
         consumer.incremental_unassign(partitions)
 
@@ -212,7 +214,7 @@ class _Service:
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         if error is not None:
-            log.warning("offsets were not committed, they will be with the next commit: %s", error.str())
+            log.warning("offsets were not committed; the next commit includes them: %s", error.str())
             for tp in partitions:
                 self._committed.pop(tp.partition, None)
 
@@ -222,7 +224,7 @@ class _Service:
 
 
 def start_offset(topic: str, partition: int, committed: int | None, first: int) -> int:
-    """Return where to begin: at the committed offset, or at the first message where nothing was committed.
+    """Return where to begin: at the committed offset, or at the first message if nothing was committed.
 
     Raises:
         WritetimeError: retention has deleted messages that were never read.
@@ -232,7 +234,7 @@ def start_offset(topic: str, partition: int, committed: int | None, first: int) 
     if committed < first:
         raise WritetimeError(
             f"{topic}/{partition}: offsets {committed} to {first - 1} were deleted by retention before they were read; "
-            f"these messages are lost. To go on without them, set the group's offset to {first} with "
+            f"these messages are lost. To continue without them, set the group's offset to {first} with "
             "kafka-consumer-groups --reset-offsets"
         )
     return committed

@@ -1,4 +1,4 @@
-"""The sink's Prometheus metrics, and the alarm when lag nears the topic's retention."""
+"""The sink's Prometheus metrics, and the alarm when the lag approaches the topic's retention."""
 
 import logging
 import time
@@ -17,26 +17,26 @@ _ALARM_INTERVAL_SECONDS = 60.0
 
 
 class SinkMetrics:
-    """Counts outcomes and watches lag, writes in flight and the age of what is not done."""
+    """Counts outcomes and observes lag, writes in flight and the age of unfinished messages."""
 
     def __init__(self, settings: Settings) -> None:
-        """Start the metrics endpoint where `ingest.sink_metrics_port` names one."""
+        """Start the metrics endpoint if `ingest.sink_metrics_port` is set."""
         registry = CollectorRegistry()
         self._topic = settings.ingest.topic
         self._outcomes = Counter(
             "writetime_sink_messages", "Messages done, by outcome.", ["outcome"], registry=registry
         )
         self._retries = Gauge("writetime_sink_retries", "Writes repeated after a transient fault.", registry=registry)
-        self._faults = Gauge(
-            "writetime_sink_faults", "Faults at single messages that no rule foresees.", registry=registry
-        )
+        self._faults = Gauge("writetime_sink_faults", "Unexpected faults of single messages.", registry=registry)
         self._in_flight = Gauge("writetime_sink_writes_in_flight", "Writes in flight.", registry=registry)
-        self._limit = Gauge("writetime_sink_write_limit", "Writes that may be in flight at present.", registry=registry)
-        self._unfinished = Gauge("writetime_sink_unfinished_messages", "Messages read and not done.", registry=registry)
-        self._lag = Gauge("writetime_sink_lag_messages", "Messages not done.", ["partition"], registry=registry)
+        self._limit = Gauge("writetime_sink_write_limit", "Current limit of writes in flight.", registry=registry)
+        self._unfinished = Gauge(
+            "writetime_sink_unfinished_messages", "Messages read and not finished.", registry=registry
+        )
+        self._lag = Gauge("writetime_sink_lag_messages", "Messages not finished.", ["partition"], registry=registry)
         self._used = Gauge(
             "writetime_sink_retention_used_ratio",
-            "Age of the oldest message not done, over the topic's retention.",
+            "Age of the oldest unfinished message, as a share of the topic's retention.",
             registry=registry,
         )
         self._retention_seconds = topic_retention_seconds(settings, self._topic)
@@ -53,13 +53,13 @@ class SinkMetrics:
         self._outcomes.labels(receipt.outcome).inc()
 
     def observe(self, consumer: Consumer, pipeline: EventPipeline) -> None:
-        """Read the gauges off the running sink, and warn when lag nears retention."""
+        """Read the gauges from the running sink, and warn when the lag approaches retention."""
         self._retries.set(pipeline.writer.retries)
         self._faults.set(pipeline.writer.faults + pipeline.faults)
         self._in_flight.set(pipeline.writer.in_flight)
         self._limit.set(int(pipeline.writer.limit))
         self._unfinished.set(pipeline.unfinished)
-        # Partitions that went to another sink must not stay behind with their last lag.
+        # Partitions that went to another sink must not keep their last lag here.
         self._lag.clear()
         for partition, progress in pipeline.progress.items():
             _, end = consumer.get_watermark_offsets(TopicPartition(self._topic, partition), cached=True)
@@ -70,7 +70,7 @@ class SinkMetrics:
         if used > RETENTION_ALARM and time.monotonic() > self._next_alarm:
             self._next_alarm = time.monotonic() + _ALARM_INTERVAL_SECONDS
             log.warning(
-                "topic %s: the oldest message not done is %.0f s old, %.0f %% of the topic's retention; beyond it "
+                "topic %s: the oldest unfinished message is %.0f s old, %.0f %% of the topic's retention; beyond it "
                 "messages are lost. Last fault: %s",
                 self._topic,
                 age,

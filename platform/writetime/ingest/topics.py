@@ -3,18 +3,18 @@
 from writetime.clients.kafka import ensure_topics
 from writetime.core.config import Settings
 
-# What the headers and the batch around a message may add to it; a dead letter must have room for its original.
+# The largest size of a message's headers and batch; a dead letter must have room for its original.
 _ENVELOPE_BYTES = 64 * 1024
 _DAY_MS = 86_400_000
 
 
 def ensure_ingest_topics(settings: Settings) -> list[str]:
-    """Create the topics of events and of dead letters where they do not exist; return the names of the new ones."""
+    """Create the topics of events and of dead letters if they do not exist; return the names of the new ones."""
     ingest = settings.ingest
     largest = max(1024 * 1024, ingest.max_event_bytes) + _ENVELOPE_BYTES
     topics = {
         ingest.topic: {"retention.ms": str(7 * _DAY_MS), "max.message.bytes": str(largest)},
-        # Dead letters wait for a person, so they stay until someone deletes them.
+        # Dead letters wait for an operator, so they stay until they are deleted.
         ingest.dead_letter_topic: {"retention.ms": "-1", "max.message.bytes": str(largest + _ENVELOPE_BYTES)},
     }
     return ensure_topics(settings, topics, ingest.partitions)

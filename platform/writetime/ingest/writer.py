@@ -1,12 +1,12 @@
-"""Writes events into `user_events`: batched by partition, at most one batch in flight for a partition, retried safely.
+"""Writes events into `user_events`: batched by partition, at most one batch in flight per partition, retried safely.
 
-All rows of one partition go through one *lane*. While a lane's batch is in flight its further events gather and make
-the next batch, so batches grow with the load and two conditional writes never contend for a partition. Modes:
+All rows of one partition go through one *lane*. While a lane's batch is in flight, its further events form the next
+batch. So batches grow with the load, and two conditional writes never contend for a partition. Modes:
 
-- `lwt`: one conditional insert an event. `lwt-batch`: up to `ingest.batch_rows` in one conditional batch. Both store an
-  event once, tell a duplicate, and keep the first content.
-- `upsert`: plain inserts stamped with the event's time, the same row for the same event. Duplicates are not told apart;
-  of two contents under one id, the larger value of each cell stays.
+- `lwt`: one conditional insert per event. `lwt-batch`: up to `ingest.batch_rows` in one conditional batch. Both store
+  an event once, detect a duplicate, and keep the first content.
+- `upsert`: plain inserts stamped with the event's time, the same row for the same event. Duplicates are not detected;
+  of two contents with one id, the larger value of each cell stays.
 
 A write whose outcome is unknown is repeated. That is safe: a conditional insert that finds the row there with this
 message's own `origin` was the first to write it, and an upsert writes the same cells again.
@@ -42,18 +42,18 @@ BACKOFF_BASE_SECONDS = 0.05
 BACKOFF_CAP_SECONDS = 5.0
 # Bytes of values in one batch: well below ScyllaDB's and Cassandra's limits for a mutation.
 MAX_BATCH_BYTES = 256 * 1024
-# A conditional write beyond the database's limit for a mutation is answered with a timeout, time and again, so what is
-# too large must be told before. The limit is half a commit log segment: 4 MiB embedded, 16 MiB where nobody changed it.
+# The database answers a conditional write beyond its limit for a mutation with a timeout, each time, so such a write
+# must be detected before. The limit is half a commit log segment: 4 MiB embedded, 16 MiB by default elsewhere.
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024 - 64 * 1024
 _INITIAL_LIMIT = 16.0
 
 
-# Of a fault that no rule foresees.
+# For an unexpected fault.
 TRIES = 3
 
 
 class Outcome(StrEnum):
-    """What became of a message."""
+    """The outcome of a message."""
 
     STORED = "stored"
     DUPLICATE = "duplicate"
@@ -88,7 +88,7 @@ class _Lane:
 
 
 class EventWriter:
-    """Stores events. `submit` and `poll` are called by one thread; the driver's threads only fill a queue."""
+    """Stores events. One thread calls `submit` and `poll`; the driver's threads only fill a queue."""
 
     def __init__(self, session: Session, settings: Settings) -> None:
         """Prepare the statements.
@@ -132,7 +132,7 @@ class EventWriter:
         self.faults = 0
 
     def submit(self, event: Event, partition: int, offset: int, origin: str) -> None:
-        """Take an event; its outcome comes from a later `poll`."""
+        """Take an event; a later `poll` returns its outcome."""
         self.unfinished += 1
         write = Write(event, origin, partition, offset, timestamp_resolved=not event.first_seen)
         size = len(event.payload.encode())
@@ -143,10 +143,10 @@ class EventWriter:
             self._enqueue(write)
 
     def poll(self, timeout: float) -> list[tuple[Write, Outcome]]:
-        """Send what may be sent, wait up to `timeout` seconds for an answer, and return what has been decided.
+        """Send the next batches, wait up to `timeout` seconds for an answer, and return the outcomes.
 
         Raises:
-            WritetimeError: the database refuses every write (table dropped, permission taken away).
+            WritetimeError: the database refuses every write (table dropped, permission revoked).
         """
         self._dispatch()
         outcomes, self._decided = self._decided, []
@@ -162,7 +162,7 @@ class EventWriter:
         return outcomes
 
     def discard(self, partitions: Iterable[int]) -> None:
-        """Forget the events of revoked Kafka partitions that were not sent yet; the next owner reads them again."""
+        """Forget the unsent events of revoked Kafka partitions; the next owner reads them again."""
         revoked = frozenset(partitions)
         for lane in self._lanes.values():
             kept = deque(w for w in lane.waiting if w.partition not in revoked)
@@ -201,7 +201,9 @@ class EventWriter:
                 del self._lanes[lane.key]
 
     def _next_batch(self, lane: _Lane) -> list[Write]:
-        """Take the next writes of a lane: distinct rows only, as one batch would write both of a pair of duplicates."""
+        """Take the next writes of a lane: distinct rows only, because one batch would write both of a pair of
+        duplicates.
+        """
         batch: list[Write] = []
         seen: set[UUID] = set()
         size = 0
@@ -256,7 +258,7 @@ class EventWriter:
             self._handle_fault(lane, e, outcomes)
 
     def _handle_answer(self, lane: _Lane, answer: Any, outcomes: list[tuple[Write, Outcome]]) -> None:
-        # The limit doubles with every round of answers until the database has shown its own, then grows by one.
+        # The limit doubles with every round of answers until the database has shown its own limit, then grows by one.
         growth = 1.0 if self._last_cut is None else 1 / self.limit
         self.limit = min(float(self._max_in_flight), self.limit + growth)
         lane.failures = 0
@@ -269,7 +271,7 @@ class EventWriter:
         self._ready.append(lane)
 
     def _handle_first_seen(self, lane: _Lane, answer: list[Any]) -> None:
-        """Give events the timestamp at which their id was first seen; the next step stores them, or asks again."""
+        """Set events to the timestamp at which their id was first seen; the next step stores them or reads it again."""
         unresolved = [w for w in lane.batch if not w.timestamp_resolved]
         if answer[0].applied:
             for write in unresolved:
@@ -283,7 +285,7 @@ class EventWriter:
                 write.timestamp_resolved = True
 
     def _move_to_days(self, lane: _Lane) -> None:
-        """Hand the events whose timestamps are known to the lanes of their days."""
+        """Move the events with known timestamps to the lanes of their days."""
         for write in lane.batch:
             if write.timestamp_resolved:
                 self._enqueue(write)
@@ -317,13 +319,13 @@ class EventWriter:
         if isinstance(error, InvalidRequest | SyntaxException):
             self._handle_refusal(lane, error, outcomes)
         elif isinstance(error, DRIVER_FAULTS):
-            # Timeouts, unavailable replicas, overload, a node that goes down with requests in flight: these pass.
+            # Timeouts, unavailable replicas, overload, a node that stops with requests in flight: these pass.
             self._delay(lane)
         else:
             self._handle_fault(lane, error, outcomes)
 
     def _handle_fault(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, Outcome]]) -> None:
-        """Try what failed for a reason that no rule foresees three times, each event alone, then dead-letter it."""
+        """Retry an unexpected fault three times, each event alone, then send the event to the dead letters."""
         self.faults += 1
         self.last_error = reason_of(error)
         if len(lane.batch) > 1:
@@ -346,7 +348,7 @@ class EventWriter:
         lane.waiting.extendleft(reversed(lane.batch))
 
     def _delay(self, lane: _Lane) -> None:
-        """Repeat a lane's batch after a while, and put less load on the database."""
+        """Repeat a lane's batch after a while, and reduce the load on the database."""
         self.retries += 1
         now = time.monotonic()
         if self._last_cut is None or now - self._last_cut > 1:
@@ -357,7 +359,7 @@ class EventWriter:
         heapq.heappush(self._delayed, (now + random.uniform(0, ceiling), next(self._sequence), lane))
 
     def _handle_refusal(self, lane: _Lane, error: Exception, outcomes: list[tuple[Write, Outcome]]) -> None:
-        """Dead-letter the one row that the database refuses, and only after the tables were seen to be in order."""
+        """Send the one row that the database refuses to the dead letters, if the tables are in order."""
         if len(lane.batch) > 1:
             self._separate(lane)
         else:
