@@ -1,4 +1,4 @@
-"""Work queues in the database: items are inserted plainly, their states move by fenced conditional writes."""
+"""Work queues in the database: items are inserted plainly; fenced conditional writes change their states."""
 
 from writetime.workqueue.deadletters import redrive
 from writetime.workqueue.enqueue import Enqueuer, EnqueueUnknown, NewItem

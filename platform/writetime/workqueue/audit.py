@@ -1,4 +1,4 @@
-"""The account of a queue, by what the database has: each item is open, completed or a dead letter."""
+"""The account of a queue, from the database: each item is open, completed or a dead letter."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from writetime.workqueue.tables import BucketRow, Tables
 
 @dataclass(frozen=True)
 class Account:
-    """What the buckets that are not dropped yet hold. `lost` is what no worker would ever look at again."""
+    """The items in the buckets that are not dropped yet. No worker would ever find the `lost` ones."""
 
     items: int
     completed: int
@@ -30,10 +30,10 @@ class Account:
 
 @dataclass(frozen=True)
 class Brought:
-    """What the lake has of the completed items of a queue, in the buckets that are not dropped yet.
+    """The completed items of a queue in the lake, for the buckets that are not dropped yet.
 
-    `waiting` are not in the lake yet; `differing` are the buckets of which it has too many, or, though it has read them
-    since they were closed, too few.
+    `waiting` are not in the lake yet; `differing` are the buckets of which it has too many items, or too few although
+    it has read them after they were closed.
     """
 
     completed: int
@@ -43,7 +43,7 @@ class Brought:
 
 
 class InLake(NamedTuple):
-    """What the lake has of one bucket: how many items, and when they were read (milliseconds)."""
+    """The lake's items of one bucket: how many, and when they were read (milliseconds)."""
 
     items: int
     read_at: int
@@ -62,20 +62,20 @@ def buckets(settings: Settings, queue: str) -> list[BucketRow]:
 
 
 def compare(settings: Settings, queue: str, in_lake: Mapping[Place, InLake]) -> Brought:
-    """Compare what the lake had of a queue a moment ago with what is completed by CQL."""
+    """Compare the lake's items of a queue, as read a moment ago, with the completed items by CQL."""
     with connect(settings) as session:
         return asyncio.run(_compare(Tables(session, settings), queue, in_lake))
 
 
 def in_lake(settings: Settings, table: str) -> dict[Place, InLake]:
-    """Count the completed items of each bucket in a table of the lake; nothing if it was not written yet."""
+    """Count the completed items of each bucket in a table of the lake; nothing if it does not exist yet."""
     storage = lake_storage(settings).folder(table)
     options = dict(storage.options)
     if not DeltaTable.is_deltatable(storage.address, options):
         return {}
     names = [*Place._fields, "read_at"]
     found: dict[Place, InLake] = {}
-    # By a file system that is not Python's, see `BucketedTable.read`.
+    # Uses a file system that is not Python's, see `BucketedTable.read`.
     dataset = DeltaTable(storage.address, storage_options=options).to_pyarrow_dataset(filesystem=storage.filesystem())
     for batch in dataset.to_batches(columns=names):
         counted = pa.Table.from_batches([batch]).group_by(names).aggregate([([], "count_all")])
@@ -99,7 +99,7 @@ async def _audit(tables: Tables, settings: Settings, queue: str) -> Account:
     items = done = dead = still_open = lost = unexplained = 0
     for row in await tables.buckets(queue):
         place = Place(queue, row.shard, row.bucket)
-        # The items are read first: what is finished meanwhile has a state by then.
+        # The items are read first: items that finish meanwhile have a state by then.
         ids = await tables.item_ids(place, NO_ID, LAST_ID)
         states = {s.item_id: s.status for s in await tables.states(place, NO_ID)}
         statuses = [states.get(item_id) for item_id in ids]
@@ -123,7 +123,7 @@ async def _compare(tables: Tables, queue: str, in_lake: Mapping[Place, InLake]) 
         have = in_lake.get(place, InLake(0, 0))
         completed += done
         there += have.items
-        # The lake reads a bucket anew until it has read it after it was closed.
+        # The lake reads a bucket again until it has read it after it was closed.
         settled = row.closed is not None and have.read_at > row.closed
         if have.items > done or (settled and have.items < done):
             differing.append(place)

@@ -1,7 +1,7 @@
 """The unfinished items of one shard that its owner knows, and which of them may run now.
 
 Items of a key form a lane and run in the order of their ids; a failed item holds its lane until it is completed or
-dead. An item without a key has a lane of its own. Times are milliseconds of the database's clock.
+dead. An item without a key has its own lane. Times are milliseconds of the database's clock.
 """
 
 import heapq
@@ -19,12 +19,12 @@ class _Lane:
     rate: Rate
     waiting: list[tuple[int, Entry]] = field(default_factory=list)
     running: int = 0
-    # Counts the places that the lane was given; older ones in the heaps do not count any more.
+    # Counts the places that the lane was given; older ones in the heaps no longer count.
     version: int = 0
 
 
 class Backlog:
-    """Takes entries, and hands out those that may run."""
+    """Takes entries, and returns those that may run."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Backlog:
         self._put(lane, now)
 
     def take(self, now: int, most: int) -> list[Entry]:
-        """Return up to so many entries that may run now; each runs until `release`."""
+        """Return at most this many entries that may run now; each runs until `release`."""
         taken: list[Entry] = []
         self._ripen(now)
         while self._ready and len(taken) < most and self._may_begin(now):
@@ -73,11 +73,11 @@ class Backlog:
         return taken
 
     def release(self, entry: Entry, now: int) -> None:
-        """Say that an entry does not run any more."""
+        """Record that an entry no longer runs."""
         lane = self._lanes[_name(entry)]
         lane.running -= 1
         self.running -= 1
-        # A lane with a rate is kept for as long as it has something to remember.
+        # A lane with a rate is kept as long as its rate matters.
         if lane.waiting or lane.running or lane.rate.ready_at(now / 1000) > now / 1000:
             self._put(lane, now)
         else:
@@ -85,7 +85,7 @@ class Backlog:
             del self._lanes[_name(entry)]
 
     def next_due(self, now: int) -> int | None:
-        """Return when, without any news, something may run; None if nothing ever."""
+        """Return when something may run if nothing new comes; None if nothing ever."""
         self._ripen(now)
         while self._ready and self._ready[0][2] != self._ready[0][3].version:
             heapq.heappop(self._ready)
@@ -100,7 +100,7 @@ class Backlog:
         return free and self._rate.ready_at(now / 1000) * 1000 <= now
 
     def _put(self, lane: _Lane, now: int) -> None:
-        """Give a lane its place among those that may run, now or later."""
+        """Give a lane its place among the lanes that may run, now or later."""
         lane.version += 1
         if not lane.waiting or lane.running >= self._key_concurrency:
             return

@@ -1,10 +1,10 @@
-"""The life of a bucket: opened by its shard's owner, closed after a grace and a full reconciliation, and dropped.
+"""The life of a bucket: opened by its shard's owner, closed after a grace period and a full reconciliation, and
+dropped.
 
-A closed bucket is not looked at any more until it is dropped, and then all its items are compared with all states once
-more: what came later than any grace reopens it. Dropping deletes whole partitions, with a write time at which the
-bucket was closed already and nobody wrote to it. Expiry (TTL) would be no way: an item that waits longer than it would
-be lost. Nor would time windows as a compaction strategy: a deletion that is in another window than what it deletes
-never meets it.
+A closed bucket is not read any more until it is dropped. Then all its items are compared with all states again: an item
+that came after the grace period reopens it. Dropping deletes whole partitions, with a write time at which the bucket
+was already closed and had no writers. Expiry (TTL) would lose an item that waits longer. Time windows as a compaction
+strategy would not work either: a deletion in another window never meets the data that it deletes.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,12 +20,12 @@ from writetime.workqueue.tables import BucketRow
 
 
 class Buckets:
-    """The open buckets of one shard in the hands of its owner."""
+    """The open buckets of one shard, used by its owner."""
 
     def __init__(
         self, context: QueueContext, shard: int, epoch: int, on_late: Callable[[list[Entry]], object], faults: Faults
     ) -> None:
-        """Look after the buckets of a shard; `on_late` gets items that had come late."""
+        """Manage the buckets of a shard; `on_late` receives late items."""
         self._faults = faults
         self._context = context
         self._tables = context.tables
@@ -38,7 +38,7 @@ class Buckets:
         self.readers: dict[int, Reader] = {}
 
     def offer(self, rows: list[BucketRow]) -> bool:
-        """Take note of buckets, and of which of them are closed; return whether there is a new one."""
+        """Record buckets, and which of them are closed; return whether there is a new one."""
         new = any(row.bucket not in self._known for row in rows)
         self._known.update({row.bucket: row.closed for row in rows})
         return new
@@ -50,12 +50,12 @@ class Buckets:
 
     @property
     def oldest(self) -> UUID | None:
-        """The first item that was seen and is not finished."""
+        """The first known item that is not finished."""
         found = (reader.partition.oldest for _, reader in sorted(self.readers.items()))
         return next((item_id for item_id in found if item_id is not None), None)
 
     async def open_new(self) -> None:
-        """Begin with the buckets that are not closed, as soon as their time has come.
+        """Open the buckets that are not closed, as soon as their time has come.
 
         Raises:
             Fenced: the shard has another owner.
@@ -71,16 +71,16 @@ class Buckets:
                 await reader.load()
                 self.readers[bucket] = reader
             else:
-                # Its last owner ended between closing it and saying so.
+                # Its last owner ended between closing it and recording that.
                 await self._tables.mark_bucket(partition.place, partition.closed, before=None)
                 self._known[bucket] = partition.closed
 
     def partition(self, entry: Entry) -> Partition:
-        """Return the partition that an item is in."""
+        """Return the partition of an item."""
         return self.readers[entry.place.bucket].partition
 
     async def close_finished(self) -> None:
-        """Close the buckets in which all is done, some time after their end, unless items had come late.
+        """Close the buckets in which everything is done, some time after their end, unless late items came.
 
         Raises:
             Fenced: the shard has another owner.
@@ -128,7 +128,7 @@ class Buckets:
             del self._known[bucket]
 
     async def _apart(self, bucket: int, work: Awaitable[None]) -> None:
-        """Do what may wait; a fault of one bucket is noted, and stops neither other buckets nor the shard."""
+        """Do work that may wait; a fault of one bucket is recorded, and stops neither other buckets nor the shard."""
         try:
             await work
         except (Fenced, Unknown):
@@ -137,7 +137,7 @@ class Buckets:
             self._faults.note(self._context.queue, f"shard {self._shard}, bucket {bucket}", e)
 
     async def stop(self) -> None:
-        """End all that is in flight."""
+        """Stop all work in flight."""
         for reader in self.readers.values():
             await reader.partition.stop()
 

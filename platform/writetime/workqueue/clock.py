@@ -1,7 +1,7 @@
-"""The one clock of the work queue: the database's.
+"""The only clock of the work queue: the database's.
 
-Ids, delays and backoff are by the clock of whichever node coordinates a request, carried on between two looks by this
-process's monotonic clock. So the wall clocks of enqueuers and workers do not matter at all.
+Ids, delays and backoff use the clock of the node that coordinates a request, continued between two reads with this
+process's monotonic clock. So the wall clocks of enqueuers and workers do not matter.
 """
 
 import time
@@ -22,7 +22,7 @@ class DatabaseClock:
         self._looked: float | None = None
 
     async def look(self) -> None:
-        """Ask the database for its time, if that was not done lately.
+        """Read the database's time, unless that was done recently.
 
         Raises:
             Unknown: it did not answer.

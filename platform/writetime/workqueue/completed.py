@@ -1,4 +1,4 @@
-"""Completed items as rows: a bounded PySpark op over buckets, one task a shard and bucket."""
+"""Completed items as rows: a bounded PySpark op over buckets, one task per shard and bucket."""
 
 import asyncio
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ PARTITION = ["queue", "bucket", "shard"]
 
 
 def read(spark: SparkSession, settings: Settings, places: list[Place]) -> DataFrame:
-    """Return the completed items of partitions, one row each; `bucket` is in milliseconds since 1970."""
+    """Return the completed items of partitions, one row per item; `bucket` is in milliseconds since 1970."""
     tasks = spark.createDataFrame([tuple(place) for place in places], "queue string, shard int, bucket long")
 
     def run_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

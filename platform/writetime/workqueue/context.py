@@ -1,4 +1,4 @@
-"""What the parts of a worker share for one queue."""
+"""Shared by the parts of a worker for one queue."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from writetime.workqueue.tables import Tables
 
 @dataclass(frozen=True)
 class QueueContext:
-    """One queue as one worker works on it."""
+    """One queue of one worker."""
 
     tables: Tables
     clock: DatabaseClock
@@ -22,7 +22,7 @@ class QueueContext:
 
     @property
     def own(self) -> Queue:
-        """What holds for this queue."""
+        """The settings of this queue."""
         return self.settings.queue(self.queue)
 
     def place(self, shard: int, bucket: int) -> Place:

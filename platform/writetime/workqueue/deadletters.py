@@ -1,7 +1,7 @@
-"""Dead letters: items that were given up, and sending them once more.
+"""Dead letters: items that were given up, and sending them again.
 
-A letter counts once its item's state says DEAD. A worker that lost its shard between the two writes leaves a letter of
-an item that another worker goes on with; such a letter is passed over.
+A letter counts once its item's state is DEAD. A worker that lost its shard between the two writes leaves the letter of
+an item that another worker continues; such a letter is skipped.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ def redrive(settings: Settings, queue: str) -> int:
     """Enqueue every dead letter that was not redriven yet as a new item, with its key and payload; return how many.
 
     A letter names its new item before that is inserted, and both may be repeated: a redrive that was interrupted, or
-    two at once, make one new item.
+    two at once, create one new item.
     """
     with connect(settings) as session:
         session.use_client_timestamp = False
@@ -39,7 +39,7 @@ async def read_letters(tables: Tables, queue: str, shards: int, bucket_seconds: 
         for letter in await tables.dead_letters(queue, shard):
             place = Place(queue, shard, bucket_of(letter.item_id, bucket_seconds))
             status = await tables.status(place, letter.item_id)
-            # With its bucket dropped, the letter is all that is left, and it was dead before.
+            # If its bucket was dropped, only the letter remains, and the item was dead before.
             if status is Status.DEAD or (status is None and not await tables.has_item(place, letter.item_id)):
                 letters.append(letter)
     return sorted(letters, key=lambda letter: letter.item_id.int)
@@ -62,11 +62,11 @@ async def _redrive(tables: Tables, settings: Settings, queue: str) -> int:
         if new_id is None:
             own_id = ids.make(clock.micros())
             await insist(partial(tables.mark_redriven, letter, own_id))
-            # Whoever was first, another redrive or this one by a write whose answer was lost.
+            # The first writer counts: another redrive, or this one by a write whose answer was lost.
             new_id = await insist(partial(tables.redriven_as, letter))
             count += new_id == own_id
         place = Place(queue, shard_of(letter.key, new_id, shards), bucket_of(new_id, bucket_seconds))
-        # One that was named before may be missing because of a crash, or as its bucket was dropped long after.
+        # An item that was named before may be missing because of a crash, or because its bucket was dropped long ago.
         if await insist(partial(tables.has_item, place, new_id)) or time_of(new_id) < clock.now() - keep:
             continue
         await insist(partial(tables.insert_bucket, place))

@@ -1,4 +1,4 @@
-"""A bounded drain of a queue on Spark: each task is a worker, and owns shards as any other worker does."""
+"""A bounded drain of a queue on Spark: each task is a worker, and owns shards like any other worker."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ _SCHEMA = pa.schema([pa.field("outcome", pa.string()), pa.field("count", pa.int6
 
 
 def drain(spark: SparkSession, settings: Settings, queue: str, handler: Handler, tasks: int) -> Counter[str]:
-    """Work a queue off with as many workers as tasks; return the outcomes of all.
+    """Process the items of a queue with one worker per task; return the outcomes of all.
 
-    A task that is repeated finds what is left. Other workers of the queue may run meanwhile.
+    A task that is repeated finds the remaining items. Other workers of the queue may run meanwhile.
     """
 
     def run_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

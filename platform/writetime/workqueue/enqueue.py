@@ -24,9 +24,9 @@ _T = TypeVar("_T")
 
 MAX_KEY_BYTES = 1024
 MAX_QUEUE_CHARACTERS = 200
-# A later item would have a bucket of its own for longer than anybody looks after it.
+# A later item would have its own bucket for longer than workers watch it.
 MAX_DELAY_SECONDS = 366 * 86_400
-# As deep as an event's payload may be. Python reads and writes JSON about 1,000 levels deep, less on a deep stack.
+# The same depth as for an event's payload. Python reads and writes JSON about 1,000 levels deep, less on a deep stack.
 MAX_PAYLOAD_LEVELS = 250
 # Bytes of items in one insert: well below the database's limits for a mutation.
 _BATCH_BYTES = 256 * 1024
@@ -35,7 +35,7 @@ _TOO_DEEP = f"the payload is nested more than {MAX_PAYLOAD_LEVELS} levels deep"
 
 
 class InvalidItem(WritetimeError):
-    """An item breaks a rule; the text says which, in words for the sender. Nothing of its call was enqueued."""
+    """An item breaks a rule; the text describes it for the sender. Nothing of its call was enqueued."""
 
 
 class TooLarge(InvalidItem):
@@ -45,7 +45,7 @@ class TooLarge(InvalidItem):
 class EnqueueUnknown(WritetimeError):
     """The database has not acknowledged in time. Repeat the call with `item_ids` to enqueue each item at most once.
 
-    Without any, nothing was enqueued.
+    Without ids, nothing was enqueued.
     """
 
     def __init__(self, text: str, item_ids: list[UUID]) -> None:
@@ -55,10 +55,10 @@ class EnqueueUnknown(WritetimeError):
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
-    """What to enqueue. `payload` is anything that JSON has, at most 250 levels deep. `delay_seconds`, at most 366 days,
-    and `item_id` exclude each other.
+    """An item to enqueue. `payload` is any JSON value, at most 250 levels deep. `delay_seconds`, at most 366 days, and
+    `item_id` exclude each other.
 
-    Items of a key run in order. `item_id` is a UUID of version 7, of a call whose outcome is unknown; its time must be
+    Items of a key run in order. `item_id` is a UUID of version 7, from a call with an unknown outcome; its time must be
     near the present one.
     """
 
@@ -78,7 +78,7 @@ class AsyncEnqueuer:
         self._ids = IdMaker()
         self._queues: dict[str, tuple[int, int]] = {}
         self._announced: set[Place] = set()
-        # Items whose inserts were slow, and when they were acknowledged.
+        # Items with slow inserts, and the times of their acknowledgements.
         self._slow: dict[UUID, float] = {}
 
     async def enqueue(self, queue: str, items: Sequence[NewItem]) -> list[UUID]:
@@ -88,9 +88,9 @@ class AsyncEnqueuer:
             InvalidItem: an item breaks a rule.
             EnqueueUnknown: the database has not acknowledged all; some may be enqueued.
         """
-        # Names stand in logs and on terminals.
+        # Names appear in logs and on terminals.
         if not 0 < len(queue) <= MAX_QUEUE_CHARACTERS or not queue.isprintable():
-            raise InvalidItem(f"a queue's name has 1 to {MAX_QUEUE_CHARACTERS} printable characters")
+            raise InvalidItem(f"a queue's name must have 1 to {MAX_QUEUE_CHARACTERS} printable characters")
         payloads = [self._payload(item) for item in items]
         entries: list[Entry] = []
         deadline = asyncio.get_running_loop().time() + self._settings.enqueue_timeout_seconds
@@ -107,7 +107,7 @@ class AsyncEnqueuer:
         except TimeoutError:
             if not entries:
                 raise EnqueueUnknown(
-                    f"queue {queue}: nothing was enqueued, as the database has not answered in "
+                    f"queue {queue}: nothing was enqueued, because the database has not answered in "
                     f"{self._settings.enqueue_timeout_seconds:g} s; repeat the call later",
                     [],
                 ) from None
@@ -119,7 +119,7 @@ class AsyncEnqueuer:
         return [e.item_id for e in entries]
 
     async def _know(self, queue: str) -> tuple[int, int]:
-        """Return shards and bucket seconds of a queue; and look at the clock."""
+        """Return shards and bucket seconds of a queue; and read the clock."""
         await self._clock.look()
         if queue not in self._queues:
             own = self._settings.queue(queue)
@@ -128,11 +128,11 @@ class AsyncEnqueuer:
 
     def _payload(self, item: NewItem) -> str:
         if item.key is not None and not 0 < len(item.key.encode()) <= MAX_KEY_BYTES:
-            raise InvalidItem(f"a key has 1 to {MAX_KEY_BYTES} bytes")
+            raise InvalidItem(f"a key must have 1 to {MAX_KEY_BYTES} bytes")
         if not 0 <= item.delay_seconds <= MAX_DELAY_SECONDS:
-            raise InvalidItem(f"a delay has 0 to {MAX_DELAY_SECONDS} seconds (366 days)")
+            raise InvalidItem(f"a delay must have 0 to {MAX_DELAY_SECONDS} seconds (366 days)")
         if item.delay_seconds and item.item_id is not None:
-            raise InvalidItem("an item that has an id already cannot have a delay")
+            raise InvalidItem("an item that already has an id cannot have a delay")
         try:
             payload = as_json(item.payload)
             size = len(payload.encode())
@@ -161,9 +161,9 @@ class AsyncEnqueuer:
         return Entry(place, item_id, item.key, payload, delayed, due, after=after)
 
     def _note_slow(self, entries: list[Entry], began: int) -> None:
-        """Remember, for the items that come next, inserts that took so long that polls may have gone past them.
+        """Remember, for the next items, inserts that took so long that polls may have passed them.
 
-        It is for as long as it takes until rescans have found them.
+        This lasts until rescans have found them.
         """
         now = self._clock.micros()
         self._slow = {i: at for i, at in self._slow.items() if now - at < 2_000_000 * self._settings.rescan_seconds}
@@ -171,7 +171,7 @@ class AsyncEnqueuer:
             self._slow.update({e.item_id: now for e in entries if e.key is not None})
 
     def _check_id(self, item_id: UUID) -> None:
-        """Refuse an id whose bucket may be closed, or is not looked at yet."""
+        """Reject an id whose bucket may be closed, or is not read yet."""
         allowed = self._settings.close_after_seconds / 2
         away = time_of(item_id) / 1000 - self._clock.now() / 1000
         if item_id.version != 7 or abs(away) > allowed:
@@ -195,7 +195,7 @@ class AsyncEnqueuer:
             async with free:
                 await insist(partial(self._tables.insert_items, batch))
 
-        # Batches of one partition follow each other, so that no item is seen before an earlier one of its key.
+        # Batches of one partition follow each other, so that no item is visible before an earlier one of its key.
         async def insert_all(batches: list[list[Entry]]) -> None:
             for batch in batches:
                 await insert(batch)
@@ -207,10 +207,10 @@ class AsyncEnqueuer:
 
 
 class Enqueuer:
-    """Enqueues from ordinary code; a context manager. One may be shared by threads.
+    """Enqueues from synchronous code; a context manager. Threads may share one.
 
     Raises:
-        DatabaseUnreachable: when it is entered and no contact point answers.
+        DatabaseUnreachable: on entry, if no contact point answers.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -265,7 +265,7 @@ class Enqueuer:
 
 
 def _is_deeper(value: Any) -> bool:
-    """Return whether a payload has more levels than are allowed."""
+    """Return whether a payload has more levels than allowed."""
     level = [value]
     for _ in range(MAX_PAYLOAD_LEVELS + 1):
         inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list | tuple))

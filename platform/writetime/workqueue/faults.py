@@ -1,6 +1,6 @@
-"""Faults that no rule foresees, each at the place that has it: logged, counted, and kept for `writetime status`.
+"""Unexpected faults, each at the place that has it: logged, counted, and kept for `writetime status`.
 
-A place is a queue, a shard, a bucket or an item. It is tried again three times; then it rests before the next try.
+A place is a queue, a shard, a bucket or an item. It is retried three times; then it rests before the next attempt.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Faults:
         self._reports: set[asyncio.Task[None]] = set()
 
     def note(self, queue: str, place: str, error: BaseException) -> float:
-        """Note a fault; return for how many seconds its place is to rest: `REST_SECONDS` once it was tried enough."""
+        """Record a fault; return for how many seconds its place must rest: `REST_SECONDS` after enough attempts."""
         now = self._monotonic()
         # A place that worked for two rests has recovered.
         self._seen = {name: seen for name, seen in self._seen.items() if now - seen.at < 2 * REST_SECONDS}
@@ -58,7 +58,7 @@ class Faults:
         return pause
 
     async def end(self) -> None:
-        """End what is being reported."""
+        """Stop reports in progress."""
         reports = list(self._reports)
         for report in reports:
             report.cancel()

@@ -1,4 +1,4 @@
-"""Runs the handler of one item, and finds what is to become of the item."""
+"""Runs the handler of one item, and returns the item's outcome."""
 
 import asyncio
 import inspect
@@ -13,20 +13,20 @@ from writetime.workqueue.tables import as_json
 
 Handler = Callable[[Item], Any] | Callable[[Item], Awaitable[Any]]
 
-# The database answers a conditional write beyond its limit for a mutation with a timeout, time and again. The limit is
-# half a commit log segment: 4 MiB embedded.
+# The database answers a conditional write beyond its limit for a mutation with a timeout, each time. The limit is half
+# a commit log segment: 4 MiB embedded.
 MAX_RESULT_BYTES = 4 * 1024 * 1024 - 64 * 1024
 
 
 async def handle(
     handler: Handler, entry: Entry, held: Callable[[], bool], threads: Executor
 ) -> tuple[Status, str | None]:
-    """Run a handler; return what is to become of the item, and its result as JSON, or the error."""
+    """Run a handler; return the item's outcome, and its result as JSON, or the error."""
     try:
         entry.payload.encode()
         payload = json.loads(entry.payload)
     except (ValueError, RecursionError) as e:
-        # Anybody who may write to the table can have inserted it.
+        # Any client that may write to the table can have inserted it.
         return Status.DEAD, f"the payload cannot be read as JSON: {e}"
     item = Item(entry.place.queue, entry.item_id, entry.key, payload, entry.attempts, held)
     try:
@@ -51,7 +51,7 @@ def _result(value: Any) -> str:
 
     Raises:
         TypeError: it cannot be JSON.
-        ValueError: the database cannot hold it: it has characters that are no Unicode, or is too large.
+        ValueError: the database cannot hold it: it has invalid Unicode, or is too large.
     """
     text = as_json(value)
     if (size := len(text.encode())) > MAX_RESULT_BYTES:

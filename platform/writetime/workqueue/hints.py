@@ -1,4 +1,4 @@
-"""Wake-up by change capture: a change of the table of items ends the pause of polling. Polling stays the truth."""
+"""Wake-up by change capture: a change of the table of items ends the pause of polling. Polling alone is enough."""
 
 import logging
 import threading
@@ -17,14 +17,14 @@ _TOPIC_SECONDS = 2.0
 
 
 class Hint(Protocol):
-    """Tells that a queue may have new items. A hint that is missing costs time, one too many a poll."""
+    """Reports that a queue may have new items. A missing hint costs time, an unnecessary one a poll."""
 
     def start(self, notify: Callable[[str], object]) -> None:
-        """Begin to call `notify` with names of queues, from any thread."""
+        """Start to call `notify` with names of queues, from any thread."""
         ...
 
     def stop(self) -> None:
-        """End."""
+        """Stop."""
         ...
 
 
@@ -38,7 +38,7 @@ class KafkaHint:
         self._thread = threading.Thread(target=self._read, daemon=True, name="hint")
 
     def start(self, notify: Callable[[str], object]) -> None:
-        """Read what is published from now on."""
+        """Read messages that are published from now on."""
         self._notify = notify
         self._thread.start()
 
@@ -56,7 +56,7 @@ class KafkaHint:
             while not self._stop.is_set():
                 if time.monotonic() - looked > _TOPIC_SECONDS:
                     looked = time.monotonic()
-                    # The agent makes the topic when it first has a change to publish.
+                    # The agent creates the topic at its first change.
                     if (partitions := self._partitions(consumer)) != known:
                         consumer.assign([TopicPartition(self._topic, p, OFFSET_END) for p in range(partitions)])
                         known = partitions
@@ -64,7 +64,7 @@ class KafkaHint:
                 for queue in {queue_of(m.key() or b"") for m in messages if m.error() is None}:
                     self._notify(queue)
         except (KafkaException, RuntimeError) as e:
-            # Without hints the queue is polled; and a loop that has ended takes none.
+            # Without hints the queue is polled; a loop that has ended accepts none.
             log.warning("no more hints from %s: %s", self._topic, e)
         finally:
             consumer.close()
@@ -78,6 +78,6 @@ class KafkaHint:
 
 
 def queue_of(key: bytes | str) -> str:
-    """Return the queue that a message is about: the first part of the partition key, which has its length before it."""
+    """Return the queue of a message: the first part of the partition key, which has its length before it."""
     key = key.encode() if isinstance(key, str) else key
     return key[2 : 2 + int.from_bytes(key[:2], "big")].decode(errors="replace")

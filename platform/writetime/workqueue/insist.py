@@ -1,4 +1,4 @@
-"""Repeating what the database did not answer."""
+"""Repeats statements that the database did not answer."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ _PAUSE_CAP_SECONDS = 2.0
 
 
 async def insist(act: Callable[[], Awaitable[_T]]) -> _T:
-    """Repeat what may be repeated, with growing pauses, until the database answers; the caller may set a deadline."""
+    """Repeat a repeatable statement, with growing pauses, until the database answers; the caller may set a deadline."""
     pause = _PAUSE_SECONDS
     while True:
         try:

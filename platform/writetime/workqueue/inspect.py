@@ -1,4 +1,4 @@
-"""How a queue is: what waits, runs and is dead, for how long, and who works on it."""
+"""The state of a queue: its waiting, running and dead items, their ages, and its workers."""
 
 import asyncio
 from collections import Counter
@@ -41,12 +41,12 @@ class QueueState:
 
     @property
     def depth(self) -> int:
-        """How many items are not finished."""
+        """The number of unfinished items."""
         return self.received + self.processing + self.retry
 
 
 def inspect(settings: Settings, queue: str) -> QueueState:
-    """Return the state of a queue. It reads all that is unfinished, and nothing that is settled.
+    """Return the state of a queue. It reads all unfinished items, and no settled ones.
 
     Raises:
         DatabaseUnreachable: no contact point answers.
@@ -114,7 +114,7 @@ def worker_faults(settings: Settings) -> list[Any]:
 
 
 def status_lines(settings: Settings) -> Iterator[str]:
-    """Yield the faults of workers for `writetime status`; nothing where no database answers, or was made ready."""
+    """Yield the faults of workers for `writetime status`; nothing if no database answers, or it has no tables yet."""
     try:
         found = worker_faults(settings)
     except WritetimeError:

@@ -1,8 +1,8 @@
-"""Work items: their ids, which say when and where they are, and what a handler gets to see.
+"""Work items: their ids, which determine their time and place, and the handler's view of them.
 
 An item's id is a UUID of version 7 (RFC 9562): its first 48 bits are milliseconds since 1970, by the database's clock.
-The database orders such ids by time. The time is when the item was enqueued, or until when it was delayed, and says in
-which bucket it is. So an id alone finds its row, and an insert that is repeated writes the same row.
+The database orders such ids by time. The time is when the item was enqueued, or until when it was delayed, and
+determines its bucket. So an id alone finds its row, and a repeated insert writes the same row.
 """
 
 import itertools
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """An item as its shard's owner has it. `due` is in milliseconds of the database's clock."""
+    """An item as its shard's owner knows it. `due` is in milliseconds of the database's clock."""
 
     place: Place
     item_id: UUID
@@ -58,15 +58,15 @@ class Entry:
     delayed: bool = False
     due: int = 0
     attempts: int = 0
-    # How often something other than its handler has failed.
+    # The number of failures outside the handler.
     faults: int = 0
-    # The oldest item that came slowly just before this one.
+    # The oldest slow insert just before this one.
     after: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What a handler gets. `item_id` is the idempotency key of effects outside the database."""
+    """The item that a handler receives. `item_id` is the idempotency key of effects outside the database."""
 
     queue: str
     item_id: UUID
@@ -77,26 +77,26 @@ class Item:
 
     @property
     def held(self) -> bool:
-        """Whether this worker still owns the item; a long handler stops when it does not."""
+        """Whether this worker still owns the item; a long handler should stop when it does not."""
         return self._held()
 
 
 class IdMaker:
-    """Makes ids that grow strictly within this process, also when the clock does not."""
+    """Makes ids that grow strictly within this process, even if the clock does not."""
 
     def __init__(self) -> None:
         self._last = 0
         self._random: random.Random = random.SystemRandom()
 
     def make(self, at_micros: int) -> UUID:
-        """Return an id of a time in microseconds since 1970, or of the next instant that was not used yet."""
+        """Return an id for a time in microseconds since 1970, or for the next unused time."""
         milliseconds, micros = divmod(at_micros, 1000)
         tick = max(milliseconds * _FRACTIONS + micros * _FRACTIONS // 1000, self._last + 1)
         self._last = tick
         return self._id(tick)
 
     def make_delayed(self, at_millis: int) -> UUID:
-        """Return an id of a later time; the order among items of the same millisecond is random."""
+        """Return an id for a later time; the order among items of the same millisecond is random."""
         return self._id(at_millis * _FRACTIONS + self._random.randrange(_FRACTIONS))
 
     def _id(self, tick: int) -> UUID:
@@ -115,7 +115,7 @@ def time_of(item_id: UUID) -> int:
 
 
 def bucket_of(item_id: UUID, bucket_seconds: int) -> int:
-    """Return the bucket that an item is in."""
+    """Return the bucket of an item."""
     length = bucket_seconds * 1000
     return time_of(item_id) // length * length
 
@@ -126,7 +126,7 @@ def shard_of(key: str | None, item_id: UUID, shards: int) -> int:
 
 
 def millis(instant: datetime) -> int:
-    """Return a `timestamp` of the database, as the driver gives it, in milliseconds since 1970."""
+    """Return a `timestamp` of the database, as the driver returns it, in milliseconds since 1970."""
     since = instant.replace(tzinfo=None) - _EPOCH
     return (since.days * 86_400 + since.seconds) * 1000 + round(since.microseconds / 1000)
 

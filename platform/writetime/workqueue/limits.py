@@ -1,10 +1,10 @@
-"""Rates and their parts. A limit of a queue is shared out among its shards, each of which has one owner at a time."""
+"""Rates and their parts. A limit of a queue is divided among its shards, each of which has one owner at a time."""
 
 
 class Rate:
-    """Lets so many begin a second, evenly: the next one when the time of the last one is over.
+    """Lets a number of items start per second, evenly: the next one when the time of the last one is over.
 
-    At most one second's worth may begin at once after a pause. `now` is in seconds of any clock that does not go back.
+    After a pause, at most one second's worth may start at once. `now` is in seconds of any clock that does not go back.
     """
 
     def __init__(self, per_second: float | None) -> None:
@@ -13,20 +13,20 @@ class Rate:
         self._next: float | None = None
 
     def ready_at(self, now: float) -> float:
-        """Return when the next one may begin."""
+        """Return when the next one may start."""
         if not self._gap:
             return now
         if self._next is None:
-            # A new owner does not know what the last one began: no burst.
+            # A new owner does not know when the last one started items: no burst.
             self._next = now
         return max(now, self._next)
 
     def begin(self, now: float) -> None:
-        """Count one that begins."""
+        """Count one start."""
         if self._gap:
             self._next = max(self._next if self._next is not None else now, now - self._burst + self._gap) + self._gap
 
 
 def part(limit: int | None, shard: int, shards: int) -> int | None:
-    """Return a shard's part of a number; the parts of all shards are the whole."""
+    """Return a shard's part of a number; the parts of all shards add up to it."""
     return None if limit is None else limit // shards + (shard < limit % shards)

@@ -1,4 +1,4 @@
-"""A worker's Prometheus metrics: what became of attempts, how long items waited and ran, and what waits now."""
+"""A worker's Prometheus metrics: outcomes of attempts, waiting and running times of items, and waiting items."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
@@ -9,7 +9,7 @@ _RAN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 
 
 class QueueMetrics:
-    """The metrics of one queue, as one worker sees it."""
+    """One worker's metrics of one queue."""
 
     def __init__(self, metrics: "WorkerMetrics", queue: str) -> None:
         self._outcomes = {name: metrics.outcomes.labels(queue, name) for name in OUTCOMES}
@@ -25,23 +25,23 @@ class QueueMetrics:
         self._claimed.inc(count)
 
     def ended(self, outcome: str, count: int = 1) -> None:
-        """Count what became of attempts."""
+        """Count the outcomes of attempts."""
         self._outcomes[outcome].inc(count)
 
     def faulted(self, kind: str) -> None:
-        """Count a fault that no rule foresees, by the kind of its place."""
+        """Count an unexpected fault, by the kind of its place."""
         self._faults.labels(self._queue, kind).inc()
 
     def began(self, waited_seconds: float) -> None:
-        """Note for how long an item was due when its handler began."""
+        """Record how long an item was due when its handler started."""
         self._waited.observe(waited_seconds)
 
     def ran(self, seconds: float) -> None:
-        """Note how long a handler took."""
+        """Record how long a handler took."""
         self._ran.observe(seconds)
 
     def observe(self, *, shards: int, aside: int, waiting: int, running: int, oldest_seconds: float) -> None:
-        """Say what this worker has in its hands now."""
+        """Set the gauges of this worker's present items."""
         self._gauges["shards"].set(shards)
         self._gauges["shards_set_aside"].set(aside)
         self._gauges["waiting_items"].set(waiting)
@@ -65,28 +65,28 @@ class WorkerMetrics:
         self.claimed = Counter("writetime_worker_claimed", "Items claimed.", ["queue"], registry=registry)
         self.outcomes = Counter(
             "writetime_worker_attempts",
-            "Attempts by what became of them: completed, failed and to be repeated (retry), dead, or refused by the "
+            "Attempts by outcome: completed, failed and to be repeated (retry), dead, or refused by the "
             "fence (fenced).",
             ["queue", "outcome"],
             registry=registry,
         )
         self.waited = Histogram(
             "writetime_worker_waited_seconds",
-            "From when an item was due until its handler began.",
+            "Time from an item's due time to the start of its handler.",
             ["queue"],
             buckets=_WAITED_BUCKETS,
             registry=registry,
         )
         self.ran = Histogram(
             "writetime_worker_handler_seconds",
-            "How long handlers ran.",
+            "Running time of handlers.",
             ["queue"],
             buckets=_RAN_BUCKETS,
             registry=registry,
         )
         self.faults = Counter(
             "writetime_worker_faults",
-            "Faults that no rule foresees, by what failed: an item, a bucket, a shard, or what is done for a queue.",
+            "Unexpected faults, by place: an item, a bucket, a shard, or work for a whole queue.",
             ["queue", "kind"],
             registry=registry,
         )
@@ -94,8 +94,8 @@ class WorkerMetrics:
             name: Gauge(f"writetime_worker_{name}", text, ["queue"], registry=registry)
             for name, text in {
                 "shards": "Shards that this worker owns.",
-                "shards_set_aside": "Shards that it does not take for a while, as something in them failed.",
-                "waiting_items": "Items of its shards that wait, as far as it has read ahead.",
+                "shards_set_aside": "Shards that it does not take for a while because of a fault in them.",
+                "waiting_items": "Waiting items of its shards, as far as it has read ahead.",
                 "running_items": "Items that it has claimed and not settled.",
                 "oldest_item_seconds": "Age of the oldest unfinished item of its shards that is due.",
             }.items()

@@ -1,8 +1,8 @@
-"""One partition of a queue in the hands of its owner: fenced writes, what is finished, and the floor.
+"""One partition of a queue, used by its owner: fenced writes, finished items, and the floor.
 
-A partition has at most one write in flight. Meanwhile further changes gather and make the next batch, so batches grow
-with the load and no two conditional writes contend. Each batch says its number (`op`) and requires the one before and
-the owner's epoch. When an answer is lost the same batch is sent again: if the number is there with our epoch, it was
+A partition has at most one write in flight. Meanwhile further changes form the next batch, so batches grow with the
+load and no two conditional writes contend. Each batch has its number (`op`) and requires the previous one and the
+owner's epoch. If an answer is lost, the same batch is sent again: if the number is there with our epoch, it was
 applied; with another epoch, the shard has another owner, and nothing of the batch was or will be written.
 """
 
@@ -25,18 +25,18 @@ _BATCH_BYTES = 256 * 1024
 
 
 class Fenced(WritetimeError):
-    """The shard has another owner; what was to be written was not, and will not be."""
+    """The shard has another owner; the changes were not written, and will not be."""
 
 
 class _Group(NamedTuple):
-    """Changes that are written together, and who waits for them."""
+    """Changes that are written together, and their waiting callers."""
 
     changes: Sequence[Change]
     written: "asyncio.Future[None]"
 
 
 class Partition:
-    """A partition that was stamped with our epoch."""
+    """A partition that has our epoch."""
 
     def __init__(self, tables: Tables, place: Place, epoch: int, statics: Statics, batch_rows: int) -> None:
         self.place = place
@@ -44,35 +44,35 @@ class Partition:
         self.floor = statics.floor or NO_ID
         self._tables = tables
         self._epoch = epoch
-        # Zero where it was just stamped; more where this owner has closed it before.
+        # Zero if it was just stamped; more if this owner has closed it before.
         self._op = (statics.op or 0) if statics.epoch == epoch else 0
         self._batch_rows = batch_rows
         self._waiting: deque[_Group] = deque()
         self._flushing: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
-        # Ids beyond the floor: all that were seen, in order, and those of them that are finished.
+        # Ids beyond the floor: all known ones, in order, and the finished ones among them.
         self._seen: list[UUID] = []
         self._known: set[UUID] = set()
         self._finished: set[UUID] = set()
 
     @classmethod
     async def open(cls, tables: Tables, place: Place, epoch: int, batch_rows: int) -> "Partition":
-        """Stamp a partition with an epoch, which ends what any earlier owner may write, and return it.
+        """Stamp a partition with an epoch, which ends the writes of any earlier owner, and return it.
 
         Raises:
             Fenced: a later owner has stamped it.
-            Unknown: the database did not answer; it may be tried again.
+            Unknown: the database did not answer; it may be retried.
         """
         while True:
             statics = await tables.statics(place)
             if statics.epoch is not None and statics.epoch > epoch:
                 raise Fenced(f"{place} has epoch {statics.epoch}, later than {epoch}")
-            # Also where an earlier attempt of ours has succeeded.
+            # Also if an earlier attempt of ours has succeeded.
             if statics.epoch == epoch or await tables.stamp(place, epoch, before=statics.epoch):
                 return cls(tables, place, epoch, statics, batch_rows)
 
     def see(self, item_id: UUID, *, finished: bool = False) -> bool:
-        """Take note of an item; return whether it is new and unfinished."""
+        """Record an item; return whether it is new and unfinished."""
         if item_id in self._known:
             return False
         self._known.add(item_id)
@@ -82,21 +82,21 @@ class Partition:
         return not finished
 
     def knows(self, item_id: UUID) -> bool:
-        """Return whether an item was seen, and is not below the floor yet."""
+        """Return whether an item is known, and is not below the floor yet."""
         return item_id in self._known
 
     @property
     def unfinished(self) -> int:
-        """How many items were seen and are not finished."""
+        """The number of known items that are not finished."""
         return len(self._seen) - len(self._finished)
 
     @property
     def oldest(self) -> UUID | None:
-        """The first item that was seen and is not finished."""
+        """The first known item that is not finished."""
         return next((item_id for item_id in self._seen if item_id not in self._finished), None)
 
     def settle(self, before: int) -> None:
-        """Raise the floor over finished items from before an instant (milliseconds), after which none may come late."""
+        """Raise the floor over finished items from before a time (milliseconds), after which none may come late."""
         done = 0
         for item_id in self._seen:
             if item_id not in self._finished or time_of(item_id) >= before:
@@ -124,7 +124,7 @@ class Partition:
         return future
 
     async def close(self, closed: int | None) -> None:
-        """Say in the database that the partition is closed since an instant, or open again (None).
+        """Record in the database that the partition is closed since a time, or open again (None).
 
         Raises:
             Fenced: the shard has another owner.
@@ -136,7 +136,7 @@ class Partition:
         self.closed = closed
 
     async def _flush(self) -> None:
-        # One turn of the loop, in which all that is ready now is added.
+        # One turn of the loop, in which all changes that are ready now are added.
         await asyncio.sleep(0)
         batch: list[_Group] = []
         try:
@@ -155,7 +155,7 @@ class Partition:
                         future.set_result(None)
                 batch = []
         except (Exception, asyncio.CancelledError) as e:
-            # What was sent may have been applied; only a new owner, who reads it, may go on from here.
+            # The batch may have been applied; only a new owner, who reads it, may continue from here.
             self._fault = e if isinstance(e, Exception) else Fenced(f"{self.place} was given up")
             for _, future in [*batch, *self._waiting]:
                 if not future.done():
@@ -193,7 +193,7 @@ class Partition:
         await insist(apply)
 
     async def stop(self) -> None:
-        """End what is in flight; further writes raise `Fenced`."""
+        """Stop the write in flight; further writes raise `Fenced`."""
         self._fault = self._fault or Fenced(f"{self.place} was given up")
         if (task := self._flushing) is not None:
             task.cancel()

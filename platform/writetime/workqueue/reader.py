@@ -1,8 +1,8 @@
-"""Reads the items of one partition as they come: polls look a little back, a rescan finds what came later than that.
+"""Reads the items of one partition as they come: polls look back a little, a rescan finds later ones.
 
 Ids are times, and an insert may become visible after one with a later id. So a poll begins `overlap_seconds` before the
-newest item, where that does not take too long, and a rescan begins at the floor. What comes after even that is found
-when the bucket is closed, or at the latest before it is dropped (`buckets`).
+newest item, if that does not take too long, and a rescan begins at the floor. Items that come even later are found when
+the bucket is closed, or at the latest before it is dropped (`buckets`).
 """
 
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from writetime.workqueue.items import Entry, first_id, time_of
 from writetime.workqueue.partition import LAST_ID, NO_ID, Partition
 from writetime.workqueue.tables import PAGE_ROWS, StateRow
 
-# A look back that took so long is followed by so many times that without one.
+# After a look back, this many times its duration pass without another one.
 _LOOK_BACK_PAUSES = 9
 
 
 class _Pass(NamedTuple):
-    """One look back, page by page: when it began, in milliseconds, and where the next one is to begin."""
+    """One look back, page by page: when it began, in milliseconds, and where the next one must begin."""
 
     began: int
     unsure: UUID
 
 
 class Reader:
-    """The reading side of a partition that is ours."""
+    """The reading side of our partition."""
 
     def __init__(self, context: QueueContext, partition: Partition) -> None:
         settings = context.settings
@@ -42,7 +42,7 @@ class Reader:
         # Behind: where the next page begins.
         self._cursor = partition.floor
         self._newest = partition.floor
-        # Where a look back begins: what comes to a place before that comes late.
+        # Where a look back begins: items that come before that are late.
         self._unsure = partition.floor
         self._looks_back_at = 0
         now = context.clock.now()
@@ -53,7 +53,7 @@ class Reader:
         self.behind = True
 
     async def load(self) -> None:
-        """Read what earlier owners have done beyond the floor."""
+        """Read the states of earlier owners beyond the floor."""
         for state in await self._tables.states(self.partition.place, self.partition.floor):
             if state.status.final:
                 self.partition.see(state.item_id, finished=True)
@@ -61,14 +61,14 @@ class Reader:
                 self._claimed[state.item_id] = state
 
     async def poll(self) -> list[Entry]:
-        """Return items that were not seen before."""
+        """Return items that were not known before."""
         now = self._clock.now()
         past = now > self._end + self._tolerance + self._overlap
         if past and not self.behind and now - self._polled < self._rescan:
             return []
         self._polled = now
         before = first_id(now + self._tolerance)
-        # The readers of later buckets rely on that those of earlier ones have looked back.
+        # The readers of later buckets rely on the look back of the earlier ones.
         due = now >= self._looks_back_at or now + self._tolerance >= self._end
         looks_back = due and not self.behind
         start = self._cursor if self.behind else self._unsure if looks_back else self._newest
@@ -82,7 +82,7 @@ class Reader:
         rescan = not behind and now - self._rescanned > self._rescan
         if rescan:
             new += await self._unknown(self.partition.floor, before, besides=new)
-        # From here on nothing can fail: what is noted as seen is returned.
+        # From here on nothing can fail: items recorded as known are returned.
         if looks_back or in_order:
             recent = min(max(time_of(newest), now - self._tolerance) - self._overlap, now)
             self._pass = _Pass(now, first_id(recent)) if looks_back else None
@@ -98,10 +98,10 @@ class Reader:
         return found
 
     def _earlier(self, new: list[Entry], now: int, *, in_order: bool) -> UUID | None:
-        """Return from where on to look once more for items that were acknowledged before those that were just found.
+        """Return where to look again for items that were acknowledged before those that were just found.
 
-        A read of several replicas, or pages, is of no single instant: it may see an item and miss an earlier one. And
-        an insert that took long may have come to a place that was read before; its enqueuer's next items say so.
+        A read of several replicas, or pages, has no single time: it may find an item and miss an earlier one. And a
+        slow insert may have come to a place that was read before; its enqueuer's next items report it.
         """
         keyed = [e for e in new if e.key is not None]
         starts = [_just_before(e.after) for e in keyed if e.after is not None]
@@ -112,7 +112,7 @@ class Reader:
         return max(self.partition.floor, min(starts)) if starts else None
 
     def earlier_bucket(self, found: list[Entry]) -> UUID | None:
-        """Return from where on earlier buckets have to be looked at, before items that were found here may run."""
+        """Return where earlier buckets must be read again, before the items that were found here may run."""
         keyed = [e for e in found if e.key is not None]
         start = self.partition.place.bucket
         starts = [_just_before(e.after) for e in keyed if e.after is not None and time_of(e.after) < start]
@@ -121,19 +121,19 @@ class Reader:
         return min(starts, default=None)
 
     async def late(self, since: UUID) -> list[Entry]:
-        """Return items from an id on that were not seen before."""
+        """Return items from an id on that were not known before."""
         return self._note(await self._unknown(max(self.partition.floor, since), LAST_ID))
 
     async def _unknown(self, after: UUID, before: UUID, besides: Sequence[Entry] = ()) -> list[Entry]:
-        """Return items between two ids that were neither seen before nor read just now."""
+        """Return items between two ids that were neither known before nor just read."""
         place, read = self.partition.place, {e.item_id for e in besides}
         ids = await self._tables.item_ids(place, after, before)
         return [await self._tables.item(place, i) for i in ids if not self.partition.knows(i) and i not in read]
 
     async def reconcile(self) -> list[Entry]:
-        """Compare all items of the partition with all states, and return those that were missed."""
+        """Compare all items of the partition with all states, and return the missed ones."""
         place = self.partition.place
-        # The states are read last: what was finished meanwhile is not missed.
+        # The states are read last: an item that finishes meanwhile is not missed.
         ids = await self._tables.item_ids(place, NO_ID, LAST_ID)
         states = {s.item_id: s for s in await self._tables.states(place, NO_ID)}
         missed = [i for i in ids if not self.partition.knows(i) and not (i in states and states[i].status.final)]
@@ -143,7 +143,7 @@ class Reader:
 
     @property
     def closable(self) -> bool:
-        """Whether all that was seen is finished, and all that there is was seen."""
+        """Whether all known items are finished, and all existing ones known."""
         return not self.behind and not self.partition.unfinished
 
     def _note(self, rows: list[Entry]) -> list[Entry]:

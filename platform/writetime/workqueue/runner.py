@@ -1,4 +1,4 @@
-"""One shard at work: finds its items, claims them, and writes what became of them."""
+"""One shard at work: finds its items, claims them, and writes their outcomes."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from writetime.workqueue.tables import BucketRow, Change, DeadLetter
 
 log = logging.getLogger(__name__)
 
-# Items that wait in memory: below the first number more are read, and up to the second where none of them may run.
+# Items that wait in memory: below the first number more are read, up to the second number if none of them may run.
 _LOW = 500
 _MOST_WAITING = 100_000
 _MAX_ERROR_CHARACTERS = 4000
@@ -32,7 +32,7 @@ _LONGEST_SWEEP_SECONDS = 60.0
 
 
 class ShardRunner:
-    """Works on one shard until it is lost. `wake` is called when items may be taken."""
+    """Processes the items of one shard until it is lost. `wake` is called when items may be taken."""
 
     def __init__(self, context: QueueContext, hold: Hold, wake: Callable[[], None], faults: Faults) -> None:
         own, shard, shards = context.own, hold.row.shard, context.shards
@@ -56,11 +56,11 @@ class ShardRunner:
         self._sweep_seconds = min(_LONGEST_SWEEP_SECONDS, context.settings.close_after_seconds / _SWEEPS_A_GRACE)
         self._swept = 0
         self._pause = context.settings.poll_seconds
-        # Whether a whole round has found nothing to do: what `until idle` asks.
+        # Whether a complete round has found nothing to do: the condition of `until idle`.
         self.quiet = False
 
     def offer(self, rows: list[BucketRow]) -> None:
-        """Say which buckets the shard has; those of earlier calls need not be said again."""
+        """Pass the shard's buckets; those of earlier calls may be left out."""
         if self.buckets.offer(rows):
             self.poll_now()
 
@@ -88,7 +88,7 @@ class ShardRunner:
             await self._rest()
 
     def take(self, most: int) -> list[Entry]:
-        """Return items that may be claimed now; each is to be settled by one of the methods below, or lost with us."""
+        """Return items that may be claimed now; settle each with one of the methods below, unless the shard is lost."""
         if self.hold.leaving or not self.hold.valid:
             return []
         taken = self.backlog.take(self._clock.now(), most)
@@ -97,13 +97,13 @@ class ShardRunner:
         return taken
 
     def next_due(self) -> float | None:
-        """Return in how many seconds something may be taken without any news; None if nothing."""
+        """Return in how many seconds an item may be taken if nothing new comes; None if none."""
         now = self._clock.now()
         due = None if self.hold.leaving or not self.hold.valid else self.backlog.next_due(now)
         return None if due is None else max(0, due - now) / 1000
 
     async def claim(self, entries: Sequence[Entry]) -> None:
-        """Write that items are being worked on, and how often that was begun; as many as a batch has rows."""
+        """Write that items are being processed, and the number of their attempts; as many as a batch has rows."""
         now = self._clock.now()
         changes: dict[Partition, list[Change]] = defaultdict(list)
         for entry in entries:
@@ -113,19 +113,19 @@ class ShardRunner:
         await asyncio.gather(*(partition.write(together) for partition, together in changes.items()))
 
     def complete(self, entry: Entry, result: str | None) -> "asyncio.Future[None]":
-        """Write that an item is done, with the handler's result, in one fenced write; then it is to be released."""
+        """Write that an item is done, with the handler's result, in one fenced write; then release it."""
         change = Change(entry.item_id, Status.COMPLETED, self._clock.now(), result=result)
         return self.buckets.partition(entry).write([change])
 
     def release(self, entry: Entry) -> None:
-        """Say that an item is settled: the next one of its key may run."""
+        """Record that an item is settled: the next one of its key may run."""
         self.backlog.release(entry, self._clock.now())
         self.idle.set()
         self._wake()
 
     async def fail(self, entry: Entry, error: str, *, give_up: bool = False) -> Status:
         """Write that an attempt has failed: the item is due again later, or is dead."""
-        # A handler's words may have characters that are no Unicode.
+        # A handler's error may have invalid Unicode.
         error = error[:_MAX_ERROR_CHARACTERS].encode(errors="backslashreplace").decode()
         if give_up or entry.attempts >= self.own.max_attempts:
             await self._bury(entry, error)
@@ -141,7 +141,7 @@ class ShardRunner:
         return Status.RETRY
 
     async def give_back(self, entry: Entry) -> None:
-        """Write that a claimed item was not begun after all."""
+        """Write that a claimed item was not started."""
         entry.attempts -= 1
         now = self._clock.now()
         change = Change(entry.item_id, Status.RETRY, now, entry.attempts, due=entry.due or now)
@@ -149,18 +149,18 @@ class ShardRunner:
         self.release(entry)
 
     async def drained(self) -> None:
-        """Wait until nothing that was taken is open any more."""
+        """Wait until no taken item is open any more."""
         while self.backlog.running and not self.hold.lost:
             self.idle.clear()
             await self.idle.wait()
 
     async def stop(self) -> None:
-        """End what is in flight."""
+        """Stop all work in flight."""
         self.idle.set()
         await self.buckets.stop()
 
     async def _bury(self, entry: Entry, error: str) -> None:
-        """Keep a dead letter first, then say that the item is dead: so no dead item is without its letter."""
+        """Store a dead letter first, then mark the item as dead: so no dead item is without its letter."""
         place, now = entry.place, self._clock.now()
         letter = DeadLetter(
             place.queue, place.shard, entry.item_id, entry.key, entry.payload, entry.attempts, error, now
@@ -169,7 +169,7 @@ class ShardRunner:
         await self.buckets.partition(entry).write([Change(entry.item_id, Status.DEAD, now, error=error)])
 
     async def _look(self) -> bool:
-        """Open new buckets, read new items, and look after old buckets; return whether there were new items."""
+        """Open new buckets, read new items, and manage old buckets; return whether there were new items."""
         self._news.clear()
         await self.buckets.open_new()
         found = False
@@ -190,12 +190,12 @@ class ShardRunner:
     async def _read(self, reader: Reader) -> bool:
         new = await reader.poll()
         if (since := reader.earlier_bucket(new)) is not None:
-            # They were noted as seen, so an error must not lose them.
+            # They were recorded as known, so an error must not lose them.
             self._add(await insist(partial(self._late, reader, since)))
         return self._add(new)
 
     async def _late(self, reader: Reader, since: UUID) -> list[Entry]:
-        """Return what has come to the bucket before a reader's."""
+        """Return the items that came to the bucket before a reader's."""
         earlier = [b for b in self.buckets.readers if b < reader.partition.place.bucket]
         return await self.buckets.readers[max(earlier)].late(since) if earlier else []
 

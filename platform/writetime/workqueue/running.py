@@ -1,7 +1,8 @@
-"""A worker while it runs: its shards, what it has claimed, and the lanes in which handlers run.
+"""A running worker: its shards, its claimed items, and the lanes in which handlers run.
 
-Items are claimed in groups, as many as go in one write, and wait in memory for a free lane. A lane runs one handler
-after the other, and waits for no completion to be written: completions gather while the write before is in flight.
+Items are claimed in groups, as many as fit in one write, and wait in memory for a free lane. A lane runs one handler
+after the other, and does not wait for completions to be written: completions gather while the previous write is in
+flight.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from writetime.workqueue.tables import Tables
 
 log = logging.getLogger(__name__)
 
-# Claimed items wait for a thread for about so long: claims go ahead of the work by it.
+# Claimed items wait for a thread for about this time: claims run ahead of the work by it.
 _AHEAD_SECONDS = 0.1
 _MOST_AHEAD = 4096
 _REGISTRY_BUCKETS = 2
@@ -37,7 +38,7 @@ _OBSERVE_SECONDS = 5.0
 
 
 class Running:
-    """A worker while it runs, on one event loop and one set of tables."""
+    """A running worker, on one event loop and one set of tables."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Running:
         self.outcomes: Counter[str] = Counter()
 
     async def serve(self, ended: asyncio.Event, *, until_idle: bool) -> Counter[str]:
-        """Work until `ended` is set, or there is nothing to do."""
+        """Process items until `ended` is set, or there is nothing to do."""
         self._ended = ended
         await self._begin()
         tasks = [asyncio.create_task(self._dispatch())]
@@ -104,7 +105,7 @@ class Running:
             await self._faults.end()
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._fault is None and until_idle and given_up:
-            raise WritetimeError(f"given up after {TRIES} tries, with what is not done in it: {'; '.join(given_up)}")
+            raise WritetimeError(f"given up after {TRIES} tries, with unfinished items: {'; '.join(given_up)}")
         if self._fault is not None:
             raise self._fault
         return self.outcomes
@@ -118,7 +119,7 @@ class Running:
                     runner.poll_now()
 
     async def _begin(self) -> None:
-        """Open the queues; one that cannot be opened is left to `_work_on`, unless it is all there is.
+        """Open the queues; `_work_on` retries a queue that cannot be opened, unless it is the only one.
 
         Raises:
             WritetimeError: no queue can be opened.
@@ -130,7 +131,7 @@ class Running:
                     await self._open(queue)
                     break
                 except Unknown as e:
-                    log.warning("the database cannot be asked yet: %s", e)
+                    log.warning("the database does not answer yet: %s", e)
                     await asyncio.sleep(self._settings.idle_poll_seconds)
                 except Exception as e:
                     faults.append(e)
@@ -153,7 +154,7 @@ class Running:
         if own.concurrency is not None and own.concurrency < shards:
             raise WritetimeError(
                 f"queue {queue}: concurrency {own.concurrency} is less than its {shards} shards, each of which runs "
-                "one item at least"
+                "at least one item"
             )
         context = QueueContext(self._tables, self._clock, self._settings, queue, shards, bucket_seconds, self._name)
         self._contexts[queue] = context
@@ -161,7 +162,7 @@ class Running:
         self._unopened.pop(queue, None)
 
     async def _work_on(self, queue: str) -> None:
-        """Look after a queue, which is opened first if it was not yet."""
+        """Manage a queue, which is opened first if necessary."""
         while queue not in self._shares:
             await asyncio.sleep(REST_SECONDS)
             try:
@@ -173,7 +174,7 @@ class Running:
             group.create_task(self._registry(queue))
 
     def _given_up(self) -> list[str]:
-        """Return the queues and shards that are not worked on, as they failed."""
+        """Return the queues and shards that are not processed because of faults."""
         found = [f"queue {queue}: {reason}" for queue, reason in self._unopened.items()]
         for queue, shares in self._shares.items():
             found += [f"queue {queue}, shard {shard}: {reason}" for shard, reason in shares.given_up.items()]
@@ -219,7 +220,7 @@ class Running:
             self._ended.set()
 
     async def _registry(self, queue: str) -> None:
-        """Tell the runners of a queue which buckets there are."""
+        """Pass the existing buckets to the runners of a queue."""
         bucket_millis = self._contexts[queue].bucket_seconds * 1000
         told: set[Hold] = set()
         complete = self._monotonic()
@@ -229,7 +230,7 @@ class Running:
             try:
                 await self._clock.look()
                 runners = {h: r for h, (r, _) in self._runners.items() if r.queue == queue}
-                # All buckets for a new shard and once in a while; else the new ones.
+                # All buckets for a new shard and now and then; else the new ones.
                 if whole := (runners.keys() - told or self._monotonic() - complete > self._settings.rescan_seconds):
                     complete = self._monotonic()
                 since = 0 if whole else self._clock.now() - _REGISTRY_BUCKETS * bucket_millis
@@ -251,7 +252,7 @@ class Running:
                 pass
 
     async def _dispatch(self) -> None:
-        """Claim what may run, queues of higher priority first, and as far ahead as the handlers are fast."""
+        """Claim the items that may run, queues of higher priority first, as far ahead as the handlers' speed allows."""
         turn = 0
         while True:
             self._work.clear()
@@ -292,7 +293,7 @@ class Running:
         return task
 
     async def _claim(self, runner: ShardRunner, entries: list[Entry]) -> None:
-        """Claim items together, and let the lanes have them."""
+        """Claim items together, and pass them to the lanes."""
         fresh = []
         for entry in entries:
             if entry.attempts < runner.own.max_attempts:
@@ -322,13 +323,13 @@ class Running:
                 self._faults.note(runner.queue, place, e)
                 entry.faults += 1
                 self._start(self._fail(runner, entry, reason_of(e), give_up=entry.faults >= TRIES))
-            # A handler that waits for nothing must not keep the loop for itself.
+            # A handler that never waits must not block the loop.
             await asyncio.sleep(0)
 
     async def _process(self, runner: ShardRunner, entry: Entry) -> None:
-        """Run the handler of an item, and have written what became of it."""
+        """Run the handler of an item, and write its outcome."""
         if not runner.hold.valid:
-            # Nor may it become valid again by a renewal on its way: this item would be forgotten.
+            # Nor may it become valid again by a renewal in flight: this item would be forgotten.
             self._fenced(runner.hold)
             self._settled(1)
         elif self._stopping or runner.hold.leaving:
@@ -371,7 +372,7 @@ class Running:
             self._settled(1)
 
     def _refused(self, runner: ShardRunner, count: int, error: BaseException) -> None:
-        """Note that what was to be written of items was not."""
+        """Record that the outcomes of items were not written."""
         self._settled(count)
         if self._over:
             return
@@ -392,7 +393,7 @@ class Running:
         self._work.set()
 
     async def _handle(self, runner: ShardRunner, entry: Entry) -> tuple[Status, str | None]:
-        """Run the handler and measure it; return what is to become of the item, and its result or error."""
+        """Run the handler and measure it; return the item's outcome, and its result or error."""
         metrics = self._metrics.get(runner.queue)
         if metrics:
             due = entry.due or time_of(entry.item_id)
@@ -407,7 +408,7 @@ class Running:
             self._handler_seconds += 0.05 * (ran - self._handler_seconds)
 
     async def _observe(self) -> None:
-        """Keep the metrics of what is there now up to date."""
+        """Keep the gauges up to date."""
         while True:
             for queue, metrics in self._metrics.items():
                 try:
@@ -429,7 +430,7 @@ class Running:
         )
 
     async def _end_when_idle(self) -> None:
-        """End once every shard is held, by whomever, and ours have shown nothing for a while."""
+        """End once every shard has an owner, and ours have had nothing to do for a while."""
         quiet = 0
         while quiet < 3:
             await asyncio.sleep(max(_IDLE_ROUNDS_SECONDS, self._settings.poll_seconds))
@@ -439,7 +440,7 @@ class Running:
         self._ended.set()
 
     async def _leave(self) -> None:
-        """Begin nothing more, wait for what runs, and give the shards up."""
+        """Start nothing more, wait for running items, and release the shards."""
         self._stopping = True
         self._work.set()
         for shares in self._shares.values():

@@ -1,9 +1,9 @@
-"""Who works on which shard: leases by compare-and-set, renewed by their owners, and fair shares among live workers.
+"""The owners of shards: leases by compare-and-set, renewed by their owners, and fair shares among live workers.
 
-Nobody compares clocks. An owner's renewal counts up `beat`; who waits for the shard takes it over after having seen the
-same beat for a whole lease on its own monotonic clock. An owner stops by itself when its last renewal that was
-confirmed was sent two thirds of a lease ago, so before anyone may take over. That it may be paused and not notice is
-why every write to states is fenced by the shard's epoch, which each new owner raises.
+Clocks are never compared. An owner's renewal increments `beat`; a worker that waits for the shard takes it over after
+it has seen the same beat for a whole lease on its own monotonic clock. An owner stops by itself if its last confirmed
+renewal was sent two thirds of a lease ago, so before any other worker may take over. It may be paused without noticing,
+so every write to states is fenced by the shard's epoch, which each new owner raises.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _LONGEST_ROUND_SECONDS = 2.0
 
 @dataclass(eq=False)
 class Hold:
-    """A shard that this worker owns. `confirmed` is when the last renewal that succeeded was sent."""
+    """A shard that this worker owns. `confirmed` is when the last successful renewal was sent."""
 
     row: ShardRow
     confirmed: float
@@ -43,12 +43,12 @@ class Hold:
 
     @property
     def epoch(self) -> int:
-        """The fence of what this owner writes."""
+        """The fence of this owner's writes."""
         return self.row.epoch or 0
 
     @property
     def valid(self) -> bool:
-        """Whether items may be begun: no one else can own the shard yet."""
+        """Whether items may be started: no other worker can own the shard yet."""
         return not self.lost and self.monotonic() < self.confirmed + self.lease_seconds * _STOP_SHARE
 
 
@@ -63,7 +63,7 @@ class Shares:
         on_surplus: Callable[[Hold], Awaitable[None]],
         faults: Faults,
     ) -> None:
-        """Take shards; `on_surplus` returns once the shard has nothing that runs any more."""
+        """Take shards; `on_surplus` returns once nothing of the shard runs any more."""
         self._tables = context.tables
         self._queue = context.queue
         self._shards = context.shards
@@ -73,7 +73,7 @@ class Shares:
         self._on_loss = on_loss
         self._on_surplus = on_surplus
         self._faults = faults
-        # Shards in which something failed, and until when they are not taken; those that rest after several tries.
+        # Shards with a fault, and until when they are not taken; those that rest after several tries.
         self.aside: dict[int, float] = {}
         self.given_up: dict[int, str] = {}
         self._monotonic = asyncio.get_running_loop().time
@@ -82,11 +82,11 @@ class Shares:
         self._releases: set[asyncio.Task[None]] = set()
         self.held: dict[int, Hold] = {}
         self.stopping = False
-        # Whether at the last look every shard had an owner that lives.
+        # Whether every shard had a live owner at the last look.
         self.complete = False
 
     async def keep(self) -> None:
-        """Renew, take over and give up, until cancelled. Renewing waits for nothing else."""
+        """Renew, take over and release, until cancelled. Renewing waits for nothing else."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._repeat(self._renew))
             group.create_task(self._repeat(self._look))
@@ -95,11 +95,11 @@ class Shares:
         pause = min(_LONGEST_ROUND_SECONDS, self._lease_seconds / _ROUNDS_A_LEASE)
         while True:
             try:
-                # A database that does not answer must not keep the worker from noticing that its leases end.
+                # Even if the database does not answer, the worker must notice the end of its leases.
                 async with asyncio.timeout(self._lease_seconds * _ANSWER_SHARE):
                     await act()
             except (Unknown, TimeoutError) as e:
-                log.warning("queue %s: leases cannot be looked after: %s", self._queue, e or "no answer in time")
+                log.warning("queue %s: leases cannot be renewed: %s", self._queue, e or "no answer in time")
             except Exception as e:
                 self._faults.note(self._queue, "leases", e)
             for hold in [h for h in self.held.values() if not h.valid]:
@@ -107,14 +107,14 @@ class Shares:
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
 
     def lose(self, hold: Hold) -> None:
-        """Stop owning a shard, without a word to the others."""
+        """Stop owning a shard, without a message to the others."""
         if not hold.lost:
             hold.lost = True
             self.held.pop(hold.row.shard, None)
             self._on_loss(hold)
 
     def set_aside(self, hold: Hold, error: BaseException) -> None:
-        """Give a shard up in which something failed: it is taken again after a pause, by us, or by another worker."""
+        """Release a shard with a fault: it is taken again after a pause, by this worker or another one."""
         if not hold.lost:
             self.lose(hold)
             self._rest(hold, error)
@@ -143,7 +143,7 @@ class Shares:
             self._faults.note(self._queue, "leases", error)
 
     async def release(self, hold: Hold) -> None:
-        """Give a shard up once nothing of it runs any more, so that another worker may take it at once."""
+        """Release a shard once nothing of it runs any more, so that another worker may take it at once."""
         hold.leaving = True
         try:
             await self._on_surplus(hold)
@@ -154,13 +154,13 @@ class Shares:
             await self._free(hold.row)
 
     async def leave(self) -> None:
-        """Take leave of the other workers, after the shards were released."""
-        # Without an answer the others miss us when our announcement ends.
+        """Sign off from the other workers, after the shards were released."""
+        # Without an answer the others notice when our announcement expires.
         with suppress(Unknown):
             await self._tables.leave(self._queue, self._worker)
 
     async def _look(self) -> None:
-        """Look at the other workers, and take or give up shards."""
+        """Read the other workers, and take or release shards."""
         now = self._monotonic()
         if now - self._announced > self._lease_seconds * _RENEW_SHARE:
             await self._tables.announce(self._queue, self._worker, max(1, math.ceil(self._lease_seconds)))
@@ -185,13 +185,14 @@ class Shares:
         return base + (workers.index(self._worker) < rest)
 
     async def _renew(self) -> None:
-        """Renew all leases in one write. When it is not applied, one of the shards is not as it was."""
+        """Renew all leases in one write. If it is not applied, one of the shards has changed."""
         held = list(self.held.values())
         sent = self._monotonic()
         if not any(sent - h.confirmed > self._lease_seconds * _RENEW_SHARE for h in held):
             return
         if not await self._tables.renew(self._queue, [h.row for h in held]):
-            # Another owner, or an earlier renewal whose answer was lost: renew what is still ours from where it is.
+            # Another owner, or an earlier renewal whose answer was lost: renew our remaining shards from their present
+            # state.
             rows = await self._tables.shards(self._queue, serial=True)
             for hold in held:
                 if (row := rows.get(hold.row.shard)) and row[:3] == hold.row[:3]:
@@ -207,7 +208,7 @@ class Shares:
             hold.confirmed = sent
 
     def _notice(self, rows: dict[int, ShardRow]) -> None:
-        """Compare the shards with what they were."""
+        """Compare the shards with their earlier state."""
         now = self._monotonic()
         for shard, row in rows.items():
             hold = self.held.get(shard)
@@ -222,7 +223,7 @@ class Shares:
         free = []
         for shard in range(self._shards):
             row = rows.get(shard, ShardRow(shard, None, None, None))
-            # One of our own name and not held was taken by a write whose answer was lost.
+            # A shard with our name that we do not hold was taken by a write whose answer was lost.
             ownerless = row.owner is None or row.owner == self._worker
             silent = shard in self._watched and now - self._watched[shard][1] > self._lease_seconds
             if shard not in self.held and (ownerless or silent) and self.aside.get(shard, now) <= now:

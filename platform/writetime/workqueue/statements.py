@@ -1,4 +1,4 @@
-"""Statements of the driver on an event loop: their answers, values that are serialised, and rows put together."""
+"""The driver's statements on an event loop: their answers, serialised values, and combined rows."""
 
 import asyncio
 from struct import Struct
@@ -34,7 +34,7 @@ async def answer_of(future: ResponseFuture, *, next_page: bool = False) -> Any:
             if not answer.done():
                 put(value)
 
-        # A loop that has ended no longer waits for anything.
+        # A loop that has ended no longer waits.
         if not loop.is_closed():
             loop.call_soon_threadsafe(on_loop)
 
@@ -47,7 +47,7 @@ async def answer_of(future: ResponseFuture, *, next_page: bool = False) -> Any:
     except (InvalidRequest, SyntaxException, Unauthorized) as e:
         raise WritetimeError(f"the database refuses a statement of the work queue: {e}") from None
     except Exception as e:
-        # Timeouts, unavailable replicas, overload, lost connections: all else passes.
+        # Timeouts, unavailable replicas, overload, lost connections: all other errors pass.
         raise Unknown(f"{type(e).__name__}: {e}") from None
 
 
@@ -61,19 +61,20 @@ def together(rows: list[BoundStatement]) -> BatchStatement | BoundStatement:
 
 
 def bound(statement: PreparedStatement, *values: Any) -> BoundStatement:
-    """Return a statement with values that are serialised already: `bind` takes ten times as long."""
+    """Return a statement with serialised values: `bind` takes ten times as long."""
     whole = BoundStatement(statement)
     whole.values = list(values)
     return whole
 
 
 def text(value: str | None) -> Any:
-    """Return a serialised `text`; None leaves the column as it is, as a null would be a tombstone."""
+    """Return a serialised `text`; None leaves the column unchanged, because a null would be a tombstone."""
     return UNSET_VALUE if value is None else value.encode(errors="surrogateescape")
 
 
 def text_of(stored: bytes | None) -> str | None:
-    """Return a `text` that was read as its bytes. Those that are not UTF-8 become surrogates, and `text` their bytes.
+    """Return a `text` that was read as bytes. Bytes that are not UTF-8 become surrogates, and `text` converts them
+    back.
 
     The driver decodes strictly, and fails for a whole page of rows.
     """

@@ -1,12 +1,12 @@
-"""The queue's tables: every CQL statement of the work queue, and nothing that decides.
+"""The queue's tables: every CQL statement of the work queue, without any decisions.
 
-Items, buckets and dead letters are inserted plainly; everything that decides who may do what is a conditional write.
-A conditional write whose answer is lost raises `Unknown`. Each one is made so that it may be repeated as it is: its
-condition names what it replaces, and its values are this worker's alone, so a repeat tells whether it was applied.
+Items, buckets and dead letters are inserted plainly; ownership and states are decided by conditional writes. A
+conditional write whose answer is lost raises `Unknown`. Each one may be repeated unchanged: its condition names the
+values that it replaces, and its values are this worker's alone, so a repeat shows whether it was applied.
 
-Buckets and due times are read as their eight bytes. The driver makes dates of timestamps, and fails for a whole page of
-rows at one after the year 9999. So does ScyllaDB's `toUnixTimestamp` at one that no UUID can have (get_valid_timestamp
-in cql3/functions/time_uuid_fcts.hh).
+Buckets and due times are read as their eight bytes. The driver converts timestamps to dates, and fails for a whole page
+of rows at one after the year 9999. So does ScyllaDB's `toUnixTimestamp` at one that no UUID can have
+(get_valid_timestamp in cql3/functions/time_uuid_fcts.hh).
 """
 
 import json
@@ -28,18 +28,18 @@ from writetime.workqueue.statements import answer_of, bigint, bound, integer, te
 log = logging.getLogger(__name__)
 
 PAGE_ROWS = 1000
-# For so long `writetime status` shows a fault.
+# How long `writetime status` shows a fault.
 _FAULT_SECONDS = 3600
 _ITEM = (
     "item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, timestampAsBlob(not_before) AS not_before, after"
 )
-# Cassandra takes no smaller write time.
+# Cassandra accepts no smaller write time.
 _FIRST_WRITE_TIME = -(2**63) + 1
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 class ShardRow(NamedTuple):
-    """Who owns a shard; all None while nobody ever has."""
+    """The owner of a shard; all None if it never had one."""
 
     shard: int
     owner: str | None
@@ -56,7 +56,7 @@ class BucketRow(NamedTuple):
 
 
 class Statics(NamedTuple):
-    """The fence of a partition, and how far it is done."""
+    """The fence of a partition, and its progress."""
 
     epoch: int | None
     op: int | None
@@ -66,7 +66,7 @@ class Statics(NamedTuple):
 
 @dataclass(slots=True)
 class Change:
-    """A new state of one item; what is None stays as it was. Times are in milliseconds."""
+    """A new state of one item; None leaves a value unchanged. Times are in milliseconds."""
 
     item_id: UUID
     status: Status
@@ -89,7 +89,7 @@ class StateRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An item that was given up; `dead_at` in milliseconds, `redriven_as` the id of the item that took its place."""
+    """An item that was given up; `dead_at` in milliseconds, `redriven_as` the id of the item that replaced it."""
 
     queue: str
     shard: int
@@ -109,7 +109,7 @@ class Tables:
         """Prepare the statements.
 
         Raises:
-            WritetimeError: the tables are missing, or reads would not see what was acknowledged.
+            WritetimeError: the tables are missing, or reads would not see acknowledged writes.
         """
         if settings.cassandra.consistency == "LOCAL_ONE":
             raise WritetimeError(
@@ -250,7 +250,7 @@ class Tables:
         await self._run(together(rows))
 
     async def insert_bucket(self, place: Place) -> None:
-        """Say that a partition has items."""
+        """Record that a partition has items."""
         await self._run(self._insert_bucket, (place.queue, place.bucket, place.shard))
 
     async def items(self, place: Place, after: UUID, before: UUID, most: int = PAGE_ROWS) -> list[Entry]:
@@ -262,26 +262,26 @@ class Tables:
         return [row.item_id async for row in self._pages(self._item_ids, (*place, after, before))]
 
     async def item(self, place: Place, item_id: UUID) -> Entry:
-        """Return one item that is known to be there."""
+        """Return one item that is known to exist."""
         return _entry(place, (await self._run(self._item, (*place, item_id)))[0])
 
     async def has_item(self, place: Place, item_id: UUID) -> bool:
-        """Return whether an item is there."""
+        """Return whether an item exists."""
         return bool(await self._run(self._item, (*place, item_id)))
 
     # -- buckets
 
     async def buckets(self, queue: str, since: int = 0) -> list[BucketRow]:
-        """Return the buckets of all shards from an instant on, oldest first."""
+        """Return the buckets of all shards from a time on, oldest first."""
         rows = self._pages(self._buckets, (queue, since))
         return [BucketRow(_millis(r.bucket), r.shard, r.closed and _millis(r.closed)) async for r in rows]
 
     async def mark_bucket(self, place: Place, closed: int | None, *, before: int | None) -> None:
-        """Say that a bucket is closed, or open again; without effect where it is not as it was `before`."""
+        """Record that a bucket is closed, or open again; without effect if its state is no longer `before`."""
         await self._run(self._mark_bucket, (closed, place.queue, place.bucket, place.shard, before))
 
     async def drop(self, place: Place, before: int, epoch: int) -> None:
-        """Delete a closed bucket: all that was written before an instant, in milliseconds, and a fence of later.
+        """Delete a closed bucket: all data written before a time, in milliseconds, and a later fence.
 
         The registry comes last: while it has the bucket, the rest is repeated.
         """
@@ -295,14 +295,14 @@ class Tables:
     # -- states
 
     async def statics(self, place: Place) -> Statics:
-        """Return the fence of a partition, by a serial read, which also finishes what was begun."""
+        """Return the fence of a partition, by a serial read, which also completes unfinished writes."""
         rows = await self._run(self._statics, place)
         if not rows:
             return Statics(None, None, None, None)
         return Statics(rows[0].epoch, rows[0].op, rows[0].floor, rows[0].closed and _millis(rows[0].closed))
 
     async def stamp(self, place: Place, epoch: int, *, before: int | None) -> bool:
-        """Put a new epoch on a partition that has the one `before`."""
+        """Set a new epoch on a partition that has the epoch `before`."""
         return _applied(await self._run(self._stamp, (epoch, *place, before)))
 
     async def write(self, place: Place, epoch: int, op: int, floor: UUID | None, changes: Sequence[Change]) -> bool:
@@ -358,7 +358,7 @@ class Tables:
         return {row.shard: ShardRow(row.shard, row.owner, row.epoch, row.beat) for row in rows}
 
     async def take(self, queue: str, old: ShardRow, owner: str) -> bool:
-        """Make `owner` the owner of a shard, with the next epoch, if it is still as it was seen."""
+        """Make `owner` the owner of a shard, with the next epoch, if it is unchanged since it was read."""
         epoch = (old.epoch or 0) + 1
         values = (owner, epoch, queue, old.shard, old.epoch, old.beat, old.owner)
         return _applied(await self._run(self._take, values))
@@ -369,25 +369,25 @@ class Tables:
         return _applied(await self._run(together(rows)))
 
     async def release(self, queue: str, held: ShardRow) -> None:
-        """Give a shard up."""
+        """Release a shard."""
         await self._run(self._release, (queue, held.shard, held.owner, held.epoch))
 
     async def announce(self, queue: str, worker: str, seconds: int) -> None:
-        """Say that a worker lives, for so many seconds."""
+        """Announce that a worker is alive, for this many seconds."""
         await self._run(self._announce, (queue, worker, seconds))
 
     async def leave(self, queue: str, worker: str) -> None:
-        """Say that a worker has ended."""
+        """Record that a worker has ended."""
         await self._run(self._leave, (queue, worker))
 
     async def workers(self, queue: str) -> list[str]:
-        """Return the workers that live, in the order of their names."""
+        """Return the live workers, in the order of their names."""
         return sorted(row.worker for row in await self._run(self._workers, (queue,)))
 
     # -- faults
 
     async def report_fault(self, queue: str, worker: str, place: str, times: int, reason: str) -> None:
-        """Keep a worker's fault for an hour; a later one of the same place takes its place."""
+        """Keep a worker's fault for an hour; a later one at the same place replaces it."""
         values = text(queue), text(worker), text(place), integer(times), reason.encode(errors="backslashreplace")
         await self._run(bound(self._report_fault, *values))
 
@@ -398,7 +398,7 @@ class Tables:
     # -- dead letters
 
     async def insert_dead(self, letter: DeadLetter) -> None:
-        """Keep an item that is given up."""
+        """Store an item that is given up."""
         d = letter
         own = text(d.queue), integer(d.shard), d.item_id.bytes
         rest = text(d.key), text(d.payload), integer(d.attempts), text(d.error), timestamp(d.dead_at)
@@ -423,11 +423,11 @@ class Tables:
         ]
 
     async def mark_redriven(self, letter: DeadLetter, as_id: UUID) -> bool:
-        """Say which item takes a dead letter's place, unless another one does."""
+        """Record which item replaces a dead letter, unless another one does."""
         return _applied(await self._run(self._mark_redriven, (as_id, letter.queue, letter.shard, letter.item_id)))
 
     async def redriven_as(self, letter: DeadLetter) -> UUID:
-        """Return the item that takes the place of a letter that is marked so, by a serial read."""
+        """Return the item that replaces a redriven letter, by a serial read."""
         return (await self._run(self._redriven_as, (letter.queue, letter.shard, letter.item_id)))[0].redriven_as
 
     # -- running statements
@@ -477,13 +477,15 @@ def _entry(place: Place, row: Any) -> Entry:
 
 
 def _status(place: Place, item_id: UUID, stored: bytes) -> Status:
-    """Return a stored status. One that no worker writes counts as RETRY: nothing says that the item is finished."""
+    """Return a stored status. One that no worker writes counts as RETRY, because it does not show that the item is
+    finished.
+    """
     status = stored.decode(errors="replace")
     try:
         return Status(status)
     except ValueError:
         log.warning(
-            "%s: item %s has the status %r, which no worker writes; it is begun once more", place, item_id, status
+            "%s: item %s has the status %r, which no worker writes; it is started again", place, item_id, status
         )
         return Status.RETRY
 

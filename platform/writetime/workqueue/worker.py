@@ -1,9 +1,9 @@
 """The worker: keeps its share of the shards of its queues, and runs handlers for their items.
 
-A handler takes an `Item`. What it returns, as JSON, is kept with the item's completion in one fenced write: exactly
-once, whatever happens to workers. What else it does happens at least once: the item's id is its idempotency key. A
-handler may be an ordinary function, which runs in one of the worker's threads, or a coroutine function, which runs on
-the worker's event loop. An exception is a failed attempt; `GiveUp` makes the item a dead letter at once.
+A handler takes an `Item`. Its return value, as JSON, is stored with the item's completion in one fenced write: exactly
+once, even if workers fail. Its other effects happen at least once: the item's id is its idempotency key. A handler may
+be an ordinary function, which runs in one of the worker's threads, or a coroutine function, which runs on the worker's
+event loop. An exception is a failed attempt; `GiveUp` makes the item a dead letter at once.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from writetime.workqueue.tables import Tables
 
 
 class Worker:
-    """Works on queues, each with a handler."""
+    """Processes the items of queues, each with a handler."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Worker:
         hint: Hint | None = None,
         metrics: WorkerMetrics | None = None,
     ) -> None:
-        """Set a worker up; `run` starts it. `hint` wakes it up before it would look again by itself."""
+        """Set a worker up; `run` starts it. `hint` wakes it up before its next poll."""
         self.name = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._settings = settings
         self._own = settings.workqueue
@@ -42,7 +42,7 @@ class Worker:
         self._metrics = metrics
 
     def run(self, stop: threading.Event | None = None, *, until_idle: bool = False) -> Counter[str]:
-        """Work until `stop` is set, or until there is nothing to do; then end gracefully.
+        """Process items until `stop` is set, or until there is nothing to do; then end gracefully.
 
         Returns:
             How many attempts were completed, failed (`retry`), made an item `dead`, or were refused by the fence.
