@@ -35,14 +35,14 @@ class Table:
         return self._table.schema()
 
     def view(self, as_of: datetime | str | int | None = None) -> pa.Table:
-        """Return the rows that the database would answer to SELECT *.
+        """Return the rows that the database would return for SELECT *.
 
         Args:
-            as_of: an instant: a datetime, ISO 8601 (UTC unless they name a zone) or microseconds since 1970. The rows
-                are then those of all writes with a write time up to it. Defaults to now.
+            as_of: a time: a datetime, ISO 8601 (UTC unless they name a zone) or microseconds since 1970. The rows are
+                then those of all writes with a write time up to it. Defaults to now.
 
         Raises:
-            WritetimeError: the lake no longer has the changes up to this instant.
+            WritetimeError: the lake no longer has the changes up to this time.
         """
         text = as_of.isoformat() if isinstance(as_of, datetime) else as_of
         instant = parse_instant(text) if isinstance(text, str) else text
@@ -60,7 +60,7 @@ class Table:
             return rows.slice(0, 0)
         columns = list(keys[0])
         wanted = pa.Table.from_pylist(list(keys), pa.schema([rows.schema.field(name) for name in columns]))
-        # Joined without the other columns, as Arrow's join refuses nested ones.
+        # Joined without the other columns, because Arrow's join does not support nested ones.
         taken = TakenNames(rows.column_names)
         number = next(name for name in candidates("number") if name not in taken)
         numbered = rows.select(columns).append_column(number, pa.array(range(rows.num_rows), pa.int64()))

@@ -1,4 +1,4 @@
-"""Bodies of calls: read to a limit, bounded by what they hold, then parsed."""
+"""Bodies of calls: read up to a limit, checked for the number of parts, then parsed."""
 
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-# The event loop waits while orjson makes Python objects: for seconds with the four million arrays that 8 MiB can hold,
+# The event loop waits while orjson makes Python objects: for seconds with the four million arrays that fit into 8 MiB,
 # for about a tenth of a second with this many arrays or named fields. Plain numbers and texts are cheap.
 MAX_PARTS = 200_000
 _starts_a_batch = re.compile(rb"[ \t\r\n]*\[").match
@@ -22,7 +22,7 @@ class Refused(Exception):
 
 
 class Disconnected(Exception):
-    """The client has gone before the end of its call."""
+    """The client disconnected before the end of its call."""
 
 
 async def read(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], single: int, batch: int) -> bytearray:

@@ -1,4 +1,4 @@
-"""HTTP events -> Kafka: `202` means that the broker has the event. Work items have a path of their own.
+"""HTTP events -> Kafka: `202` means that the broker has the event. Work items have a separate path.
 
 `POST /events` is a plain ASGI callable, for speed; everything else is Starlette's. One process, one event loop.
 """
@@ -34,18 +34,18 @@ from writetime.http.work_items import ItemsEndpoint
 from writetime.ingest.event import Event, InvalidEvent, accept
 
 MAX_KEY_CHARACTERS = 255
-# Longer than the idle time of common load balancers, so that it is never the server who ends a connection just when a
-# call arrives.
+# Longer than the idle time of common load balancers, so that the server never ends a connection just when a call
+# arrives.
 KEEP_ALIVE_SECONDS = 75
 
 
 class Ingress:
-    """The ASGI application. It must be given lifespan events; the outbox lives between them."""
+    """The ASGI application. It needs lifespan events; the outbox lives between them."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._limits = settings.ingest
-        # A batch that could never fit among the pending events would be told to retry for ever.
+        # A batch that could never fit among the pending events would be retried forever.
         self._max_batch_events = min(settings.ingest.max_batch_events, settings.ingest.max_pending_events)
         self._metrics = IngressMetrics()
         self._tokens = Tokens(settings.ingest.tokens)
@@ -62,7 +62,7 @@ class Ingress:
             exception_handlers={HTTPException: _http_error},
             lifespan=self._lifespan,
         )
-        # The address of a redirect would have what the caller has sent as its host.
+        # A redirect would contain the host that the caller has sent.
         self._rest.router.redirect_slashes = False
         largest = max(self._limits.max_event_bytes, self._limits.max_batch_bytes, self._items.max_body_bytes)
         self.gate = Gate(settings, largest, self._metrics)
@@ -136,7 +136,7 @@ class Ingress:
         messages = []
         for index, body in enumerate(parsed):
             try:
-                # No header has a NUL, so no single call's key is that of an event in a batch.
+                # No header has a NUL, so no single call's key equals that of an event in a batch.
                 messages.append(self._accept(body, None if key is None else f"{key}\0{index}", now))
             except Refused as e:
                 raise Refused(e.status, f"event {index}: {e}", index=index) from None
@@ -162,7 +162,7 @@ class Ingress:
             return _json({"status": "ready"})
         if not self._tokens.admit(request.scope["headers"]):
             # It would name the brokers.
-            reason = "told with a token only"
+            reason = "shown only with a token"
         return _json({"status": "error", "reason": reason}, 503)
 
     async def _show_metrics(self, _request: Request) -> Response:
@@ -180,10 +180,10 @@ def create_app(settings: Settings) -> Ingress:
 def serve(settings: Settings) -> None:
     """Run the ingress until SIGTERM or SIGINT, then finish the calls in flight and return.
 
-    An unreachable broker is no error: `/ready` says so, and events are answered 503 until it is back.
+    An unreachable broker is not an error: `/ready` reports it, and events are answered 503 until it is back.
 
     Raises:
-        WritetimeError: the address cannot be had, the topic is missing, a certificate or its key cannot be read, or a
+        WritetimeError: the address cannot be used, the topic is missing, a certificate or its key cannot be read, or a
             setting of `kafka.client` is wrong.
     """
     try:
@@ -202,7 +202,7 @@ def serve(settings: Settings) -> None:
 
 
 def server_config(app: Ingress, settings: Settings) -> uvicorn.Config:
-    """Return how uvicorn has to serve the application."""
+    """Return uvicorn's configuration for the application."""
     return uvicorn.Config(
         app,
         loop="uvloop",
@@ -212,14 +212,14 @@ def server_config(app: Ingress, settings: Settings) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         server_header=False,
-        # Nothing here asks who the client is.
+        # The client's address is not used here.
         proxy_headers=False,
         ssl_certfile=settings.ingest.tls_certificate_file,
         ssl_keyfile=settings.ingest.tls_key_file,
-        # uvicorn counts the one that is just there, and refuses from the limit on.
+        # uvicorn counts the new connection, too, and refuses from the limit on.
         limit_concurrency=settings.ingest.max_connections + 1,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        # Every acknowledgement or its failure comes in ack_timeout_seconds; the rest is for bodies being sent.
+        # Every acknowledgement or failure comes within ack_timeout_seconds; the rest is for bodies being sent.
         timeout_graceful_shutdown=math.ceil(
             max(settings.ingest.drain_seconds, settings.ingest.ack_timeout_seconds + 2)
         ),
@@ -227,7 +227,7 @@ def server_config(app: Ingress, settings: Settings) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that says where it listens, tells the application of a stop, and then ends normally."""
+    """A uvicorn server that prints its address, passes a stop to the application, and then ends normally."""
 
     def __init__(self, config: uvicorn.Config, app: Ingress) -> None:
         super().__init__(config)
@@ -241,7 +241,7 @@ class _Server(uvicorn.Server):
             print(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn's own would raise the signal again after the drain, and the process would end by it.
+        # uvicorn's own would raise the signal again after the drain, which would end the process.
         del sig, frame
         self._app.draining = True
         self.should_exit = True
@@ -257,7 +257,8 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as e:
         raise WritetimeError(
-            f"cannot listen on {host}:{port} ({e.strerror}); stop what uses it or set another ingest.port or host"
+            f"cannot listen on {host}:{port} ({e.strerror}); stop the program that uses it or set another ingest.port "
+            "or host"
         ) from None
 
 

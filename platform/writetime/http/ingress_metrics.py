@@ -1,4 +1,4 @@
-"""What the HTTP ingress counts, for Prometheus."""
+"""The HTTP ingress's metrics for Prometheus."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -6,9 +6,9 @@ _ACK_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
 class IngressMetrics:
-    """The metrics of one ingress, in a registry of its own.
+    """The metrics of one ingress, in a separate registry.
 
-    At every instant, accepted events = acknowledged + failed + pending.
+    At any time, accepted events = acknowledged + failed + pending.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from writetime.http.bodies import MAX_PARTS
 from writetime.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS
 from writetime.http.work_items import openapi_path
 
-# What asks these has no token: load balancers and supervisors.
+# Load balancers and supervisors read these without a token.
 OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
@@ -24,7 +24,8 @@ def document(settings: Settings, max_batch_events: int) -> dict[str, Any]:
             "version": version("writetime"),
             "description": "Events over HTTP into Kafka, work items into the database. `202`: they have them. Any path "
             f"also answers 408 to a call that has not arrived in {limits.request_seconds:g} s, 431 to more than "
-            f"{MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them, and 400 or 505 to what is not HTTP/1.1.",
+            f"{MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them, and 400 or 505 to calls that are not "
+            "HTTP/1.1.",
         },
         "paths": {
             "/events": {
@@ -199,7 +200,7 @@ def _schemas() -> dict[str, Any]:
                 "acknowledged": {
                     "type": "array",
                     "items": event_id,
-                    "description": "Of a batch: the events that the brokers have.",
+                    "description": "For a batch: the events that the brokers have.",
                 },
             },
         },

@@ -18,16 +18,16 @@ _POLL_SECONDS = 0.002
 _PROBE_SECONDS = 2.0
 _PROBE_KEPT_SECONDS = 1.0
 _FIRST_SEEN: list[tuple[str, str | bytes | None]] = [(FIRST_SEEN_HEADER, b"1")]
-# Room for a message's key, headers and framing beside its value.
+# The largest size of a message's key, headers and framing.
 _MESSAGE_OVERHEAD_BYTES = 4096
 
 
 class BrokerUnreachableError(Transient):
-    """No broker answers now; it may later."""
+    """No broker answers now; one may later."""
 
 
 class _Call:
-    """The events of one call of `deliver`, and what became of each."""
+    """The events of one call of `deliver`, and their outcomes."""
 
     __slots__ = ("done", "faults", "waiting")
 
@@ -38,7 +38,7 @@ class _Call:
 
 
 class Outbox:
-    """The producer of the ingress. It belongs to the event loop that is running when it is built.
+    """The producer of the ingress. It belongs to the event loop that runs when it is created.
 
     Raises:
         WritetimeError: librdkafka refuses a setting of `kafka.client`.
@@ -61,7 +61,7 @@ class Outbox:
     async def deliver(self, messages: Sequence[tuple[Event, bytes]]) -> list[str | None]:
         """Send events with their Kafka values; return, for each, None once the broker has it, else the fault.
 
-        An event with a fault may be in the topic nevertheless.
+        An event with a fault may still be in the topic.
         """
         call = _Call(self._loop.create_future(), len(messages))
         started = perf_counter()
@@ -88,10 +88,10 @@ class Outbox:
         return call.faults
 
     async def fault(self) -> str | None:
-        """Return why events cannot be sent now, or None. The broker is asked in a thread, at most once a second."""
+        """Return why events cannot be sent now, or None. A thread asks the broker, at most once per second."""
         async with self._probe_lock:
             if self._loop.time() >= self._probe_kept_until:
-                # Errors reach their callback by a poll, and an idle ingress has no other.
+                # Errors reach their callback through a poll, and an idle ingress has no other.
                 self._producer.poll(0)
                 try:
                     await asyncio.to_thread(_probe, self._producer, self._settings)
@@ -102,13 +102,13 @@ class Outbox:
         return self._fatal or self._probe_fault
 
     def close(self) -> None:
-        """Wait for the broker's answer to what is still pending; each comes within `ack_timeout_seconds`."""
+        """Wait for the broker's answers to pending events; each comes within `ack_timeout_seconds`."""
         self._producer.flush()
         if self._timer is not None:
             self._timer.cancel()
 
     def _poll(self) -> None:
-        # Acknowledgements run as callbacks inside poll(), here on the loop: many per turn, with no thread to wake.
+        # Acknowledgements run as callbacks inside poll(), here on the loop: many per turn, without waking a thread.
         self._producer.poll(0)
         self._timer = self._loop.call_later(_POLL_SECONDS, self._poll) if self.pending else None
 
@@ -127,7 +127,7 @@ class Outbox:
 
 
 def check(settings: Settings) -> None:
-    """Ask the brokers for the topic.
+    """Check that the brokers have the topic.
 
     Raises:
         BrokerUnreachableError: no broker answers.
@@ -160,7 +160,7 @@ def _producer(settings: Settings, **callbacks: Any) -> Producer:
         "message.timeout.ms": round(ingest.ack_timeout_seconds * 1000),
         "message.max.bytes": max(1_000_000, ingest.max_event_bytes + _MESSAGE_OVERHEAD_BYTES),
         "queue.buffering.max.messages": ingest.max_pending_events,
-        # The partitioner of the Java client: whoever writes events of a user, they share a partition.
+        # The partitioner of the Java client: all writers of a user's events use the same partition.
         "partitioner": "murmur2_random",
         "allow.auto.create.topics": False,
     }

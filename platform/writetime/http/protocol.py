@@ -1,10 +1,10 @@
 """HTTP/1.1 with limits. uvicorn's protocol has none for headers, trailers, the time that a call takes to arrive, and
 the bytes of unfinished bodies; and httptools drops the body of a call that asks for another protocol.
 
-A call that breaks a limit is answered in its turn, after the calls before it on the same connection. Then the
-connection is closed. An application that waits for the body of such a call sees a disconnect.
+A call that breaks a limit is answered in its turn, after the earlier calls of the same connection. Then the connection
+is closed. An application that waits for the body of such a call sees a disconnect.
 
-Rules of HTTP: RFC 9112, 2.3 (version), 3.2 (one Host), 5 and 7.1.2 (trailers are no headers); RFC 9110, 7.8 (a server
+Rules of HTTP: RFC 9112, 2.3 (version), 3.2 (one Host), 5 and 7.1.2 (trailers are not headers); RFC 9110, 7.8 (a server
 may ignore Upgrade), 15.5.6 (405 has Allow).
 """
 
@@ -22,18 +22,18 @@ from writetime.http.ingress_metrics import IngressMetrics
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 * 1024
-# Calls of one connection that wait for those before them.
+# Calls of one connection that wait for earlier ones.
 MAX_PIPELINED = 100
 RETRY_AFTER_SECONDS = 1
 # If a connection is closed while its client still sends, it is reset, and the client may lose the answer.
 _LINGER_SECONDS = 1.0
-# What a header has beside its name and value: a colon, a space and the end of the line.
+# The bytes of a header beside its name and value: a colon, a space and the end of the line.
 _HEADER_OVERHEAD = 4
 _VERSIONS = frozenset({"1.0", "1.1"})
 
 
 class Gate:
-    """What the connections of one ingress share: limits, metrics, and the bytes of unfinished bodies."""
+    """Shared by the connections of one ingress: limits, metrics, and the bytes of unfinished bodies."""
 
     def __init__(self, settings: Settings, largest_body: int, metrics: IngressMetrics) -> None:
         """Set the limits; one body of `largest_body` bytes always has room."""
@@ -44,7 +44,7 @@ class Gate:
         metrics.unfinished_bytes.set_function(lambda: self.unfinished_bytes)
 
     def protocol(self, **options: Any) -> asyncio.Protocol:
-        """Return the protocol of a new connection; uvicorn gives the options."""
+        """Return the protocol of a new connection; uvicorn passes the options."""
         return _LimitedProtocol(self, **options)
 
 
@@ -54,11 +54,11 @@ class _LimitedProtocol(HttpToolsProtocol):
     def __init__(self, gate: Gate, **options: Any) -> None:
         super().__init__(**options)
         self._gate = gate
-        # The scope of the last call that has arrived: another one is arriving while uvicorn has another scope.
+        # The scope of the last call that has arrived: while another one arrives, uvicorn has another scope.
         self._arrived: object = self.scope
         # Bytes received since a call began or ended, or a part of its body came.
         self._silent_bytes = 0
-        # Bytes of the body of the call that is arriving, and those that the gate has counted.
+        # Bytes of the body of the arriving call, and those that the gate has counted.
         self._body_bytes = self._counted_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._fault: tuple[int, str] | None = None
@@ -68,7 +68,7 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
-        # uvicorn waits for a first call without end.
+        # uvicorn waits for a first call without a limit.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -94,7 +94,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._wait()
 
     def _parse_without_upgrade(self, data: bytes) -> None:
-        """Let another parser read a call: one that has seen Upgrade reads no body. `data` follows the headers."""
+        """Pass a call to another parser: one that has seen Upgrade reads no body. `data` follows the headers."""
         while True:
             version = self.parser.get_http_version().encode()
             head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
@@ -112,7 +112,7 @@ class _LimitedProtocol(HttpToolsProtocol):
                 data = data[e.args[0] :]
 
     def _wait(self) -> None:
-        """Wait for the rest of a call, unless there is too much of it."""
+        """Wait for the rest of a call, unless it is too large."""
         self._unset_keepalive_if_required()
         gate = self._gate
         if not (in_head := self._in_head) and not self.cycle.response_complete:
@@ -123,7 +123,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         elif gate.unfinished_bytes > gate.max_unfinished_bytes and self._counted_bytes:
             self._refuse(429, "too many bytes of bodies are arriving at once; repeat the call later")
         elif in_head and self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            # uvicorn refuses it at the end of the headers only.
+            # uvicorn refuses it only at the end of the headers.
             self._refuse(503, "there are more than ingest.max_connections connections")
         elif self._timer is None:
             self._timer = self.loop.call_later(gate.request_seconds, self._too_late)
@@ -146,7 +146,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         if version not in _VERSIONS:
             self._stop(505, f"HTTP/{version} is not supported; use HTTP/1.1")
         if hosts != 1 and (hosts or version == "1.1"):
-            self._stop(400, f"a call has one Host header; this one has {hosts}")
+            self._stop(400, f"a call must have one Host header; this one has {hosts}")
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(429, f"more than {MAX_PIPELINED} calls wait on this connection; wait for their answers")
         if self.parser.should_upgrade():
@@ -185,7 +185,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _stop(self, status: int, reason: str) -> None:
-        """Let the parser end with a refusal of the call that it is at.
+        """End the parser with a refusal of its present call.
 
         Raises:
             HttpParserError: always.
@@ -204,7 +204,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._refuse(408, f"the call has not arrived in {self._gate.request_seconds:g} s")
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Answer the call that is arriving, or what is no call, when it is its turn; then close the connection."""
+        """Answer the arriving call, or the invalid data, in its turn; then close the connection."""
         self._end_call()
         self._gate.refused.labels(status).inc()
         self._refusal = _answer(status, reason)
@@ -232,7 +232,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
     def _end_call(self) -> None:
-        """Forget what was counted of the call that was arriving."""
+        """Reset the counts of the arriving call."""
         self._gate.unfinished_bytes -= self._counted_bytes
         self._body_bytes = self._counted_bytes = 0
         if self._timer is not None:
@@ -241,17 +241,17 @@ class _LimitedProtocol(HttpToolsProtocol):
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:
-    """Let the application of a call see that its client has gone, and write nothing more."""
+    """Signal a disconnect to the application of a call, and write nothing more."""
     cycle.disconnected = True
     cycle.waiting_for_100_continue = False
     cycle.message_event.set()
 
 
-_TOO_LARGE = 431, f"a call has at most {MAX_HEADERS} headers and trailers of {MAX_HEADER_BYTES} bytes together"
+_TOO_LARGE = 431, f"a call may have at most {MAX_HEADERS} headers and trailers of {MAX_HEADER_BYTES} bytes together"
 
 
 def _size(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """Return the bytes of headers as they are sent."""
+    """Return the size of headers in bytes, as sent."""
     return sum(len(name) + len(value) + _HEADER_OVERHEAD for name, value in headers)
 
 

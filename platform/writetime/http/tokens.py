@@ -8,10 +8,10 @@ from pydantic import SecretStr
 
 
 class Tokens:
-    """The tokens that let in; without any, everybody is let in."""
+    """The tokens that admit callers; without any, all callers are admitted."""
 
     def __init__(self, tokens: Iterable[SecretStr]) -> None:
-        # Digests have one length, so comparing them tells nothing of the tokens.
+        # Digests have one length, so comparing them reveals nothing about the tokens.
         self._digests = [sha256(token.get_secret_value().encode()).digest() for token in tokens]
 
     def admit(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -29,12 +29,12 @@ from writetime.workqueue.tables import Tables
 
 _FIELDS = frozenset({"payload", "key", "delaySeconds", "itemId"})
 _RETRY_AFTER = {"Retry-After": "1"}
-# What an item may have around its payload.
+# The most bytes of an item around its payload.
 _OVERHEAD_BYTES = 4096
 
 
 class ItemsEndpoint:
-    """Takes work items. The database is connected to when the first one comes, and again until it answers."""
+    """Accepts work items. It connects to the database at the first one, and retries until the database answers."""
 
     def __init__(self, settings: Settings, max_batch: int, registry: CollectorRegistry) -> None:
         self._settings = settings
@@ -51,7 +51,7 @@ class ItemsEndpoint:
         self.route = Route("/queues/{queue:path}/items", self._post, methods=["POST"])
 
     async def close(self) -> None:
-        """Wait for what is pending, and disconnect."""
+        """Wait for pending items, and disconnect."""
         while self._pending:
             await asyncio.sleep(0.01)
         if self._connecting is not None and not self._connecting.done():
@@ -106,7 +106,7 @@ class ItemsEndpoint:
             raise Refused(503, f"nothing was enqueued, repeat the call later: {reason}", itemIds=[]) from None
 
     async def _enqueuer(self) -> AsyncEnqueuer:
-        """Return what enqueues; calls that come meanwhile wait for the same connection."""
+        """Return the enqueuer; calls that come meanwhile wait for the same connection."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(asyncio.to_thread(self._connect))
         task = self._connecting
@@ -155,7 +155,8 @@ def openapi_path(max_payload_bytes: int, max_batch: int) -> dict[str, Any]:
             "delaySeconds": {"type": "number", "minimum": 0, "maximum": MAX_DELAY_SECONDS},
             "itemId": {
                 **item_id,
-                "description": "A UUID of version 7, of about now: a repeated call with it adds no second item.",
+                "description": "A UUID of version 7 with about the present time: a repeated call with it adds no "
+                "second item.",
             },
         },
     }

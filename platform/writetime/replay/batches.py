@@ -1,7 +1,7 @@
 """The batches of a queue in the database, which decides what is published: every CQL statement of the replay queues.
 
-A batch is sealed by one conditional insert under its number. What a publisher wrote before that, under an attempt of
-its own, is seen by nobody until then, and never if another attempt was sealed under that number.
+A batch is sealed by one conditional insert under its number. The blocks that a publisher wrote before that, under its
+own attempt id, are invisible until then, and stay so if another attempt was sealed under that number.
 """
 
 from collections import deque
@@ -26,9 +26,9 @@ from writetime.replay.blocks import CHUNK_BLOCKS, decode
 
 ERA = 10_000
 _IN_FLIGHT = 16
-# Seals that are looked for at once.
+# Seals that are read at once.
 _PAGE = 100
-# Batches that are read ahead, and their bytes, at most.
+# The most batches, and the most bytes, that are read ahead.
 _AHEAD = 4
 _AHEAD_BYTES = 64 << 20
 
@@ -38,7 +38,7 @@ class Unknown(WritetimeError):
 
 
 class NoBatch(WritetimeError):
-    """A batch that is asked for was not published."""
+    """The requested batch was not published."""
 
 
 class Gone(NoBatch):
@@ -52,12 +52,12 @@ class Gone(NoBatch):
 
 
 class Damaged(WritetimeError):
-    """A batch is not what was sealed."""
+    """A batch differs from its seal."""
 
 
 @dataclass(frozen=True)
 class Seal:
-    """What the conditional insert of a batch says."""
+    """The conditional insert of a batch."""
 
     queue: str
     n: int
@@ -72,13 +72,13 @@ class Seal:
 
     @property
     def id(self) -> str:
-        """The batch's id, as it stands in ZooKeeper."""
+        """The batch's id, as in ZooKeeper."""
         return f"{self.queue}-{self.n}"
 
 
 @dataclass(frozen=True)
 class Floor:
-    """What retention did: batches up to `gone` may not be there any more, and up to `deleted` they are not."""
+    """The progress of retention: batches up to `gone` may be deleted, and up to `deleted` they are."""
 
     gone: int
     deleted: int
@@ -109,7 +109,7 @@ class Batches:
         """Prepare the statements.
 
         Raises:
-            WritetimeError: the tables are missing, or reads would not see what was acknowledged.
+            WritetimeError: the tables are missing, or reads would not see acknowledged writes.
         """
         if settings.cassandra.consistency == "LOCAL_ONE":
             raise WritetimeError(
@@ -164,7 +164,7 @@ class Batches:
         """Return a batch with its items.
 
         Raises:
-            Damaged: they are not what was sealed.
+            Damaged: they differ from the seal.
             Gone: retention has deleted them.
         """
         blocks = [row.data for row in self._run_all(self._blocks, _chunks(seal))]
@@ -188,10 +188,10 @@ class Batches:
         return Batch(seal, items)
 
     def read_all(self, seals: Iterable[Seal]) -> Iterator[Batch]:
-        """Yield batches with their items, in their order; some are read ahead.
+        """Yield batches with their items, in order; some are read ahead.
 
         Raises:
-            Damaged: one is not what was sealed.
+            Damaged: one differs from its seal.
         """
         ahead: deque[tuple[Seal, Future[Batch]]] = deque()
         with ThreadPoolExecutor(_AHEAD) as pool:
@@ -205,21 +205,21 @@ class Batches:
     # -- seals
 
     def seal(self, seal: Seal) -> Seal:
-        """Publish a batch under its number, unless one is published there; return the one that is."""
+        """Publish a batch under its number, unless that is taken; return the published one."""
         row = self._run(self._seal, (_era(seal.n), *_values(seal)))[0]
         return seal if row.applied else _seal(row)
 
     def get(self, queue: str, n: int) -> Seal | None:
-        """Return what was published under a number, by a serial read, which also finishes what was begun."""
+        """Return the batch published under a number, by a serial read, which also completes unfinished writes."""
         rows = self._run(self._get, (queue, _era(n), n)) if n > 0 else []
         return _seal(rows[0]) if rows else None
 
     def has(self, queue: str, n: int) -> bool:
-        """Return whether a batch is there that is known to have been sealed."""
+        """Return whether a batch that was sealed exists."""
         return bool(self._run(self._between, (queue, _era(n), n, n)))
 
     def between(self, queue: str, first: int, last: int) -> Iterator[Seal]:
-        """Yield the seals of batches, in their order.
+        """Yield the seals of batches, in order.
 
         Raises:
             NoBatch: one of them was not published.
@@ -232,7 +232,7 @@ class Batches:
                     break
                 yield _seal(row)
                 n += 1
-            # What was sealed just now may only be seen by a serial read.
+            # Only a serial read is sure to find a batch that was just sealed.
             if n == began:
                 seal = self.get(queue, n)
                 if seal is None:
@@ -241,7 +241,7 @@ class Batches:
                 n += 1
 
     def after(self, queue: str, n: int) -> Iterator[Seal]:
-        """Yield the seals of the batches after a number, in their order; what was sealed just now may be missing."""
+        """Yield the seals of the batches after a number, in order; batches that were just sealed may be missing."""
         found = _PAGE
         while found == _PAGE:
             found = 0
@@ -252,7 +252,7 @@ class Batches:
                 yield _seal(row)
 
     def head(self, queue: str, at_least: int = 0) -> Seal | None:
-        """Return the newest batch, looking from a number on that was published; None if there is none.
+        """Return the newest batch, searching from a published number on; None if there is none.
 
         Raises:
             NoBatch: there is no batch with that number.
@@ -271,17 +271,17 @@ class Batches:
     # -- producers and cursors
 
     def record(self, seal: Seal) -> None:
-        """Keep what a batch says of its producer; it may be repeated at any time."""
+        """Store the producer and sequence of a batch; it may be repeated at any time."""
         if seal.producer is not None:
             self._run(self._record, (seal.queue, seal.producer, seal.sequence, seal.n, seal.n))
 
     def recorded(self, queue: str, producer: str) -> tuple[int, int] | None:
-        """Return the last sequence of a producer that was published, and the batch's number."""
+        """Return the last published sequence of a producer, and the batch's number."""
         rows = self._run(self._recorded, (queue, producer))
         return (rows[0].sequence, rows[0].n) if rows else None
 
     def keep_cursor(self, queue: str, processor: str, n: int) -> None:
-        """Keep a copy of a cursor."""
+        """Store a copy of a cursor."""
         self._run(self._keep_cursor, (queue, processor, n, datetime.now(UTC)))
 
     def cursors(self, queue: str) -> dict[str, int]:
@@ -295,12 +295,12 @@ class Batches:
     # -- retention
 
     def floor(self, queue: str) -> Floor:
-        """Return what retention did."""
+        """Return the progress of retention."""
         rows = self._run(self._floor, (queue,))
         return Floor(rows[0].gone or 0, rows[0].deleted or 0) if rows else Floor(0, 0)
 
     def announce(self, queue: str, n: int) -> None:
-        """Say that the batches up to a number are gone, before they are."""
+        """Announce that the batches up to a number are gone, before they are deleted."""
         self._run(self._announce, (queue, n, n))
 
     def delete_blocks(self, seals: Sequence[Seal]) -> None:
@@ -308,13 +308,13 @@ class Batches:
         self._run_all(self._delete_blocks, [chunk for seal in seals for chunk in _chunks(seal)])
 
     def say_deleted(self, queue: str, n: int) -> None:
-        """Say that the items of batches up to a number are deleted."""
+        """Record that the items of batches up to a number are deleted."""
         self._run(self._deleted, (queue, n, n))
 
     # -- statements of others
 
     def prepared(self, text: str) -> PreparedStatement:
-        """Return a statement of a processor's own, prepared once."""
+        """Return a processor's own statement, prepared once."""
         if text not in self._others:
             with named("the replay queues"):
                 self._others[text] = self._session.prepare(text)
@@ -353,13 +353,13 @@ class Batches:
 
 @contextmanager
 def named(of: str) -> Iterator[None]:
-    """Name what the driver raises in the block: `Unknown`, or a `WritetimeError` where the database refuses."""
+    """Convert the driver's exceptions in the block to `Unknown`, or to a `WritetimeError` if the database refuses."""
     try:
         yield
     except (InvalidRequest, SyntaxException, Unauthorized) as e:
         raise WritetimeError(f"the database refuses a statement of {of}: {e}") from None
     except Exception as e:
-        # Timeouts, unavailable replicas, overload, lost connections: all else passes.
+        # Timeouts, unavailable replicas, overload, lost connections: all other errors pass.
         raise Unknown(f"{type(e).__name__}: {e}") from None
 
 

@@ -1,4 +1,4 @@
-"""The items of a batch as blocks: their lengths and bytes one after the other, cut into pieces that are compressed.
+"""The items of a batch as blocks: their lengths and bytes in order, cut into pieces that are compressed.
 
 A block is a row of the database, so neither large items nor large batches make large rows, and small items share one.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import zstandard
 
 BLOCK_BYTES = 256 << 10
-# So many blocks are one partition, of 4 MiB at most.
+# Blocks per partition, of at most 4 MiB.
 CHUNK_BLOCKS = 16
 _LENGTH = struct.Struct(">I")
 MAX_ITEM_BYTES = (1 << 32) - 1

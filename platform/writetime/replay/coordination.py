@@ -1,13 +1,13 @@
-"""What ZooKeeper has of a queue: its newest batch, its lock, and how far processors are.
+"""A queue in ZooKeeper: its newest batch, its lock, and the cursors of processors.
 
-Any client may read it, or with credentials in the settings who has them.
+Any client may read it; if the settings have credentials, only clients with these.
 
     /queues/<queue>                         <queue>-<n>: the newest batch
     /queues/<queue>/lock                    held by the publisher that seals a batch
     /queues/<queue>/processors/<name>       <queue>-<n>: the last batch that the processor has done
-    /queues/<queue>/processors/<name>/lock  held by the instance of the processor that is at work
+    /queues/<queue>/processors/<name>/lock  held by the active instance of the processor
 
-All of it is a hint or a copy, but for the cursors of processors: the database decides what is published.
+Everything except the cursors of processors is a hint or a copy: the database decides what is published.
 """
 
 import re
@@ -38,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
 class Moved(WritetimeError):
-    """A cursor was moved by another instance of the processor, or by `seek`."""
+    """Another instance of the processor, or `seek`, moved a cursor."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Cursor:
     version: int | None
 
     def moved(self, to: int) -> "Cursor":
-        """Return what it is once its node was written."""
+        """Return the cursor after a write of its node."""
         return Cursor(to, 0 if self.version is None else self.version + 1)
 
 
 def check_name(name: str, what: str) -> str:
-    """Return a name that may stand in a path.
+    """Return a name that is valid in a path.
 
     Raises:
-        WritetimeError: it may not.
+        WritetimeError: it is not.
     """
     if not _NAME.fullmatch(name):
         raise WritetimeError(
@@ -67,7 +67,7 @@ def check_name(name: str, what: str) -> str:
 
 
 class Coordination:
-    """A queue's nodes, by one client."""
+    """A queue's nodes, through one client."""
 
     def __init__(self, client: KazooClient, queue: str) -> None:
         self._client = client
@@ -76,12 +76,12 @@ class Coordination:
         self._head = Cursor(0, None)
 
     def head(self) -> int:
-        """Return the number of the newest batch as ZooKeeper has it, 0 if it has none."""
+        """Return the number of the newest batch in ZooKeeper, 0 if it has none."""
         self._head = self._read(self._path)
         return self._head.n
 
     def advance(self, n: int) -> None:
-        """Say that there is a batch with this number; without effect if a newer one was seen there."""
+        """Record that there is a batch with this number; without effect if a newer one is there."""
         while self._head.n < n:
             if self._write(self._path, n, self._head.version):
                 self._head = self._head.moved(n)
@@ -89,11 +89,11 @@ class Coordination:
                 self._head = self._read(self._path)
 
     def cursor(self, processor: str) -> Cursor:
-        """Return how far a processor is."""
+        """Return the cursor of a processor."""
         return self._read(self._processor(processor))
 
     def cursors(self) -> dict[str, Cursor]:
-        """Return how far all processors are."""
+        """Return the cursors of all processors."""
         with _named():
             try:
                 names: Any = self._client.get_children_async(f"{self._path}/processors").get(timeout=TIMEOUT_SECONDS)
@@ -102,17 +102,17 @@ class Coordination:
         return {name: self.cursor(name) for name in sorted(names)}
 
     def move(self, processor: str, to: int, before: Cursor) -> Cursor:
-        """Move a cursor that nobody has moved since it was read.
+        """Move a cursor that is unchanged since it was read.
 
         Raises:
-            Moved: somebody has.
+            Moved: it has changed.
         """
         if not self._write(self._processor(processor), to, before.version):
             raise Moved(f"the cursor of {processor} in queue {self._queue} was moved by another")
         return before.moved(to)
 
     def forget(self, processor: str) -> None:
-        """Delete what there is of a processor.
+        """Delete the nodes of a processor.
 
         Raises:
             WritetimeError: an instance of it is at work.
@@ -125,14 +125,15 @@ class Coordination:
             self._client.delete(path, recursive=True)
 
     def synchronise(self) -> None:
-        """Let what is read next be as new as what is known to any client now."""
+        """Ensure that the next read is as new as any write that a client knows now."""
         with _named():
             self._client.sync_async(ROOT).get(timeout=TIMEOUT_SECONDS)
 
     @contextmanager
     def publishing(self, seconds: float) -> Iterator[None]:
-        """Hold the queue's lock, which keeps publishers out of each other's way; go on without it after so long, or
-        while ZooKeeper does not answer, as it protects nothing."""
+        """Hold the queue's lock, which keeps publishers from conflicts; continue without it after a while, or while
+        ZooKeeper does not answer, because correctness does not depend on it.
+        """
         lock = self._client.Lock(f"{self._path}/lock")
         held = False
         if self._client.connected:
@@ -142,13 +143,13 @@ class Coordination:
             yield
         finally:
             if held:
-                # One that is lost goes with its session.
+                # A lost lock goes with its session.
                 with suppress(KazooException, KazooTimeoutError):
                     lock.release()
 
     @contextmanager
     def working(self, processor: str, stop: Callable[[], bool]) -> Iterator[bool]:
-        """Hold the lock of a processor, so that a second instance stands by; False if it is to stop before."""
+        """Hold the lock of a processor, so that a second instance stands by; False if the stop is requested before."""
         path = f"{self._processor(processor)}/lock"
         lock = self._client.Lock(path)
         held = False
@@ -158,18 +159,19 @@ class Coordination:
                     try:
                         held = lock.acquire(timeout=_LOOK_SECONDS)
                     except NoNodeError:
-                        # ZooKeeper has lost its data meanwhile. A lock makes its path but once.
+                        # ZooKeeper has lost its data meanwhile. A lock creates its path only once.
                         lock = self._client.Lock(path)
             yield held
         finally:
             if held:
-                # One that is lost goes with its session.
+                # A lost lock goes with its session.
                 with suppress(KazooException, KazooTimeoutError):
                     lock.release()
 
     def watch(self, notify: Callable[[Any], Any]) -> None:
-        """Call `notify` once, when the newest batch changes, or ZooKeeper has to be looked at anew. The same function
-        given again before that counts once."""
+        """Call `notify` once, when the newest batch changes, or ZooKeeper must be read again. Passing the same function
+        again before that counts once.
+        """
         with _named():
             self._client.exists_async(self._path, watch=notify).get(timeout=TIMEOUT_SECONDS)
 
@@ -191,7 +193,7 @@ class Coordination:
         return Cursor(int(number), stat.version)
 
     def _write(self, path: str, n: int, version: int | None) -> bool:
-        """Write a node that has this version still; return whether it was written."""
+        """Write a node if it still has this version; return whether it was written."""
         data = f"{self._queue}-{n}".encode()
         with _named():
             try:
@@ -224,7 +226,8 @@ def _named() -> Iterator[None]:
         raise
     except NoAuthError:
         raise WritetimeError(
-            f"ZooKeeper refuses access to what is below {ROOT}: set zookeeper.username and password of who created it"
+            f"ZooKeeper refuses access to what is below {ROOT}: set zookeeper.username and password of the user that "
+            "created it"
         ) from None
     except (KazooException, KazooTimeoutError) as e:
         raise NoZooKeeper(f"ZooKeeper: {type(e).__name__} {e}".rstrip()) from None

@@ -1,4 +1,4 @@
-"""How far processors are, putting them elsewhere, and making what ZooKeeper has of a queue anew."""
+"""Cursors of processors: reading them, moving them, and restoring a queue's nodes in ZooKeeper."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from writetime.replay.reading import find_time
 
 @dataclass(frozen=True)
 class Lag:
-    """How far a processor is behind: batches, and seconds since the oldest one that it has not done was published."""
+    """How far a processor is behind: batches, and seconds since its oldest remaining batch was published."""
 
     processor: str
     done: int
@@ -37,10 +37,10 @@ def lag(settings: Settings, queue: str) -> list[Lag]:
 
 
 def seek(settings: Settings, queue: str, processor: str, to: int | datetime) -> int:
-    """Let a batch be the next that a processor does, by its number or as the first published at a time or later; return
-    its number. The newest number and one is the next batch that is published.
+    """Set the next batch of a processor, by its number or as the first published at a time or later; return its number.
+    The newest number plus one is the next batch to be published.
 
-    An instance that is at work goes on from there. The cursor of a processor with `Effects` is in their table.
+    An active instance continues from there. The cursor of a processor with `Effects` is in their table.
 
     Raises:
         NoBatch: there is no such batch.
@@ -62,7 +62,7 @@ def seek(settings: Settings, queue: str, processor: str, to: int | datetime) -> 
                 break
             except Moved:
                 continue
-        # Retention announces first and looks at the cursors then, so one of the two sees the other.
+        # Retention announces first and reads the cursors then, so one of the two sees the other.
         if n <= (gone := batches.floor(queue).gone):
             with suppress(Moved):
                 zookeeper.move(processor, before.n, moved)
@@ -72,8 +72,9 @@ def seek(settings: Settings, queue: str, processor: str, to: int | datetime) -> 
 
 
 def advance(settings: Settings, queue: str, processor: str, n: int) -> None:
-    """Say that a processor that keeps its own account has done all batches up to a number, so that its lag is seen, and
-    retention waits for it; without effect if it has done more."""
+    """Record that a processor with its own account has done all batches up to a number, so that its lag is visible and
+    retention waits for it; without effect if it has done more.
+    """
     with connect(settings) as session, coordination(settings, queue) as zookeeper:
         while (before := zookeeper.cursor(processor)).n < n or before.version is None:
             try:
@@ -87,7 +88,7 @@ def advance(settings: Settings, queue: str, processor: str, n: int) -> None:
 
 
 def forget(settings: Settings, queue: str, processor: str) -> None:
-    """Delete the cursor of a processor that there is no more, so that retention does not wait for it.
+    """Delete the cursor of a processor that no longer exists, so that retention does not wait for it.
 
     Raises:
         WritetimeError: there is no such processor, or an instance of it is at work.
@@ -104,7 +105,7 @@ def forget(settings: Settings, queue: str, processor: str) -> None:
 
 
 def rebuild(settings: Settings, queue: str) -> tuple[int, list[str]]:
-    """Make the nodes of a queue that ZooKeeper lost, or has from an older time, anew from the database.
+    """Restore from the database the nodes of a queue that ZooKeeper lost, or has from an older time.
 
     Returns:
         The newest batch, and the processors whose cursors were lost.

@@ -1,12 +1,12 @@
 """Publishes batches, each under the next number.
 
-The items are written first, under an attempt that nobody knows. Then the batch is sealed by a conditional insert under
-the next number, and at last ZooKeeper is told. A publisher that ends in between leaves nothing undone for long: who
-comes next, publisher or idle subscriber, looks for a batch beyond the newest one known, and tells ZooKeeper of it.
+The items are written first, under an unknown attempt id. Then the batch is sealed by a conditional insert under the
+next number, and at last ZooKeeper is updated. If a publisher ends in between, the next publisher or idle subscriber
+completes its work: it looks for a batch beyond the newest known one, and updates ZooKeeper.
 
-A producer that numbers its batches may publish one again, not knowing what became of it. Each batch names its producer
-and sequence; what it says of them is kept apart, too, by its publisher, and once more by whoever seals the next one,
-before that is sealed. So what is kept is complete but for the newest batch, and that is looked at.
+A producer that numbers its batches may publish one again without knowing its outcome. Each batch has its producer and
+sequence. A copy of these is stored by its publisher, and again by the publisher that seals the next batch, before it
+does. So the copy is complete except for the newest batch, which is always read.
 """
 
 import logging
@@ -35,7 +35,7 @@ _PAUSE_SECONDS = 0.2
 
 
 class PublishUnknown(WritetimeError):
-    """The database did not say whether a batch was published; repeat it with the same producer and sequence."""
+    """The database did not report whether a batch was published; repeat it with the same producer and sequence."""
 
 
 class Publisher:
@@ -45,7 +45,7 @@ class Publisher:
         self._settings = settings
         self._queue = check_name(queue, "queue")
         self._resources = ExitStack()
-        # The newest batch that this publisher knows, and of producers the last sequence and its batch, up to there.
+        # The newest batch that this publisher knows, and the last sequence and batch of each producer up to there.
         self._newest: Seal | None = None
         self._sequences: dict[str, tuple[int, int] | None] = {}
         self._recording: Future[None] = Future()
@@ -63,12 +63,13 @@ class Publisher:
     def publish(self, items: Sequence[bytes], *, producer: str | None = None, sequence: int | None = None) -> int:
         """Publish items as one batch, and return its number.
 
-        With a producer and its own number of the batch, `sequence`, which rises, publishing it again changes nothing.
+        With a producer and its own number of the batch, `sequence`, which must rise, publishing it again changes
+        nothing.
 
         Raises:
             PublishUnknown: the database did not answer in `replay.publish_timeout_seconds`.
-            WritetimeError: the producer has published a later sequence already; or ZooKeeper has a batch that the
-                database has not.
+            WritetimeError: the producer has already published a later sequence; or ZooKeeper has a batch that the
+                database does not have.
         """
         if (producer is None) != (sequence is None):
             raise WritetimeError("a producer and a sequence belong together")
@@ -91,7 +92,7 @@ class Publisher:
                     seal = self._seal(unsealed, tried)
                     tell(self._zookeeper, seal.n)
                 if seal.attempt != attempt:
-                    # Published before: nobody will read this.
+                    # Published before: these blocks will never be read.
                     self._batches.delete_blocks([unsealed])
                 return seal.n
             except Unknown as e:
@@ -103,7 +104,7 @@ class Publisher:
                 time.sleep(random.uniform(0, _PAUSE_SECONDS))
 
     def last_sequence(self, producer: str) -> int | None:
-        """Return the last sequence that a producer has published, None if none: after it, it goes on.
+        """Return the last sequence that a producer has published, None if there is none; it continues after it.
 
         Raises:
             Unknown: the database does not answer.
@@ -114,9 +115,9 @@ class Publisher:
         return recorded[0] if recorded else None
 
     def _seal(self, unsealed: Seal, tried: list[int]) -> Seal:
-        """Seal a batch under the next number, or return the one that the producer published as this one.
+        """Seal a batch under the next number, or return the producer's earlier batch with the same sequence.
 
-        `tried` has the number under which this attempt may be sealed already, if an answer was lost.
+        `tried` has the number under which this attempt may already be sealed, if an answer was lost.
         """
         if tried and (seal := self._batches.get(self._queue, tried[0])) and seal.attempt == unsealed.attempt:
             self._batches.record(seal)
@@ -137,7 +138,7 @@ class Publisher:
             if sealed.attempt != unsealed.attempt:
                 self._look(sealed.n)
                 continue
-            # Done before the next batch is sealed, so nobody waits for it now.
+            # Done before the next batch is sealed, so nothing waits for it now.
             self._recording = self._background.submit(self._batches.record, sealed)
             self._newest = sealed
             if sealed.producer is not None and sealed.sequence is not None:
@@ -145,7 +146,8 @@ class Publisher:
             return sealed
 
     def _look(self, known: int) -> None:
-        """Find the newest batch. If no other publisher has sealed one since this one did, what it knows is true still.
+        """Find the newest batch. If no other publisher has sealed one since this one did, its knowledge is still
+        correct.
 
         Raises:
             NoBatch: the database does not have a batch that was published.
@@ -167,7 +169,7 @@ class Publisher:
         try:
             return self._zookeeper.head()
         except NoZooKeeper as e:
-            log.warning("queue %s: %s; the newest batch is looked for in the database", self._queue, e)
+            log.warning("queue %s: %s; the newest batch is read from the database", self._queue, e)
             return 0
 
     def _published(self, unsealed: Seal) -> Seal | None:
@@ -180,7 +182,7 @@ class Publisher:
         if sequence > unsealed.sequence:
             raise WritetimeError(
                 f"queue {self._queue}: producer {unsealed.producer} has published sequence {sequence} (batch {n}), so "
-                f"{unsealed.sequence} is published already or never will be; sequences have to rise"
+                f"{unsealed.sequence} is published already or never will be; sequences must rise"
             )
         seal = self._batches.get(self._queue, n)
         if seal is None or seal.sha256 != unsealed.sha256:
@@ -197,11 +199,11 @@ class Publisher:
 
 
 def tell(zookeeper: Coordination, n: int) -> None:
-    """Tell ZooKeeper of a batch that is sealed; if it does not answer, whoever looks next will."""
+    """Write a sealed batch to ZooKeeper; if it does not answer, the next publisher or subscriber will."""
     try:
         zookeeper.advance(n)
     except NoZooKeeper as e:
-        log.warning("batch %d is published, and ZooKeeper cannot be told: %s", n, e)
+        log.warning("batch %d is published, and ZooKeeper cannot be updated: %s", n, e)
 
 
 def _numbered(unsealed: Seal, n: int, at: datetime) -> Seal:

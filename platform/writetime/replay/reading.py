@@ -16,8 +16,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check of all batches found: how many there are, with how many items, which are damaged, and how; and up to
-    which one retention has deleted them."""
+    """The result of checking all batches: their number, their items, the damaged ones with reasons, and the batch up to
+    which retention has deleted them.
+    """
 
     batches: int
     items: int
@@ -26,12 +27,12 @@ class Checked:
 
 
 def replay(settings: Settings, queue: str, first: int | None = None, last: int | None = None) -> Iterator[Batch]:
-    """Yield batches in their order, by default all that there are now.
+    """Yield batches in order, by default all present ones.
 
     Raises:
         NoBatch: one was not published.
         Gone: retention has deleted one.
-        Damaged: one is not what was published.
+        Damaged: one differs from its seal.
     """
     with connect(settings) as session:
         batches = Batches(session, settings)
@@ -39,7 +40,7 @@ def replay(settings: Settings, queue: str, first: int | None = None, last: int |
 
 
 def seals(batches: Batches, queue: str, first: int | None = None, last: int | None = None) -> Iterator[Seal]:
-    """Return what was sealed from one batch to another, by default of all that there are now.
+    """Return the seals from one batch to another, by default of all present ones.
 
     Raises:
         NoBatch: one was not published.
@@ -57,7 +58,7 @@ def seals(batches: Batches, queue: str, first: int | None = None, last: int | No
 
 
 def sealed(settings: Settings, queue: str, first: int, last: int) -> list[Seal]:
-    """Return what was sealed from one batch to another, without the items.
+    """Return the seals from one batch to another, without the items.
 
     Raises:
         NoBatch: one was not published.
@@ -67,8 +68,8 @@ def sealed(settings: Settings, queue: str, first: int, last: int) -> list[Seal]:
 
 
 def extent(settings: Settings, queue: str) -> tuple[int, int]:
-    """Return the numbers of the first and the newest batch that are there, as the database has them, from where
-    ZooKeeper says; 1 and 0 if there are none.
+    """Return the numbers of the first and the newest existing batch, from the database, starting at ZooKeeper's number;
+    1 and 0 if there are none.
 
     Raises:
         NoBatch: ZooKeeper has a batch that the database does not have.
@@ -78,7 +79,7 @@ def extent(settings: Settings, queue: str) -> tuple[int, int]:
             with coordination(settings, queue) as zookeeper:
                 hint = zookeeper.head()
         except NoZooKeeper as e:
-            log.warning("queue %s: %s; the newest batch is looked for in the database", queue, e)
+            log.warning("queue %s: %s; the newest batch is read from the database", queue, e)
             hint = 0
         batches = Batches(session, settings)
         head = batches.head(queue, hint)
@@ -88,7 +89,7 @@ def extent(settings: Settings, queue: str) -> tuple[int, int]:
 def find_time(batches: Batches, queue: str, at: datetime) -> int:
     """Return the number of the first batch published at a time or later; that of the next one if there is none yet.
 
-    Times do not fall along the numbers, so it is found by halving.
+    Times do not fall along the numbers, so a binary search finds it.
     """
     head = batches.head(queue)
     low, high = 1, (head.n if head else 0) + 1
@@ -105,8 +106,9 @@ def find_time(batches: Batches, queue: str, at: datetime) -> int:
 
 
 def check(settings: Settings, queue: str) -> Checked:
-    """Read all batches, and compare their numbers, items and hashes with what was sealed. Of those that retention has
-    deleted, numbers are compared."""
+    """Read all batches, and compare their numbers, items and hashes with the seals. For batches that retention has
+    deleted, only numbers are compared.
+    """
     faults: list[str] = []
     count = items = 0
     with connect(settings) as session:

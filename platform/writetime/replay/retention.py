@@ -1,9 +1,9 @@
 """Deletes old batches, from the front of a queue, and none that a known processor has not done.
 
-Off unless `replay.keep_days` names the queue. What was sealed stays, so numbers never begin anew, and publishing again
-is known for ever; the items go. First it is announced that batches up to a number are gone; then the cursors are looked
-at once more, as `seek` looks at the announcement after it has moved one; then items are deleted, up to the slowest
-cursor; then that is noted. Whatever is interrupted, the next call goes on with.
+Off unless `replay.keep_days` names the queue. The seals stay, so numbers never start again, and repeated publishing is
+always recognised; the items are deleted. First retention announces that batches up to a number are gone. Then it reads
+the cursors again, as `seek` reads the announcement after it has moved one. Then it deletes items up to the slowest
+cursor, and records that. The next call continues after an interruption.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,9 @@ _AT_ONCE = 100
 
 @dataclass(frozen=True)
 class Trimmed:
-    """What retention did: up to which batch all are gone, how many it deleted now, up to which one they are old enough,
-    and the processor that it waits for, if it does."""
+    """The result of retention: the batch up to which all are gone, the number deleted now, the batch up to which they
+    are old enough, and the processor that it waits for, if any.
+    """
 
     gone: int
     deleted: int
@@ -32,11 +33,11 @@ class Trimmed:
 
 
 def trim(settings: Settings, queue: str) -> Trimmed:
-    """Delete the items of batches that are older than the queue's `replay.keep_days` and done by all processors.
+    """Delete the items of batches that all processors have done and that are older than the queue's `replay.keep_days`.
 
     Raises:
         WritetimeError: all batches of this queue are kept.
-        NoZooKeeper: it cannot be known what processors have done.
+        NoZooKeeper: the cursors of the processors cannot be read.
     """
     days = settings.replay.keep_days.get(queue)
     if days is None:
@@ -61,7 +62,7 @@ def trim(settings: Settings, queue: str) -> Trimmed:
 
 
 def _slowest(batches: Batches, zookeeper: Coordination, queue: str, most: int) -> tuple[int, str | None]:
-    """Return the lowest cursor below a number, and whose it is; that number if there is none."""
+    """Return the lowest cursor below a number, and its processor; that number if there is none."""
     zookeeper.synchronise()
     cursors = [(n, name) for name, n in batches.cursors(queue).items()]
     cursors += [(cursor.n, name) for name, cursor in zookeeper.cursors().items()]

@@ -1,4 +1,4 @@
-"""Batches as rows, one an item: a bounded PySpark op, in tasks of their own for ranges of batches."""
+"""Batches as rows, one per item: a bounded PySpark op, with separate tasks for ranges of batches."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -23,14 +23,14 @@ SCHEMA = pa.schema(
     ]
 )
 SPLIT_BYTES = 16 << 20
-# What a batch costs beside its bytes: it has requests of its own.
+# The cost of a batch beside its bytes: it needs separate requests.
 _BATCH_BYTES = 64 << 10
 _ROWS = 8192
 _ROW_BYTES = 16 << 20
 
 
 def read(spark: SparkSession, settings: Settings, seals: Sequence[Seal], split_bytes: int = SPLIT_BYTES) -> DataFrame:
-    """Return the items of batches of one queue that follow each other; `position` is an item's place in its batch.
+    """Return the items of consecutive batches of one queue; `position` is an item's place in its batch.
 
     Each task reads about `split_bytes`, and compares every batch with its count and SHA-256. No cursor is touched.
 
@@ -38,7 +38,7 @@ def read(spark: SparkSession, settings: Settings, seals: Sequence[Seal], split_b
         spark: the session.
         settings: with the database.
         seals: of the batches, as `sealed` returns them.
-        split_bytes: bytes a task; a batch is never split.
+        split_bytes: bytes per task; a batch is never split.
     """
     ranges = list(_ranges(seals, split_bytes))
     tasks = spark.createDataFrame(ranges, "queue string, first long, last long")

@@ -1,11 +1,12 @@
-"""Processes batches in their order, each at least once; with effects in the database, exactly once.
+"""Processes batches in order, each at least once; with effects in the database, exactly once.
 
-A processor has one cursor, at `/queues/<queue>/processors/<name>`. Of several instances one is at work, and the others
+A processor has one cursor, at `/queues/<queue>/processors/<name>`. Of several instances one is active, and the others
 stand by. ZooKeeper's lock is only a hint of that: an instance that was stopped for long may not know that it has lost
-it. So the cursor moves by the version of its node, and who is late moves nothing.
+it. So the cursor moves by the version of its node, and a late instance moves nothing.
 
-A handler may give its effects back as statements instead of running them. They run in one conditional batch that also
-moves a cursor, a static column in the same partition, which is then the truth: of two instances, one applies a batch.
+A handler may return its effects as statements instead of running them. They run in one conditional batch that also
+moves a cursor, a static column in the same partition, which is then the valid one: of two instances, one applies a
+batch.
 """
 
 import logging
@@ -32,9 +33,9 @@ Statement = tuple[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Effects:
-    """Where the effects of a processor go: one partition of a table of its own, with a static `bigint` as the cursor.
+    """The place for the effects of a processor: one partition of its own table, with a static `bigint` as the cursor.
 
-    The statements that the handler returns are for that partition alone.
+    The handler's statements may only write to that partition.
     """
 
     table: str
@@ -74,11 +75,11 @@ class Subscriber:
     ) -> int:
         """Process batches until `stop` is set, or there is none left; return how many.
 
-        The handler is called once more with a batch of which it is not known that it was done. What it raises ends
-        this, with the cursor before the batch.
+        The handler is called again for a batch that may not have been completed. Its exceptions end this, with the
+        cursor before the batch.
 
         Raises:
-            Damaged: a batch is not what was published.
+            Damaged: a batch differs from its seal.
             WritetimeError: a statement of the effects is refused.
         """
         stop = stop or threading.Event()
@@ -100,7 +101,7 @@ class Subscriber:
                             return done
                         self._news.wait(self._settings.replay.poll_seconds)
             except Moved as e:
-                log.warning("%s; it is read anew", e)
+                log.warning("%s; it is read again", e)
             except (Unknown, NoZooKeeper) as e:
                 log.warning("processor %s of queue %s waits: %s", self._name, self._queue, e)
                 stop.wait(self._settings.replay.poll_seconds)
@@ -116,7 +117,7 @@ class Subscriber:
             for batch in self._batches.read_all(self._batches.after(self._queue, last)):
                 yield batch
                 last = batch.n
-            # What was sealed just now may only be seen by a serial read.
+            # Only a serial read is sure to find a batch that was just sealed.
             seal = self._batches.get(self._queue, last + 1)
             if seal is None:
                 break
@@ -127,12 +128,12 @@ class Subscriber:
     def _process(
         self, batch: Batch, cursor: Cursor, handler: Callable[[Batch], Any], effects: Effects | None
     ) -> Cursor:
-        # Help a publisher that ended before it did; and so that no cursor is ever beyond the newest batch.
+        # Completes the work of a publisher that ended before it did; and no cursor is ever beyond the newest batch.
         tell(self._zookeeper, batch.n)
         answer = handler(batch)
         if effects is not None:
             self._apply(effects, batch.n, batch.n - 1 or None, list(answer or ()))
-        # The copy is one batch behind at most; the next one makes up for one that failed.
+        # The copy is at most one batch behind; the next write makes up for a failed one.
         self._copying.exception()
         moved = self._zookeeper.move(self._name, batch.n, cursor)
         self._copying = self._background.submit(self._batches.keep_cursor, self._queue, self._name, batch.n)
@@ -140,19 +141,19 @@ class Subscriber:
 
     def _cursor(self, effects: Effects | None) -> Cursor:
         found = self._zookeeper.cursor(self._name)
-        # The lock's node below it makes the cursor's, too, empty.
+        # The lock's node below it creates the cursor's node, too, without content.
         if not found.n and (kept := self._batches.cursors(self._queue).get(self._name)):
             found = self._zookeeper.move(self._name, kept, found)
         first = found.n
         if effects is not None:
             first = self._applied(effects)
-        # Who has done nothing yet begins with the first batch that is there.
+        # A new processor begins with the first existing batch.
         if not first and (first := self._batches.floor(self._queue).gone) and effects is not None:
             self._apply(effects, first, None, ())
         return found if first == found.n else self._zookeeper.move(self._name, first, found)
 
     def _require(self, n: int) -> None:
-        """Refuse a cursor beyond the newest batch.
+        """Reject a cursor beyond the newest batch.
 
         Raises:
             NoBatch: it is.
@@ -160,7 +161,7 @@ class Subscriber:
         if n and self._batches.get(self._queue, n) is None:
             raise NoBatch(
                 f"processor {self._name} has done batch {self._queue}-{n}, which the database does not have: bring the "
-                "database's data back, or move the cursor by `writetime replay seek`"
+                "database's data back, or move the cursor with `writetime replay seek`"
             )
 
     def _applied(self, effects: Effects) -> int:
@@ -178,12 +179,13 @@ class Subscriber:
             batch.add(self._bound(text, values))
         while True:
             try:
-                # What is not applied was applied before: by this instance, if an answer was lost, or by another one.
+                # A batch that is not applied now was applied before: by this instance, if an answer was lost, or by
+                # another one.
                 if not self._batches.run(batch)[0].applied and self._applied(effects) < n:
                     raise Moved(f"the cursor in {effects.table} was moved back by another")
                 return
             except Unknown as e:
-                log.warning("batch %s-%d is applied once more, as its answer was lost: %s", self._queue, n, e)
+                log.warning("batch %s-%d is applied again, because its answer was lost: %s", self._queue, n, e)
 
     def _bound(self, text: str, values: Sequence[Any]) -> BoundStatement:
         return self._batches.prepared(text).bind(list(values))
