@@ -258,7 +258,10 @@ def test_a_repeated_call_with_the_same_id_is_one_item(queue_settings: Settings, 
 
 @pytest.mark.parametrize("delay", [-1.0, 366 * 86_400 + 1.0, 2.6e11, 9e18, 1e308, float("inf"), float("nan")])
 def test_a_delay_has_0_seconds_to_366_days(queue_settings: Settings, jobs: str, delay: float) -> None:
-    with Enqueuer(queue_settings) as enqueuer, pytest.raises(InvalidItem, match="a delay must have 0 to 31622400 seconds"):
+    with (
+        Enqueuer(queue_settings) as enqueuer,
+        pytest.raises(InvalidItem, match="a delay must have 0 to 31622400 seconds"),
+    ):
         enqueuer.enqueue_many(jobs, [NewItem(1), NewItem(2, delay_seconds=delay)])
     assert inspect(queue_settings, jobs).depth == 0
 
