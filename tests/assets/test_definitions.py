@@ -106,7 +106,7 @@ def columns(node: BaseAssetNode) -> list[str]:
     return [column.name for column in found.columns] if isinstance(found, TableSchema) else []
 
 
-def test_what_is_no_tables_has_the_owners_of_the_settings() -> None:
+def test_assets_of_no_table_have_the_owners_of_the_settings() -> None:
     own = Definitions(assets=[user_events_topic], resources=RESOURCES)
     owned = documented(own, ["team:data"]).resolve_asset_graph()
     assert owned.get(USER_EVENTS_TOPIC).owners == ["team:data"]
@@ -165,7 +165,7 @@ def test_a_table_is_one_entry(config: Path) -> None:
     }
 
 
-def test_a_table_has_no_more_than_its_entry_says(config: Path) -> None:
+def test_a_table_has_only_the_assets_of_its_entry(config: Path) -> None:
     config.write_text('[tables.shop.orders]\ncapture = false\nrow_events = false\nsnapshots = ["s3://a/b"]\n')
     found = of_tables()
     assert edges(found) == {
@@ -189,7 +189,7 @@ def test_a_table_has_no_more_than_its_entry_says(config: Path) -> None:
         ("[tables.shop_orders.wrong]\n[tables.shop.orders_wrong]", "Dagster cannot tell"),
     ],
 )
-def test_a_table_that_is_refused_says_why_and_takes_no_other_down(entry: str, reason: str, config: Path) -> None:
+def test_a_refused_table_reports_why_and_stops_no_other(entry: str, reason: str, config: Path) -> None:
     config.write_text(f"[tables.shop.orders]\n{entry}\n")
     graph = of_tables().resolve_asset_graph()
     assert key_of("shop.orders", "view") in graph.get_all_asset_keys()
@@ -200,7 +200,7 @@ def test_a_table_that_is_refused_says_why_and_takes_no_other_down(entry: str, re
     assert reason in description
 
 
-def test_what_an_entry_expects_is_of_the_columns_of_its_table(settings: Settings, tmp_path: Path) -> None:
+def test_expectations_of_an_entry_name_columns_of_its_table(settings: Settings, tmp_path: Path) -> None:
     """As the database has them; where no database answers a run says it."""
     keyspace = settings.cassandra.keyspace
     with connect(settings) as session:

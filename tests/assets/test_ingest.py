@@ -147,7 +147,7 @@ def test_many_broken_messages_warn_and_are_still_accounted_for(
     assert metadata(run(instance), ingest.USER_EVENTS)["events_dead"] == 10
 
 
-def test_a_drain_is_bounded_and_goes_on_where_it_was(settings: Settings, spark: SparkSession) -> None:
+def test_a_drain_is_bounded_and_continues_where_it_was(settings: Settings, spark: SparkSession) -> None:
     produce(settings, *event_values(200))
     small = settings.model_copy(update={"ingest": settings.ingest.model_copy(update={"max_events_per_run": 40})})
     stored = 0

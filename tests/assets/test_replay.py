@@ -214,7 +214,7 @@ def test_stretches() -> None:
     assert replay.stretch([2, 3, 4, 5], 3) == [2, 3, 4]
 
 
-def test_what_the_web_ui_shows() -> None:
+def test_the_assets_of_the_queues() -> None:
     assert not replay.definitions([], {}).assets
     made = Definitions.merge(
         Definitions(resources=RESOURCES), replay.definitions(["a.b", "c"], {})

@@ -151,7 +151,7 @@ def levels_of(settings: Settings, session: SparkSession, rows: list[dict[str, An
     return {(f.expectation, f.column): f.success for f in found}
 
 
-def test_what_is_no_state_is_found(settings: Settings, spark: SparkSession) -> None:
+def test_invalid_states_are_found(settings: Settings, spark: SparkSession) -> None:
     rows = sorted((write(i, n, 5, v="a") for i in range(40) for n in range(2)), key=lambda r: (r["token"], r["n"]))
     # Those of the second of 16 buckets.
     rows = [row for row in rows if -(7 << 60) <= row["token"] < -(6 << 60)]

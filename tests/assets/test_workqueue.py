@@ -45,7 +45,7 @@ def health(instance: DagsterInstance) -> tuple[Mapping[str, MetadataValue], Sequ
 
 
 @pytest.mark.usefixtures("queue_tables")
-def test_a_queue_is_drained_checked_and_brought_to_the_lake(
+def test_a_queue_is_drained_checked_and_copied_to_the_lake(
     settings: Settings, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = settings.workqueue.model_copy(update={"lease_seconds": 10.0})

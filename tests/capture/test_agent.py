@@ -11,7 +11,7 @@ def row_of(captured: Captured, table: str, **wanted: Any) -> dict[str, Any]:
     return [c for c in changes if all(c[name] == value for name, value in wanted.items())][-1]
 
 
-def test_what_others_lose_or_tell_wrongly(captured: Captured) -> None:
+def test_changes_that_others_lose_or_report_wrongly(captured: Captured) -> None:
     """The cases in which Debezium's events for Cassandra are wrong or missing, all in one log."""
     captured.write(
         "CREATE TYPE {ks}.address (street text, zip int)",

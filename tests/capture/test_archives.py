@@ -65,7 +65,7 @@ def write_table(captured: Captured) -> list[Path]:
     return found
 
 
-def test_what_an_agent_publishes_is_published(
+def test_changes_of_an_agent_are_published(
     captured: Captured, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies = tmp_path / "copies"
@@ -145,7 +145,7 @@ def test_segments_that_come_and_grow_are_followed(captured: Captured, tmp_path: 
     captured.assert_same("t")
 
 
-def test_what_is_missing_is_said_until_it_is_there(captured: Captured, tmp_path: Path) -> None:
+def test_missing_changes_are_reported_until_they_are_read(captured: Captured, tmp_path: Path) -> None:
     broken, torn, mislabelled, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
     contents = {path: path.read_bytes() for path in (broken, torn, index_of(mislabelled))}
     changed = bytearray(contents[broken])

@@ -229,7 +229,7 @@ def test_broken_messages_raise_or_are_read() -> None:
     assert 0 < refused < 3000
 
 
-def test_what_every_change_has() -> None:
+def test_the_fields_of_every_change() -> None:
     schema = generated.SCHEMA
     batch = changes_of(random.Random(4), schema, 2)
     for name in ("kind", "token", "key"):

@@ -9,7 +9,7 @@ from writetime.core.config import Settings
 from writetime.servers.kafka import KafkaServer
 
 
-def test_whatever_is_killed_the_lake_answers_as_the_database(
+def test_the_lake_matches_the_database_after_any_kill(
     node: FormatServer, server_settings: Settings, tmp_path: Path
 ) -> None:
     report = EndToEnd(node, KafkaServer(server_settings), server_settings, tmp_path, SEED).run(0)

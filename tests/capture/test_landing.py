@@ -123,7 +123,7 @@ def test_a_batch_that_was_not_committed_lands_later(landed: Captured, monkeypatc
     assert count(landed.settings, name) == 2
 
 
-def test_what_stops_landing(landed: Captured) -> None:
+def test_faults_that_stop_landing(landed: Captured) -> None:
     name = f"{landed.keyspace}.marks"
     with pytest.raises(WritetimeError, match=f"{changes_topic(name)} does not exist: no agent has published"):
         Landing(landed.settings, name).drain()
@@ -148,7 +148,7 @@ def test_what_stops_landing(landed: Captured) -> None:
     assert Landing(landed.settings, name).drain() == 0
 
 
-def test_a_snapshot_does_not_beat_what_was_written_after_it(landed: Captured) -> None:
+def test_a_snapshot_does_not_beat_later_writes(landed: Captured) -> None:
     """Rows of a snapshot have their own write times: others give them the time at which they are read, which is later
     than all that is captured."""
     name = f"{landed.keyspace}.t"

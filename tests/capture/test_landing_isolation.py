@@ -235,7 +235,7 @@ def test_a_full_disk_is_waited_for(settings: Settings, small_disk: Path, monkeyp
     assert count(settings, name) == 3 + 3 * 390
 
 
-def test_what_is_an_outage(tmp_path: Path) -> None:
+def test_outages_and_other_errors(tmp_path: Path) -> None:
     assert is_outage(OSError("Generic error\n No space left on device (os error 28)"))
     assert is_outage(ConnectionRefusedError())
     assert not is_outage(FileNotFoundError(errno.ENOENT, "gone"))
@@ -300,7 +300,7 @@ def command(*arguments: str) -> Any:
     return CliRunner().invoke(main, list(arguments))
 
 
-def test_land_goes_on_with_the_other_tables(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_land_continues_with_the_other_tables(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
     names = published(settings, "a", "b", "c")
     produce(settings, changes_topic(names[1]), (b"k", b"garbage"))
@@ -390,7 +390,7 @@ def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatc
     assert answer.stdout == f"1 changes of {name}\n1 changes of {other}\n"
 
 
-def test_the_end_of_a_topic_without_a_leader_is_asked_for_again(
+def test_the_end_of_a_topic_without_a_leader_is_requested_again(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (name,) = published(settings, "a")
@@ -406,7 +406,7 @@ def test_the_end_of_a_topic_without_a_leader_is_asked_for_again(
     assert command("land", name).stdout == f"3 changes of {name}\n"
 
 
-def test_what_has_stopped_a_table(settings: Settings) -> None:
+def test_why_a_table_has_stopped(settings: Settings) -> None:
     (name,) = published(settings, "a")
     source = settings.cassandra.keyspace
     ensure_watermarks_topic(settings)
@@ -470,7 +470,7 @@ class Counted:
         return dict(self.calls)
 
 
-def test_a_table_without_news_costs_nothing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_without_new_messages_costs_nothing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     names = published(settings, *(f"t{i}" for i in range(12)))
     ensure_watermarks_topic(settings)
     now = time_now()

@@ -82,7 +82,7 @@ def test_no_versions(fake: FakeRegistry) -> None:
         client(fake.url).get(1)
 
 
-def test_a_registry_that_nobody_has_started() -> None:
+def test_a_registry_that_is_not_running() -> None:
     own = client(f"http://127.0.0.1:{free_port()}/api")
     for ask in (register, lambda c: c.get(1)):
         with pytest.raises(Transient, match=r"registry http://127\.0\.0\.1:\d+/api does not answer: .*refused"):
@@ -101,7 +101,7 @@ def test_a_registry_that_nobody_has_started() -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
-def test_a_refusal_says_what_to_do(fake: FakeRegistry, method: str, status: int, remedy: str) -> None:
+def test_a_refusal_names_the_remedy(fake: FakeRegistry, method: str, status: int, remedy: str) -> None:
     def refuses(m: str, path: str) -> Answer | None:
         return answer(b"<html>no</html>", status, Location="/") if m == method else None
 
@@ -124,7 +124,7 @@ def test_a_schema_that_is_refused(fake: FakeRegistry, refusal: Answer) -> None:
         register(client(fake.url))
 
 
-def test_what_the_registry_does_not_have(fake: FakeRegistry) -> None:
+def test_schemas_that_the_registry_does_not_have(fake: FakeRegistry) -> None:
     own = client(fake.url)
     assert own.get(9) is None
     assert register(own) == 1
@@ -135,7 +135,7 @@ def test_what_the_registry_does_not_have(fake: FakeRegistry) -> None:
     assert not isinstance(caught.value, Transient)
 
 
-def test_what_is_known_is_not_asked_for_again(fake: FakeRegistry) -> None:
+def test_known_schemas_are_not_requested_again(fake: FakeRegistry) -> None:
     """Also by a task that took the registry along; a subject that is there keeps its compatibility."""
     own = client(fake.url)
     register(own)

@@ -74,7 +74,7 @@ def test_published_segments_are_archived_or_deleted_or_kept(captured: Captured, 
     captured.assert_same("marks")
 
 
-def test_what_an_agent_says_of_itself(
+def test_the_status_of_an_agent(
     captured: Captured, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "writetime")
@@ -193,7 +193,7 @@ def test_a_change_that_is_too_large_stops_no_other(captured: Captured) -> None:
     captured.assert_same("t", "marks")
 
 
-def test_an_index_that_is_none_stops_no_other_segment(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_index_stops_no_other_segment(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
     segment = captured.node.cdc_raw / "CommitLog-8-1.log"
     index = segment.with_name("CommitLog-8-1_cdc.idx")
     segment.write_bytes(b"")
@@ -210,7 +210,7 @@ def test_an_index_that_is_none_stops_no_other_segment(captured: Captured, caplog
     assert "CommitLog-8-1_cdc.idx, offset 0: an offset, and maybe COMPLETED" in caplog.text
 
 
-def test_writes_to_a_table_that_nobody_knows_are_set_aside(captured: Captured) -> None:
+def test_writes_to_an_unknown_table_are_set_aside(captured: Captured) -> None:
     captured.write(
         "CREATE TABLE {ks}.kept (k int PRIMARY KEY) WITH cdc = true",
         "CREATE TABLE {ks}.gone (k int PRIMARY KEY) WITH cdc = true",
@@ -237,7 +237,7 @@ def test_writes_to_a_table_that_nobody_knows_are_set_aside(captured: Captured) -
     assert sorted(set(captured.changes("kept")["k"].to_pylist()) - {2}) == [1, 3]
 
 
-def test_a_segment_that_vanished_is_told(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_segment_that_vanished_is_reported(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
     with captured.agent():
         captured.settle()
     captured.fill(2)

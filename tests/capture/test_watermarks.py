@@ -102,7 +102,7 @@ def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch
     assert registered_sources(land(landed)) == {node}
 
 
-def test_no_watermark_passes_what_is_not_published(landed: Captured) -> None:
+def test_no_watermark_passes_unpublished_writes(landed: Captured) -> None:
     with landed.agent():
         landed.settle()
         wait_for(lambda: mark(landed).until)

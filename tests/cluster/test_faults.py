@@ -8,7 +8,7 @@ from tests.cluster.servers import Servers
 from tests.storage.generate import SEED
 
 
-def test_without_a_node_or_a_broker_the_lake_goes_on(servers: Servers, tmp_path: Path) -> None:
+def test_without_a_node_or_a_broker_the_lake_continues(servers: Servers, tmp_path: Path) -> None:
     report = ClusterRun(servers, tmp_path, SEED).run(0)
     print(report)
     assert report.faults == {"broker": 1, "agent": 1, "node": 1, "landing": 1}

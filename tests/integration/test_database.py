@@ -50,7 +50,7 @@ def test_large_requests_are_sent_at_once(settings: Settings) -> None:
         assert pool._connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_no_database_is_said_in_one_line(settings: Settings) -> None:
+def test_a_missing_database_is_reported_in_one_line(settings: Settings) -> None:
     elsewhere = {"contact_points": ["127.0.0.1"], "port": 1}
     nowhere = settings.model_copy(update={"cassandra": settings.cassandra.model_copy(update=elsewhere)})
     with pytest.raises(WritetimeError, match=r"no database answers at 127\.0\.0\.1:1 "), database.connect(nowhere):

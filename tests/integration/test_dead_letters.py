@@ -37,7 +37,7 @@ def test_a_dead_letter_is_the_whole_message_with_its_reason_and_origin(settings:
     assert letter.origin == f"{settings.ingest.topic}/0@0"
 
 
-def test_redrive_stores_what_has_become_possible(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redrive_stores_events_that_became_valid(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     large = an_event(1, f'"{"x" * 500}"')
     produce(settings, [large.value(), an_event(2).value()])
     with monkeypatch.context() as small:
@@ -49,7 +49,9 @@ def test_redrive_stores_what_has_become_possible(settings: Settings, monkeypatch
     assert [event_id for event_id, _ in rows(settings)] == [large.event_id, an_event(2).event_id]
 
 
-def test_what_fails_again_is_a_dead_letter_again_and_its_rounds_are_counted(settings: Settings) -> None:
+def test_a_redriven_event_that_fails_again_is_a_dead_letter_again_and_its_rounds_are_counted(
+    settings: Settings,
+) -> None:
     produce(settings, [b"poison"])
     for _ in range(3):
         assert list(deadletters.status_lines(settings)) == []

@@ -164,7 +164,7 @@ def test_a_repeated_call_has_the_same_ids(shared: Running) -> None:
     assert shared.post(EVENT).json() != shared.post(EVENT).json()
 
 
-def test_first_seen_marks_what_has_a_key_and_no_timestamp(shared: Running) -> None:
+def test_first_seen_marks_events_with_a_key_and_no_timestamp(shared: Running) -> None:
     start = end_offsets(shared.settings, shared.settings.ingest.topic)
     timed = {**EVENT, "timestamp": "2013-01-01T05:15:00Z"}
     marked = [shared.post(EVENT, "key").json()["eventId"], *shared.post([EVENT, timed], "batch").json()["eventIds"][:1]]
@@ -221,7 +221,7 @@ def test_an_idempotency_key_has_1_to_255_characters(shared: Running, key: str, s
     ],
     ids=["event", "event of a batch", "number of events", "batch"],
 )
-def test_what_is_too_large_is_refused(shared: Running, body: Any) -> None:
+def test_too_large_bodies_are_refused(shared: Running, body: Any) -> None:
     start = end_offsets(shared.settings, shared.settings.ingest.topic)
     answer = shared.post(body)
     assert answer.status_code == 413
@@ -235,7 +235,7 @@ def test_a_body_without_end_is_refused_while_it_is_sent(shared: Running) -> None
         assert s.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_client_that_leaves_harms_nobody(shared: Running) -> None:
+def test_a_client_that_leaves_harms_no_other(shared: Running) -> None:
     start = end_offsets(shared.settings, shared.settings.ingest.topic)
     with socket.create_connection(("127.0.0.1", shared.port)) as s:
         s.sendall(b"POST /events HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n" + orjson.dumps(EVENT))
@@ -301,7 +301,7 @@ def test_too_many_waiting_events_are_answered_429(broker: Settings) -> None:
         assert ingress.post([EVENT] * 3).status_code == 413
 
 
-def test_a_batch_that_fails_in_part_names_what_is_acknowledged(broker: Settings) -> None:
+def test_a_batch_that_fails_in_part_names_the_acknowledged_events(broker: Settings) -> None:
     settings = changed(broker, topic=f"{broker.ingest.topic}-small", ack_timeout_seconds=2.0)
     ensure_topics(settings, {settings.ingest.topic: {"max.message.bytes": "2000"}}, partitions=8)
     noise = os.urandom(4_000).hex()
@@ -492,7 +492,7 @@ def test_a_stop_under_load_loses_nothing(broker: Settings) -> None:
     assert sorted(acknowledged) == ids(stored(settings))
 
 
-def test_without_a_broker_it_starts_says_so_and_stops_when_the_calls_are_answered(broker: Settings) -> None:
+def test_without_a_broker_it_starts_reports_that_and_stops_when_the_calls_are_answered(broker: Settings) -> None:
     with (
         serving(changed(broker, NO_BROKER, ack_timeout_seconds=1.0)) as (process, address),
         ThreadPoolExecutor() as pool,

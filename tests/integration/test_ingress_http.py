@@ -215,7 +215,7 @@ def test_trailers_are_no_headers(alone: Settings) -> None:
         (POST + b"content-length: -1\r\n\r\n", 400),
     ],
 )
-def test_what_is_no_http_1_1_is_refused(ingress: Running, call: bytes, status: int) -> None:
+def test_calls_that_are_not_http_1_1_are_refused(ingress: Running, call: bytes, status: int) -> None:
     with Caller(ingress.port) as caller:
         caller.send(call)
         answer = caller.answer()
@@ -375,7 +375,7 @@ def test_a_call_that_does_not_come_in_time_is_answered_408(hasty: Running, begin
         assert caller.answer() is None
 
 
-def test_nor_may_a_call_that_was_answered_go_on_for_ever(hasty: Running) -> None:
+def test_nor_may_a_call_that_was_answered_go_on_forever(hasty: Running) -> None:
     with Caller(hasty.port) as caller:
         caller.send(b"PUT" + POST[4:] + b"content-length: 100000\r\n\r\n")
         assert not caller.send(*[b"x"] * 100, pause=0.05)

@@ -4,7 +4,7 @@ from pyspark.sql import SparkSession
 from writetime.clients.quality import markdown, validate
 
 
-def test_findings_name_what_is_wrong(spark: SparkSession) -> None:
+def test_findings_name_the_faults(spark: SparkSession) -> None:
     frame = spark.createDataFrame([("a", 1), ("a", 2), (None, 3)], "name string, number int")
     findings = validate(
         frame,

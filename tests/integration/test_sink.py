@@ -72,7 +72,7 @@ def rows(settings: Settings, columns: str = "event_id, payload") -> list[tuple[A
 
 
 @pytest.mark.parametrize("mode", ["lwt", "lwt-batch"])
-def test_conditional_modes_keep_the_first_content_and_tell_duplicates(settings: Settings, mode: str) -> None:
+def test_conditional_modes_keep_the_first_content_and_detect_duplicates(settings: Settings, mode: str) -> None:
     settings = with_ingest(settings, mode=mode)
     produce(settings, [an_event(1).value(), an_event(2).value(), an_event(1, '"second"').value(), an_event(3).value()])
     receipts = run_once(settings)
@@ -148,7 +148,7 @@ def test_a_table_that_changes_under_the_sink_stops_it(settings: Settings, mode: 
             _poll_until_idle(sink_writer)
 
 
-def test_a_missing_topic_or_table_is_told_at_once(settings: Settings) -> None:
+def test_a_missing_topic_or_table_is_reported_at_once(settings: Settings) -> None:
     with pytest.raises(WritetimeError, match=r"no-such-topic does not exist.*writetime init"):
         sink.run(with_ingest(settings, topic="no-such-topic"), threading.Event())
     elsewhere = settings.model_copy(update={"cassandra": settings.cassandra.model_copy(update={"keyspace": "nowhere"})})

@@ -134,7 +134,7 @@ def fail(fault: str) -> None:
     raise Transient(fault)
 
 
-def test_errors_of_spark_tasks_come_back_as_they_are(spark: SparkSession) -> None:
+def test_errors_of_spark_tasks_come_back_unchanged(spark: SparkSession) -> None:
     """So that it is their kind that decides, and their text that is shown."""
     run = in_spark(spark)
     with pytest.raises(Transient, match=r"^no broker answers$"):

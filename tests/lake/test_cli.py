@@ -59,7 +59,7 @@ def test_maintain_and_rebuild(table: LakeTable) -> None:
     assert table.view.load().table.to_pyarrow_table().num_rows == 12
 
 
-def test_rows_are_lines_and_values_are_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_lines_and_values_are_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["name", "n"], [["[red]x", ":smile:"], ["東", "y" * 300], ["a\nb\x1b[2J", ""]])
     assert capsys.readouterr().out.splitlines() == [
         "name         n",
@@ -135,7 +135,7 @@ def test_changes_as_json(tmp_path: Path, capsysbinary: pytest.CaptureFixture[byt
     assert "tombstone" not in found
 
 
-def test_a_condition_leaves_values_as_they_are() -> None:
+def test_a_condition_leaves_values_unchanged() -> None:
     days = pa.array([-(1 << 31), (1 << 31) - 1, None], pa.int32()).cast(pa.date32())
     rows = pa.table({"id": [1, 2, 3], "day": days, "small": pa.array([1, 2, 3], pa.int8())})
     assert filtered(rows, "id >= 2").equals(rows.slice(1))

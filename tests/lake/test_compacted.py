@@ -13,7 +13,7 @@ from writetime.runtime.nodetool import nodetool
 
 
 @pytest.mark.parametrize("compression", ["{'class': 'LZ4Compressor'}", "{'enabled': 'false'}"])
-def test_what_the_database_compacted(settings: Settings, compression: str) -> None:
+def test_sstables_that_the_database_compacted(settings: Settings, compression: str) -> None:
     table = f"{settings.cassandra.keyspace}.compacted"
     with connect(settings) as session:
         session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text) WITH compression = {compression}")

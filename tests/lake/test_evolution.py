@@ -113,7 +113,7 @@ def test_columns_come_and_go(tmp_path: Path) -> None:
     assert set(files) <= {f.path for part in table.parts for f in part.load().files}
 
 
-def test_a_type_that_arrow_holds_otherwise_is_refused(tmp_path: Path) -> None:
+def test_a_type_with_another_arrow_form_is_refused(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     for cql_type in ("varint", "blob", "frozen<list<int>>"):
         other = parse_table(f"CREATE TABLE shop.items (id int, n int, v text, w {cql_type}, PRIMARY KEY (id, n))")

@@ -43,7 +43,7 @@ def keys(table: LakeTable) -> list[int]:
 
 
 @pytest.mark.parametrize("order", range(6))
-def test_each_node_forgets_what_it_logged_before(tmp_path: Path, order: int) -> None:
+def test_each_node_forgets_its_earlier_log(tmp_path: Path, order: int) -> None:
     """The rows that count do not depend on when the lake folded, and learned of the truncation of each node."""
     r = random.Random(SEED + order)
     table = new_table(tmp_path)

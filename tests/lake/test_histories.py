@@ -8,7 +8,7 @@ from tests.storage.generate import KEYSPACE, SEED
 from writetime.core.config import Settings
 
 
-def test_the_lake_says_what_the_database_answers(server_settings: Settings) -> None:
+def test_the_lake_matches_the_database(server_settings: Settings) -> None:
     with Node(server_settings.cassandra.port) as node:
         # Another folder of tests may have used it on this server.
         node.execute(f"DROP KEYSPACE IF EXISTS {KEYSPACE}")

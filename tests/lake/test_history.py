@@ -161,7 +161,7 @@ def test_instants() -> None:
 
 
 @pytest.mark.parametrize(("as_of", "there"), [(1999, [1, 2]), (2000, [])])
-def test_what_expires_is_gone_at_its_second(as_of: int, there: list[int]) -> None:
+def test_cells_expire_at_their_second(as_of: int, there: list[int]) -> None:
     """The row marker and the cell, each alone in its row (`LivenessInfo.isLive`, `AbstractCell.isLive`)."""
     by_marker, by_cell = write(1, 0, 5), write(2, 0, 5, v="x")
     by_marker["marker"] |= {"ttl": 10, "expiry": 2000}

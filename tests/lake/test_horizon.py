@@ -67,7 +67,7 @@ def rows_at(table: LakeTable, second: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("schema", [generated.SCHEMA, generated.COUNTERS], ids=lambda s: s.name)
 @given(st.data(), st.randoms(use_true_random=False))
 @settings(max_examples=10, deadline=None)
-def test_no_view_and_no_event_tells_of_what_was_dropped(
+def test_no_view_and_no_event_shows_dropped_tombstones(
     schema: TableSchema, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, chooser: random.Random
 ) -> None:
     table = new_table(tmp_path_factory.mktemp("lake"), schema, buckets=2)
@@ -136,7 +136,7 @@ def test_a_late_write_does_not_come_back(tmp_path: Path, monkeypatch: pytest.Mon
     assert [f.rows for f in state.pending(table, table.changes.load(), table.state.load())[0]] == [1]
 
 
-def test_what_is_folded_in_and_dropped_at_once(tmp_path: Path) -> None:
+def test_changes_that_are_folded_in_and_dropped_at_once(tmp_path: Path) -> None:
     table = new_table(tmp_path, buckets=1)
     add(table, [write(1, 1, 5 * SECOND, v="old"), deletion(1, 1, 6 * SECOND)], 1)
     state.fold(table)
@@ -173,7 +173,7 @@ def test_tombstones_of_the_state_are_counted(tmp_path: Path) -> None:
     assert state.count_tombstones(table, table.state.load()) == 7
 
 
-def test_what_lived_at_the_last_batch_of_events_is_still_told(tmp_path: Path) -> None:
+def test_rows_that_lived_at_the_last_batch_of_events_still_have_events(tmp_path: Path) -> None:
     table = new_table(tmp_path, buckets=1)
     row = write(1, 1, 5 * SECOND, v="a")
     row["marker"] |= {"ttl": 2, "expiry": 7}

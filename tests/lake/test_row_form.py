@@ -155,7 +155,7 @@ def test_a_lake_with_microseconds_in_its_changes_is_refused(tmp_path: Path) -> N
             opened()
 
 
-def test_changes_of_microseconds_are_not_taken_for_milliseconds(tmp_path: Path) -> None:
+def test_changes_of_microseconds_are_not_read_as_milliseconds(tmp_path: Path) -> None:
     table = create_table(settings_at(tmp_path), SCHEMA)
     full = change_schema(SCHEMA)
     index = full.get_field_index("v")

@@ -52,7 +52,7 @@ def test_dropped_cells_are_void_whenever_they_come() -> None:
     assert live_rows(state, schema, 0).to_pylist() == [{"p": 1, "x": None}]
 
 
-def test_what_is_no_change_of_the_table_is_refused() -> None:
+def test_a_message_that_is_not_a_change_of_the_table_is_refused() -> None:
     schema = parse_table("CREATE TABLE k.t (p int PRIMARY KEY, x int)")
     table = pa.Table.from_pylist([ROW | {"x": cell(3)}], change_schema(schema))
     with pytest.raises(SchemaError, match="lack the field position"):
@@ -71,7 +71,7 @@ def test_counters_that_cannot_be_merged_are_refused() -> None:
             merge([table], schema)
 
 
-def test_nothing_merges_to_nothing() -> None:
+def test_an_empty_merge_is_empty() -> None:
     schema = parse_table("CREATE TABLE k.t (p int, c int, s int static, PRIMARY KEY (p, c))")
     state = merge([], schema)
     assert state.schema == change_schema(schema)

@@ -45,13 +45,13 @@ def assert_answers(state: pa.Table, history: History) -> None:
     assert_same(with_one_form(found, schema), with_one_form(history.rows, schema))
 
 
-def test_sstables_give_what_the_database_answers(histories: list[History]) -> None:
+def test_sstables_give_the_rows_that_the_database_returns(histories: list[History]) -> None:
     assert any(len(history.sstables) > 2 for history in histories)
     for history in histories:
         assert_answers(merge(history.sstables, history.schema), history)
 
 
-def test_the_commit_log_gives_what_the_database_answers(histories: list[History]) -> None:
+def test_the_commit_log_gives_the_rows_that_the_database_returns(histories: list[History]) -> None:
     for history in histories:
         assert_answers(merge([history.log], history.schema), history)
 

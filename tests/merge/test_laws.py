@@ -57,7 +57,7 @@ def test_merge_is_commutative_and_idempotent(schema: TableSchema, data: st.DataO
 @SCHEMAS
 @given(st.data(), st.integers(99, 104))
 @EXAMPLES
-def test_what_lives_does_not_depend_on_what_came_first(schema: TableSchema, data: st.DataObject, as_of: int) -> None:
+def test_live_rows_do_not_depend_on_the_order_of_changes(schema: TableSchema, data: st.DataObject, as_of: int) -> None:
     changes = data.draw(changes_of(schema))
     forth, back = (merge([table(c, schema)], schema) for c in (changes, changes[::-1]))
     assert as_bytes(live_rows(forth, schema, as_of)) == as_bytes(live_rows(back, schema, as_of))
@@ -66,7 +66,7 @@ def test_what_lives_does_not_depend_on_what_came_first(schema: TableSchema, data
 @SCHEMAS
 @given(st.data(), st.integers(99, 104))
 @EXAMPLES
-def test_what_lives_is_what_the_rules_say(schema: TableSchema, data: st.DataObject, as_of: int) -> None:
+def test_live_rows_follow_the_rules(schema: TableSchema, data: st.DataObject, as_of: int) -> None:
     changes = data.draw(changes_of(schema, 30))
     wanted = [
         {name: None if value is model.ABSENT else value for name, value in row.items()}

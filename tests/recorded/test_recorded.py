@@ -172,12 +172,12 @@ def test_the_schema_is_the_one_of_the_snapshot(recorded: Recorded) -> None:
     assert {d.name for d in found.dropped} <= {d.name for d in schema.dropped}
 
 
-def test_the_log_merged_is_what_the_database_answered(recorded: Recorded) -> None:
+def test_the_merged_log_matches_the_database(recorded: Recorded) -> None:
     recording, table = recorded
     assert_answered(recording, table, [logged(recording, table)], recording.schemas[table])
 
 
-def test_sstables_merged_are_what_the_database_answered(recorded: Recorded) -> None:
+def test_merged_sstables_match_the_database(recorded: Recorded) -> None:
     recording, table = recorded
     schema = recording.schemas[table]
     changes = stored(recording, table, schema)

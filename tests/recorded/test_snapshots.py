@@ -61,7 +61,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return config.load(lake={"path": str(tmp_path / "lake")})
 
 
-def test_the_manifest_tells_when_a_snapshot_was_taken(folder: Path) -> None:
+def test_the_manifest_has_the_time_of_a_snapshot(folder: Path) -> None:
     assert find_snapshots([str(folder)]).taken_at == 1_795_404_956_000_000
 
 
@@ -92,15 +92,13 @@ def test_dropped_columns_come_from_the_database(folder: Path, settings: Settings
     assert set(complete.schema.dropped) == set(RECORDING.schemas[TABLE].dropped)
 
 
-def test_without_the_database_a_complete_schema_is_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_without_the_database_a_complete_schema_is_requested(folder: Path, tmp_path: Path) -> None:
     nowhere = config.load(lake={"path": str(tmp_path / "lake")}, cassandra={"contact_points": ["127.0.0.1"], "port": 9})
     with pytest.raises(WritetimeError, match=r"does not list the columns of rec105\.t3 that were dropped.*--schema"):
         complete_schema(nowhere, find_snapshots([str(folder)]))
 
 
-def test_a_backfill_is_what_the_database_answered(
-    folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backfill_matches_the_database(folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = complete_schema(settings, find_snapshots([str(folder)]))
     table = create_table(settings, snapshot.schema)
     assert sum(changes for _, changes in backfill(table, snapshot)) > 0

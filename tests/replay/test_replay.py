@@ -188,7 +188,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.02)
 
 
-def test_zookeeper_is_made_anew(replay_settings: Settings, queue: str, zookeeper: KazooClient) -> None:
+def test_zookeeper_is_restored(replay_settings: Settings, queue: str, zookeeper: KazooClient) -> None:
     with Publisher(replay_settings, queue) as publisher:
         for i in range(3):
             publisher.publish([b"%d" % i])
@@ -213,7 +213,7 @@ def test_zookeeper_is_made_anew(replay_settings: Settings, queue: str, zookeeper
             publisher.publish([b"5"])
 
 
-def test_a_batch_that_is_not_what_was_published(replay_settings: Settings, queue: str) -> None:
+def test_a_batch_that_differs_from_its_seal(replay_settings: Settings, queue: str) -> None:
     with Publisher(replay_settings, queue) as publisher:
         publisher.publish([b"fine"])
         publisher.publish([b"x" * 100])

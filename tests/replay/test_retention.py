@@ -108,7 +108,7 @@ def test_young_batches_stay(trimming: Settings, queue: str) -> None:
     assert (found.gone, found.due) == (0, 0)
 
 
-def test_a_new_processor_with_effects_begins_after_what_is_gone(trimming: Settings, queue: str) -> None:
+def test_a_new_processor_with_effects_begins_after_the_deleted_batches(trimming: Settings, queue: str) -> None:
     publish(trimming, queue, 1, 2, 3)
     trim(trimming, queue)
     publish(trimming, queue, 4, 5)

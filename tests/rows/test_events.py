@@ -43,7 +43,7 @@ def test_replayed_events_are_the_rows(batches: list[tuple[list[Change], int]]) -
 
 @given(st.lists(change(), min_size=1, max_size=5), st.lists(change(), min_size=1, max_size=5))
 @EXAMPLES
-def test_what_differs_is_what_python_tells_apart(ones: list[Change], others: list[Change]) -> None:
+def test_rows_differ_as_python_compares_them(ones: list[Change], others: list[Change]) -> None:
     size = min(len(ones), len(others))
     one, other = table(ones[:size]), table(others[:size])
     for name in one.column_names:

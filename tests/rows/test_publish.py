@@ -134,7 +134,7 @@ def test_events_from_before_the_last_static_column_was_dropped(settings: Setting
     assert sorted(found, key=str) == [("CREATE", 1), ("CREATE", None), ("DELETE", None)]
 
 
-def test_each_event_once_though_the_publisher_is_killed(settings: Settings, tmp_path: Path) -> None:
+def test_each_event_once_although_the_publisher_is_killed(settings: Settings, tmp_path: Path) -> None:
     table = create_table(settings, SCHEMA)
     for number in range(3):
         add(table, [write(i, 1, number, v=str(number)) for i in range(number, 40)], number)

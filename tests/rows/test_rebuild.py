@@ -48,13 +48,13 @@ def test_all_parts(table: LakeTable) -> None:
     assert CliRunner().invoke(main, ["rebuild", table.name, "changes"]).exit_code == 2
 
 
-def test_the_stream_goes_on_after_its_state_was_made_anew(table: LakeTable) -> None:
+def test_the_stream_continues_after_a_rebuild_of_its_state(table: LakeTable) -> None:
     state.rebuild(table)
     assert stream.extend(table) > 0
     assert replayed(table) == view_rows(views.virtual(table))
 
 
-def test_the_stream_goes_on_after_it_was_made_anew(table: LakeTable) -> None:
+def test_the_stream_continues_after_a_rebuild(table: LakeTable) -> None:
     before = {e["event_id"] for part in events(table) for e in part.to_pylist()}
     last = max(number for number, _ in stream.batch_files(table.rows.load()))
     stream.extend(table, rebuild=True)

@@ -41,7 +41,7 @@ def test_the_stream_is_the_view(
     assert replayed(table) == view_rows(views.virtual(table))
 
 
-def test_what_stays(tmp_path: Path) -> None:
+def test_batches_that_stay(tmp_path: Path) -> None:
     table = new_table(tmp_path, buckets=1)
     assert merge_events(table, views.time_now()) == 0
     for number in range(1, 5):

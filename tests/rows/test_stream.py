@@ -69,7 +69,7 @@ def test_the_stream_is_the_view(
     assert replayed(table) == view_rows(views.virtual(table))
 
 
-def test_a_batch_reads_and_tells_what_it_changes(tmp_path: Path) -> None:
+def test_a_batch_reads_and_reports_its_changes(tmp_path: Path) -> None:
     table = new_table(tmp_path, buckets=1)
     add(table, [write(i, n, 5, v="a") for i in range(100) for n in range(2)], 1)
     assert stream.extend(table) == 200
@@ -166,7 +166,7 @@ def test_columns_come_and_go(tmp_path: Path) -> None:
     assert stream.extend(table) == 1
 
 
-def test_a_stream_that_is_too_late_says_what_to_do(tmp_path: Path) -> None:
+def test_a_stream_that_is_too_late_names_the_remedy(tmp_path: Path) -> None:
     table = new_table(tmp_path, buckets=1)
     for number in range(8):
         add(table, [write(1, 1, number, v=str(number))], number)

@@ -75,7 +75,7 @@ def changes_of(table: LakeTable) -> list[pa.Table]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("compression", COMPRESSIONS, ids=lambda c: "default" if c is None else c or "none")
-def test_a_snapshot_is_what_the_database_answers(
+def test_a_snapshot_matches_the_database(
     live: Settings, session: Session, node: Node, tmp_path: Path, compression: str | None, seed: int
 ) -> None:
     generator = LiveGenerator(1000 * SEED + 10 * COMPRESSIONS.index(compression) + seed)

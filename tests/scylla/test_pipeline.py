@@ -42,7 +42,7 @@ def test_programs_are_killed_and_end_well(pipeline: Pipeline) -> None:
     assert min(summary["written"], summary["altered"]) > 0
 
 
-def test_the_views_are_what_the_database_answers(
+def test_the_views_match_the_database(
     pipeline: Pipeline, table: Followed, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("rows", pipeline.check_views(table))

@@ -99,7 +99,7 @@ def test_rows_from_before_a_key_column_was_renamed_make_a_gap(
     assert found == {"in_snapshot": len(rows)}
 
 
-def test_what_a_renamed_key_column_leaves(cdc: CdcDatabase) -> None:
+def test_rows_from_before_a_renamed_key_column(cdc: CdcDatabase) -> None:
     """Of a partition key nothing; of two clustering columns one that shows which rows are static."""
     partition = Odd(cdc, "p int, q int, v int, PRIMARY KEY ((p, q))")
     partition.log(1, {"operation": 4, "p": 1, "q": 1})

@@ -36,7 +36,7 @@ def asked(cdc: CdcDatabase, schema: TableSchema, changes: pa.Table) -> History:
     return History(schema, [], changes, rows, [], int(time.time()))
 
 
-def test_a_log_gives_what_the_database_answers_of_its_table(cdc: CdcDatabase, logged: list[Logged]) -> None:
+def test_a_log_gives_the_rows_that_the_database_returns(cdc: CdcDatabase, logged: list[Logged]) -> None:
     kinds: Counter[str] = Counter()
     for table in logged:
         changes = read_all(cdc, table.schema)

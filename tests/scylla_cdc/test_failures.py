@@ -26,7 +26,7 @@ from writetime.scylla_cdc.pages import _PageProtocol
 from writetime.scylla_cdc.source import open_source
 
 
-def test_one_node_is_asked_for_the_streams_of_a_keyspace_with_three_replicas(
+def test_one_node_is_queried_for_the_streams_of_a_keyspace_with_three_replicas(
     cdc: CdcDatabase, logged: list[Logged], written: Written
 ) -> None:
     """ScyllaDB makes `system_distributed` with replication factor 3, also where it has one node."""

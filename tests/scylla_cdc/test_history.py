@@ -152,7 +152,7 @@ def altered_log(seed: int) -> Log:
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 10))
-def test_what_can_be_read_of_a_log(seed: int) -> None:
+def test_the_readable_rows_of_a_log(seed: int) -> None:
     """No row is read as another than it was, and none is skipped that could be read."""
     found: Counter[str] = Counter()
     gaps = 0

@@ -134,7 +134,7 @@ def test_writes_of_one_time_are_not_compared(cdc: CdcDatabase) -> None:
     assert odd.changes().num_rows == 2
 
 
-def test_the_agent_counts_disagreements_and_goes_on(
+def test_the_agent_counts_disagreements_and_continues(
     cdc: CdcDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where images cannot be compared: all changes are published."""

@@ -33,7 +33,7 @@ BARE = {"operation": 1, "p": 1, "c": 1}
 
 
 @LACKING
-def test_a_stream_while_the_log_lacks_what_is_written(
+def test_a_stream_while_the_log_lacks_written_values(
     cdc: CdcDatabase, late: Logged, written: Written, options: dict[str, str], while_so: str, afterwards: str
 ) -> None:
     cdc.announce_tablets(late.schema, late.sets)
@@ -73,7 +73,7 @@ def test_a_stream_while_the_log_lacks_what_is_written(
         assert (again.off_since, again.off_until) == (offset.until, None)
 
 
-def test_a_batch_of_a_log_that_lacks_what_is_written(
+def test_a_batch_of_a_log_that_lacks_written_values(
     cdc: CdcDatabase, late: Logged, caplog: pytest.LogCaptureFixture
 ) -> None:
     cdc.announce_tablets(late.schema, late.sets)

@@ -96,7 +96,7 @@ def test_rows_that_scylladb_does_not_write(
     cdc.session.execute(f"TRUNCATE {odd.name}_scylla_cdc_log")
 
 
-def test_what_is_said_by_no_change(cdc: CdcDatabase) -> None:
+def test_log_rows_that_are_not_changes(cdc: CdcDatabase) -> None:
     """Images are no changes; what the server deletes when a row's TTL is over is one."""
     odd = Odd(cdc)
     image = {"p": 1, "c": 1, "v": 7, "s": None}
@@ -162,7 +162,7 @@ def test_a_type_that_gets_a_field(cdc: CdcDatabase) -> None:
     ]
 
 
-def test_what_is_no_log(cdc: CdcDatabase) -> None:
+def test_a_table_that_is_not_a_log(cdc: CdcDatabase) -> None:
     cdc.session.execute("CREATE TABLE IF NOT EXISTS generated.plain (p int PRIMARY KEY)")
     with (
         pytest.raises(LogError, match=r"there is no table generated.plain_scylla_cdc_log"),

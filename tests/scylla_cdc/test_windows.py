@@ -181,7 +181,7 @@ def cdc_origins(found: list[str], since: int) -> list[str]:
     return [o for o, time in times.items() if time >= since]
 
 
-def test_a_stream_that_was_away_for_longer_than_the_log_keeps_rows(
+def test_a_stream_that_was_stopped_for_longer_than_the_log_keeps_rows(
     cdc: CdcDatabase, late: Logged, written: Written
 ) -> None:
     cdc.announce_tablets(late.schema, late.sets)

@@ -21,7 +21,7 @@ def shown(row: Row) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[text for text, _ in CASES])
-def test_what_a_statement_logs(written: Written, number: int) -> None:
+def test_the_log_rows_of_a_statement(written: Written, number: int) -> None:
     groups = [g for g in written.groups[EXAMPLES.name] if int.from_bytes(g.key, "big") == number]
     found = [(g.time - written.base - 10 * number, list(map(shown, g.rows))) for g in groups]
     assert found == CASES[number][1]

@@ -165,7 +165,7 @@ def wait(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     server.wait_ready()
 
 
-def test_who_waits_for_a_server_is_told_why_it_refuses(
+def test_a_wait_for_a_server_reports_why_it_refuses(
     refused: tuple[str, int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason, port, ca_file = refused

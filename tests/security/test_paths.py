@@ -208,7 +208,7 @@ def test_resources_of_dagster(in_force: Settings) -> None:
         assert client.connected
 
 
-def test_who_was_granted_nothing_is_told_so(in_force: Settings) -> None:
+def test_a_user_without_grants_gets_the_reason(in_force: Settings) -> None:
     stranger = as_stranger(in_force)
     # The broker answers the same for a topic that does not exist, so a stranger learns nothing, and none is created.
     for topic in (in_force.ingest.topic, "no.such.topic"):

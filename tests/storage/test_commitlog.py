@@ -64,7 +64,7 @@ def same(written: Written, one: Read, other: Read) -> None:
         assert_same(a, b)
 
 
-def test_reading_goes_on_where_it_stopped(written: Written) -> None:
+def test_reading_continues_where_it_stopped(written: Written) -> None:
     segment = segment_of(written)
     reader = CommitLogReader(written.all_schemas, [s.full_name for s in generated(written)])
     whole = read(reader, segment)
@@ -80,7 +80,7 @@ def test_reading_goes_on_where_it_stopped(written: Written) -> None:
         same(written, {n: first.get(n, []) + rest.get(n, []) for n in names}, whole)
 
 
-def test_reading_goes_on_at_a_marker(written: Written) -> None:
+def test_reading_continues_at_a_marker(written: Written) -> None:
     """By the same report, nothing twice and nothing missing, at whatever offsets it stops in between."""
     segment = segment_of(written)
     reader = CommitLogReader(written.all_schemas, [s.full_name for s in generated(written)])
@@ -194,7 +194,7 @@ def test_a_flipped_bit_raises_or_changes_nothing(written: Written, tmp_path: Pat
     same(written, read(reader, segment), whole)
 
 
-def test_the_rest_of_a_corrupt_segment_is_left_out_and_told(written: Written, tmp_path: Path) -> None:
+def test_the_rest_of_a_corrupt_segment_is_left_out_and_reported(written: Written, tmp_path: Path) -> None:
     segment = segment_of(written, tmp_path)
     path = Path(segment.path)
     broken = bytearray(path.read_bytes())

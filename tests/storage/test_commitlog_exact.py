@@ -22,7 +22,7 @@ def read_all(written: Written) -> dict[str, list[pa.RecordBatch]]:
     return found
 
 
-def test_every_change_is_what_the_database_reads(written: Written) -> None:
+def test_every_change_matches_the_database(written: Written) -> None:
     live = [s for s in written.all_schemas if s.keyspace == KEYSPACE]
     wanted = segment_lines(live, [s.path for s in find_segments(str(written.server.cdc_raw))])
     assert len(wanted) == len(written.schemas)

@@ -45,7 +45,7 @@ def test_a_snapshot_of_several_generations(written: Written) -> None:
             assert as_rows(SSTable(a, found).scan()) == as_rows(SSTable(b, schema).scan())
 
 
-def test_backups_hold_what_was_flushed(written: Written) -> None:
+def test_backups_hold_the_flushed_data(written: Written) -> None:
     schema, live = written.handmade("many")
     backups = list(find_sstables(str(Path(live[0].folder) / "backups")))
     assert [location.id for location in backups] == [location.id for location in live]

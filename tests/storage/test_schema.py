@@ -72,7 +72,7 @@ def test_keys_of_headers() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "list<int", "map<int>", "nothing", "list<int>>", "vector<float>", "int, int"])
-def test_what_is_no_type(text: str) -> None:
+def test_invalid_types(text: str) -> None:
     with pytest.raises(CqlTypeError):
         parse_cql(text)
 
@@ -80,7 +80,7 @@ def test_what_is_no_type(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "DynamicCompositeType(a=>Int32Type)", "MapType(Int32Type)", "ListType(Int32Type", "X"]
 )
-def test_what_is_no_marshal_class(text: str) -> None:
+def test_invalid_marshal_classes(text: str) -> None:
     with pytest.raises(CqlTypeError):
         parse_marshal(text)
 
@@ -120,7 +120,7 @@ def test_a_snapshots_schema() -> None:
 @pytest.mark.parametrize(
     "text", ["CREATE TABLE k.t (a int)", "CREATE TABLE k.t (a int PRIMARY KEY", "SELECT 1", "CREATE TABLE k.t (a)"]
 )
-def test_what_is_no_table(text: str) -> None:
+def test_invalid_tables(text: str) -> None:
     with pytest.raises((SchemaError, CqlTypeError)):
         parse_table(text)
 
@@ -216,7 +216,7 @@ def test_decimals_lose_nothing(value: Decimal) -> None:
     assert (found, found.as_tuple().exponent) == (value, exponent)
 
 
-def test_values_that_are_none_of_their_type() -> None:
+def test_values_that_are_invalid_for_their_type() -> None:
     assert decoder(Native("int"))(b"") is None
     assert decoder(Native("text"))(b"") == ""
     time = uuid1()

@@ -125,7 +125,7 @@ def test_a_schema_given_to_spark(spark: SparkSession, written: Written) -> None:
             spark.read.format("sstable").schema(wrong).load(location.folder).count()
 
 
-def test_what_is_left_out_in_spark(
+def test_parts_that_spark_leaves_out(
     spark: SparkSession, written: Written, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, (location,) = written.handmade("many")

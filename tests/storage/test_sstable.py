@@ -120,7 +120,7 @@ def test_older_versions_and_those_of_scylladb(written: Written, tmp_path: Path, 
         assert_same(changes(older, schema), changes(location, schema))
 
 
-def test_what_is_not_supported_is_refused_by_name(written: Written, tmp_path: Path) -> None:
+def test_unsupported_features_are_refused_by_name(written: Written, tmp_path: Path) -> None:
     schema, location = next((s, x) for s, x in one_of_each(written) if x.exists("CompressionInfo.db"))
     here = copy(location, tmp_path / "compressor")
     _, options, rest = compression(here)
@@ -132,7 +132,7 @@ def test_what_is_not_supported_is_refused_by_name(written: Written, tmp_path: Pa
         list(find_sstables(str(tmp_path)))
 
 
-def test_compaction_ends_a_file_with_a_chunk_of_nothing(written: Written) -> None:
+def test_compaction_ends_a_file_with_an_empty_chunk(written: Written) -> None:
     """Not a test of the reader: it makes sure that the others read such files."""
     extra = 0
     for _, location in one_of_each(written):

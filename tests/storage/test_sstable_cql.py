@@ -77,7 +77,7 @@ def answered(written: Written, table: str, static: tuple[str, ...] = ()) -> dict
     return found
 
 
-def test_counters_are_what_cql_answers(written: Written) -> None:
+def test_counters_match_cql(written: Written) -> None:
     found = {key: {n: c["value"] for n, c in row.items()} for key, row in visible(written, "counted").items()}
     assert found == answered(written, "counted", ("s",))
     assert found[0, 9]["n"] == 2  # 2^63 - 1 was subtracted twice
@@ -92,7 +92,7 @@ def test_dropped_columns_are_void_up_to_their_drop(written: Written) -> None:
     assert sorted(key for key, row in found.items() if "again" in row) == [(0, 3), (0, 4), (3, 3), (3, 4)]
 
 
-def test_every_handmade_change_is_what_the_database_reads(written: Written) -> None:
+def test_every_handmade_change_matches_the_database(written: Written) -> None:
     """Counters, altered types and wide partitions; the oracle knows of no dropped columns."""
     for table in ("counted", "altered", "wide", "plain"):
         schema, locations = written.handmade(table)
@@ -102,7 +102,7 @@ def test_every_handmade_change_is_what_the_database_reads(written: Written) -> N
 
 
 @pytest.mark.parametrize("table", handmade.COMPACTED)
-def test_compacted_tables_of_each_compressor_are_what_cql_answers(written: Written, table: str) -> None:
+def test_compacted_tables_of_each_compressor_match_cql(written: Written, table: str) -> None:
     (location,) = written.handmade(table)[1]
     assert len(SSTable(location).splits(1)) == 40
     found = {change["k"]: (change["v"]["value"], change["v"]["write_time"]) for change in changes(written, table)}
@@ -164,7 +164,7 @@ def _as_arrow(cql_type: CqlType, value: Any) -> Any:
     return value
 
 
-def test_inserted_cells_are_what_cql_answers(written: Written) -> None:
+def test_inserted_cells_match_cql(written: Written) -> None:
     schema, _ = written.handmade("plain")
     types = {c.name: c.type for c in schema.regular}
     found = {change["k"]: change for change in changes(written, "plain")}

@@ -35,7 +35,7 @@ def small(folder: Path) -> tuple[Location, Location]:
     return location, here
 
 
-def test_what_is_sound_is_read(large: Location, tmp_path: Path) -> None:
+def test_sound_files_are_read(large: Location, tmp_path: Path) -> None:
     assert SSTable(large).data.length > 6 << 20
     tables = [
         pa.Table.from_batches(SSTable(x).scan(["position", "a", "b", "z"])) for x in (large, dictionary_table("tl"))

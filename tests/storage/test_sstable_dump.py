@@ -22,7 +22,7 @@ def deletion(info: dict[str, str]) -> dict[str, int]:
     return {"write_time": int(info["marked_deleted"]), "deletion_time": int(info["local_delete_time"])}
 
 
-def test_wide_partitions_are_what_sstabledump_prints(written: Written) -> None:
+def test_wide_partitions_match_sstabledump(written: Written) -> None:
     wanted: list[Any] = []
     for partition in dumped(written, "wide"):
         key = int(partition["partition"]["key"][0])
@@ -52,7 +52,7 @@ def test_wide_partitions_are_what_sstabledump_prints(written: Written) -> None:
     assert found == wanted
 
 
-def test_times_are_what_sstabledump_prints(written: Written) -> None:
+def test_times_match_sstabledump(written: Written) -> None:
     """Of a cell that has the row's times it prints none; and no value that is comparable of every type."""
     found = {change["k"]: change for change in changes(written, "plain")}
     for partition in dumped(written, "plain"):

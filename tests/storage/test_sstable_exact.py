@@ -5,7 +5,7 @@ from tests.storage.expected import assert_same, expected_changes, without_origin
 from writetime.storage.sstable import SSTable
 
 
-def test_every_change_is_what_the_database_reads(written: Written) -> None:
+def test_every_change_matches_the_database(written: Written) -> None:
     compared = 0
     for schema in written.schemas:
         for location in written.sstables[schema.name]:

@@ -117,7 +117,7 @@ def test_only_partitions_of_a_corrupt_chunk_are_left_out(written: Written, tmp_p
 
 
 @pytest.mark.parametrize("policy", ["skip-partition", "skip-file"])
-def test_pieces_leave_out_what_the_whole_leaves_out(written: Written, tmp_path: Path, policy: OnCorrupt) -> None:
+def test_pieces_leave_out_the_same_parts_as_the_whole(written: Written, tmp_path: Path, policy: OnCorrupt) -> None:
     schema, (location,) = written.handmade("many")
     here = copy(location, tmp_path / "many")
     splits = SSTable(here, schema).splits(3000)

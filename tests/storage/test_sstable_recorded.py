@@ -201,7 +201,7 @@ def test_a_dictionary_that_is_not_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tl", "tz"])
-def test_chunks_that_are_not_what_was_compressed(tmp_path: Path, name: str) -> None:
+def test_chunks_that_differ_from_the_compressed_data(tmp_path: Path, name: str) -> None:
     """With right checksums: refused, and never more memory than a chunk has."""
     location = dictionary_table(name)
     compressor, options, _ = compression(location)

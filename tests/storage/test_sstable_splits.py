@@ -110,7 +110,7 @@ def test_wide_partitions_of_scylladb_are_cut_at_any_block(written: Written, tmp_
         assert blocks.open_at(i) == places[offset]
 
 
-def test_a_cut_that_is_none_is_refused(written: Written) -> None:
+def test_an_invalid_cut_is_refused(written: Written) -> None:
     schema, location = wide(written)
     sstable = SSTable(location, schema)
     start, end = next(

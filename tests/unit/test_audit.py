@@ -49,7 +49,7 @@ def osv(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.server_close()
 
 
-def test_all_that_is_pinned_is_asked_for() -> None:
+def test_all_pinned_packages_are_checked() -> None:
     found = audit.packages()
     assert sum(line[:1].isalnum() for line in audit.LOCK.read_text().splitlines()) == sum(
         package.ecosystem == "PyPI" for package in found
@@ -59,7 +59,7 @@ def test_all_that_is_pinned_is_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("osv")
-def test_what_is_known_fails_unless_it_is_accepted(
+def test_a_known_vulnerability_fails_unless_it_is_accepted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert audit.main() == 0
@@ -79,7 +79,7 @@ def test_what_is_known_fails_unless_it_is_accepted(
     assert "GHSA-old is accepted in accepted.toml, and of nothing" in capsys.readouterr().out
 
 
-def test_without_an_answer_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_answer_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSV_URL", "http://127.0.0.1:1/v1/querybatch")
     assert audit.main() == 0
     assert "audit: NOT DONE" in capsys.readouterr().out

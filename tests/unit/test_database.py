@@ -25,7 +25,7 @@ class _ShuttingDown:
         raise OverloadedErrorMessage(0x1001, "Server is shutting down", None)
 
 
-def test_a_node_that_shuts_down_is_out_of_reach_and_no_more() -> None:
+def test_a_node_that_shuts_down_is_unreachable() -> None:
     session: Session = _ShuttingDown()  # type: ignore[assignment]
     node = Node(session, None)
     with pytest.raises(Unreachable, match="Server is shutting down"):
@@ -46,7 +46,7 @@ class _Connecting:
         return [SimpleNamespace(host=host) for host in self.hosts[: 1 if self.asked < 3 else 2]]
 
 
-def test_a_node_is_connected_before_it_is_asked() -> None:
+def test_a_node_is_connected_before_it_is_queried() -> None:
     session = _Connecting()
     assert node_of(session, "127.0.0.2").address == "127.0.0.2"  # type: ignore[arg-type]
     assert session.asked == 3

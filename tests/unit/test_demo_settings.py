@@ -42,7 +42,7 @@ def test_with_scylladb_its_logs_are_captured_and_no_cassandra_is_started(path: P
     ("address", "reason"),
     [("127.0.0.8:9042", "names the database 127.0.0.9 port 9042, not 127.0.0.8:9042"), ("scylla", "is not an address")],
 )
-def test_another_database_or_none_is_refused(path: Path, address: str, reason: str) -> None:
+def test_another_or_a_missing_database_is_refused(path: Path, address: str, reason: str) -> None:
     ensure_settings(path, "127.0.0.9:9042")
     with pytest.raises(WritetimeError, match=reason):
         ensure_settings(path, address)

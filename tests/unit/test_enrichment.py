@@ -37,6 +37,6 @@ def test_every_flight_gets_the_plane_and_the_weather_that_a_join_finds() -> None
 
 
 @pytest.mark.parametrize("payload", [None, "UA1545", {"flight": "UA1545"}])
-def test_what_is_no_flight_is_given_up(payload: Any) -> None:
+def test_an_item_that_is_not_a_flight_is_given_up(payload: Any) -> None:
     with pytest.raises(GiveUp, match=r"not a flight: it needs rank, flight, carrier, .*, air_minutes"):
         enrich(NewItem(payload))

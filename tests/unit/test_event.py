@@ -59,7 +59,7 @@ def test_without_a_key_every_call_is_a_new_event(body: dict[str, Any]) -> None:
     assert not first.first_seen
 
 
-def test_the_id_tells_user_key_and_timestamp_apart() -> None:
+def test_the_id_depends_on_user_key_and_timestamp() -> None:
     body = {"userId": "u", "eventType": "t"}
     timed = {**body, "timestamp": "2013-01-01T05:15:00Z"}
     other_time = {**body, "timestamp": "2013-01-01T05:15:00.001Z"}
@@ -116,7 +116,7 @@ def test_timestamps_are_milliseconds_in_utc(text: str, instant: datetime) -> Non
         ({"userId": "u", "eventType": "t", "timestamp": "0001-01-01T00:00:00+14:00"}, "timestamp must be"),
     ],
 )
-def test_what_is_not_accepted(body: Any, reason: str) -> None:
+def test_invalid_events(body: Any, reason: str) -> None:
     with pytest.raises(InvalidEvent, match=reason):
         accept(body, None, NOW)
 

@@ -6,7 +6,7 @@ import pytest
 from demo import board, dataset, figures, flights
 
 
-def test_the_year_has_the_flights_that_its_authors_say() -> None:
+def test_the_year_has_the_flights_that_its_authors_published() -> None:
     year = figures.published_figures(figures.DOCUMENTED_FLIGHTS)
     assert year == figures.published_figures(figures.DOCUMENTED_FLIGHTS + 1)
     assert year.flights == figures.DOCUMENTED_FLIGHTS

@@ -3,7 +3,7 @@ import pandas as pd
 from demo import flights
 
 
-def test_every_flight_becomes_the_events_that_its_record_tells() -> None:
+def test_every_flight_becomes_the_events_of_its_record() -> None:
     count = 3000
     frame = flights.flights(count)
     types = pd.Series([e["eventType"] for f in frame.to_dict("records") for e in flights.events(f)]).value_counts()

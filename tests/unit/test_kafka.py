@@ -31,7 +31,7 @@ def silent_broker() -> Iterator[Settings]:
 
 
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
-def test_a_silent_broker_is_an_error_that_names_it_and_what_to_do(
+def test_a_silent_broker_is_an_error_that_names_it_and_the_remedy(
     question: Callable[[Settings], Any], silent_broker: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 1.0)

@@ -89,7 +89,7 @@ def table(names: list[str]) -> TableSchema:
 @example(["key", "column_key", "column_column_key", "KEY", "Key"])
 @example(["token_bucket", "Token_Bucket", "token_bucket_2"])
 @example(["marker.expiry", "a", "a.value", "a_value", "a.b.c"])
-def test_labels_keep_names_apart(names: list[str]) -> None:
+def test_labels_keep_names_distinct(names: list[str]) -> None:
     schema = labelled_anew(table(names))
     assert_apart([PARTITION, *view_schema(schema).names])
     assert_apart([PARTITION, *change_schema(schema).names])

@@ -73,7 +73,7 @@ def test_the_floor_never_goes_back(history: tuple[int, list[tuple[int, bool]]], 
 
 
 @given(histories(), st.data())
-def test_a_restart_repeats_what_is_not_done_and_nothing_else(
+def test_a_restart_repeats_only_unfinished_work(
     history: tuple[int, list[tuple[int, bool]]], order: st.DataObject
 ) -> None:
     start, delivered = history
@@ -87,7 +87,7 @@ def test_a_restart_repeats_what_is_not_done_and_nothing_else(
 
 
 @given(histories(), st.data(), st.integers(0, 200))
-def test_what_an_earlier_run_has_done_survives_a_restart_half_way(
+def test_work_of_an_earlier_run_survives_a_restart_half_way(
     history: tuple[int, list[tuple[int, bool]]], order: st.DataObject, read: int
 ) -> None:
     start, delivered = history

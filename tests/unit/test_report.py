@@ -19,7 +19,7 @@ def shown(report: Report) -> str:
     return render(report, {"log": Path("demo.log")})
 
 
-def test_what_adds_up_and_is_proven() -> None:
+def test_sums_that_add_up_and_are_proven() -> None:
     assert GOOD.good
     text = shown(GOOD)
     assert "115 taken = 100 stored + 10 duplicates + 5 dead" in text
@@ -28,7 +28,7 @@ def test_what_adds_up_and_is_proven() -> None:
     assert len(text.splitlines()) < 45
 
 
-def test_what_does_not_shows() -> None:
+def test_wrong_sums_and_figures_show() -> None:
     wrong = replace(GOOD, stages=[Stage("ingest", [replace(TAKEN, total=(114, "taken"))])])
     assert not wrong.good
     assert "114 taken ≠ 100 stored" in shown(wrong)

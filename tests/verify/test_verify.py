@@ -47,7 +47,7 @@ def add_by_hand(table: LakeTable, number: int, *rows: dict[str, object]) -> None
     assert add(table, rows, number, table.schema())
 
 
-def test_what_differs_and_what_lags(settings: Settings, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differences_and_lag(settings: Settings, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     table = make_items(settings, session)
     lake = open_table(settings, table)
     report = verify(settings, lake, 0)

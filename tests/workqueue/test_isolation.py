@@ -137,7 +137,7 @@ def test_a_worker_until_idle_never_counts_a_shard_that_it_gave_up_as_done(
     assert states(settings, jobs).keys() == {i for i in ids if shard_of(None, i, SHARDS) == 1}
 
 
-def test_what_a_handler_returns_and_raises_is_bounded_to_its_item(queue_settings: Settings, jobs: str) -> None:
+def test_results_and_errors_of_a_handler_affect_only_its_item(queue_settings: Settings, jobs: str) -> None:
     def handle(item: Any) -> Any:
         match item.payload:
             case "lone surrogate":

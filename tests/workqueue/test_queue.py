@@ -114,7 +114,7 @@ def test_failures_are_repeated_then_dead_then_redriven(queue_settings: Settings,
     assert inspect(settings, jobs).redriven == 2
 
 
-def test_a_delayed_item_runs_when_it_is_due_and_holds_nobody_up(queue_settings: Settings, jobs: str) -> None:
+def test_a_delayed_item_runs_when_it_is_due_and_holds_nothing_up(queue_settings: Settings, jobs: str) -> None:
     begun: dict[str, float] = {}
     with Enqueuer(queue_settings) as enqueuer:
         enqueuer.enqueue(jobs, "later", key="k", delay_seconds=2.0)
@@ -151,7 +151,7 @@ def test_shards_are_shared_out_and_taken_over(queue_settings: Settings, jobs: st
     assert owners() == {}
 
 
-def test_a_stop_gives_back_what_was_not_begun(queue_settings: Settings, jobs: str) -> None:
+def test_a_stop_returns_items_that_were_not_started(queue_settings: Settings, jobs: str) -> None:
     begun = threading.Event()
 
     def slow(item: Item) -> str:
@@ -199,7 +199,7 @@ def test_limits_and_priorities(queue_settings: Settings, jobs: str) -> None:
     assert order.index("urgent") < 20
 
 
-def test_what_comes_late_is_found_by_closing_and_by_dropping(queue_settings: Settings, jobs: str) -> None:
+def test_late_items_are_found_by_closing_and_by_dropping(queue_settings: Settings, jobs: str) -> None:
     quick = {"bucket_seconds": 1, "close_after_seconds": 1.0, "enqueue_timeout_seconds": 0.5}
     settings = with_queue(queue_settings, jobs, {"shards": 1}, keep_closed_hours=4 / 3600, **quick)
     done: list[str] = []
@@ -325,7 +325,7 @@ def test_no_stored_bucket_time_or_payload_breaks_a_worker(queue_settings: Settin
     assert letters == {"{", "", "["}
 
 
-def test_what_was_not_sent_has_no_ids_to_repeat(queue_settings: Settings, jobs: str) -> None:
+def test_items_that_were_not_sent_have_no_ids_to_repeat(queue_settings: Settings, jobs: str) -> None:
     class Silent(Tables):
         def __init__(self) -> None:
             pass
