@@ -1,4 +1,4 @@
-"""What all tests share: one set of embedded servers and one Spark session, started when first asked for."""
+"""Shared by all tests: one set of embedded servers and one Spark session, started on first use."""
 
 import os
 import shutil

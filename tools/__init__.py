@@ -1,1 +1,1 @@
-"""What developers run, and no part of the platform."""
+"""Tools of developers, not a part of the platform."""

@@ -1,4 +1,4 @@
-"""What runs by itself, by Dagster's own daemon: ticks of a schedule and of sensors, a backfill."""
+"""Schedules, sensors and a backfill, run by Dagster's own daemon."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What the web UI shows."""
+"""The definitions that the web UI shows."""
 
 import os
 import subprocess

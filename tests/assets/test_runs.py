@@ -1,4 +1,4 @@
-"""What is told of a run when it has ended: its report, and an alert to a webhook that takes it or does not."""
+"""The end of a run: its report, and an alert to a webhook that accepts it or not."""
 
 import http.server
 import json

@@ -1,4 +1,4 @@
-"""The assets of the work queue on a real database: observed, drained on Spark, brought to the lake, checked."""
+"""The assets of the work queue on a real database: observed, drained on Spark, copied to the lake, checked."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

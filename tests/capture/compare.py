@@ -1,4 +1,4 @@
-"""A table of the lake, its state and its views, against what the database answers in raw bytes."""
+"""Compares a table of the lake, its state and its views with the database's answer in raw bytes."""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,4 @@
-"""One node for all tests of capture; each has a keyspace, an agent's state and the node's segments for itself."""
+"""One node for all tests of capture; each test has its own keyspace, agent state and segments."""
 
 import uuid
 from collections.abc import Iterator

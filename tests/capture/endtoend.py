@@ -1,11 +1,11 @@
 """From writes to the lake while everything is killed: a real node, a broker, agents and landing as programs.
 
-    python -m tests.capture.endtoend --seconds 600 --seed 1
+python -m tests.capture.endtoend --seconds 600 --seed 1
 
 Threads write to tables and change their schemas. Meanwhile the agent and landing are killed at random, broker and node
 crash and start again, and agents of two more replicas publish copies of the same segments, late and in another order.
-At the end, for every table, the lake's views are what `SELECT *` answers, and each write that the database acknowledged
-is among the lake's changes.
+At the end, for every table, the lake's views match `SELECT *`, and each write that the database acknowledged is among
+the lake's changes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A schema registry in this process that answers as Confluent's does, or as it is told to."""
+"""A schema registry in this process that answers like Confluent's, or as a test sets it."""
 
 import json
 import re

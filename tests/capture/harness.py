@@ -1,4 +1,4 @@
-"""A node of its own with tiny segments, agents as threads or programs, and what they published, merged."""
+"""A separate node with tiny segments, agents as threads or programs, and the changes that they published, merged."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A schema registry of its own: Apicurio, by the REST API of Confluent's that it has; and one that asks for a login."""
+"""Separate schema registries: Apicurio, with Confluent's REST API; and one that requires a login."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What other tools lose or tell wrongly, and what an agent does with segments; on a real node and broker."""
+"""Changes that other tools lose or report wrongly, and an agent's handling of segments; on a real node and broker."""
 
 from typing import Any
 

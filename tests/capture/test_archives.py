@@ -1,4 +1,4 @@
-"""Folders of segments, published by Spark's tasks: what an agent publishes of the same segments, and faults."""
+"""Folders of segments, published by Spark's tasks: the same changes as an agent publishes, and faults."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Texts in changes that are no values of their types are refused, wherever they are; the database's own are taken."""
+"""Texts in changes that are invalid for their types are refused, in any place; the database's own are accepted."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""From Kafka into the lake: each change once, whatever ends a batch, and what stops landing."""
+"""From Kafka into the lake: each change once, however a batch ends, and the faults that stop landing."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""No table, message or topic stops the landing of another table; and what it costs to find nothing new."""
+"""No table, message or topic stops the landing of another table; and the cost of finding nothing new."""
 
 import dataclasses
 import errno

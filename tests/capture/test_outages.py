@@ -1,4 +1,4 @@
-"""A node that is away for a while, however long: the agent connects to it again, and publishes what it wrote."""
+"""A node that is down for a while, of any length: the agent connects again, and publishes its writes."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""A worker of a work queue is woken by what the agent publishes of the queue's items."""
+"""Changes of a queue's items that the agent publishes wake a worker."""
 
 import threading
 import time

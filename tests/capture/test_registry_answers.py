@@ -1,4 +1,4 @@
-"""A schema registry that answers anything: what may pass is waited for, a refusal says what to do."""
+"""A schema registry that answers anything: the agent waits for temporary faults, and a refusal names the remedy."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""What becomes of segments: read to their ends and let go of, archived, kept; faulty, unknown and vanished ones."""
+"""The end of segments: read to their ends and released, archived, kept; faulty, unknown and vanished ones."""
 
 import json
 import logging

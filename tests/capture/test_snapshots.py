@@ -1,4 +1,4 @@
-"""What a table had before its capture began: published beside live writes, whoever is killed amid it."""
+"""The data that a table had before its capture: published beside live writes, whichever program is killed meanwhile."""
 
 import json
 import shutil

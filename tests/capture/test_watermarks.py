@@ -1,4 +1,4 @@
-"""How far the lake knows its sources: never beyond what is published and landed, and who holds that back."""
+"""How far the lake knows its sources: never beyond published and landed changes, and the sources that hold it back."""
 
 import json
 import threading

@@ -1,11 +1,11 @@
 """From writes to the lake on three nodes and three brokers, while nodes, brokers, agents and landing are killed.
 
-    python -m tests.cluster.faults --seconds 600 --seed 1
+python -m tests.cluster.faults --seconds 600 --seed 1
 
-Each node has an agent of its own. Threads write at QUORUM. A broker is killed while changes are published, landed, and
-row events too; a node is killed while writes go on, and a table changes meanwhile. While one is away, the lake
-follows all the same, and `verify` proves it. At the end, for every table, the views are what `SELECT *` answers at ALL,
-each write that was acknowledged is among the lake's changes, and each message of Kafka is in the lake once.
+Each node has its own agent. Threads write at QUORUM. A broker is killed while changes are published, landed, and row
+events too; a node is killed while writes go on, and a table changes meanwhile. While one is down, the lake still
+follows, and `verify` proves it. At the end, for every table, the views match `SELECT *` at ALL, each write that was
+acknowledged is among the lake's changes, and each message of Kafka is in the lake once.
 """
 
 import argparse

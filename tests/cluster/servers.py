@@ -1,6 +1,6 @@
 """Three real Cassandra nodes and three real Kafka brokers on one machine, and settings that name them all.
 
-Nodes share their ports and have addresses of their own, 127.0.0.1 to 127.0.0.3, as nodes of a real cluster have.
+Nodes share their ports and have separate addresses, 127.0.0.1 to 127.0.0.3, as nodes of a real cluster have.
 """
 
 import signal

@@ -1,5 +1,4 @@
-"""Three nodes, three brokers, an agent a node: whatever is killed, the lake answers as the database; `faults` runs
-longer."""
+"""Three nodes and brokers, one agent per node: after any kill, the lake matches the database; `faults` runs longer."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The guide: its settings are settings, and its table is what the simulation says."""
+"""The guide: its settings are valid, and its table is the result of the simulation."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Questions about a partition while it has no leader, and once it has one again."""
+"""Requests about a partition while it has no leader, and once it has one again."""
 
 import signal
 import time

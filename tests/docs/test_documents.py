@@ -1,4 +1,4 @@
-"""What documents say is run: README and docs/*.md, block by block. `tests.docs.documents` tells the rules."""
+"""The commands in documents are run: README and docs/*.md, block by block. `tests.docs.documents` has the rules."""
 
 import re
 from collections.abc import Iterator

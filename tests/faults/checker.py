@@ -1,4 +1,4 @@
-"""The one checker at the end of every fault test. It asks Kafka and the database, never the sink's own counters."""
+"""The one checker at the end of every fault test. It reads Kafka and the database, never the sink's own counters."""
 
 from collections.abc import Iterable
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""The test's own record of what it produced: each message is acknowledged, failed, or of unknown fate."""
+"""The test's own record of its messages: each is acknowledged, failed, or of unknown outcome."""
 
 import random
 from dataclasses import dataclass

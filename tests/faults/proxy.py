@@ -1,4 +1,4 @@
-"""A TCP proxy before the database that makes replies late, loses those of conditional writes, or takes it away."""
+"""A TCP proxy before the database that delays replies, loses those of conditional writes, or cuts the connection."""
 
 import asyncio
 import random

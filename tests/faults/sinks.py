@@ -1,4 +1,4 @@
-"""`writetime sink` as a process of its own, with a settings file of its own."""
+"""`writetime sink` as a separate process, with its own settings file."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The stage of a fault test: a proxy before Cassandra, sinks as processes, and the watch on what they do."""
+"""The stage of a fault test: a proxy before Cassandra, sinks as processes, and the watch on their effects."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""The dead-letter topic takes nothing for a while: no offset past the poison may be committed until it does again."""
+"""The dead-letter topic is down for a while: no offset past the poison may be committed until it is back."""
 
 from collections.abc import Callable
 

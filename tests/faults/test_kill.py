@@ -1,4 +1,4 @@
-"""The sink is killed in the midst of its writes, again and again."""
+"""The sink is killed in the middle of its writes, again and again."""
 
 from collections.abc import Callable
 

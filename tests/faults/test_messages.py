@@ -1,4 +1,4 @@
-"""Messages that a topic should not have, and has: duplicates, poison, oversized values and gaps between offsets."""
+"""Messages that a topic should not have: duplicates, poison, oversized values and gaps between offsets."""
 
 import json
 import random

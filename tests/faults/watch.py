@@ -1,4 +1,4 @@
-"""Watches from outside what is committed and what is really there: in the table and among the dead letters."""
+"""Watches the committed offsets and the stored data from outside: in the table and among the dead letters."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The demo's way from the work queue to the departures board, and what it counts there: 1,000 real flights."""
+"""The demo's way from the work queue to the departures board, and its figures there: 1,000 real flights."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Dead letters: kept whole, listed, and sent once more."""
+"""Dead letters: kept completely, listed, and sent again."""
 
 import pytest
 from click.testing import CliRunner

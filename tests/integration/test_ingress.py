@@ -1,4 +1,4 @@
-"""The HTTP ingress against a real broker: what is answered 202 is in the topic, and nothing else is."""
+"""The HTTP ingress against a real broker: exactly the events answered with 202 are in the topic."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What the ingress makes of HTTP that is broken, slow, hostile or merely unusual, over real sockets."""
+"""The ingress's answers to HTTP that is broken, slow, hostile or merely unusual, over real sockets."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What the sink's modes promise, looked up with CQL, and the faults that must stop it instead of losing events."""
+"""The guarantees of the sink's modes, checked with CQL, and the faults that must stop it instead of losing events."""
 
 import threading
 import time

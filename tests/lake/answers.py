@@ -1,4 +1,4 @@
-"""What the database answers to SELECT *, as the lake's views have it."""
+"""The database's answers to SELECT *, in the form of the lake's views."""
 
 import ipaddress
 import uuid

@@ -1,4 +1,4 @@
-"""Both views of a table against what the database answers."""
+"""Compares both views of a table with the database's answer."""
 
 import pyarrow as pa
 from cassandra.cluster import Session

@@ -1,9 +1,9 @@
 """A program that works on a lake and is killed at one commit after another, each time to be run again.
 
-    python -m tests.lake.killed FOLDER
+python -m tests.lake.killed FOLDER
 
-It prints a JSON object a line: where the kill was, and what the lake holds after the second run. The process itself
-never works on a lake: what it forks would take over threads that are not there.
+It prints one JSON object per line: the place of the kill, and the contents of the lake after the second run. The
+process itself never works on a lake: a fork would inherit threads that do not exist.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Changes made by hand, where no database is needed."""
+"""Changes made by hand, for tests without a database."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Snapshots of several nodes, bucket by bucket: what failed is run again alone, what overlaps counts once."""
+"""Snapshots of several nodes, bucket by bucket: only failed buckets run again, overlaps count once."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Buckets are ranges of the token, and their number never changes silently."""
+"""Buckets are token ranges, and their number never changes silently."""
 
 import random
 from pathlib import Path

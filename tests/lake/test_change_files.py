@@ -1,4 +1,4 @@
-"""What is read of files of changes, and what Parquet's own reader says of the same files."""
+"""Our reader of files of changes against Parquet's own reader of the same files."""
 
 from collections import Counter
 from pathlib import Path

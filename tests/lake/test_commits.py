@@ -1,4 +1,4 @@
-"""Each batch counts once, whatever is retried, killed or run twice at the same time."""
+"""Each batch counts once, even if it is retried, killed or run twice at the same time."""
 
 import itertools
 import subprocess

@@ -1,4 +1,4 @@
-"""SSTables that the database itself has compacted: their files end with a chunk of nothing."""
+"""SSTables that the database itself has compacted: their files end with an empty chunk."""
 
 import pytest
 

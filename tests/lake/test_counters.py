@@ -1,4 +1,4 @@
-"""Counters from disk to view: what the lake says of them is what the database answers."""
+"""Counters from disk to view: the lake and the database return the same values."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Schemas come in any order, and no file is written anew for one."""
+"""Schemas come in any order, and no file is rewritten for one."""
 
 from dataclasses import replace
 from pathlib import Path

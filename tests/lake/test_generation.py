@@ -1,4 +1,4 @@
-"""What counts after a truncation, whatever order changes and records of nodes come in."""
+"""The changes that count after a truncation, in any order of changes and records of nodes."""
 
 import random
 from collections.abc import Iterable

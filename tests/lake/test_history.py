@@ -1,4 +1,4 @@
-"""Views as of an instant, where the changes kept show it, and what retention leaves."""
+"""Views as of a time, if the changes kept show it, and the changes that retention leaves."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,6 @@
-"""Tombstones that the state drops: no view or event tells of it, whatever comes later; what would is refused."""
+"""Tombstones that the state drops: no view or event shows that, with any later changes; a snapshot that would is
+refused.
+"""
 
 import random
 import time

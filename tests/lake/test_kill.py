@@ -1,4 +1,4 @@
-"""Whatever is killed at whatever commit, running it again gives what would have been."""
+"""After a kill at any commit, a second run gives the same result as an undisturbed one."""
 
 import json
 import subprocess

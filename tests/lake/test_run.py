@@ -1,4 +1,4 @@
-"""From a real table to the lake and back: what the views say is what the database answers."""
+"""From a real table to the lake and back: the views and the database return the same rows."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The lake, and the snapshots that are brought into it, in an object store."""
+"""The lake, and the snapshots that are read into it, in an object store."""
 
 import subprocess
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The lake behind an address, as object stores have: the same client writes the files and the commits."""
+"""The lake at an address, as in object stores: the same client writes the files and the commits."""
 
 from pathlib import Path
 

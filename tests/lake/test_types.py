@@ -1,4 +1,4 @@
-"""Every type of `schema/mapping.py` goes through the lake, and other engines read the tables as they are."""
+"""Every type of `schema/mapping.py` goes through the lake, and other engines read the tables without conversion."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a real database answers, without the driver's decoding: dates beyond Python's, not-a-number, empty values."""
+"""A real database's answers, without the driver's decoding: dates beyond Python's, not-a-number, empty values."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

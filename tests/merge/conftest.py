@@ -1,4 +1,4 @@
-"""A real server's tables: their changes from SSTables and commit logs, and what it answered."""
+"""A real server's tables: their changes from SSTables and commit logs, and its answers."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The rules of the merge once more, slowly and in plain Python: what lives after changes, cell by cell."""
+"""The rules of the merge again, slowly and in plain Python: the cells that live after changes."""
 
 from collections import defaultdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""Changes of before the schema changed, and what cannot be merged."""
+"""Changes from before a schema change, and changes that cannot be merged."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Counters where the greatest clock is not the latest write, and where what deletes them is deleted itself."""
+"""Counters whose greatest clock is not the latest write, and whose deletions are deleted themselves."""
 
 import itertools
 from typing import Any

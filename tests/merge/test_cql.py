@@ -1,4 +1,4 @@
-"""The state's live rows against what the database answered, whatever the changes were read from."""
+"""The state's live rows against the database's answers, from any source of changes."""
 
 import random
 from dataclasses import replace

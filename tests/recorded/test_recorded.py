@@ -1,4 +1,4 @@
-"""Each table that a real ScyllaDB recorded: its schema, its CDC log and its SSTables against what it answered."""
+"""Each table that a real ScyllaDB recorded: its schema, its CDC log and its SSTables against its answers."""
 
 import re
 from collections.abc import Iterator

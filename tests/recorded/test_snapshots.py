@@ -1,4 +1,4 @@
-"""Snapshots of a real ScyllaDB as `writetime backfill` takes them: their manifest, and what their schema.cql lacks."""
+"""Snapshots of a real ScyllaDB in `writetime backfill`: their manifest, and the gaps of their schema.cql."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Queues of their own on the servers that all tests share."""
+"""Separate queues on the servers that all tests share."""
 
 import uuid
 

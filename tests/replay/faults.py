@@ -1,7 +1,7 @@
 """Publishers, subscribers and retention that are killed and stopped, ZooKeeper's data lost, servers restarted; two
-instances that know nothing of each other; and the checker.
+instances without knowledge of each other; and the checker.
 
-`python -m tests.replay.faults --runs 20 --seed 1` makes many runs on servers of its own.
+`python -m tests.replay.faults --runs 20 --seed 1` makes many runs on separate servers.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What publishers and subscribers say and do when nothing goes wrong, and what they refuse."""
+"""Publishers and subscribers without faults: results, messages and refusals."""
 
 import random
 import threading

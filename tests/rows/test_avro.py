@@ -1,4 +1,4 @@
-"""Avro as another library reads it: every type, the schema of a table's events and what becomes of it."""
+"""Avro as another library reads it: every type, and the changing schema of a table's events."""
 
 import io
 import json

@@ -1,4 +1,6 @@
-"""The events of generated histories: they rebuild the rows, each begins where the last one ended, and none is idle."""
+"""The events of generated histories: they rebuild the rows, each begins where the last one ended, and each changes a
+row.
+"""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Row events in Kafka: each once, in order, however often the publisher is killed; read by another library."""
+"""Row events in Kafka: each once, in order, after any kill of the publisher; read by another library."""
 
 import io
 import json

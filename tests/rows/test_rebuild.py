@@ -1,4 +1,4 @@
-"""What is made anew is what was there: the state, the view, the stream of row events."""
+"""A rebuild gives the same result: the state, the view, the stream of row events."""
 
 from dataclasses import replace
 from pathlib import Path

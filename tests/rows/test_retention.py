@@ -1,4 +1,6 @@
-"""Old row events give way to the rows that they led to: the stream is the view still; what is not published stays."""
+"""Old row events are replaced by the rows that they resulted in: the stream still gives the view; unpublished ones
+stay.
+"""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The stream of row events in the lake: whatever is folded, compacted, killed or run twice, it rebuilds the view."""
+"""The stream of row events in the lake: folded, compacted, killed or run twice, it rebuilds the view."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""What the tests of a running ScyllaDB share; without one they are skipped."""
+"""Shared by the tests of a running ScyllaDB; they are skipped without one."""
 
 import shlex
 from collections.abc import Callable, Iterator

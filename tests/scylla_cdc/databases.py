@@ -1,4 +1,4 @@
-"""A Cassandra that has what a ScyllaDB would have: base tables, their CDC logs, and the tables that tell of streams."""
+"""A Cassandra with the tables of a ScyllaDB: base tables, their CDC logs, and the tables that list streams."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Statements whose log rows ScyllaDB's sources and documentation tell: what the tests' own writer is held against."""
+"""Statements with the log rows in ScyllaDB's sources and documentation: checks of the tests' own writer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the changes of a log give, against what the database answers of the base table."""
+"""The changes of a log against the database's answers of the base table."""
 
 import time
 from collections import Counter

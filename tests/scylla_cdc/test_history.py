@@ -1,4 +1,4 @@
-"""Rows of a log after generated alterations of its table, against what was written: a model of what ScyllaDB does."""
+"""Rows of a log after generated alterations of its table, against the written values: a model of ScyllaDB."""
 
 import random
 import struct

@@ -1,4 +1,4 @@
-"""CDC options that change: CDC off and on, and `delta` from `keys` to `full`. What was not logged is a gap."""
+"""CDC options that change: CDC off and on, and `delta` from `keys` to `full`. Writes that were not logged are a gap."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Logs that cannot be read, or not as they are: each is an error that says what to do; and schemas that change."""
+"""Logs that cannot be read, or only partly: each error names the remedy; and schemas that change."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""The data source in Spark: batches, and streams that end, fail and go on."""
+"""The data source in Spark: batches, and streams that end, fail and continue."""
 
 import time
 from collections import Counter

@@ -1,4 +1,4 @@
-"""How a stream advances: windows, sets of streams that change, late writes, and what is not in the log any more."""
+"""How a stream advances: windows, sets of streams that change, late writes, and rows that are no longer in the log."""
 
 import random
 from collections import Counter

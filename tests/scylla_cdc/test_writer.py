@@ -1,4 +1,4 @@
-"""The tests' own writer of logs, against what ScyllaDB is known to write for a statement."""
+"""The tests' own writer of logs, against ScyllaDB's known log rows of a statement."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """Writes CDC logs as ScyllaDB does: of each mutation, as Cassandra has it in its commit log, the rows of the log.
 
-The rules are those of ScyllaDB's `cdc/split.cc` and `cdc/log.cc`: one group a time, the tombstone of a collection
+The rules are those of ScyllaDB's `cdc/split.cc` and `cdc/log.cc`: one group per time, the tombstone of a collection
 counted as one microsecond later than it is, rows by kind, then by clustering, then by TTL. What was written is what
 Cassandra's own `CommitLogReader` prints of it, as serialised bytes, so no code of Writetime's is on the way.
 """

@@ -1,4 +1,4 @@
-"""A database, a broker and a ZooKeeper that are secured, and a user of ours who may do what we need and no more."""
+"""A secured database, broker and ZooKeeper, and a user with exactly the permissions that the platform needs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

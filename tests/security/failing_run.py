@@ -1,4 +1,4 @@
-"""A run of Dagster that fails, as a process of its own: `DAGSTER_HOME` and `WRITETIME_CONFIG` say where and how."""
+"""A run of Dagster that fails, in a separate process: `DAGSTER_HOME` and `WRITETIME_CONFIG` set where and how."""
 
 import urllib.request
 from contextlib import suppress

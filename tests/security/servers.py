@@ -1,4 +1,4 @@
-"""Servers that let no one in without a certificate of their authority and a password, nor do what was not granted."""
+"""Servers that admit only clients with a certificate of their authority and a password, with granted rights only."""
 
 import datetime as dt
 import ipaddress

@@ -1,4 +1,4 @@
-"""A database that demands credentials and certificates: settings alone get in, and nothing less does."""
+"""A database that requires credentials and certificates: the settings alone are enough, and nothing less is."""
 
 import contextlib
 import logging

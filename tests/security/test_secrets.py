@@ -1,4 +1,4 @@
-"""What is secret is shown nowhere: not by commands that fail, nor by runs, their metadata, and Spark."""
+"""Secrets are shown nowhere: not by commands that fail, nor by runs, their metadata, and Spark."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Data of real servers: generated tables in each format, written once a session."""
+"""Data of real servers: generated tables in each format, written once per session."""
 
 from dataclasses import dataclass
 from pathlib import Path

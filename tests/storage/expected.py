@@ -1,4 +1,4 @@
-"""What the changes should be, from what Cassandra's own classes print (see `oracle`)."""
+"""The expected changes, from the output of Cassandra's own classes (see `oracle`)."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Commit logs: truncation, flipped bits, offsets to go on from, unknown tables."""
+"""Commit logs: truncation, flipped bits, offsets to continue from, unknown tables."""
 
 import io
 import pickle

@@ -1,4 +1,4 @@
-"""Blocks that would become more than they can: bounded by what is there, whatever a file says of its lengths."""
+"""Blocks that claim more than they can hold: memory is bounded by the existing data, whatever lengths a file has."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""SSTables: windows, tokens, fields, older versions, refusals; on what real servers wrote."""
+"""SSTables: windows, tokens, fields, older versions, refusals; on files of real servers."""
 
 import dataclasses
 import struct

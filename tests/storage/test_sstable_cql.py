@@ -1,4 +1,4 @@
-"""What is read of a real server's files against what the server itself answered by CQL."""
+"""Data read from a real server's files against the server's own answers by CQL."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

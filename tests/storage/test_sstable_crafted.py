@@ -1,4 +1,4 @@
-"""SSTables that Cassandra's own writer made of what no client can ask for, and what is left of small files."""
+"""SSTables that Cassandra's own writer made from data that no client can write, and the rests of small files."""
 
 from pathlib import Path
 

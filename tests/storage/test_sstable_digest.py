@@ -1,4 +1,4 @@
-"""Uncompressed files without CRC.db: only Digest.crc32 tells whether they are what was written."""
+"""Uncompressed files without CRC.db: only Digest.crc32 shows whether they are sound."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is read of simple tables against what `sstabledump` prints of the same files."""
+"""Data read from simple tables against `sstabledump` of the same files."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Faults on disk: a flipped bit raises, what is left out is counted and nothing else is, no bytes kill the process."""
+"""Faults on disk: a flipped bit raises, exactly the parts left out are counted, and no bytes kill the process."""
 
 import random
 import struct

@@ -1,4 +1,4 @@
-"""Headers: the orders in which Cassandra and ScyllaDB list columns, and columns that are of another type by now."""
+"""Headers: the orders in which Cassandra and ScyllaDB list columns, and columns that have another type now."""
 
 import itertools
 import random

@@ -1,5 +1,4 @@
-"""Splits: all pieces together make the changes of the whole, wherever the data are cut; a wrong index never goes
-unseen."""
+"""Splits: all pieces together give the changes of the whole, at any cuts; a wrong index is always detected."""
 
 import dataclasses
 import random

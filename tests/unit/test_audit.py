@@ -1,4 +1,4 @@
-"""The audit against a service with OSV's API; OSV itself may be out of reach where tests run."""
+"""The audit against a service with OSV's API; OSV itself may be unreachable."""
 
 import json
 import threading

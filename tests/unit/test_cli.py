@@ -1,4 +1,4 @@
-"""The shell command itself: what it lists, and what that costs."""
+"""The shell command itself: its list of commands, and the cost of that."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the shell command does with errors."""
+"""How the shell command shows errors."""
 
 import pytest
 from cassandra import InvalidRequest, OperationTimedOut, Unavailable

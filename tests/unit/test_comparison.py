@@ -1,4 +1,4 @@
-"""Every test that the comparison names is there."""
+"""Every test that the comparison names exists."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the driver raises, and what the platform makes of it, without a database."""
+"""The driver's exceptions, and the platform's handling of them, without a database."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The event model: what is accepted, what it becomes on Kafka, and which ids it gets."""
+"""The event model: accepted events, their form in Kafka, and their ids."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any

@@ -1,4 +1,4 @@
-"""A broker that takes connections and never answers, as one that is paused or just starting."""
+"""A broker that accepts connections and never answers, like one that is paused or just starting."""
 
 import socket
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What is where: tools and users find these by their places."""
+"""The places of things: tools and users find them there."""
 
 import ast
 import tomllib

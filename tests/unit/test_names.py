@@ -1,4 +1,4 @@
-"""Names of columns and fields: outside of the lake by the name alone, in the lake by labels."""
+"""Names of columns and fields: outside the lake by the name alone, in the lake by labels."""
 
 import re
 

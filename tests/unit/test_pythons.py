@@ -1,4 +1,4 @@
-"""`make test-python`: which interpreters it finds, and that all places name the same versions."""
+"""`make test-python`: the interpreters that it finds, and that all places name the same versions."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Names of snapshots, which become folders of the node, are refused before anything is asked."""
+"""Names of snapshots, which become folders of the node: invalid ones are refused before any request."""
 
 import pytest
 from click.testing import CliRunner

@@ -1,4 +1,4 @@
-"""Text that is not UTF-8: escaped where bytes become text, and the same bytes again."""
+"""Text that is not UTF-8: escaped where bytes become text, and restored to the same bytes."""
 
 import pyarrow as pa
 from hypothesis import example, given, settings

@@ -1,4 +1,4 @@
-"""The backlog against what it promises, for generated items: order of keys, limits, nothing forgotten."""
+"""The backlog's guarantees, for generated items: order of keys, limits, nothing forgotten."""
 
 import random
 

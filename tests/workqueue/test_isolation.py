@@ -1,4 +1,4 @@
-"""The rule of isolation: a fault at one item, shard or queue stops nothing else, and what failed is done later."""
+"""The rule of isolation: a fault of one item, shard or queue stops nothing else, and failed work is done later."""
 
 import functools
 import inspect as python

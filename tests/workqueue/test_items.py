@@ -1,4 +1,4 @@
-"""Ids that are times: ordered, unique, and as others make and read them."""
+"""Ids that are times: ordered, unique, and compatible with other libraries."""
 
 import uuid
 import zlib

@@ -1,4 +1,4 @@
-"""The model of the protocol has no fault, and the model would show one: each fence is needed."""
+"""The model of the protocol has no fault, and it would show one: each fence is needed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Queues on a real database: what is enqueued runs, fails, is delayed, dies, is redriven, closed and dropped."""
+"""Queues on a real database: items run, fail, are delayed, die, are redriven; buckets close and drop."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A few simulations of workers in a world of faults; `GENERATOR_SEED` chooses others, `simulation` runs many."""
+"""A few simulations of workers with many faults; `GENERATOR_SEED` chooses others, `simulation` runs many."""
 
 import os
 

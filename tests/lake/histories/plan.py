@@ -1,4 +1,4 @@
-"""Plans: what a seed makes. Everything that a run does follows from its plan, and a plan can be cut down."""
+"""Plans, made from a seed. A run follows completely from its plan, and a plan can be cut down."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace

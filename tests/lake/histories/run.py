@@ -1,4 +1,4 @@
-"""Runs plans together on one node, as nodetool and the commit log serve all tables of a round at once."""
+"""Runs plans together on one node, because nodetool and the commit log serve all tables of a round at once."""
 
 import shutil
 import tempfile

@@ -1,4 +1,4 @@
-"""One plan's table while it runs: what the commit log has of it, its snapshots, its lake; and the comparisons."""
+"""One plan's table while it runs: its commit log, its snapshots, its lake; and the comparisons."""
 
 import os
 import random
