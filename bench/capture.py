@@ -1,10 +1,10 @@
-"""Commit logs to Kafka: Writetime's agent against Debezium's connector for Cassandra 5, tuned; and how late each is.
+"""Commit logs to Kafka: Writetime's agent against Debezium's connector for Cassandra 5, tuned; and the delay of each.
 
 python -m bench.capture [--writes 200000] [--seconds 20] [--rate 200]
 
-Both programs run whole, as they are used, one after the other, on copies of the same segments and with one broker,
-until all events are in their topic. How late: from the acknowledgement of a write to Kafka, and with landing beside it
-to the virtual view, which is read whole, again and again.
+Both programs run completely, as in use, one after the other, on copies of the same segments and with one broker, until
+all events are in their topic. The delay is measured from the acknowledgement of a write to Kafka, and with landing
+beside it to the virtual view, which is read completely, again and again.
 """
 
 import json
@@ -50,7 +50,7 @@ _JSON = "org.apache.kafka.connect.json.JsonConverter"
 
 @dataclass
 class Run:
-    """What publishing took: CPU and wall seconds, the program's start included, and peak bytes."""
+    """The cost of publishing: CPU and wall seconds, including the start of the program, and peak bytes."""
 
     events: int
     cpu: float
@@ -59,7 +59,7 @@ class Run:
 
 
 def settings_of(home: Path, node: FormatServer, **capture: object) -> Settings:
-    """Settings of a broker of this benchmark's own, and of a node."""
+    """Settings of this benchmark's own broker, and of a node."""
     return config.load(
         cassandra={"port": node.port},
         kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
@@ -70,7 +70,7 @@ def settings_of(home: Path, node: FormatServer, **capture: object) -> Settings:
 
 
 def write(node: FormatServer, writes: int) -> None:
-    """Three inserts of four writes, then updates and some deletions; in segments that the node is done with."""
+    """Write three inserts per four writes, then updates and some deletions, into segments that the node completes."""
     session = node.session()
     session.default_timeout = 120
     for statement in (TABLE, FILLING):
@@ -95,7 +95,7 @@ def write(node: FormatServer, writes: int) -> None:
 
 
 def copy_segments(node: FormatServer, target: Path, most: int | None = None) -> int:
-    """Copy finished segments with their indexes, or the first ones; return how many changes they have."""
+    """Copy completed segments with their indexes, or the first ones; return the number of their changes."""
     target.mkdir(parents=True)
     reader = CommitLogReader(node.schemas(), ["bench.writes"], on_unknown_table="skip")
     count = 0
@@ -197,7 +197,7 @@ def _program(
 
 
 def drain(settings: Settings, topic: str, process: subprocess.Popen[bytes], events: int, before: int = 0) -> Run:
-    """Wait until a topic has so many events more than before, and tell what that took."""
+    """Wait until a topic has this many more events than before, and return the cost."""
     watched = psutil.Process(process.pid)
     begin = time.perf_counter()
     peak = 0
@@ -214,7 +214,7 @@ def drain(settings: Settings, topic: str, process: subprocess.Popen[bytes], even
 
 @contextmanager
 def topic_keys(settings: Settings, topic: str, key: Callable[[bytes], int]) -> Iterator[Callable[[], list[int]]]:
-    """What tells which rows came to a topic since it was asked last."""
+    """Return a function for the keys of the rows that came to a topic since its last call."""
     consumer = Consumer(client_config(settings, **{"group.id": "bench", "fetch.wait.max.ms": 5}))
     consumer.assign([TopicPartition(topic, p, o) for p, o in end_offsets(settings, topic).items()])
 
@@ -228,13 +228,13 @@ def topic_keys(settings: Settings, topic: str, key: Callable[[bytes], int]) -> I
 
 
 def view_keys(settings: Settings) -> list[int]:
-    """The rows that `writetime view` would show."""
+    """Return a function for the keys of the rows that `writetime view` would show."""
     parts = views.virtual(open_table(settings, "bench.writes"))
     return [k for part in parts for k in part["k"].to_pylist()]
 
 
 def follow(node: FormatServer, seen: Callable[[], list[int]], base: int, rows: tuple[int, float]) -> list[float]:
-    """Write rows at a rate, for some seconds; return how long after its acknowledgement each was seen."""
+    """Write rows at a rate, for some seconds; return the delay of each after its acknowledgement."""
     arrived: dict[int, float] = {}
     acknowledged: dict[int, float] = {}
     rate, seconds = rows
@@ -291,7 +291,7 @@ def publish(home: Path, settings: Settings, node: FormatServer, name: str, segme
 
 
 def throughput(home: Path, writes: int) -> None:
-    """Print what publishing the same segments takes: in all, and beyond what one segment takes, start included."""
+    """Print the cost of publishing the same segments: in all, and beyond that of one segment, start included."""
     log = {"commitlog_sync": "periodic", "commitlog_sync_period": "100ms", "commitlog_segment_size": "2MiB"}
     node = FormatServer(home / "node", "oa", **log)
     settings = settings_of(home, node)
@@ -323,7 +323,7 @@ def throughput(home: Path, writes: int) -> None:
 
 
 def live(home: Path, sync: str, rate: int, seconds: float) -> None:
-    """Print how late each is on a node that writes."""
+    """Print the delay of each on a node that writes."""
     period = {} if sync == "batch" else {"commitlog_sync_period": "100ms"}
     node = FormatServer(home / "live", "oa", commitlog_sync=sync, **period)
     home.mkdir(exist_ok=True)
@@ -334,7 +334,7 @@ def live(home: Path, sync: str, rate: int, seconds: float) -> None:
         node.start()
         node.write([KEYSPACE, TABLE, "INSERT INTO bench.writes (k) VALUES (-1)"])
         ensure_topics(settings, {OURS: {}, THEIRS: {}}, 4)
-        conditions = f"live, commitlog_sync {sync}, {rate} rows a second"
+        conditions = f"live, commitlog_sync {sync}, {rate} rows per second"
         with agent(home, settings) as process:
             drain(settings, OURS, process, 1)
             with topic_keys(settings, OURS, lambda k: int.from_bytes(k, "big", signed=True)) as seen:
@@ -359,7 +359,7 @@ def live(home: Path, sync: str, rate: int, seconds: float) -> None:
 @click.command()
 @click.option("--writes", default=200_000, show_default=True, help="Mutations in the commit log.")
 @click.option("--seconds", default=20.0, show_default=True, help="How long to write live.")
-@click.option("--rate", default=200, show_default=True, help="Rows a second, live.")
+@click.option("--rate", default=200, show_default=True, help="Rows per second, live.")
 @click.option("--sync", default="batch", show_default=True, help="The node's commitlog_sync, live: batch, periodic.")
 def main(writes: int, seconds: float, rate: int, sync: str) -> None:
     """Measure the agent against its peer."""

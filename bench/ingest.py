@@ -1,11 +1,11 @@
 """The sink's modes against a sequential `INSERT IF NOT EXISTS` loop: events/s and CPU per event, on the same data.
 
-    python -m bench.ingest
+python -m bench.ingest
 
-The events are in Kafka before a round begins. The loop reads them and inserts one after the other, as a simple
-consumer does; the sink's rounds run its pipeline from Kafka to the table. Each round has a process and a keyspace of
-its own, and its time includes connecting to both servers. There are two data sets: in one every event has a user of its
-own, in the other the events of few users share partitions. After each round the table must hold every event once.
+The events are in Kafka before a round begins. The loop reads them and inserts one after the other, as a simple consumer
+does; the sink's rounds run its pipeline from Kafka to the table. Each round has a separate process and keyspace, and
+its time includes connecting to both servers. There are two data sets: in one every event has a different user, in the
+other the events of few users share partitions. After each round the table must hold every event once.
 """
 
 import uuid
@@ -34,7 +34,7 @@ WARM_UP_EVENTS = 2000
 
 @dataclass(frozen=True)
 class Case:
-    """One way of storing one data set; a target is how many times the loop's events/s it must reach on that data."""
+    """One way of storing one data set; a target is the multiple of the loop's events/s that it must reach on it."""
 
     data: str
     way: str
@@ -54,7 +54,7 @@ CASES = [
 
 
 def store_by_loop(settings: Settings, count: int) -> None:
-    """Insert one event after the other and wait for each."""
+    """Insert the events one after the other and wait for each."""
     table = f"{settings.cassandra.keyspace}.user_events"
     consumer = Consumer(client_config(settings, **{"group.id": "loop", "enable.auto.commit": False}))
     consumer.assign([TopicPartition(settings.ingest.topic, 0, 0)])
@@ -113,7 +113,7 @@ def check_table(settings: Settings, count: int) -> None:
 
 
 def produce(settings: Settings, count: int, users: int) -> str:
-    """Produce events of that many users into a new topic of one partition; return its name."""
+    """Produce events of this many users into a new topic of one partition; return its name."""
     topic = f"bench-ingest-{uuid.uuid4().hex[:8]}"
     ingest = settings.ingest.model_copy(update={"topic": topic, "dead_letter_topic": f"{topic}.dead", "partitions": 1})
     own = settings.model_copy(update={"ingest": ingest})
@@ -149,7 +149,7 @@ def main(events: int, users: int, ingress: bool) -> None:
         for case in CASES:
             measure(settings, case, produce(settings, WARM_UP_EVENTS, users), WARM_UP_EVENTS)
         topics = {"spread": produce(settings, events, events), "shared": produce(settings, events, users)}
-        print(f"{events:,} events; spread: a user each, shared: {users} users; loop: sequential INSERT IF NOT EXISTS")
+        print(f"{events:,} events; spread: one user each, shared: {users} users; loop: sequential INSERT IF NOT EXISTS")
         print(f"{'data':8}{'way':11}{'events/s':>12}{'client CPU us/event':>20}{'server CPU us/event':>20}{'':>9}")
         loops: dict[str, Result] = {}
         for case in CASES:

@@ -1,9 +1,9 @@
 """HTTP ingress: requests/s and CPU per event when `202` waits for the broker, against a plain kafka-python ingress.
 
-    python -m bench.ingress
+python -m bench.ingress
 
-Both get the same events over the same number of keep-alive connections, each into a topic of its own on one broker, and
-after each round the topic must hold exactly the events that were answered 202.
+Both get the same events over the same number of keep-alive connections, each into a separate topic on one broker, and
+after each round the topic must hold exactly the events that were answered with 202.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Round:
-    """What one server did in one round."""
+    """The results of one server in one round."""
 
     per_second: float
     p50_ms: float
@@ -98,7 +98,7 @@ def serve_peer(settings: Settings) -> None:
 
 
 def requests(count: int = 2_000) -> list[bytes]:
-    """Return calls of POST /events, the same at every run."""
+    """Return calls of POST /events, the same in every run."""
     rng = random.Random(1)
     calls = []
     for _ in range(count):
@@ -117,7 +117,7 @@ def requests(count: int = 2_000) -> list[bytes]:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection: a call, its answer, the next call, until it is told to stop."""
+    """One keep-alive connection: a call, its answer, the next call, until it is stopped."""
 
     _length = re.compile(rb"content-length: (\d+).*?\r\n\r\n", re.IGNORECASE | re.DOTALL)
 
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
 
 
 async def drive(port: int, server_pid: int, connections: int, seconds: float) -> tuple[Round, int]:
-    """Load a server; return the measures of the time after the warm-up, and how many calls were answered in all."""
+    """Load a server; return the measures of the time after the warm-up, and the number of all answered calls."""
     loop = asyncio.get_running_loop()
     server, own = psutil.Process(server_pid), psutil.Process()
     latencies: list[float] = []
@@ -193,15 +193,15 @@ async def drive(port: int, server_pid: int, connections: int, seconds: float) ->
 
 
 def load_main(answer: Any, port: int, server_pid: int, connections: int, seconds: float) -> None:
-    """Drive the load in a process of its own and send what came of it."""
+    """Drive the load in a separate process and send its results."""
     answer.send(uvloop.run(drive(port, server_pid, connections, seconds)))
 
 
 def measure(settings: Settings, server: Callable[[Settings], None], connections: int, seconds: float) -> Round:
-    """Run one server on a topic of its own under load.
+    """Run one server on a separate topic under load.
 
     Raises:
-        RuntimeError: the topic does not hold exactly what was acknowledged.
+        RuntimeError: the topic does not hold exactly the acknowledged events.
     """
     with _topic(settings) as topic:
         ingest = settings.ingest.model_copy(update={"topic": topic, "port": free_port()})
@@ -259,13 +259,15 @@ def _cpu(process: psutil.Process) -> float:
 @click.option("--seconds", default=8.0, show_default=True, help="Measured time of a round, after the warm-up.")
 @click.option("--rounds", default=3, show_default=True, help="Rounds of each; the median counts.")
 def main(connections: int, seconds: float, rounds: int) -> None:
-    """Measure the ingress and a plain kafka-python ingress, turn by turn."""
+    """Measure the ingress and a plain kafka-python ingress, in turns."""
     settings = load()
     kafka = KafkaServer(settings)
     started = kafka.start()
     try:
         results: dict[str, list[Round]] = {"writetime": [], "kafka-python": []}
-        print(f"POST /events, 202 after the broker's acknowledgement, {connections} connections, {seconds:g} s a round")
+        print(
+            f"POST /events, 202 after the broker's acknowledgement, {connections} connections, {seconds:g} s per round"
+        )
         print(f"{'':14}{'requests/s':>12}{'p50 ms':>9}{'p99 ms':>9}{'server CPU us/event':>21}{'load CPU':>10}")
         for _ in range(rounds):
             for name, server in (("kafka-python", serve_peer), ("writetime", serve_project)):

@@ -1,8 +1,8 @@
-"""What it costs to land many tables that have nothing new, on a broker of its own.
+"""The cost of landing many tables without new messages, on a separate broker.
 
-    python -m bench.many_tables --tables 300
+python -m bench.many_tables --tables 300
 
-Prints the CPU seconds of `writetime land` as a whole program, and the cores that `writetime land --follow` takes.
+Prints the CPU seconds of `writetime land` as a complete program, and the cores that `writetime land --follow` uses.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def children_cpu() -> float:
 
 
 def publish(settings: Settings, tables: int) -> None:
-    """Publish a change of each table, and say that a node is published up to now."""
+    """Publish a change of each table, and announce that a node is published up to now."""
     publisher = ChangePublisher(settings)
     schemas = [dataclasses.replace(SCHEMA, name=f"t{i:03}") for i in range(tables)]
     for schema in schemas:
@@ -55,12 +55,10 @@ def land(*arguments: str) -> "subprocess.Popen[bytes]":
 
 
 def main() -> None:
-    """Measure, and print what it took."""
+    """Measure, and print the cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=300)
-    parser.add_argument(
-        "--seconds", type=int, default=60, help="that --follow is watched, of which the first third not"
-    )
+    parser.add_argument("--seconds", type=int, default=60, help="duration of --follow; its first third is not measured")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -98,7 +96,7 @@ def _followed(seconds: int) -> float:
 
 
 def _cpu(pid: int) -> float:
-    """Return the CPU seconds of a program that runs: the 14th and 15th field of its `stat` (proc(5)), in ticks."""
+    """Return the CPU seconds of a running program: the 14th and 15th field of its `stat` (proc(5)), in ticks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

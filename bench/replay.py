@@ -1,16 +1,16 @@
 """Replay queues against the plain lock-write-advertise cycle and against Kafka: rates and CPU, on the same items.
 
-    python -m bench.replay
+python -m bench.replay
 
 Batches of 1, 100 and 10,000 items are published and consumed, each item with the same bytes everywhere; at the end of
 each round all items must have come. One publisher, one consumer, one server of each kind. The ways:
 
 - `replay`: `Publisher.publish` with producer and sequence; `Subscriber.run` with a cursor, and `replay` without one.
-- `plain`: take ZooKeeper's lock, read the number, insert a row an item, set the number, give the lock back; the
-  consumer reads the number, then batch for batch its rows, and sets its own number.
+- `plain`: take ZooKeeper's lock, read the number, insert a row per item, set the number, release the lock; the
+  consumer reads the number, then the rows batch by batch, and sets its own number.
 - `kafka`: an idempotent producer with acks=all that waits until a batch is acknowledged; the consumer commits after
-  each batch. `transactions`: a transaction a batch, read committed, so a batch is whole or not there. `stream`: nobody
-  waits for a batch, and the consumer commits when it likes: what Kafka is best at.
+  each batch. `transactions`: one transaction per batch, read committed, so a batch is complete or absent. `stream`: no
+  waits per batch, and the consumer commits at any time: the fastest use of Kafka.
 
 At the end comes the table of docs/replay.md.
 """
@@ -39,7 +39,7 @@ from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer
 from writetime.servers.zookeeper import ZooKeeperServer
 
-# How many batches there are of each size: with all of them the benchmark takes about three minutes.
+# The number of batches of each size: with all of them the benchmark takes about three minutes.
 SIZES = {1: 800, 100: 250, 10_000: 5}
 _IN_FLIGHT = 100
 _FETCH = 10_000
@@ -62,7 +62,7 @@ def make_items(size: int) -> list[bytes]:
 
 
 def publish_replay(settings: Settings, queue: str, size: int, batches: int) -> None:
-    """Publish by this project."""
+    """Publish with this project."""
     items = make_items(size)
     with Publisher(settings, queue) as publisher:
         for sequence in range(batches):
@@ -101,7 +101,7 @@ def zookeeper(settings: Settings) -> Iterator[KazooClient]:
 
 
 def number_at(client: KazooClient, path: str) -> int:
-    """Return the number that a node has."""
+    """Return the number in a node."""
     data, _ = client.get(path)  # type: ignore[misc]
     return int(data or 0)
 
@@ -124,7 +124,7 @@ def publish_plain(settings: Settings, queue: str, size: int, batches: int) -> No
 
 
 def consume_plain(settings: Settings, queue: str, size: int, batches: int) -> None:
-    """Read batch for batch, and keep the number of the last one."""
+    """Read batch by batch, and keep the number of the last one."""
     path, seen = f"/plain/{queue}", 0
     with database.connect(settings) as session, zookeeper(settings) as client:
         client.ensure_path(f"{path}/bench")
@@ -139,7 +139,7 @@ def consume_plain(settings: Settings, queue: str, size: int, batches: int) -> No
 
 
 def make_producer(settings: Settings, **own: str) -> Producer:
-    """Return a producer that neither loses nor repeats a message; compressed as the project's batches are."""
+    """Return a producer that neither loses nor repeats a message; compressed like the project's batches."""
     more = {"enable.idempotence": True, "acks": "all", "compression.type": "zstd"}
     return Producer(client_config(settings, **more, **own))
 
@@ -188,7 +188,7 @@ def consume_kafka(settings: Settings, topic: str, size: int, batches: int) -> No
 
 
 def consume_stream(settings: Settings, topic: str, size: int, batches: int) -> None:
-    """Take what there is, and do not wait for commits."""
+    """Take the available messages, and do not wait for commits."""
     _consume(settings, topic, _FETCH, size * batches, wait=False)
 
 
@@ -199,7 +199,7 @@ def _consume(settings: Settings, topic: str, fetch: int, left: int, *, wait: boo
     while left:
         wanted = min(fetch, left)
         got = 0
-        # A batch is taken whole; who does not wait takes what there is.
+        # A batch is taken completely; a consumer that does not wait takes the available messages.
         while got < (wanted if wait else 1):
             messages = consumer.consume(wanted - got, 1.0)
             if error := next((m.error() for m in messages if m.error()), None):
@@ -221,7 +221,7 @@ WAYS: list[tuple[str, Work, dict[str, Work]]] = [
 
 
 def run_way(settings: Settings, way: str, size: int, batches: int) -> dict[str, Result]:
-    """Publish and consume in one way; return what each step measured."""
+    """Publish and consume in one way; return the measures of each step."""
     queue = f"bench-{way}-{uuid.uuid4().hex[:8]}"
     [(_, publish, consume)] = [entry for entry in WAYS if entry[0] == way]
     used: list[EmbeddedServer] = [CassandraServer(settings), ZooKeeperServer(settings)]
@@ -236,7 +236,7 @@ def run_way(settings: Settings, way: str, size: int, batches: int) -> dict[str, 
 
 
 def report(way: str, step: str, result: Result, size: int, against: dict[str, Result]) -> str:
-    """Return one line: what was measured, and how many times the rate of the plain cycle and of Kafka that is."""
+    """Return one line: the measures, and the multiples of the rates of the plain cycle and of Kafka."""
     ratios = "".join(f"{result.per_second / other.per_second:9.2f}x" for other in against.values())
     per_batch = result.per_second / size
     cpu = f"{result.client_us:12,.1f}{result.server_us:12,.1f}"
@@ -246,14 +246,14 @@ def report(way: str, step: str, result: Result, size: int, against: dict[str, Re
 def document(found: dict[int, dict[str, dict[str, Result]]]) -> Iterator[str]:
     """Yield the lines of the table of docs/replay.md."""
     ways = ("replay", "plain", "kafka", "transactions")
-    yield "| items a batch | | replay | plain | Kafka | transactions |"
+    yield "| items per batch | | replay | plain | Kafka | transactions |"
     yield "| ---: | --- | ---: | ---: | ---: | ---: |"
     for size, results in found.items():
         published = [results[way]["publish"] for way in ways]
         consumed = [next(r for step, r in results[way].items() if step != "publish") for way in ways]
         rows = {
             "published, items/s": [f"{r.per_second:,.0f}" for r in published],
-            "CPU of client and server, us an item": [
+            "CPU of client and server, us per item": [
                 f"{_short(r.client_us)} + {_short(r.server_us)}" for r in published
             ],
             "consumed with a cursor, items/s": [f"{r.per_second:,.0f}" for r in consumed],
@@ -268,7 +268,7 @@ def _short(number: float) -> str:
 
 @click.command()
 @click.option("--sizes", default="1,100,10000", show_default=True, help="Items of a batch.")
-@click.option("--scale", default=1.0, show_default=True, help="So many times the usual number of batches.")
+@click.option("--scale", default=1.0, show_default=True, help="Multiple of the usual number of batches.")
 def main(sizes: str, scale: float) -> None:
     """Measure all ways with all sizes."""
     settings = config.load()

@@ -1,4 +1,4 @@
-"""A round of a benchmark in a process of its own: its rate, and the CPU time that it and its servers take."""
+"""A round of a benchmark in a separate process: its rate, and the CPU time that it and its servers use."""
 
 import multiprocessing
 import time
@@ -16,7 +16,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Result:
-    """What one round measured; CPU times are for one item."""
+    """The measures of one round; CPU times are per item."""
 
     per_second: float
     client_us: float
@@ -24,7 +24,7 @@ class Result:
 
 
 def measure(work: Callable[..., None], *arguments: Any, count: int, servers: Sequence[EmbeddedServer]) -> Result:
-    """Let a process do some work on so many items; what it imports is not measured, what it connects to is."""
+    """Let a process do some work on a number of items; its imports are not measured, its connections are."""
     before = cpu_seconds(servers)
     here, there = _spawn.Pipe()
     process = _spawn.Process(target=_run, args=(work, arguments, there))

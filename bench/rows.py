@@ -1,4 +1,4 @@
-"""Row events with their before image: updates per CPU second, and what a batch costs as the table grows.
+"""Row events with their before image: updates per CPU second, and the cost of a batch as the table grows.
 
 python -m bench.rows [--rows 1000000] [--batches 5] [--batch 1000000] [--curve 100000 1000000 10000000]
 """
@@ -49,7 +49,7 @@ def _tokens(keys: int, count: int) -> np.ndarray:
 
 
 def changes(ids: np.ndarray, tokens: np.ndarray, chosen: dict[str, np.ndarray], at: int) -> pa.RecordBatch:
-    """Changes of rows, written one after the other: `chosen` says for each column which rows it is written in."""
+    """Changes of rows, written one after the other: `chosen` has for each column the rows in which it is written."""
     count = len(ids)
     full = change_schema(SCHEMA)
     keys = ids.astype(">i8").tobytes()
@@ -121,7 +121,7 @@ def cpu(function: Callable[..., int], *arguments: object) -> tuple[float, float,
 
 
 def small(table: LakeTable, ids: np.ndarray, tokens: np.ndarray, size: int) -> list[tuple[str, float]]:
-    """Return what each step takes for a small batch, in CPU seconds: the mean of some, as few are compacted."""
+    """Return the cost of each step for a small batch, in CPU seconds: the mean of some, because few are compacted."""
     steps = {"events": stream.extend, "fold": state.fold, "compaction": state.compact}
     used = dict.fromkeys(steps, 0.0)
     for number in range(size, size + SMALL_BATCHES):
@@ -165,7 +165,7 @@ def main() -> None:
             shutil.rmtree(folder)
             table, ids, tokens = new_table(folder / "curve", rows)
             for size in (1_000, 10_000):
-                print(f"{rows:,} rows, batches of {size:,}, CPU s a batch:", end=" ")
+                print(f"{rows:,} rows, batches of {size:,}, CPU s per batch:", end=" ")
                 print(", ".join(f"{name} {used:.2f}" for name, used in small(table, ids, tokens, size)), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,11 +1,11 @@
-"""How large a cluster has to be: a simulation from the costs that the other benchmarks measured.
+"""The size that a cluster needs: a simulation from the costs that the other benchmarks measured.
 
     python -m bench.sizing                # the table of docs/cluster.md
-    python -m bench.sizing --measure      # what landing costs, and bytes a change, with a broker of its own
+    python -m bench.sizing --measure      # the cost of landing, and bytes per change, with a separate broker
     python -m bench.sizing --writes 30000 --tables 40 --nodes 6
 
-Throughput is arithmetic: costs times rates. How fresh the lake is, is not, as the changes of a table wait for the
-changes of others; so it is simulated: writes of random times and tables, which landing takes table by table.
+Throughput is arithmetic: costs times rates. The freshness of the lake is not, because the changes of a table wait for
+those of others. So it is simulated: writes at random times to random tables, which land table by table.
 """
 
 import argparse
@@ -26,18 +26,18 @@ from writetime.servers.process import free_port
 from writetime.wire.topics import changes_topic
 
 REPLICAS = 3
-# Of a core, so that what is late catches up: at half of it, an hour's outage is made up in an hour.
+# The share of a core that is used, so that late work catches up: at half, an hour's outage is made up in an hour.
 _LOAD = 0.5
-# Changes a second of a topic's partition: a third of what landing takes on a core, as partitions are not even.
+# Changes per second of a topic's partition: a third of what a core can land, because partitions are uneven.
 _PARTITION_CHANGES = 50_000
-# What is simulated, and how many writes of a table stand for all of them.
+# The size of the simulation, and the number of writes of a table that stand for all of them.
 _SECONDS = 60
 _SAMPLE = 20_000
 
 
 @dataclass(frozen=True)
 class Costs:
-    """CPU microseconds and bytes of a change, and what a commit takes; a change is of one cell."""
+    """CPU microseconds and bytes per change, and the cost of a commit; a change has one cell."""
 
     # docs/capture.md, Speed: 74,349 events per CPU second; in Kafka 42 ms after the write.
     agent: float = 1e6 / 74_349
@@ -46,17 +46,17 @@ class Costs:
     landing: float = 5.81
     kafka_bytes: float = 43.4
     lake_bytes: float = 19.7
-    # docs/lake.md, What it costs: in Spark's tasks, 10,000,000 updates, 3 a key, in 8.9 CPU seconds.
+    # docs/lake.md, What it costs: in Spark's tasks, 10,000,000 updates, 3 per key, in 8.9 CPU seconds.
     fold: float = 0.89
     # docs/rows.md, What it costs: 258,788 updates per CPU second.
     events: float = 1e6 / 258_788
-    # Beside its changes: to ask the broker, and to commit to an object store. An assumption: 100 ms a request.
+    # Beside its changes: requests to the broker, and commits to an object store. An assumption: 100 ms per request.
     commit_seconds: float = 0.3
 
 
 @dataclass(frozen=True)
 class Load:
-    """Writes a second to so many tables on so many nodes."""
+    """Writes per second to a number of tables on a number of nodes."""
 
     writes: int
     tables: int
@@ -64,13 +64,13 @@ class Load:
 
     @property
     def changes(self) -> int:
-        """Changes a second, as each replica's agent publishes each write."""
+        """Changes per second; each replica's agent publishes each write."""
         return self.writes * REPLICAS
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a load needs. Cores are those that are kept busy, before any reserve, but for how many landings run."""
+    """The size that a load needs. Cores are the busy ones, before any reserve, except for the number of landings."""
 
     agent_cores: float
     kafka_mb: float
@@ -88,7 +88,7 @@ LOADS = [Load(1_000, 10, 3), Load(10_000, 20, 6), Load(100_000, 50, 24)]
 
 
 def size(load: Load, costs: Costs) -> Size:
-    """Return what a load needs."""
+    """Return the size that a load needs."""
     landing_cores = load.changes * costs.landing / 1e6
     # Each lands some of the tables, one after the other, on a core.
     landings = min(max(1, int(np.ceil(landing_cores / _LOAD))), load.tables)
@@ -109,10 +109,10 @@ def size(load: Load, costs: Costs) -> Size:
 
 
 def freshness(load: Load, landings: int, costs: Costs, seed: int = 1) -> np.ndarray:
-    """Simulate one landing, with its part of the tables; return how late each of a sample of writes was in the lake.
+    """Simulate one landing, with its part of the tables; return the delay of each of a sample of writes in the lake.
 
-    Landing goes from table to table; a table takes a commit, and the CPU time of what is in Kafka of it then. Once
-    around takes `capture.land_seconds` at least.
+    Landing goes from table to table; a table takes a commit, and the CPU time of its messages in Kafka at that time.
+    One round takes at least `capture.land_seconds`.
     """
     random = np.random.default_rng(seed)
     once_around = config.Capture().land_seconds
@@ -141,24 +141,24 @@ def table(loads: list[Load], costs: Costs) -> str:
     rows = [
         ("tables", [f"{load.tables}" for load in loads]),
         ("nodes", [f"{load.nodes}" for load in loads]),
-        ("changes a second, of all replicas", [f"{load.changes:,}" for load in loads]),
-        ("agent, cores a node", [f"{s.agent_cores:.2f}" for s in sizes]),
+        ("changes per second, of all replicas", [f"{load.changes:,}" for load in loads]),
+        ("agent, cores per node", [f"{s.agent_cores:.2f}" for s in sizes]),
         ("Kafka, MB/s in, before its own replication", [f"{s.kafka_mb:.1f}" for s in sizes]),
-        ("partitions a topic", [f"{s.partitions}" for s in sizes]),
+        ("partitions per topic", [f"{s.partitions}" for s in sizes]),
         ("landing, cores", [f"{s.landing_cores:.2f}" for s in sizes]),
         ("landing, programs", [f"{s.landings}" for s in sizes]),
         ("fold, cores", [f"{s.fold_cores:.2f}" for s in sizes]),
         ("row events, cores", [f"{s.event_cores:.2f}" for s in sizes]),
-        ("changes in the lake, GB a day", [f"{s.lake_gb_a_day:,.1f}" for s in sizes]),
+        ("changes in the lake, GB per day", [f"{s.lake_gb_a_day:,.1f}" for s in sizes]),
         ("fresh, p50 / p99 seconds", [f"{s.fresh_p50:.1f} / {s.fresh_p99:.1f}" for s in sizes]),
     ]
-    head = ["writes a second", *(f"{load.writes:,}" for load in loads)]
+    head = ["writes per second", *(f"{load.writes:,}" for load in loads)]
     lines = [head, ["---"] * len(head), *([name, *values] for name, values in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def measure(count: int) -> str:
-    """Publish changes and land them, on a broker of its own; return what each took."""
+    """Publish changes and land them, on a separate broker; return the cost of each."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         settings = config.load(
@@ -173,7 +173,7 @@ def measure(count: int) -> str:
             ids = np.arange(100_000, dtype=np.int64)
             landing = Landing(settings, SCHEMA.full_name)
             costs = []
-            # The first time compiles.
+            # The first time includes compilation.
             for number in (count // 10, count):
                 for batch in updates(ids, tokens_of(ids), number, 1):
                     for start in range(0, batch.num_rows, 10_000):
@@ -189,15 +189,17 @@ def measure(count: int) -> str:
             lake_bytes = sum(file.size for file in files) / there
         finally:
             kafka.stop()
-    return f"landing {costs[-1]:.2f} us, {kafka_bytes:.1f} bytes in Kafka, {lake_bytes:.1f} bytes in the lake, a change"
+    return (
+        f"landing {costs[-1]:.2f} us, {kafka_bytes:.1f} bytes in Kafka, {lake_bytes:.1f} bytes in the lake, per change"
+    )
 
 
 def main() -> None:
-    """Print the table, or what is measured."""
+    """Print the table, or the measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true")
-    parser.add_argument("--changes", type=int, default=1_000_000, help="that are measured")
-    parser.add_argument("--writes", type=int, help="a second")
+    parser.add_argument("--changes", type=int, default=1_000_000, help="number of measured changes")
+    parser.add_argument("--writes", type=int, help="writes per second")
     parser.add_argument("--tables", type=int, default=10)
     parser.add_argument("--nodes", type=int, default=3)
     options = parser.parse_args()

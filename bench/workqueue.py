@@ -1,11 +1,11 @@
 """The work queue against a queue of per-row conditional updates: items/s, CPU, idle cost, latency, and large queues.
 
-    python -m bench.workqueue [--quick]
+python -m bench.workqueue [--quick]
 
 The peer is the usual design: a table of jobs in 16 partitions, each job claimed by `UPDATE .. IF status = 'RECEIVED'`
 and completed by `UPDATE .. IF owner = ..`, 16 at once. Both sides claim and complete every item with a handler that
-does nothing, on the same node, in one run; after each round all must be completed. A rate is of the time from the first
-claim to the last completion, as the database has written them; CPU is of the whole program and of the node.
+does nothing, on the same node, in one run; after each round all must be completed. A rate is over the time from the
+first claim to the last completion, by the database's write times; CPU is of the whole program and of the node.
 """
 
 import os
@@ -83,7 +83,7 @@ def work_peer(settings: Settings, name: str, count: int) -> None:
 
 
 def work_project(settings: Settings, name: str, count: int) -> None:
-    """Work the queue off."""
+    """Process the queue's items."""
     assert Worker(settings, {name: nothing}).run(until_idle=True) == {"completed": count}
 
 
@@ -104,7 +104,7 @@ def make_peer(settings: Settings, count: int) -> str:
 
 
 def measure_work(work: Work, settings: Settings, name: str, count: int) -> Result:
-    """Measure one round, its rate by what the database has written."""
+    """Measure one round; its rate follows from the database's write times."""
     result = measure(work, settings, name, count, count=count, servers=[CassandraServer(settings)])
     with database.connect(settings) as session:
         completed, seconds = written(session, settings, name)
@@ -132,12 +132,12 @@ def written(session: Session, settings: Settings, name: str) -> tuple[int, float
 
 
 def measure_idle(settings: Settings, seconds: float) -> tuple[float, float, float]:
-    """Return what an idle worker of an empty queue costs a minute: CPU seconds of client and node, and statements."""
+    """Return the cost of an idle worker of an empty queue per minute: CPU seconds of client and node, statements."""
 
     def of_node(wait: Callable[[], None]) -> tuple[float, int]:
         cpu, executed = cpu_seconds([CassandraServer(settings)]), statements(settings)
         wait()
-        # The question itself is a statement that is not prepared.
+        # This query itself is a statement that is not prepared.
         return cpu_seconds([CassandraServer(settings)]) - cpu, statements(settings) - executed
 
     alone, _ = of_node(lambda: time.sleep(seconds))
@@ -179,7 +179,7 @@ def measure_latency(settings: Settings, count: int, hint: Hint | None = None) ->
 
     enqueued = {}
     with Enqueuer(settings) as enqueuer, working(settings, queue, handle, hint):
-        # The topic of hints is made, and found, with the first items.
+        # The topic of hints is created, and found, with the first items.
         for n in range(-8, count):
             enqueuer.enqueue(queue, n)
             enqueued[n] = time.perf_counter()
@@ -233,7 +233,7 @@ def compare(settings: Settings, count: int) -> None:
 
 
 def grow(settings: Settings, size: int) -> None:
-    """Work a queue of a size off, and say what an item costs."""
+    """Process a queue of one size, and print the cost per item."""
     queue = f"q-{uuid.uuid4().hex[:8]}"
     began = time.perf_counter()
     enqueue(settings, queue, size)
@@ -241,7 +241,7 @@ def grow(settings: Settings, size: int) -> None:
     result = measure_work(work_project, settings, queue, size)
     print(
         f"{size:>10,} items: {enqueued:8,.0f} enqueued/s, {result.per_second:8,.0f} done/s, {result.client_us:6.0f} us "
-        f"client, {result.server_us:6.0f} us server CPU an item",
+        f"client, {result.server_us:6.0f} us server CPU per item",
         flush=True,
     )
 
@@ -250,10 +250,10 @@ def grow(settings: Settings, size: int) -> None:
 @click.option("--items", default=20_000, show_default=True, help="Items of the comparison.")
 @click.option("--sizes", default="10000,100000,1000000", show_default=True, help="Sizes of queues.")
 @click.option("--latency", default=80, show_default=True, help="Items whose latency is measured, polled and hinted.")
-@click.option("--idle", default=30.0, show_default=True, help="Seconds for which an idle worker is watched.")
+@click.option("--idle", default=30.0, show_default=True, help="Seconds for which an idle worker is measured.")
 @click.option("--quick", is_flag=True, help="Without the largest size.")
 def main(items: int, sizes: str, latency: int, idle: float, quick: bool) -> None:
-    """Measure it all."""
+    """Measure everything."""
     with tempfile.TemporaryDirectory() as home:
         settings = config.load(
             cassandra={"port": free_port(), "keyspace": "bench"},
@@ -274,7 +274,7 @@ def main(items: int, sizes: str, latency: int, idle: float, quick: bool) -> None
                 compare(settings, items)
             if idle:
                 client, node, executed = measure_idle(settings, idle)
-                print(f"idle worker: {client:.2f} CPU s a minute, node {node:.2f}, {executed:,.0f} statements")
+                print(f"idle worker: {client:.2f} CPU s per minute, node {node:.2f}, {executed:,.0f} statements")
             if latency:
                 polled = measure_latency(settings, latency)
                 print("pick-up latency, polled: p50 {:.0f} ms, p99 {:.0f} ms".format(*polled), flush=True)

@@ -1,8 +1,9 @@
-"""Asks OSV.dev for known vulnerabilities of all that is pinned: `python -m tools.audit`, a part of `make lint`.
+"""Asks OSV.dev for known vulnerabilities of all pinned packages and jars: `python -m tools.audit`, a part of `make
+lint`.
 
 Packages of `requirements.lock` with a vulnerability that `accepted.toml` does not accept make it fail. Those of jars
-are listed only: which jars a server of a version has is the choice of its makers, and ours listen on loopback. Where
-OSV cannot be reached this says so, and does not fail. `OSV_URL` names another address with the same API.
+are listed only: which jars a server of a version has is the choice of its makers, and ours listen on loopback. If OSV
+cannot be reached, the audit reports that, and does not fail. `OSV_URL` names another address with the same API.
 
 Source of the API: "POST /v1/querybatch" of OSV's documentation (answers come in the order of the queries).
 """
@@ -30,7 +31,7 @@ _TIMEOUT_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Package:
-    """Something pinned, by OSV's names."""
+    """A pinned package or jar, by OSV's names."""
 
     ecosystem: str
     name: str
@@ -38,7 +39,7 @@ class Package:
 
 
 def packages() -> list[Package]:
-    """Return all that is pinned, each once."""
+    """Return all pinned packages and jars, each once."""
     pinned = re.findall(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", LOCK.read_text(), re.M)
     sets = {line.split()[0] for line in jars.LOCK_FILE.read_text().splitlines() if line and not line.startswith("#")}
     found = [Package("PyPI", name, version) for name, version in pinned]
@@ -51,11 +52,11 @@ def packages() -> list[Package]:
 
 
 def vulnerabilities(asked: Sequence[Package], url: str) -> dict[Package, list[str]]:
-    """Return the ids of what is known of packages; of most nothing is.
+    """Return the ids of known vulnerabilities per package; most have none.
 
     Raises:
         OSError: OSV does not answer.
-        ValueError: what answers is not OSV.
+        ValueError: the answer is not OSV's.
     """
     found: dict[Package, list[str]] = {}
     waiting: list[tuple[Package, str | None]] = [(package, None) for package in asked]
@@ -89,13 +90,13 @@ def _ask(url: str, queries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Print what is found; return the exit status."""
+    """Print the findings; return the exit status."""
     accepted = {entry["id"]: entry["reason"] for entry in tomllib.loads(ACCEPTED.read_text()).get("accepted", [])}
     asked, url = packages(), os.environ.get("OSV_URL", _URL)
     try:
         found = vulnerabilities(asked, url)
     except (OSError, ValueError) as e:
-        print(f"audit: NOT DONE, as {url} gives no answer ({e}); nothing is known of {len(asked)} pinned packages")
+        print(f"audit: NOT DONE, because {url} gives no answer ({e}); nothing is known of {len(asked)} pinned packages")
         return 0
     failed = 0
     for package, ids in found.items():
@@ -105,7 +106,7 @@ def main() -> int:
         what = "VULNERABLE" if fails else "known" if open_ids else "accepted"
         print(f"audit: {what}: {package.name} {package.version}: {', '.join(open_ids or ids)}")
     for unused in sorted(accepted.keys() - {i for ids in found.values() for i in ids}):
-        print(f"audit: {unused} is accepted in {ACCEPTED.name}, and of nothing that is pinned any more; remove it")
+        print(f"audit: {unused} is accepted in {ACCEPTED.name}, but no pinned package has it any more; remove it")
     print(f"audit: {len(asked)} pinned packages, {len(found)} with known vulnerabilities, {failed} of them fail this")
     if failed:
         print(f"audit: pin a newer version, or accept the id with its reason in {ACCEPTED.relative_to(ROOT)}")

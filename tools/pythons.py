@@ -1,7 +1,7 @@
-"""Runs the tests that need no servers, and those of security, on each supported Python of this machine:
-`python -m tools.pythons`, as `make test-python` does.
+"""Runs the tests that need no servers, and those of security, on each supported Python of this machine: `python -m
+tools.pythons`, as `make test-python` does.
 
-Interpreters are looked for on the PATH, then among the versions of pyenv. Each has an environment of its own below
+Interpreters are searched on the PATH, then among the versions of pyenv. Each has its own environment below
 `.writetime/pythons`, with the packages of `requirements.lock`.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 _ENVIRONMENTS = ".writetime/pythons"
-# `venv` needs `ensurepip`, which distributions pack apart.
+# `venv` needs `ensurepip`, which distributions package separately.
 _ASK = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
 
 
@@ -28,7 +28,7 @@ def main() -> int:
     """Run the tests on each interpreter; return 1 if they fail on one, or there is none."""
     found = interpreters()
     if not found:
-        print(f"no interpreter: Python {VERSIONS[0]} to {VERSIONS[-1]} is looked for on the PATH and in pyenv")
+        print(f"no interpreter: Python {VERSIONS[0]} to {VERSIONS[-1]} was not found on the PATH or in pyenv")
         return 1
     outcomes = {}
     for version, path in found.items():
@@ -54,7 +54,7 @@ def _candidates(version: str) -> Iterator[Path]:
 def _works(path: Path, version: str) -> bool:
     if not path.is_file():
         return False
-    # A shim of pyenv is there for versions, too, that are not in use, and fails.
+    # A pyenv shim also exists for versions that are not in use, and fails then.
     answer = subprocess.run([path, "-c", _ASK], capture_output=True, text=True, check=False)
     return answer.stdout.strip() == version
 

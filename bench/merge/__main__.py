@@ -11,7 +11,7 @@ import click
 from bench.merge import data, ways
 
 OURS = "Writetime, fold"
-# How many times the CPU of the fold others are to take, at least.
+# The multiple of the fold's CPU that others must use, at least.
 TARGETS = {"DuckDB, arg_max": 0.5, "Polars, group_by": 0.5, "Spark SQL, max(struct)": 4}
 
 
@@ -21,7 +21,7 @@ TARGETS = {"DuckDB, arg_max": 0.5, "Polars, group_by": 0.5, "Spark SQL, max(stru
 @click.option("--columns", default=1, show_default=True, help="Columns, of five, that each update writes.")
 @click.option("--passes", default=2, show_default=True, help="Passes of each way; the best one counts.")
 def main(updates: int, per_key: tuple[int, ...], columns: int, passes: int) -> None:
-    """Find the latest cells of the same files in all ways, and check that they find the same."""
+    """Find the latest cells of the same files in all ways, and check that the results are equal."""
     spark = ways.session()
     known = {
         OURS: ways.Alone("fold"),
@@ -40,7 +40,7 @@ def main(updates: int, per_key: tuple[int, ...], columns: int, passes: int) -> N
             for number in per_key:
                 lake = Path(name) / str(number)
                 size = data.write(lake, updates, number, columns)
-                print(f"{updates:,} updates of {columns} columns, {number} a key: {size >> 20:,} MiB of changes")
+                print(f"{updates:,} updates of {columns} columns, {number} per key: {size >> 20:,} MiB of changes")
                 print(f"  {'':32}{'CPU s':>8}{'wall s':>8}{'peak MiB':>10}{'times':>8}{'target':>8}")
                 results: dict[str, ways.Result] = {}
                 for title, way in known.items():

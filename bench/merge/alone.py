@@ -1,10 +1,10 @@
-"""Finds the latest cells of a lake's changes in a process of its own, and prints what it took, as JSON.
+"""Finds the latest cells of a lake's changes in a separate process, and prints the cost, as JSON.
 
 python -m bench.merge.alone fold|duckdb|polars LAKE TARGET
 
 All read the same files and write Parquet, compressed by zstd; the fold writes a state, the others only the key and the
-latest write time and value of each column. Before what is measured it does a little of the same, as a Spark session
-that is warm has done, too.
+latest write time and value of each column. Before the measurement it does a little of the same, like a warm Spark
+session.
 """
 
 import json
@@ -26,7 +26,7 @@ Work = Callable[[Path, Path], None]
 
 
 def fold(lake: Path, _: Path) -> None:
-    """Fold by the project, into the lake's own state."""
+    """Fold with this project, into the lake's own state."""
     state.fold(data.opened(lake))
 
 

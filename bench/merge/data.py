@@ -1,4 +1,4 @@
-"""Lakes of partial updates to fold, and the digest of the latest cells that anyone found in them."""
+"""Lakes of partial updates to fold, and the digest of the latest cells in each result."""
 
 import os
 import shutil
@@ -11,13 +11,14 @@ from bench.rows import COLUMNS, SCHEMA, add, tokens_of, updates
 from writetime.core import config
 from writetime.lake.table import LakeTable, create_table, open_table
 
-# Updates that are merged before anything is measured.
+# Updates that are merged before the measurement.
 WARM_UP = 100_000
 
 
 def write(lake: Path, count: int, per_key: int, columns: int) -> int:
-    """Write a lake whose changes are partial updates, so many a key, each of so many columns of five; return their
-    bytes."""
+    """Write a lake whose changes are partial updates, with a number of updates per key, and of columns (of five) per
+    update; return their bytes.
+    """
     ids = np.arange(count // per_key, dtype=np.int64)
     table = create_table(config.load(lake={"path": str(lake)}), SCHEMA)
     add(table, updates(ids, tokens_of(ids), count, 1, columns), 1)
@@ -25,7 +26,7 @@ def write(lake: Path, count: int, per_key: int, columns: int) -> int:
 
 
 def copy(lake: Path, to: Path) -> None:
-    """Make a lake of the same files, which knows nothing of what is done to the other."""
+    """Make a lake of the same files, independent of the other one."""
     shutil.copytree(lake, to, copy_function=os.link)
 
 

@@ -1,7 +1,7 @@
-"""Ways to find the latest cells: in a process of their own, or in a warm Spark session.
+"""Ways to find the latest cells: in a separate process, or in a warm Spark session.
 
-Spark SQL is written as ran fastest of what was tried: the greatest struct of write time and value of each column,
-grouped with the long token as the first key. In Spark, CPU counts this process, the JVM and the Python workers.
+Spark SQL uses the fastest form of those tried: the greatest struct of write time and value of each column, grouped with
+the long token as the first key. In Spark, CPU counts this process, the JVM and the Python workers.
 """
 
 import json
@@ -26,7 +26,7 @@ from writetime.lake.spark import in_spark
 
 @dataclass(frozen=True)
 class Result:
-    """CPU and wall seconds, peak memory beyond that of the start (bytes, if known), the digest of what was found."""
+    """CPU and wall seconds, peak memory beyond that of the start (bytes, if known), the digest of the result."""
 
     cpu: float
     wall: float
@@ -69,7 +69,7 @@ class InSpark:
 
 
 def measure(way: Way, lake: Path, passes: int) -> Result:
-    """Go a way some times, each time on a copy of the lake; return the pass with the least CPU."""
+    """Run a way some times, each time on a copy of the lake; return the pass with the least CPU."""
     results = []
     for _ in range(passes):
         with tempfile.TemporaryDirectory(dir=lake.parent) as name:
@@ -81,7 +81,7 @@ def measure(way: Way, lake: Path, passes: int) -> Result:
 
 
 def session() -> SparkSession:
-    """Start a session with as many tasks at once as there are cores, and memory enough not to spill."""
+    """Start a session with as many parallel tasks as cores, and enough memory not to spill."""
     builder: Any = SparkSession.builder
     for name, value in spark_conf(load()).items():
         builder = builder.config(name, value)
@@ -91,7 +91,7 @@ def session() -> SparkSession:
 
 
 def fold_in_spark(session: SparkSession, lake: Path, _: Path) -> None:
-    """Fold by the project, one task a bucket."""
+    """Fold with this project, one task per bucket."""
     state.fold(data.opened(lake), in_spark(session))
 
 

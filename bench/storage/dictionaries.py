@@ -1,4 +1,5 @@
-"""SSTables with ScyllaDB's dictionaries, against the same rows compressed without: what a dictionary costs the reader.
+"""SSTables with ScyllaDB's dictionaries, against the same rows compressed without: the cost of a dictionary for the
+reader.
 
 The files are those that ScyllaDB 2026.1 wrote, in chunks of 4 KiB; the peers are the same chunks, compressed by the
 same compressor without a dictionary. Both are read to the end by this reader, in turns.
@@ -29,7 +30,7 @@ def compare(scratch: Path, passes: int) -> list[tuple[str, Cost, Cost]]:
     """Return for each compressor its name, the cost of reading with a dictionary, and without.
 
     Raises:
-        RuntimeError: not the same rows were read.
+        RuntimeError: the rows differ.
     """
     found = []
     for table, (name, compress) in _PEERS.items():

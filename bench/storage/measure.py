@@ -16,7 +16,7 @@ import psutil
 
 _T = TypeVar("_T")
 
-# What a process takes between the last look at it and its end is not counted.
+# CPU time of a process between its last sample and its end is not counted.
 _WATCH_SECONDS = 0.5
 
 
@@ -29,13 +29,13 @@ class Cost:
     wall: float
 
     def without(self, start: "Cost") -> "Cost":
-        """Return the cost beyond that of starting."""
+        """Return the cost without that of starting."""
         return replace(self, cpu=self.cpu - start.cpu, wall=self.wall - start.wall)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The project against one peer; `target` is how many times less CPU the project is to take."""
+    """The project against one peer; `target` is how many times less CPU the project must use."""
 
     what: str
     ours: Cost
@@ -49,7 +49,7 @@ class Comparison:
 
     @property
     def less_cpu(self) -> float:
-        """How many times less CPU the project takes."""
+        """How many times less CPU the project uses."""
         return self.theirs.cpu / self.ours.cpu
 
 
@@ -61,7 +61,7 @@ def best(costs: Iterable[Cost]) -> Cost:
 def here(work: Callable[..., int], *arguments: Any, passes: int) -> list[Cost]:
     """Run a function that returns its rows in this process, some times.
 
-    Before that it runs in another process, which leaves its compiled code on disk, as the first use on a machine does.
+    Before that it runs in another process, which leaves its compiled code on disk, like the first use on a machine.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         other.submit(work, *arguments).result()
@@ -71,7 +71,7 @@ def here(work: Callable[..., int], *arguments: Any, passes: int) -> list[Cost]:
 def in_turns(work: Callable[[_T], int], *arguments: _T, passes: int) -> list[Cost]:
     """Run a function on each argument in turns, in this process; return the best pass of each.
 
-    What else the machine does slows all of them, so that small differences show.
+    Other load on the machine slows all of them, so that small differences show.
     """
     costs = [[_once(work, argument) for argument in arguments] for _ in range(passes)]
     return [best(of_one) for of_one in zip(*costs, strict=True)]
@@ -84,12 +84,12 @@ def _once(work: Callable[..., int], *arguments: Any) -> Cost:
 
 
 def printed(lines: Iterable[Mapping[str, Any]]) -> list[Cost]:
-    """Return what a Java program measured of its own passes."""
+    """Return the measures that a Java program printed of its own passes."""
     return [Cost(line["rows"], line["cpu"], line["wall"]) for line in lines]
 
 
 def child(command: list[str], rows: int) -> Cost:
-    """Run a program, with its output thrown away, and measure all of it.
+    """Run a program, with its output discarded, and measure all of it.
 
     Raises:
         RuntimeError: the program fails.
@@ -104,7 +104,7 @@ def child(command: list[str], rows: int) -> Cost:
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """Return the command line of a module in a Python process of its own."""
+    """Return the command line of a module in a separate Python process."""
     return [sys.executable, "-m", module, *arguments]
 
 
@@ -130,10 +130,10 @@ def with_others(*pids: int) -> Iterator[list[float]]:
 
 
 class _Trees:
-    """The CPU seconds of this process and of others with all that they started.
+    """The CPU seconds of this process and of others with all their children.
 
-    A process that has ended counts with what it was last seen with: its parent need not have it in its own count, as
-    PySpark's daemon, which ignores SIGCHLD.
+    A process that has ended counts with its last sample: its parent may not include it, like PySpark's daemon, which
+    ignores SIGCHLD.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:

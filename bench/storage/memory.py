@@ -1,4 +1,4 @@
-"""Reads one SSTable in a process of its own and prints its peak memory, as JSON.
+"""Reads one SSTable in a separate process and prints its peak memory, as JSON.
 
 python -m bench.storage.memory DATA_DB
 """
@@ -13,8 +13,7 @@ from writetime.storage.sstable import SSTable
 
 
 def peak() -> int:
-    """Return the most memory that this process held so far, in bytes; Linux only (`getrusage` begins with the
-    parent's)."""
+    """Return the peak memory of this process so far, in bytes; Linux only (`getrusage` begins with the parent's)."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024

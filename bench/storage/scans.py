@@ -32,7 +32,7 @@ Answer = dict[str, tuple[int, int, int]]
 
 
 def serve(server: FormatServer, location: Location) -> None:
-    """Give a server that has the table's SSTable to serve, and start it again."""
+    """Give a server the table's SSTable to serve, and restart it."""
     server.stop()
     (folder,) = (server.folder / "data" / "bench").glob("events-*")
     for file in Path(location.path("Data.db")).parent.iterdir():

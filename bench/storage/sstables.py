@@ -1,7 +1,7 @@
-"""SSTable to Arrow, against Cassandra's own reader and its dump, and the memory that reading takes.
+"""SSTable to Arrow, against Cassandra's own reader and its dump, and the memory that reading uses.
 
-The table is that of `tests/oracle`: a UUID and an int as the key, 16 rows a partition, five columns. Both readers look
-at every cell: value, write time, TTL and deletion time.
+The table is that of `tests/oracle`: a UUID and an int as the key, 16 rows per partition, five columns. Both readers
+read every cell: value, write time, TTL and deletion time.
 """
 
 import json
@@ -17,7 +17,7 @@ _DUMP = "org.apache.cassandra.tools.SSTableExport"
 
 
 def write(folder: Path, rows: int) -> Location:
-    """Write an SSTable of the table `bench.events` by Cassandra's own writer."""
+    """Write an SSTable of the table `bench.events` with Cassandra's own writer."""
     folder.mkdir(parents=True)
     subprocess.run(oracle.java_command("Oracle", "write", folder, str(rows)), check=True, capture_output=True)
     (location,) = find_sstables(str(folder))
