@@ -189,9 +189,7 @@ def measure(count: int) -> str:
             lake_bytes = sum(file.size for file in files) / there
         finally:
             kafka.stop()
-    return (
-        f"landing {costs[-1]:.2f} us, {kafka_bytes:.1f} bytes in Kafka, {lake_bytes:.1f} bytes in the lake, per change"
-    )
+    return f"per change: landing {costs[-1]:.2f} us, {kafka_bytes:.1f} bytes in Kafka, {lake_bytes:.1f} in the lake"
 
 
 def main() -> None:
