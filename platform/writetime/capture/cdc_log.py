@@ -227,7 +227,7 @@ class LogAgent:
         source.check_schema(schema)
         source.check_gap(offset.until, self._snapshot_at)
         if found[IN_SNAPSHOT]:
-            # Later changes may also be in the snapshot. An agent that does not know of the snapshot reads them again.
+            # Later rows may also be in the snapshot, and an agent that starts without --snapshot-at must read them.
             end = replace(end, snapshot_at=snapshot_at)
         if self._publisher.flush(stop):
             self._progress.save(name, end)
@@ -253,7 +253,7 @@ class LogAgent:
         return [(schema, True) for name, schema in self._schemas.items() if name in self._progress.offsets]
 
     def _mark(self, table: _Table) -> None:
-        """Announce how far a table is. A window that is to be read again counts from the time it was first read."""
+        """Announce how far a table is. A window that is read again counts only after that."""
         offset, mark = self._progress.offsets.get(table.name), TableMark(0)
         if offset is not None:
             table_id = UUID(offset.table_id)

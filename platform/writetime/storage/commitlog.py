@@ -25,7 +25,7 @@ from writetime.storage.kernel.walk_mutations import walk_mutations
 from writetime.storage.plan import Buffers, Plan
 from writetime.storage.segment import END, Place, Segment, Stretch, stretches
 
-# The least bytes of mutations per batch and table; a larger mutation makes a larger batch.
+# The smallest size of a batch per table, in bytes of mutations; a larger mutation makes a larger batch.
 WINDOW = 1 << 20
 _MUTATIONS = 1 << 16
 

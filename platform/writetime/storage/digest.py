@@ -7,7 +7,7 @@ from writetime.storage.files import Location
 from writetime.storage.kernel.memory import compiled
 
 _POLYNOMIAL = 0xEDB88320
-# The largest number of bytes of a CRC32 file.
+# The most digits of a CRC32.
 _DIGITS = 10
 
 

@@ -31,9 +31,9 @@ VERSIONS = (7, 8)
 # For a segment that may be read completely.
 END = 1 << 62
 _MARKER = 8
-# The largest number of bytes of an offset.
+# The most digits of an offset.
 _DIGITS = 18
-# The least bytes that are read and joined, because the sections of a log that is synced with every write are tiny.
+# The smallest number of bytes that are read and joined, because the sections of a log that is synced with every write are tiny.
 _BLOCK = 1 << 20
 
 
