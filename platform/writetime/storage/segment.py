@@ -33,7 +33,7 @@ END = 1 << 62
 _MARKER = 8
 # The most digits of an offset.
 _DIGITS = 18
-# The smallest number of bytes that are read and joined, because the sections of a log that is synced with every write are tiny.
+# Reads join at least this many bytes, because the sections of a log that is synced with every write are tiny.
 _BLOCK = 1 << 20
 
 
