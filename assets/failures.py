@@ -28,7 +28,7 @@ def by_kind() -> Iterator[None]:
     """Retry a failure that may pass by itself. Fail at once, in one sentence, if an operator must fix it.
 
     Use it as a decorator, or around the body of a generator. Any other exception is a bug: it is retried three times,
-    then its traceback stays, and the steps of other tables go on.
+    then its traceback stays, and the steps of other tables continue.
     """
     try:
         yield

@@ -226,7 +226,7 @@ def _named() -> Iterator[None]:
         raise
     except NoAuthError:
         raise WritetimeError(
-            f"ZooKeeper refuses access to what is below {ROOT}: set zookeeper.username and password of the user that "
+            f"ZooKeeper refuses access to the nodes below {ROOT}: set zookeeper.username and password of the user that "
             "created it"
         ) from None
     except (KazooException, KazooTimeoutError) as e:

@@ -60,7 +60,7 @@ def read_pieces(
     """Read pieces of streams, in batches; `see` is called for all rows.
 
     Raises:
-        LogError: rows of a group are missing, or are not what ScyllaDB writes.
+        LogError: rows of a group are missing, or ScyllaDB does not write such rows.
         WritetimeError: the database does not answer.
     """
     table = converter.table

@@ -75,7 +75,7 @@ class CommitLogReader:
         torn_tail: at a fault in the last section of a segment that is not known to be complete, `fail`; or `stop`, as
             a node that crashed leaves such a tail.
         on_corrupt: at any fault, `fail`; or `skip-file`: leave out the rest of the segment and report it; or
-            `skip-mutation`: as `fail`, but leave out what cannot be read of a mutation that its frame holds whole.
+            `skip-mutation`: as `fail`, but leave out the unreadable part of a mutation that its frame holds completely.
 
     Raises:
         SchemaError: a table that is wanted has no schema, or a schema has no table id.

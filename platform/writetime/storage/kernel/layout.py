@@ -177,7 +177,7 @@ MESSAGES = {
     UNKNOWN_TABLE: "a write to a table whose schema is not known",
     UNKNOWN_COLUMN: "a column that the table's schema does not have",
     BAD_PATH: "a cell path that its column cannot have",
-    BAD_CUT: "an end of the split that is not what the index says of it",
+    BAD_CUT: "an end of the split that differs from the index",
     FORMER_CELL: "a cell of a column's older type, written after the column was dropped: the schema has another type",
     REPEATED_COLUMN: "an update that names a column twice",
 }
