@@ -8,7 +8,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from writetime.changes.model import change_schema
 from writetime.cli.status import agents_lines
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Capture, Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.horizon import captured_until, next_horizon, registered_sources
@@ -71,6 +72,17 @@ def wait_until(settings: Settings, table: Logged, at: int) -> None:
     while reached(settings).get(table.schema.full_name, 0) < at:
         assert time.monotonic() < deadline, f"the agent is late: {'; '.join(status_lines(settings))}"
         time.sleep(0.05)
+    wait_for(lambda: is_marked(settings, table))
+
+
+def is_marked(settings: Settings, table: Logged) -> bool:
+    """Whether the agent has published a mark of the table that it reads. It saves its place before."""
+    name = table.schema.full_name
+    saved = json.loads((settings.capture.state / "logs.json").read_text())[name]["table_id"]
+    with suppress(WritetimeError):
+        found = WatermarkTopic(settings).read().get(source_of(table))
+        return found is not None and name in found.tables and found.tables[name].id == saved
+    return False
 
 
 def source_of(table: Logged) -> str:
