@@ -215,6 +215,22 @@ class Broken:
         return call
 
 
+BreakOne = Callable[[Exception], tuple[Broken, Path, list[Path]]]
+
+
+@pytest.fixture
+def break_one(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BreakOne:
+    """Copies the segments of a table to `copies`, and lets the first one raise an error."""
+
+    def act(error: Exception) -> tuple[Broken, Path, list[Path]]:
+        bad, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+        broken = Broken({bad.name}, error)
+        monkeypatch.setattr(archives, "_publish_segment", broken.wrap(archives._publish_segment))
+        return broken, bad, sound
+
+    return act
+
+
 @contextmanager
 def following(captured: Captured, paths: list[Path], checkpoint: Path) -> Iterator[list[Report]]:
     """Follow folders in a thread; the report is in the list at the end."""
@@ -236,15 +252,9 @@ def following(captured: Captured, paths: list[Path], checkpoint: Path) -> Iterat
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyError("x"), RecursionError("too deep")])
 def test_an_unknown_error_of_a_segment_stops_no_other(
-    captured: Captured,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    error: Exception,
+    captured: Captured, tmp_path: Path, caplog: pytest.LogCaptureFixture, break_one: BreakOne, error: Exception
 ) -> None:
-    bad, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
-    broken = Broken({bad.name}, error)
-    monkeypatch.setattr(archives, "_publish_segment", broken.wrap(archives._publish_segment))
+    broken, bad, sound = break_one(error)
 
     def publish() -> Report:
         return publish_segments(captured.settings, [str(tmp_path / "copies")], tmp_path / "checkpoint")
@@ -274,11 +284,10 @@ def test_a_segment_that_the_disk_does_not_return_stops_no_other(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    break_one: BreakOne,
     error: Exception,
 ) -> None:
-    bad, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
-    broken = Broken({bad.name}, error)
-    monkeypatch.setattr(archives, "_publish_segment", broken.wrap(archives._publish_segment))
+    broken, bad, sound = break_one(error)
     # The segment is the first one of its round.
     monkeypatch.setattr(archives, "_SEGMENTS", 1)
     with following(captured, [tmp_path / "none", tmp_path / "copies"], tmp_path / "checkpoint") as reports:

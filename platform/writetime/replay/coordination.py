@@ -7,7 +7,7 @@ Any client may read it; if the settings have credentials, only clients with thes
     /queues/<queue>/processors/<name>       <queue>-<n>: the last batch that the processor has done
     /queues/<queue>/processors/<name>/lock  held by the active instance of the processor
 
-Everything except the cursors of processors is a hint or a copy: the database decides what is published.
+Only the cursors of processors are stored nowhere else. The database decides which batches are published.
 """
 
 import re

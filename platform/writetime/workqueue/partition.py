@@ -155,7 +155,7 @@ class Partition:
                         future.set_result(None)
                 batch = []
         except (Exception, asyncio.CancelledError) as e:
-            # The batch may have been applied; only a new owner, who reads it, may continue from here.
+            # The database may have applied the batch. Only a new owner may continue: it reads the partition first.
             self._fault = e if isinstance(e, Exception) else Fenced(f"{self.place} was given up")
             for _, future in [*batch, *self._waiting]:
                 if not future.done():
