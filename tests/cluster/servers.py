@@ -125,7 +125,11 @@ class Servers:
         self.wait_for_all()
 
     def wait_for_all(self) -> None:
-        """Wait until each node sees the others: one that another test has killed, or that starved, may be away."""
+        """Wait until each node sees the others: one that starved may be away. Start those that a failed test left
+        killed.
+        """
+        for server in self._all:
+            server.start()
         with session_at(self.settings, ConsistencyLevel.ALL) as session:
             while not all(_answers(session, address) for address in ADDRESSES):
                 time.sleep(0.2)

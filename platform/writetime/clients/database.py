@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 PROTOCOL_VERSION = 4
 COUNT_RANGES = 128
 _CONNECT_SECONDS = 10
+_AGREEMENT_SECONDS = 1
 # All exceptions of the driver when the database does not answer, or answers with an error: they have no common base,
 # and some answers ("overloaded", as of a node that shuts down) come as the message itself.
 DRIVER_FAULTS = (DriverException, ErrorMessage, NoHostAvailable, ConnectionException)
@@ -114,6 +115,19 @@ def node_of(session: Session, address: str | None) -> Host:
     while all(pool.host != found[0] for pool in session.get_pools()) and time.monotonic() < deadline:
         time.sleep(0.02)
     return found[0]
+
+
+def nodes_agree(session: Session) -> bool:
+    """Return whether all nodes that are up have the same schema.
+
+    A node that was down while a table was changed may take a minute to learn it, and refuses the new columns until then
+    (Cassandra's `MigrationCoordinator` delays the request for the schema by 60 s).
+    """
+    try:
+        assert session.cluster is not None
+        return bool(session.cluster.control_connection.wait_for_schema_agreement(wait_time=_AGREEMENT_SECONDS))
+    except DRIVER_FAULTS:
+        return False
 
 
 def apply_schema(settings: Settings) -> list[str]:

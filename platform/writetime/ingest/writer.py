@@ -31,7 +31,7 @@ from cassandra.cluster import Session
 from cassandra.protocol import SyntaxException
 from cassandra.query import BatchStatement, BatchType, BoundStatement
 
-from writetime.clients.database import DRIVER_FAULTS, timestamp_as_written
+from writetime.clients.database import DRIVER_FAULTS, nodes_agree, timestamp_as_written
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.ingest.event import Event
@@ -369,6 +369,10 @@ class EventWriter:
             except (InvalidRequest, SyntaxException, Unauthorized) as e:
                 raise WritetimeError(f"the database refuses all writes to {self._table}: {e}") from None
             except DRIVER_FAULTS:
+                self._delay(lane)
+                return
+            if not nodes_agree(self._session):
+                # The node that refused the row may not know the table's columns yet.
                 self._delay(lane)
                 return
             write = lane.batch[0]

@@ -12,7 +12,7 @@ from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
 from writetime.changes.position import AT, STATIC_POSITION, position_encoder
-from writetime.clients.database import DRIVER_FAULTS
+from writetime.clients.database import DRIVER_FAULTS, nodes_agree
 from writetime.clients.untyped_rows import UntypedProtocol
 from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.evolution import with_key_names
@@ -77,7 +77,9 @@ class DatabaseTable:
         try:
             return list(self._session.execute(query))
         except DRIVER_FAULTS as e:
-            kind = WritetimeError if isinstance(e, InvalidRequest) else Transient
+            # A node that was down may not know a new column yet.
+            refused = isinstance(e, InvalidRequest) and nodes_agree(self._session)
+            kind = WritetimeError if refused else Transient
             raise kind(f"{schema.full_name} cannot be read from the database as the lake has it: {e}") from None
 
     def _rows(self, found: Sequence[Sequence[bytes | None]]) -> Rows:
