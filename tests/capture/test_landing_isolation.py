@@ -203,7 +203,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small disk needs more rights")
+        pytest.skip("mounting a small disk needs root, also that of `unshare --map-root-user --mount make test`")
     try:
         yield folder
     finally:
