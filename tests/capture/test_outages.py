@@ -1,6 +1,7 @@
-"""A node that is down for a while, of any length: the agent connects again, and publishes its writes."""
+"""A node that is down for a while, or killed: the agent connects again, and publishes its writes."""
 
 import random
+import signal
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from writetime.clients import database
 _FASTER = 60
 _OUTAGES, _OUTAGES_LONG = 6, 30
 _LONGEST_SECONDS = 600
+_KILLS, _KILLS_LONG = 2, 30
 
 
 def test_an_agent_publishes_again_after_each_outage(
@@ -32,4 +34,15 @@ def test_an_agent_publishes_again_after_each_outage(
                 with proxy.down():
                     time.sleep(seconds / _FASTER)
                 captured.settle(60)
+    captured.assert_same("marks")
+
+
+@pytest.mark.timeout(3600)
+def test_an_agent_publishes_again_after_each_kill_of_its_node(captured: Captured, is_long: bool) -> None:
+    with captured.agent():
+        captured.settle()
+        for _ in range(_KILLS_LONG if is_long else _KILLS):
+            captured.node.stop(signal.SIGKILL)
+            captured.node.start()
+            captured.settle(60)
     captured.assert_same("marks")
