@@ -107,13 +107,18 @@ def test_the_last_sequence_after_a_publisher_that_was_killed(
 
 
 def test_many_publishers_at_once(replay_settings: Settings, queue: str) -> None:
+    # Two threads are the same producer. They publish each sequence together: a sequence that a thread has not published
+    # is refused once the other has published the next one.
+    together = [threading.Barrier(2, timeout=120) for _ in range(2)]
+
     def publish(number: int) -> list[int]:
+        producer = number // 2
+        numbers: list[int] = []
         with Publisher(replay_settings, queue) as publisher:
-            # Two threads are the same producer.
-            return [
-                publisher.publish([f"{number // 2}-{i}".encode()], producer=f"p{number // 2}", sequence=i)
-                for i in range(8)
-            ]
+            for i in range(8):
+                together[producer].wait()
+                numbers.append(publisher.publish([f"{producer}-{i}".encode()], producer=f"p{producer}", sequence=i))
+        return numbers
 
     with ThreadPoolExecutor(4) as pool:
         numbers = list(pool.map(publish, range(4)))
