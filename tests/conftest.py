@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-from tests.scylla import server
+from tests.support import scylla_server
 from writetime import servers
 from writetime.clients import database
 from writetime.clients.spark import spark_conf
@@ -125,11 +125,11 @@ def new_keyspace(config: pytest.Config, settings: Settings) -> Iterator[None]:
     if not config.getoption("--scylla"):
         yield
         return
-    server.create_keyspace(settings, tablets=server.uses_tablets(config))
+    scylla_server.create_keyspace(settings, tablets=scylla_server.uses_tablets(config))
     try:
         yield
     finally:
-        server.drop_keyspace(settings)
+        scylla_server.drop_keyspace(settings)
 
 
 @pytest.fixture(scope="session")
@@ -190,7 +190,7 @@ def server_settings(
     os.environ["WRITETIME_CONFIG"] = str(home / "none.toml")
     Path(os.environ["WRITETIME_CONFIG"]).write_text("")
     address = pytestconfig.getoption("--scylla")
-    cassandra = server.cassandra_section(address) if address else None
+    cassandra = scylla_server.cassandra_section(address) if address else None
     with running_servers(home, cassandra, make_keyspace) as settings:
         yield settings
 

@@ -18,9 +18,9 @@ from dagster import (
 )
 from pyspark.sql import SparkSession
 
-from tests.lake.answers import cql_rows, view_rows
-from tests.lake.made import SCHEMA, add, batch, write
 from tests.lake.test_run import compacted, schema_of
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.made import SCHEMA, add, batch, write
 from writetime.clients import quality
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot

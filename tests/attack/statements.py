@@ -27,11 +27,11 @@ from tests.attack.cql import OddGenerator
 from tests.attack.report import Report
 from tests.capture.compare import answered, assert_lake
 from tests.capture.endtoend import Program
-from tests.capture.harness import Captured
-from tests.capture.workload import TYPES
 from tests.conftest import running_servers, write_settings
-from tests.merge import answers
-from tests.merge.tables import counted
+from tests.support import answers
+from tests.support.captured import Captured
+from tests.support.tables import counted
+from tests.support.workload import TYPES
 from writetime.core.config import Capture, Settings
 from writetime.lake.table import open_table
 from writetime.landing.landing import Landing

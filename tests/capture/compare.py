@@ -6,11 +6,11 @@ from typing import Any
 import pyarrow as pa
 
 from tests.capture.test_avro import numbers
-from tests.lake.answers import view_rows
 from tests.lake.test_row_form import row_form
-from tests.merge import answers
 from tests.merge.test_cql import normal, with_one_form
-from tests.storage.expected import assert_same
+from tests.support import answers
+from tests.support.expected import assert_same
+from tests.support.lake_answers import view_rows
 from writetime.lake import state, views
 from writetime.lake.merging import merge_files
 from writetime.lake.table import LakeTable

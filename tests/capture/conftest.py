@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.capture.endtoend import NODE
-from tests.capture.harness import Captured
-from tests.storage.databases import FormatServer
+from tests.support.captured import Captured
+from tests.support.format_server import FormatServer
 from writetime.core.config import Capture, Settings
 
 

@@ -29,12 +29,12 @@ from typing import Any
 from cassandra.cluster import Cluster
 from cassandra.policies import ConstantReconnectionPolicy
 
-from tests.capture.harness import Captured
-from tests.capture.workload import SHORT_TTL, TYPES, Clock, Counters, Filling, Writer, write_times
 from tests.conftest import write_settings
-from tests.lake.compare import assert_views
-from tests.merge import answers
-from tests.storage.databases import FormatServer
+from tests.support import answers
+from tests.support.captured import Captured
+from tests.support.format_server import FormatServer
+from tests.support.lake_views import assert_views
+from tests.support.workload import SHORT_TTL, TYPES, Clock, Counters, Filling, Writer, write_times
 from writetime.capture.agent import Agent
 from writetime.capture.progress import Progress
 from writetime.capture.schemas import Node

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.merge import generated
 from tests.rows.test_avro import as_avro, numbers, plain
-from tests.storage.generate import UDTS, Generator
+from tests.support import generated
+from tests.support.generate import UDTS, Generator
 from writetime.changes.model import KINDS, RESERVED, change_schema
 from writetime.core.errors import WritetimeError
 from writetime.schema.avro import fingerprint, single_object_header

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.capture.harness import Captured
 from tests.capture.test_segments import put_back, wait_for
+from tests.support.captured import Captured
 from writetime.capture import durable, publisher, segments, snapshots
 from writetime.capture.metrics import read_status
 from writetime.capture.progress import OPEN

@@ -12,9 +12,9 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from tests.capture.harness import Captured
 from tests.conftest import write_settings
-from tests.lake.answers import cql_rows, view_rows
+from tests.support.captured import Captured
+from tests.support.lake_answers import cql_rows, view_rows
 from writetime.cli.main import main
 from writetime.clients.kafka import client_config, end_offsets
 from writetime.clients.node_snapshots import take_snapshot

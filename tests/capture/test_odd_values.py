@@ -16,12 +16,12 @@ from cassandra import InvalidRequest
 from click.testing import CliRunner
 
 from tests.capture.compare import answered, assert_lake
-from tests.capture.harness import Captured
 from tests.conftest import write_settings
-from tests.lake.answers import view_rows
-from tests.merge import answers
-from tests.rows.replay import Consumer, in_order
 from tests.rows.test_publish import decoded
+from tests.support import answers
+from tests.support.captured import Captured
+from tests.support.event_replay import Consumer, in_order
+from tests.support.lake_answers import view_rows
 from tests.unit.test_text import PIECES
 from writetime.changes.model import RESERVED
 from writetime.cli.lake import filtered

@@ -10,13 +10,13 @@ import fastavro
 import pytest
 
 from tests.capture.fake_registry import BAD_ANSWERS, Answer, FakeRegistry, error, fake_registry
-from tests.capture.harness import Captured
 from tests.capture.registry import RegistryServer, with_login
 from tests.capture.test_avro import before_milliseconds
 from tests.capture.test_isolation import status_of
 from tests.capture.test_landing import assert_view, landed
 from tests.capture.test_segments import complete, progress_of, put_back, wait_for
 from tests.rows.test_publish import messages, plain
+from tests.support.captured import Captured
 from writetime.capture import agent
 from writetime.clients import schema_registry as client
 from writetime.clients.schema_registry import Registry

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
-from tests.capture.harness import Captured
 from tests.conftest import write_settings
+from tests.support.captured import Captured
 from writetime.capture import agent
 from writetime.capture.metrics import read_status, summary
 from writetime.capture.progress import Progress, SegmentProgress

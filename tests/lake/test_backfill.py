@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from tests.lake.answers import cql_rows, view_rows
-from tests.lake.made import settings_at
 from tests.lake.test_run import run, schema_of
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.made import settings_at
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import clear_snapshot, take_snapshot

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.conftest import write_settings
-from tests.lake.made import add, batch, new_table, settings_at, write
+from tests.support.made import add, batch, new_table, settings_at, write
 from writetime.cli.lake import filtered
 from writetime.cli.main import main
 from writetime.cli.storage import write_changes

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.lake.answers import cql_rows, view_rows
 from tests.lake.test_run import run, schema_of
+from tests.support.lake_answers import cql_rows, view_rows
 from writetime.clients import node_snapshots
 from writetime.clients.database import connect
 from writetime.core.config import Settings

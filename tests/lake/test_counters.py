@@ -11,12 +11,12 @@ import orjson
 from cassandra.cluster import Session
 from pyspark.sql import SparkSession
 
-from tests import oracle
-from tests.lake.answers import cql_rows, view_rows
-from tests.lake.made import settings_at
 from tests.lake.test_run import compacted, run, schema_of
-from tests.merge.generated import NODES
 from tests.rows.test_stream import events, replayed
+from tests.support import oracle
+from tests.support.generated import NODES
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.made import settings_at
 from writetime.clients import node_snapshots
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot

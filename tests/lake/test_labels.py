@@ -10,8 +10,8 @@ import pyarrow as pa
 from hypothesis import example, given, settings
 from pyspark.sql import SparkSession
 
-from tests.lake.answers import view_rows
-from tests.lake.made import add, new_table, write
+from tests.support.lake_answers import view_rows
+from tests.support.made import add, new_table, write
 from tests.unit import test_names as names_test
 from tests.unit.test_names import NAMES
 from writetime.changes.model import field_name

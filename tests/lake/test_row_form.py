@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.capture.test_avro import EXAMPLES, made, numbers
 from tests.conftest import write_settings
-from tests.lake.made import add, settings_at, write
-from tests.storage.generate import Generator
+from tests.support.generate import Generator
+from tests.support.made import add, settings_at, write
 from writetime.changes.model import change_schema
 from writetime.cli.main import main
 from writetime.core.errors import WritetimeError

@@ -7,7 +7,7 @@ import pyarrow as pa
 from cassandra.cluster import Session
 from click.testing import CliRunner
 
-from tests.lake.answers import cql_rows, view_rows
+from tests.support.lake_answers import cql_rows, view_rows
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot

@@ -9,11 +9,11 @@ import pytest
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
-from tests.merge import answers
-from tests.merge.tables import ALTERED, counted, counter_writes, every_type, ties
 from tests.storage.conftest import create_udts
-from tests.storage.databases import FormatServer
-from tests.storage.generate import KEYSPACE, Generator
+from tests.support import answers
+from tests.support.format_server import FormatServer
+from tests.support.generate import KEYSPACE, Generator
+from tests.support.tables import ALTERED, counted, counter_writes, every_type, ties
 from writetime.changes.model import change_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader

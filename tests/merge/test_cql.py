@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.merge.conftest import History
-from tests.storage.expected import assert_same, plain
+from tests.support.expected import assert_same, plain
 from writetime.changes.model import field_name
 from writetime.merge import live_rows, merge
 from writetime.merge.values import has_forms

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.merge import answers
 from tests.merge.test_cql import with_one_form, with_times_as_values
 from tests.recorded.conftest import RECORDED
 from tests.recorded.recording import Recording, Rows, pages_of, session_of
-from tests.storage.expected import as_rows, plain
+from tests.support import answers
+from tests.support.expected import as_rows, plain
 from writetime.changes.model import change_schema, field_name
 from writetime.core import config
 from writetime.core.config import Settings

@@ -12,8 +12,8 @@ from fastavro.schema import to_parsing_canonical_form
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.merge import generated
-from tests.storage.generate import Generator
+from tests.support import generated
+from tests.support.generate import Generator
 from writetime.merge import merge
 from writetime.row_events.events import Batch, fitted_rows, row_events
 from writetime.row_events.messages import encode_events, event_avro

@@ -14,11 +14,11 @@ import orjson
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from tests.lake.answers import cql_rows, view_rows
-from tests.lake.made import SCHEMA, add, cell, write
 from tests.lake.test_run import run, schema_of
 from tests.rows.test_stream import events as stream_of
 from tests.rows.test_stream import replayed
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.made import SCHEMA, add, cell, write
 from writetime.clients.database import connect
 from writetime.clients.kafka import client_config, end_offsets
 from writetime.core.config import Settings

@@ -7,11 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from tests.conftest import write_settings
-from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, new_table, settings_at, write
 from tests.lake.test_run import compacted, run
-from tests.rows.replay import apply, in_order
 from tests.rows.test_stream import events, replayed
+from tests.support.event_replay import apply, in_order
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, add, new_table, settings_at, write
 from writetime.cli.main import main
 from writetime.lake import state, views
 from writetime.lake.delta import Conflict

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, new_table, write
-from tests.merge import generated
-from tests.rows.replay import apply, in_order
+from tests.support import generated
+from tests.support.event_replay import apply, in_order
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, add, new_table, write
 from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
 from writetime.lake.parquet import WrittenFile, read_file

@@ -19,17 +19,17 @@ import pytest
 from tests.capture.endtoend import Program
 from tests.capture.test_segments import wait_for
 from tests.conftest import write_settings
-from tests.lake.answers import view_rows
-from tests.merge import answers
 from tests.merge.test_cql import with_one_form
 from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
 from tests.scylla_cdc.examples import LATE
 from tests.scylla_cdc.test_base import origins
 from tests.scylla_cdc.writer import Group
-from tests.status import status_lines
-from tests.storage.expected import assert_same
-from tests.storage.generate import SEED
+from tests.support import answers
+from tests.support.expected import assert_same
+from tests.support.generate import SEED
+from tests.support.lake_answers import view_rows
+from tests.support.status import status_lines
 from writetime.capture import cdc_log
 from writetime.capture.metrics import read_status
 from writetime.changes.model import change_schema

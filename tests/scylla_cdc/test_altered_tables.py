@@ -13,7 +13,7 @@ from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now
 from tests.scylla_cdc.test_agent import agent, settings_for, wait_for_metrics, wait_until
 from tests.scylla_cdc.test_refusals import STREAM, Odd
-from tests.status import status_lines
+from tests.support.status import status_lines
 from writetime.cli.main import main
 from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.offsets import interval

@@ -5,11 +5,11 @@ from collections import Counter
 
 import pyarrow as pa
 
-from tests.merge import answers
 from tests.merge.conftest import History
 from tests.merge.test_cql import assert_answers
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import CdcDatabase
+from tests.support import answers
 from writetime.changes.model import change_schema
 from writetime.merge import merge
 from writetime.schema.table import TableSchema

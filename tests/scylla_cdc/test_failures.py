@@ -17,8 +17,8 @@ from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
 from tests.scylla_cdc.test_agent import agent, insert, land, settings_for, wait_until
 from tests.scylla_cdc.test_base import origins
-from tests.status import status_lines
-from tests.storage.generate import SEED
+from tests.support.generate import SEED
+from tests.support.status import status_lines
 from writetime.capture.metrics import read_status
 from writetime.clients.database import DatabaseUnreachable
 from writetime.scylla_cdc.offsets import interval

@@ -15,7 +15,7 @@ from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet
 from tests.scylla_cdc.test_agent import agent, land, settings_for, wait_for_metrics, wait_until
 from tests.scylla_cdc.test_refusals import STREAM, Odd
-from tests.status import status_lines
+from tests.support.status import status_lines
 from writetime.scylla_cdc import checking
 from writetime.scylla_cdc.checking import ImageCheck
 from writetime.scylla_cdc.images import Disagreement, contradictions, disagreements

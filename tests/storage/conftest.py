@@ -8,10 +8,10 @@ import pytest
 from cassandra import InvalidRequest
 from pyspark.sql import SparkSession
 
-from tests import oracle
 from tests.storage import handmade
-from tests.storage.databases import FormatServer
-from tests.storage.generate import COMPRESSIONS, KEYSPACE, SEED, UDTS, Generator
+from tests.support import oracle
+from tests.support.format_server import FormatServer
+from tests.support.generate import COMPRESSIONS, KEYSPACE, SEED, UDTS, Generator
 from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
 from writetime.sources.commitlog import CommitLogSource

@@ -17,12 +17,12 @@ import pytest
 from click.testing import CliRunner
 from pyarrow import fs
 
-from tests import oracle
 from tests.storage.conftest import Written
-from tests.storage.databases import cql_with_ids
-from tests.storage.expected import assert_same, without_origin
-from tests.storage.generate import KEYSPACE, SEED
-from tests.storage.guarded import guard, in_a_process
+from tests.support import oracle
+from tests.support.expected import assert_same, without_origin
+from tests.support.format_server import cql_with_ids
+from tests.support.generate import KEYSPACE, SEED
+from tests.support.guarded import guard, in_a_process
 from writetime.cli.main import main
 from writetime.core.errors import WritetimeError
 from writetime.schema.cql import parse_schemas

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from tests.storage.conftest import Written
-from tests.storage.expected import assert_same, without_origin
-from tests.storage.rewriting import compression, copy, renamed, set_compression
+from tests.support.expected import assert_same, without_origin
+from tests.support.rewriting import compression, copy, renamed, set_compression
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.storage.errors import Missing, Unsupported
 from writetime.storage.files import Location, find_sstables

@@ -8,7 +8,7 @@ import pytest
 
 from tests.storage import handmade
 from tests.storage.conftest import Written
-from tests.storage.expected import assert_same, expected_changes, plain, without_origin
+from tests.support.expected import assert_same, expected_changes, plain, without_origin
 from writetime.changes.model import change_schema
 from writetime.merge import live_rows, merge
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector

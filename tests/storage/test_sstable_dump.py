@@ -4,10 +4,10 @@ import json
 import subprocess
 from typing import Any
 
-from tests import oracle
 from tests.storage import handmade
 from tests.storage.conftest import Written
 from tests.storage.test_sstable_cql import changes
+from tests.support import oracle
 
 
 def dumped(written: Written, table: str) -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from tests.storage.conftest import Written
-from tests.storage.expected import as_rows, assert_same
-from tests.storage.guarded import guard, in_a_process
-from tests.storage.rewriting import copy
 from tests.storage.test_sstable import changes, make_plain, one_of_each, write_plain
+from tests.support.expected import as_rows, assert_same
+from tests.support.guarded import guard, in_a_process
+from tests.support.rewriting import copy
 from writetime.schema.table import SchemaError
 from writetime.storage.errors import CorruptFile, StorageError
 from writetime.storage.files import Location, find_sstables

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.storage.conftest import Written
-from tests.storage.expected import assert_same
 from tests.storage.scylla_writer import (
     BLOB,
     FLOAT,
@@ -27,6 +26,7 @@ from tests.storage.scylla_writer import (
     write,
 )
 from tests.storage.test_sstable import as_older, changes, one_of_each
+from tests.support.expected import assert_same
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
 from writetime.schema.types import CqlType, parse_marshal

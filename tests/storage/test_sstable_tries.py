@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from tests.storage import tries
-from tests.storage.expected import as_rows
-from tests.storage.rewriting import copy
+from tests.support.expected import as_rows
+from tests.support.rewriting import copy
 from writetime.changes.model import change_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin

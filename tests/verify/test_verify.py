@@ -9,8 +9,8 @@ import pytest
 from cassandra.cluster import Session
 from click.testing import CliRunner
 
-from tests.lake.made import add, write
 from tests.lake.test_run import run, schema_of
+from tests.support.made import add, write
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
@@ -34,7 +34,7 @@ def snapshot(table: str) -> None:
 
 
 def make_items(settings: Settings, session: Session) -> str:
-    """A table like `tests.lake.made.SCHEMA`, so that changes to it can be made by hand."""
+    """A table like `tests.support.made.SCHEMA`, so that changes to it can be made by hand."""
     table = f"{settings.cassandra.keyspace}.items"
     session.execute(f"CREATE TABLE {table} (id int, n int, v text, w int, PRIMARY KEY (id, n))")
     for i in range(200):

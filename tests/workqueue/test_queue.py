@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.workqueue.conftest import with_queue
 from writetime.clients import database
 from writetime.core.config import Queue, Settings
 from writetime.core.errors import WritetimeError
@@ -18,8 +19,6 @@ from writetime.workqueue.deadletters import dead_letters
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidItem, TooLarge
 from writetime.workqueue.items import Place, bucket_of, first_id
 from writetime.workqueue.tables import Tables
-
-from .conftest import with_queue
 
 
 def states(settings: Settings, jobs: str) -> dict[UUID, Any]:

@@ -3,9 +3,9 @@
 import pyarrow as pa
 from cassandra.cluster import Session
 
-from tests.merge import answers
 from tests.merge.test_cql import with_one_form
-from tests.storage.expected import assert_same
+from tests.support import answers
+from tests.support.expected import assert_same
 from writetime.lake import state, views
 from writetime.lake.parquet import PARTITION
 from writetime.lake.row_form import fit

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.lake.answers import view_rows
+from tests.support.lake_answers import view_rows
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable
 from writetime.row_events.events import event_schema

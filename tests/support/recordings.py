@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.storage.expected import plain
+from tests.support.expected import plain
 from writetime.changes.model import change_schema, field_name
 from writetime.merge import live_rows, merge
 from writetime.schema.mapping import stored_type
