@@ -7,8 +7,8 @@ import pytest
 from dagster import DagsterInstance, materialize
 from pyspark.sql import SparkSession
 
-from tests.assets.test_tables import numbers
-from tests.rows.test_stream import replayed
+from tests.assets.runs import numbers
+from tests.support.event_replay import replayed
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, write
 from writetime.core.config import Settings

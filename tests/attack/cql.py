@@ -9,8 +9,8 @@ import re
 from dataclasses import replace
 
 from tests.support.generate import Generator, Places
+from tests.support.odd_texts import PIECES
 from tests.support.tables import counted, counter_writes
-from tests.unit.test_text import PIECES
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex, quote_name, quote_table
 

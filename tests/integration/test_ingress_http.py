@@ -20,7 +20,7 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from tests.integration.test_ingress import (
+from tests.integration.serving import (
     EVENT,
     NO_BROKER,
     NO_DATABASE,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rows.test_stream import SECOND, events, replayed
 from tests.support import generated
+from tests.support.event_replay import SECOND, events, replayed
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
 from writetime.lake import views

@@ -9,8 +9,8 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from tests.storage.test_commitlog import one_section
 from tests.support.guarded import guard, in_a_process
+from tests.support.segments import one_section
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader

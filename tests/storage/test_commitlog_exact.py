@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from tests.storage.conftest import Written
+from tests.storage.written import Written
 from tests.support.expected import assert_same, expected_changes, segment_lines, without_origin
 from tests.support.generate import KEYSPACE
 from writetime.storage.commitlog import CommitLogReader, SegmentReport

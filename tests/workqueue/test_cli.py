@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.sinks import to_toml
 from tests.workqueue.stage import until
-from tests.workqueue.test_queue import states
+from tests.workqueue.working import states
 from writetime.cli.main import main
 from writetime.core.config import Settings
 from writetime.servers.process import free_port

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.workqueue.conftest import with_queue
-from tests.workqueue.test_queue import states, until, working
+from tests.workqueue.working import states, until, working
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
