@@ -26,8 +26,8 @@ import psutil
 from cassandra.concurrent import execute_concurrent
 from confluent_kafka import Consumer, TopicPartition
 
-from tests.conftest import write_settings
-from tests.storage.databases import FormatServer
+from tests.support.format_server import FormatServer
+from tests.support.settings import write_settings
 from writetime.clients.kafka import client_config, end_offsets, ensure_topics
 from writetime.core import config
 from writetime.core.config import Settings

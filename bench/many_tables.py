@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.conftest import write_settings
-from tests.lake.made import SCHEMA, batch, write
+from tests.support.made import SCHEMA, batch, write
+from tests.support.settings import write_settings
 from writetime.capture.publisher import ChangePublisher
 from writetime.core import config
 from writetime.core.config import Settings

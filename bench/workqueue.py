@@ -28,7 +28,7 @@ from cassandra.cluster import Session
 from cassandra.concurrent import execute_concurrent_with_args
 
 from bench.rounds import Result, cpu_seconds, measure
-from tests.conftest import write_settings
+from tests.support.settings import write_settings
 from writetime.clients import database
 from writetime.core import config
 from writetime.core.config import Settings, WorkQueue

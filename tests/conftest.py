@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomlkit
-from pydantic import SecretStr
 from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-from tests.scylla import server
-from writetime import servers
+from tests.support import scylla_server
+from tests.support.servers import running_servers
+from tests.support.settings import write_settings
 from writetime.clients import database
 from writetime.clients.spark import spark_conf
-from writetime.core import config
 from writetime.core.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.servers.process import free_port
@@ -125,11 +123,11 @@ def new_keyspace(config: pytest.Config, settings: Settings) -> Iterator[None]:
     if not config.getoption("--scylla"):
         yield
         return
-    server.create_keyspace(settings, tablets=server.uses_tablets(config))
+    scylla_server.create_keyspace(settings, tablets=scylla_server.uses_tablets(config))
     try:
         yield
     finally:
-        server.drop_keyspace(settings)
+        scylla_server.drop_keyspace(settings)
 
 
 @pytest.fixture(scope="session")
@@ -145,38 +143,6 @@ def make_keyspace(pytestconfig: pytest.Config) -> Iterator[Callable[[Settings], 
         yield lambda settings: made.enter_context(new_keyspace(pytestconfig, settings))
 
 
-@contextmanager
-def running_servers(
-    home: Path, cassandra: dict[str, Any] | None = None, make_keyspace: Callable[[Settings], None] = lambda _: None
-) -> Iterator[Settings]:
-    """Start embedded servers in a folder; yield their settings, with the keyspace and its tables in the database.
-
-    Args:
-        home: what the servers write to.
-        cassandra: settings of a database that runs already, if it is to be used instead of an embedded one.
-        make_keyspace: creates the keyspace, where that needs options.
-    """
-    settings = config.load(
-        cassandra=cassandra or {"port": free_port()},
-        kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
-        zookeeper={"hosts": f"127.0.0.1:{free_port()}"},
-        embedded={
-            "servers": ["zookeeper", "kafka"] if cassandra else ["zookeeper", "kafka", "cassandra"],
-            "home": home,
-            "cassandra_storage_port": free_port(),
-            "kafka_controller_port": free_port(),
-        },
-        lake={"path": str(home / "lake")},
-    )
-    try:
-        servers.up(settings)
-        make_keyspace(settings)
-        database.apply_schema(settings)
-        yield settings
-    finally:
-        servers.down(settings)
-
-
 @pytest.fixture(scope="session")
 def server_settings(
     pytestconfig: pytest.Config,
@@ -190,24 +156,9 @@ def server_settings(
     os.environ["WRITETIME_CONFIG"] = str(home / "none.toml")
     Path(os.environ["WRITETIME_CONFIG"]).write_text("")
     address = pytestconfig.getoption("--scylla")
-    cassandra = server.cassandra_section(address) if address else None
+    cassandra = scylla_server.cassandra_section(address) if address else None
     with running_servers(home, cassandra, make_keyspace) as settings:
         yield settings
-
-
-def write_settings(settings: Settings, path: Path) -> None:
-    """Write a settings file that gives these settings back, secrets as they are."""
-    path.write_text(tomlkit.dumps(_plain(settings.model_dump(exclude_defaults=True, exclude_none=True))))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    return str(value) if isinstance(value, Path) else value
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import click
 
 from bench.storage import dictionaries, scans, segments, sstables
 from bench.storage.measure import Comparison
-from tests.storage.databases import FormatServer
+from tests.support.format_server import FormatServer
 
 KEYSPACE = "CREATE KEYSPACE bench WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
 

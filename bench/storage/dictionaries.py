@@ -12,8 +12,8 @@ import lz4.block
 import zstandard
 
 from bench.storage.measure import Cost, in_turns
-from tests.storage.recordings import dictionary_table
-from tests.storage.rewriting import recompress
+from tests.support.recordings import dictionary_table
+from tests.support.rewriting import recompress
 from writetime.storage.files import find_sstables
 from writetime.storage.sstable import SSTable
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from bench.storage.measure import Comparison, Cost, best, with_others
-from tests.storage.databases import FormatServer
+from tests.support.format_server import FormatServer
 from writetime.clients.spark import spark_conf
 from writetime.core.config import load
 from writetime.sources.sstable import SSTableSource

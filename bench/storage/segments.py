@@ -16,8 +16,8 @@ from pathlib import Path
 from cassandra.concurrent import execute_concurrent_with_args
 
 from bench.storage.measure import Comparison, Cost, best, here, printed
-from tests import oracle
-from tests.storage.databases import FormatServer
+from tests.support import oracle
+from tests.support.format_server import FormatServer
 from writetime.runtime import jars
 from writetime.runtime.cassandra_java import module_options
 from writetime.runtime.java import java

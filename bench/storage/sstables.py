@@ -1,7 +1,7 @@
 """SSTable to Arrow, against Cassandra's own reader and its dump, and the memory that reading uses.
 
-The table is that of `tests/oracle`: a UUID and an int as the key, 16 rows per partition, five columns. Both readers
-read every cell: value, write time, TTL and deletion time.
+The table is that of `tests/support/oracle`: a UUID and an int as the key, 16 rows per partition, five columns. Both
+readers read every cell: value, write time, TTL and deletion time.
 """
 
 import json
@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from bench.storage.measure import Comparison, best, child, here, printed, python
-from tests import oracle
+from tests.support import oracle
 from writetime.storage.files import Location, find_sstables
 from writetime.storage.sstable import SSTable
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import writetime
-from tests.lake.made import SCHEMA, add, new_table, settings_at, write
+from tests.support.made import SCHEMA, add, new_table, settings_at, write
 from writetime.core.errors import WritetimeError
 from writetime.row_events import stream
 

@@ -17,8 +17,8 @@ from dagster import (
 )
 from pyspark.sql import SparkSession
 
-from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, batch, write
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, batch, write
 from writetime.capture.metrics import Lag, summary
 from writetime.capture.progress import Totals
 from writetime.capture.publisher import ChangePublisher

@@ -13,7 +13,7 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster._core.scheduler.instigation import ScheduleInstigatorData
 
-from tests.conftest import write_settings
+from tests.support.settings import write_settings
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings

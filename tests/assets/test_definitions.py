@@ -14,7 +14,7 @@ from dagster._core.definitions.definitions_load_context import DefinitionsLoadCo
 from dagster._core.definitions.repository_definition import RepositoryLoadData
 
 from demo import definitions as demo
-from tests.conftest import write_settings
+from tests.support.settings import write_settings
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.servers.process import free_port

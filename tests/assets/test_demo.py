@@ -12,7 +12,7 @@ import pytest
 import tomlkit
 from kazoo.client import KazooClient
 
-from tests.conftest import write_settings
+from tests.support.settings import write_settings
 from writetime.core.config import Settings
 
 ROOT = Path(__file__).parents[2]

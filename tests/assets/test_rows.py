@@ -7,10 +7,10 @@ import pytest
 from dagster import DagsterInstance, materialize
 from pyspark.sql import SparkSession
 
-from tests.assets.test_tables import numbers
-from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, write
-from tests.rows.test_stream import replayed
+from tests.assets.runs import numbers
+from tests.support.event_replay import replayed
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, add, write
 from writetime.core.config import Settings
 from writetime.lake import state, views
 from writetime.lake.followed_tables import FollowedTable

@@ -10,7 +10,6 @@ import pytest
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
-    AssetKey,
     DagsterInstance,
     ExecuteInProcessResult,
     asset,
@@ -18,9 +17,10 @@ from dagster import (
 )
 from pyspark.sql import SparkSession
 
-from tests.lake.answers import cql_rows, view_rows
-from tests.lake.made import SCHEMA, add, batch, write
-from tests.lake.test_run import compacted, schema_of
+from tests.assets.runs import numbers
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.lake_views import compacted
+from tests.support.made import SCHEMA, add, batch, write
 from writetime.clients import quality
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
@@ -33,6 +33,7 @@ from writetime.lake.parquet import write_file
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.lake.views import virtual
 from writetime.schema.cql import parse_table
+from writetime.schema.system import read_schema
 from writetime.servers.process import free_port
 from writetime.storage.kernel.primitives import token
 from writetime_dagster.assets import backfill, changes, expectations, failures, table_jobs, views
@@ -42,11 +43,6 @@ from writetime_dagster.resources import DatabaseResource, LakeResource, SparkRes
 RESOURCES: dict[str, Any] = {"spark": SparkResource(), "lake": LakeResource(), "database": DatabaseResource()}
 
 
-def numbers(result: ExecuteInProcessResult, key: AssetKey) -> dict[str, object]:
-    [event] = [e for e in result.get_asset_materialization_events() if e.asset_key == key]
-    return {name: value.value for name, value in event.materialization.metadata.items()}
-
-
 def test_snapshot_to_view(settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"{settings.cassandra.keyspace}.items"
     with connect(settings) as session:
@@ -54,7 +50,7 @@ def test_snapshot_to_view(settings: Settings, spark: SparkSession, monkeypatch: 
         for i in range(60):
             session.execute(f"INSERT INTO {name} (id, n, v) VALUES ({i // 2}, {i % 2}, 'v{i}')")
         session.execute(f"UPDATE {name} SET s = 1 WHERE id = 500")
-        wanted = cql_rows(session, schema_of(session, name))
+        wanted = cql_rows(session, read_schema(session, name))
     table = FollowedTable(name, Table(capture=False))
     added = []
     with DagsterInstance.ephemeral() as instance:

@@ -17,7 +17,7 @@ from dagster import (
 )
 from pyspark.sql import SparkSession
 
-from tests.conftest import write_settings
+from tests.support.settings import write_settings
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, Item, NewItem, audit

@@ -1,6 +1,6 @@
 """Random tables of every type under odd names, and statements that write to them in every way that CQL has.
 
-What `tests.storage.generate` makes is the base; what it leaves out as unusual comes here: names in quotes, text that is
+What `tests.support.generate` makes is the base; what it leaves out as unusual comes here: names in quotes, text that is
 not UTF-8, write times at the ends of their range, list operations by index, conditions, several keys at once, and
 values of wrong types, which the database refuses.
 """
@@ -8,9 +8,9 @@ values of wrong types, which the database refuses.
 import re
 from dataclasses import replace
 
-from tests.merge.tables import counted, counter_writes
-from tests.storage.generate import Generator, Places
-from tests.unit.test_text import PIECES
+from tests.support.generate import Generator, Places
+from tests.support.odd_texts import PIECES
+from tests.support.tables import counted, counter_writes
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex, quote_name, quote_table
 
@@ -109,7 +109,7 @@ class OddGenerator(Generator):
         return [self._statement(schema, places) for _ in range(count)]
 
     def counters(self, table: str, count: int) -> list[str]:
-        """Make statements for a table of counters like `tests.merge.tables.counted`."""
+        """Make statements for a table of counters like `tests.support.tables.counted`."""
         own = quote_table(table)
         return [statement.replace(counted().full_name, own) for statement in counter_writes(self, count)]
 

@@ -27,10 +27,9 @@ from tests.attack.command import conclude, numbers, options
 from tests.attack.mutate import mutate
 from tests.attack.report import Report
 from tests.attack.watched import Limits, watch, work
-from tests.storage.guarded import guard
-from tests.storage.rewriting import copy, renamed
-from tests.storage.test_commitlog import mutations_of, one_section
-from tests.storage.test_sstable import as_older, make_plain, write_plain
+from tests.support.guarded import guard
+from tests.support.rewriting import as_older, copy, make_plain, renamed, write_plain
+from tests.support.segments import mutations_of, one_section
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.storage import commitlog
 from writetime.storage.commitlog import CommitLogReader, count_mutations

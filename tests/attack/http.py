@@ -29,7 +29,7 @@ from tests.attack.command import conclude, numbers, options
 from tests.attack.report import Report
 from tests.attack.serving import Ingress
 from tests.attack.values import is_same
-from tests.conftest import running_servers
+from tests.support.servers import running_servers
 from writetime.clients.database import connect
 from writetime.clients.kafka import end_offsets, messages_between
 from writetime.core.config import Settings

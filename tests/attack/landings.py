@@ -24,7 +24,7 @@ from confluent_kafka import Message, Producer
 from tests.attack import hostile
 from tests.attack.command import numbers
 from tests.attack.watched import Limits
-from tests.lake.made import cell
+from tests.support.made import cell
 from writetime.capture.publisher import ChangePublisher
 from writetime.changes.model import change_schema, field_name
 from writetime.changes.position import AT, position_encoder

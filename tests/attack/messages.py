@@ -18,7 +18,8 @@ from tests.attack.command import conclude, options
 from tests.attack.landings import LIMITS, Landings
 from tests.attack.report import Report
 from tests.attack.watched import watch, work
-from tests.conftest import running_servers, write_settings
+from tests.support.servers import running_servers
+from tests.support.settings import write_settings
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 from tests.attack.corpus import CASSANDRA
-from tests.storage.databases import FormatServer, cql_with_ids
-from tests.storage.test_commitlog import mutations_of, one_section
+from tests.support.format_server import FormatServer, cql_with_ids
+from tests.support.segments import mutations_of, one_section
 from writetime.storage.files import find_sstables
 from writetime.storage.segment import find_segments
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.attack.answers import Answer, Connection
 from tests.attack.calls import AUTHORIZED, framed
-from tests.conftest import write_settings
+from tests.support.settings import write_settings
 from writetime.core.config import Settings
 
 

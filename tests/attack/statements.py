@@ -25,13 +25,14 @@ from cassandra.protocol import ErrorMessage, SyntaxException
 from tests.attack.command import conclude, numbers, options
 from tests.attack.cql import OddGenerator
 from tests.attack.report import Report
-from tests.capture.compare import answered, assert_lake
-from tests.capture.endtoend import Program
-from tests.capture.harness import Captured
-from tests.capture.workload import TYPES
-from tests.conftest import running_servers, write_settings
-from tests.merge import answers
-from tests.merge.tables import counted
+from tests.support import answers
+from tests.support.captured import Captured
+from tests.support.lake_views import answered, assert_lake
+from tests.support.programs import Program
+from tests.support.servers import running_servers
+from tests.support.settings import write_settings
+from tests.support.tables import counted
+from tests.support.workload import TYPES
 from writetime.core.config import Capture, Settings
 from writetime.lake.table import open_table
 from writetime.landing.landing import Landing

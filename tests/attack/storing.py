@@ -18,7 +18,7 @@ from confluent_kafka import Message, Producer
 
 from tests.attack import hostile
 from tests.attack.report import Report
-from tests.faults.sinks import SinkProcess
+from tests.support.sinks import SinkProcess
 from writetime.clients.database import connect
 from writetime.clients.kafka import (
     beginning_offsets,

@@ -16,7 +16,7 @@ import pytest
 from dagster import DagsterInstance, materialize
 from pyspark.sql import SparkSession
 
-from tests.lake.made import SCHEMA, add, write
+from tests.support.made import SCHEMA, add, write
 from writetime.core import config
 from writetime.core.config import Table
 from writetime.lake.followed_tables import FollowedTable

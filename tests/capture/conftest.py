@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.capture.endtoend import NODE
-from tests.capture.harness import Captured
-from tests.storage.databases import FormatServer
+from tests.support.captured import Captured
+from tests.support.format_server import FormatServer
 from writetime.core.config import Capture, Settings
 
 
@@ -33,3 +33,11 @@ def captured(node: FormatServer, server_settings: Settings, tmp_path: Path) -> I
     made = Captured(node, settings, f"c{uuid.uuid4().hex[:10]}", tmp_path)
     yield made
     made.end()
+
+
+@pytest.fixture
+def landed(captured: Captured, tmp_path: Path) -> Captured:
+    """A keyspace that is captured, and a lake of its own."""
+    lake = captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake")})
+    captured.settings = captured.settings.model_copy(update={"lake": lake})
+    return captured

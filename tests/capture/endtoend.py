@@ -10,11 +10,8 @@ the lake's changes.
 
 import argparse
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,12 +26,13 @@ from typing import Any
 from cassandra.cluster import Cluster
 from cassandra.policies import ConstantReconnectionPolicy
 
-from tests.capture.harness import Captured
-from tests.capture.workload import SHORT_TTL, TYPES, Clock, Counters, Filling, Writer, write_times
-from tests.conftest import write_settings
-from tests.lake.compare import assert_views
-from tests.merge import answers
-from tests.storage.databases import FormatServer
+from tests.support import answers
+from tests.support.captured import Captured
+from tests.support.format_server import FormatServer
+from tests.support.lake_views import assert_views
+from tests.support.programs import Program
+from tests.support.settings import write_settings
+from tests.support.workload import SHORT_TTL, TYPES, Clock, Counters, Filling, Writer, write_times
 from writetime.capture.agent import Agent
 from writetime.capture.progress import Progress
 from writetime.capture.schemas import Node
@@ -59,46 +57,6 @@ NODE: dict[str, object] = {
     "commitlog_sync": "batch",
     "materialized_views_enabled": True,
 }
-
-
-class Program(threading.Thread):
-    """A program of Writetime that is started again whenever it ends, as an operating system does."""
-
-    def __init__(self, home: Path, name: str, *arguments: str) -> None:
-        super().__init__(name=name)
-        self.log = home / f"{name}.log"
-        self.ends: Counter[int] = Counter()
-        self._command = [sys.executable, "-m", "writetime", *arguments]
-        self._environment = {**os.environ, "WRITETIME_CONFIG": str(home / "writetime.toml")}
-        self._stopping = False
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def run(self) -> None:
-        while not self._stopping:
-            with self.log.open("ab") as log:
-                self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment)
-            self.ends[self._process.wait()] += 1
-            time.sleep(0.2)
-
-    def kill(self) -> None:
-        """End it as a crash does, if need be after it was started again."""
-        while self.is_alive() and not self._stopping and (self._process is None or self._process.poll() is not None):
-            time.sleep(0.02)
-        if self._process is not None:
-            self._process.kill()
-            # Or it would be killed again in place of the next one.
-            self._process.wait()
-
-    def end(self) -> None:
-        """End it for good, as an operator does."""
-        self._stopping = True
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            self.join(_PATIENCE_SECONDS)
-
-    def tail(self) -> str:
-        """The end of what it printed."""
-        return self.log.read_text()[-3000:] if self.log.exists() else ""
 
 
 class _Other(Node):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.capture.harness import Captured
+from tests.support.captured import Captured
 
 
 def row_of(captured: Captured, table: str, **wanted: Any) -> dict[str, Any]:

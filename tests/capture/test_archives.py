@@ -16,9 +16,10 @@ from click.testing import CliRunner
 from dagster import DagsterInstance, RunRequest, SkipReason, build_sensor_context, materialize
 from pyspark.sql import SparkSession
 
-from tests.capture.harness import Captured
-from tests.capture.test_segments import complete, wait_for
-from tests.conftest import write_settings
+from tests.capture.agents import complete
+from tests.support.captured import Captured
+from tests.support.settings import write_settings
+from tests.support.waiting import wait_for
 from writetime.capture import archives, durable
 from writetime.capture.archives import Checkpoint, Report, follow_segments, publish_segments, unpublished
 from writetime.cli.main import main

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.merge import generated
-from tests.rows.test_avro import as_avro, numbers, plain
-from tests.storage.generate import UDTS, Generator
+from tests.support import generated
+from tests.support.avro import as_avro, before_milliseconds, made, numbers, plain
+from tests.support.generate import UDTS, Generator
 from writetime.changes.model import KINDS, RESERVED, change_schema
 from writetime.core.errors import WritetimeError
 from writetime.schema.avro import fingerprint, single_object_header
@@ -25,47 +25,6 @@ from writetime.schema.types import Native
 from writetime.wire.change_messages import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
 
 EXAMPLES = settings(max_examples=100, deadline=None)
-# What a struct of a change always has.
-ALWAYS = {"write_time", "tombstone", "source", "elements", "fields"}
-
-
-def made(r: random.Random, arrow: pa.DataType, *, name: str = "") -> Any:
-    """A value of an Arrow type, of a change's field: dates and times are numbers."""
-    if pa.types.is_struct(arrow):
-        names = {f.name for f in arrow}
-        always = ALWAYS & names if names & {"write_time", "elements", "fields", "source"} else set()
-        if name in ("tombstone", "") and names == {"write_time", "deletion_time"}:
-            always |= names
-        if {"months", "days", "nanoseconds"} <= names:
-            always |= names
-        # In a column, `tombstone` is a deletion and may be null; in a cell it is a flag.
-        return {
-            f.name: made(r, f.type, name=f.name)
-            if (f.name in always and not (f.name == "tombstone" and pa.types.is_struct(f.type))) or r.random() < 0.6
-            else None
-            for f in arrow
-        }
-    if pa.types.is_map(arrow):
-        pairs = range(r.randrange(3))
-        return [(made(r, arrow.key_type), None if r.random() < 0.2 else made(r, arrow.item_type)) for _ in pairs]
-    if pa.types.is_list(arrow):
-        # Neither the elements of a non-frozen collection are null, nor the entries of a map that Spark has as a list.
-        entries = pa.types.is_struct(arrow.value_type) and arrow.value_type.names == ["key", "value"]
-        optional = name != "elements" and not entries
-        return [
-            None if optional and r.random() < 0.2 else made(r, arrow.value_type)
-            for _ in range(r.choice([0, 1, 2, 2, 70]) if r.random() < 0.1 else r.randrange(3))
-        ]
-    if pa.types.is_boolean(arrow):
-        return r.random() < 0.5
-    if pa.types.is_floating(arrow):
-        return r.choice([0.0, -0.0, 1.5, -2.25, float("inf"), 2.0**-126])
-    if pa.types.is_string(arrow):
-        return "".join(r.choice(["a", "\0", "\u00e9", "\u4e2d"]) for _ in range(r.choice([0, 1, 5, 70])))
-    if pa.types.is_binary(arrow):
-        return r.randbytes(r.choice([0, 1, 5, 70]))
-    edge = 1 << arrow.bit_width - 1
-    return r.choice([-edge, edge - 1, 0, -1, 63, 64, -64, -65, r.randrange(-edge, edge)])
 
 
 def changes_of(r: random.Random, schema: TableSchema, count: int) -> pa.RecordBatch:
@@ -237,12 +196,6 @@ def test_the_fields_of_every_change() -> None:
         without = batch.set_column(at, name, pa.nulls(2, batch.schema.field(name).type))
         with pytest.raises(WritetimeError, match="lacks a field"):
             ChangeEncoder(schema).encode(without)
-
-
-def before_milliseconds(avro: Any) -> Any:
-    """A schema of changes as it was when timestamps were microseconds."""
-    text = json.dumps(avro).replace("timestamp-millis", "timestamp-micros")
-    return json.loads(text.replace('"writetime.changes.', '"changes.'))
 
 
 def test_messages_of_microseconds_are_read_as_milliseconds() -> None:

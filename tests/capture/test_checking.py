@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lake.made import cell
+from tests.support.made import cell
 from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
 from writetime.landing.checking import check_texts

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from tests.capture.endtoend import EndToEnd
-from tests.storage.databases import FormatServer
-from tests.storage.generate import SEED
+from tests.support.format_server import FormatServer
+from tests.support.generate import SEED
 from writetime.core.config import Settings
 from writetime.servers.kafka import KafkaServer
 

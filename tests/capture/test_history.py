@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.capture.harness import Captured
-from tests.capture.test_odd_values import with_lake
-from tests.capture.test_segments import wait_for
-from tests.lake.answers import view_rows
+from tests.capture.agents import with_lake
+from tests.support.captured import Captured
+from tests.support.lake_answers import view_rows
+from tests.support.waiting import wait_for
 from writetime.capture import agent
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.lake import views

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.capture.harness import Captured
-from tests.capture.test_segments import put_back, wait_for
+from tests.capture.agents import put_back, status_of, until
+from tests.support.captured import Captured
+from tests.support.waiting import wait_for
 from writetime.capture import durable, publisher, segments, snapshots
-from writetime.capture.metrics import read_status
 from writetime.capture.progress import OPEN
 from writetime.capture.publisher import check_publishable
 from writetime.capture.segments import SegmentFolder
@@ -28,23 +28,11 @@ from writetime.storage.batch import BatchMaker
 from writetime.storage.segment import Segment
 from writetime.wire.change_messages import ChangeEncoder
 from writetime.wire.topics import changes_topic
-from writetime.wire.watermarks import WatermarkTopic
 
 _TABLE = "(k int PRIMARY KEY, v int) WITH cdc = true"
 # What is wrong with this value, and with this table.
 _POISON = 13
 _BAD = "bad"
-
-
-def until(captured: Captured, table: str) -> int:
-    """Return up to when a table is published, as the topic of the watermarks has it."""
-    name = f"{captured.keyspace}.{table}"
-    marks = WatermarkTopic(captured.settings).read().values()
-    return max((found.tables[name].until for found in marks if name in found.tables), default=0)
-
-
-def status_of(captured: Captured) -> dict[str, Any]:
-    return read_status(captured.settings.capture.state) or {}
 
 
 def keys_of(captured: Captured, table: str) -> list[int]:

@@ -12,13 +12,12 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from tests.capture.harness import Captured
-from tests.conftest import write_settings
-from tests.lake.answers import cql_rows, view_rows
+from tests.capture.agents import assert_view, count
+from tests.support.captured import Captured
+from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.clients.kafka import client_config, end_offsets
 from writetime.clients.node_snapshots import take_snapshot
-from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
@@ -28,25 +27,6 @@ from writetime.lake.table import open_table
 from writetime.landing import landing
 from writetime.landing.landing import Landing, captured_tables, not_landed
 from writetime.wire.topics import changes_topic
-
-
-@pytest.fixture
-def landed(captured: Captured, tmp_path: Path) -> Captured:
-    """A keyspace that is captured, and a lake of its own."""
-    lake = captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake")})
-    captured.settings = captured.settings.model_copy(update={"lake": lake})
-    return captured
-
-
-def count(settings: Settings, table: str) -> int:
-    """How many changes the lake has of a table."""
-    return sum(file.rows for file in open_table(settings, table).changes.load().files)
-
-
-def assert_view(captured: Captured, table: str) -> None:
-    """Compare the lake's virtual view with the database's answer."""
-    lake_table = open_table(captured.settings, f"{captured.keyspace}.{table}")
-    assert view_rows(views.virtual(lake_table)) == cql_rows(captured.node.session(), captured.schema(table))
 
 
 def view_columns(captured: Captured, table: str) -> list[str]:

@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Message, Producer
 
-from tests.capture.test_landing import count
-from tests.lake.made import SCHEMA, batch, write
-from tests.status import status_lines
+from tests.capture.agents import count
+from tests.support.made import SCHEMA, batch, write
+from tests.support.status import status_lines
 from writetime.capture.publisher import ChangePublisher
 from writetime.cli.main import main
 from writetime.cli.screen import Entries, fit

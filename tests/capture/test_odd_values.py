@@ -15,19 +15,19 @@ import pytest
 from cassandra import InvalidRequest
 from click.testing import CliRunner
 
-from tests.capture.compare import answered, assert_lake
-from tests.capture.harness import Captured
-from tests.conftest import write_settings
-from tests.lake.answers import view_rows
-from tests.merge import answers
-from tests.rows.replay import Consumer, in_order
-from tests.rows.test_publish import decoded
-from tests.unit.test_text import PIECES
+from tests.capture.agents import with_lake
+from tests.support import answers
+from tests.support.captured import Captured
+from tests.support.event_replay import Consumer, in_order
+from tests.support.lake_answers import view_rows
+from tests.support.lake_views import answered, assert_lake
+from tests.support.messages import decoded
+from tests.support.odd_texts import PIECES
+from tests.support.settings import write_settings
 from writetime.changes.model import RESERVED
 from writetime.cli.lake import filtered
 from writetime.cli.main import main
 from writetime.clients.node_snapshots import take_snapshot
-from writetime.core.config import Settings
 from writetime.core.printing import printable
 from writetime.lake import views
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
@@ -50,11 +50,6 @@ def landed(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     write_settings(captured.settings, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     return captured
-
-
-def with_lake(settings: Settings, path: Path) -> Settings:
-    """The settings with a lake in another folder."""
-    return settings.model_copy(update={"lake": settings.lake.model_copy(update={"path": str(path), "buckets": 2})})
 
 
 def assert_row_events(captured: Captured, table: LakeTable) -> None:

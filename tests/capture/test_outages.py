@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from tests.capture.harness import Captured
-from tests.faults.proxy import Proxy
-from tests.storage.generate import SEED
+from tests.support.captured import Captured
+from tests.support.generate import SEED
+from tests.support.proxy import Proxy
 from writetime.clients import database
 
 # Time runs so much faster here: between attempts to connect, and in outages.

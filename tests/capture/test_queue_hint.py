@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.capture.harness import Captured
+from tests.support.captured import Captured
 from writetime.clients import database
 from writetime.core.config import WorkQueue
 from writetime.workqueue import Enqueuer, Worker

@@ -9,14 +9,13 @@ from typing import Any
 import fastavro
 import pytest
 
+from tests.capture.agents import assert_view, complete, progress_of, put_back, status_of
 from tests.capture.fake_registry import BAD_ANSWERS, Answer, FakeRegistry, error, fake_registry
-from tests.capture.harness import Captured
 from tests.capture.registry import RegistryServer, with_login
-from tests.capture.test_avro import before_milliseconds
-from tests.capture.test_isolation import status_of
-from tests.capture.test_landing import assert_view, landed
-from tests.capture.test_segments import complete, progress_of, put_back, wait_for
-from tests.rows.test_publish import messages, plain
+from tests.support.avro import before_milliseconds, plain
+from tests.support.captured import Captured
+from tests.support.messages import messages
+from tests.support.waiting import wait_for
 from writetime.capture import agent
 from writetime.clients import schema_registry as client
 from writetime.clients.schema_registry import Registry
@@ -30,8 +29,6 @@ from writetime.row_events.messages import event_avro
 from writetime.schema.cql import parse_schemas
 from writetime.wire.change_messages import change_avro
 from writetime.wire.topics import changes_topic, rows_topic
-
-__all__ = ["landed"]
 
 
 @pytest.fixture(scope="module")

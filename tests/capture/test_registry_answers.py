@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.capture.fake_registry import BAD_ANSWERS, JSON_ANSWERS, Answer, FakeRegistry, answer, error, fake_registry
-from tests.capture.test_segments import wait_for
+from tests.support.waiting import wait_for
 from writetime.clients import schema_registry
 from writetime.clients.schema_registry import Registry, SchemaRefused
 from writetime.core import config

@@ -7,44 +7,25 @@ import re
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
-from tests.capture.harness import Captured
-from tests.conftest import write_settings
+from tests.capture.agents import complete, progress_of, put_back
+from tests.support.captured import Captured
+from tests.support.settings import write_settings
+from tests.support.waiting import wait_for
 from writetime.capture import agent
 from writetime.capture.metrics import read_status, summary
 from writetime.capture.progress import Progress, SegmentProgress
-from writetime.capture.segments import readable
 from writetime.cli.main import main
 from writetime.clients.kafka import client_config, ensure_topics
 from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port
-from writetime.storage.segment import END, find_segments
 from writetime.wire.topics import changes_topic
 from writetime.wire.watermarks import statuses
-
-
-def wait_for(reached: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def progress_of(captured: Captured) -> dict[str, Any]:
-    return json.loads((captured.settings.capture.state / "progress.json").read_text())
-
-
-def complete(captured: Captured) -> list[Path]:
-    """The segments that the node is done with."""
-    found, _ = readable(find_segments(str(captured.node.cdc_raw)))
-    return [Path(segment.path) for segment, until in found if until == END]
 
 
 def test_published_segments_are_archived_or_deleted_or_kept(captured: Captured, tmp_path: Path) -> None:
@@ -150,13 +131,6 @@ def test_a_broken_segment_is_set_aside_and_stops_nothing(captured: Captured) -> 
         captured.settle()
         wait_for(lambda: not path.exists())
     captured.assert_same("t")
-
-
-def put_back(captured: Captured, aside: Path) -> None:
-    """Put the segments that were set aside back to where the node left them."""
-    for path in sorted(aside.glob("CommitLog-*"), key=lambda p: p.suffix != ".log"):
-        if path.suffix != ".json":
-            path.rename(captured.node.cdc_raw / path.name)
 
 
 def test_a_change_that_is_too_large_stops_no_other(captured: Captured) -> None:

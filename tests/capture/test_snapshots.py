@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from cassandra.concurrent import execute_concurrent_with_args
 
-from tests.capture.harness import Captured
-from tests.capture.test_segments import wait_for
-from tests.lake.answers import cql_rows, view_rows
+from tests.support.captured import Captured
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.waiting import wait_for
 from writetime.capture import agent
 from writetime.clients import node_snapshots
 from writetime.lake.history import history_from

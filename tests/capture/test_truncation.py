@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.capture.harness import Captured
-from tests.capture.test_isolation import until
-from tests.capture.test_odd_values import with_lake
-from tests.capture.test_segments import wait_for
-from tests.lake.answers import cql_rows, view_rows
-from tests.rows.replay import Consumer, in_order
+from tests.capture.agents import until, with_lake
+from tests.support.captured import Captured
+from tests.support.event_replay import Consumer, in_order
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.waiting import wait_for
 from writetime.capture.metrics import read_status
 from writetime.capture.schemas import Node
 from writetime.lake import state, views

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.capture.harness import REPLICATION, Captured
-from tests.capture.test_segments import complete, wait_for
-from tests.conftest import write_settings
-from tests.lake.test_horizon import held
+from tests.capture.agents import complete
+from tests.support.captured import REPLICATION, Captured
+from tests.support.lake_views import held
+from tests.support.settings import write_settings
+from tests.support.waiting import wait_for
 from writetime.capture import agent
 from writetime.capture.agent import Agent
 from writetime.capture.progress import Progress

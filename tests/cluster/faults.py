@@ -26,14 +26,14 @@ from typing import Any
 import pyarrow as pa
 from cassandra import ConsistencyLevel
 
-from tests.capture.endtoend import Program
-from tests.capture.workload import SHORT_TTL, TYPES, Clock, Counters, Filling, Writer, write_times
 from tests.cluster.servers import ADDRESSES, REPLICATION, Servers, session_at
-from tests.conftest import write_settings
-from tests.merge import answers
-from tests.merge.test_cql import with_one_form
-from tests.rows.test_publish import decoded
-from tests.storage.expected import assert_same
+from tests.support import answers
+from tests.support.expected import assert_same
+from tests.support.merged import with_one_form
+from tests.support.messages import decoded
+from tests.support.programs import Program
+from tests.support.settings import write_settings
+from tests.support.workload import SHORT_TTL, TYPES, Clock, Counters, Filling, Writer, write_times
 from writetime.changes.model import change_schema
 from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.clients.node_snapshots import take_snapshot

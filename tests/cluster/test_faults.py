@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.cluster.faults import ClusterRun
 from tests.cluster.servers import Servers
-from tests.storage.generate import SEED
+from tests.support.generate import SEED
 
 
 def test_without_a_node_or_a_broker_the_lake_continues(servers: Servers, tmp_path: Path) -> None:

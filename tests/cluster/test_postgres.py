@@ -10,8 +10,8 @@ from dagster import DagsterInstance, DagsterRunStatus
 from dagster_postgres import PostgresEventLogStorage, PostgresRunStorage
 
 from tests.cluster.postgres import Postgres
-from tests.conftest import write_settings
-from tests.lake.made import SCHEMA, add, settings_at, write
+from tests.support.made import SCHEMA, add, settings_at, write
+from tests.support.settings import write_settings
 from writetime.lake.table import create_table
 from writetime_dagster.assets.table_jobs import maintain_job
 from writetime_dagster.resources import LakeResource, SparkResource

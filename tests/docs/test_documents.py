@@ -1,4 +1,4 @@
-"""The commands in documents are run: README and docs/*.md, block by block. `tests.docs.documents` has the rules."""
+"""The commands in documents are run: README and docs/*.md, block by block. `tests.support.documents` has the rules."""
 
 import re
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ import polars
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.docs.documents import ROOT, SCYLLA_TUTORIAL, blocks, documents, mentioned
-from tests.docs.running import Folder
+from tests.support.documents import ROOT, SCYLLA_TUTORIAL, blocks, documents, mentioned
+from tests.support.running import Folder
 from writetime.capture.publisher import ChangePublisher
 from writetime.cli.main import main
 from writetime.clients.database import apply_schema, connect

@@ -5,12 +5,11 @@ from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from tests.faults.ledger import Fate, Ledger, Place
+from tests.faults.watch import Watch
 from writetime.clients.kafka import client_config, place_of
 from writetime.core.config import Settings
 from writetime.ingest.event import InvalidEvent, decode
-
-from .ledger import Fate, Ledger, Place
-from .watch import Watch
 
 
 def check(settings: Settings, watch: Watch, *ledgers: Ledger) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.faults.stage import Stage
 from writetime.core.config import Settings
-
-from .stage import Stage
 
 
 @pytest.fixture

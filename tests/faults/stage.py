@@ -11,15 +11,14 @@ from typing import Any, Self
 
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from tests.faults.checker import check
+from tests.faults.ledger import Ledger
+from tests.faults.watch import UNREACHABLE, Watch
+from tests.support.proxy import Proxy
+from tests.support.sinks import SinkProcess
 from writetime.clients.kafka import client_config
 from writetime.core.config import Settings
 from writetime.ingest.event import Event
-
-from .checker import check
-from .ledger import Ledger
-from .proxy import Proxy
-from .sinks import SinkProcess
-from .watch import UNREACHABLE, Watch
 
 _PATIENCE_SECONDS = 90.0
 # Some faults are tried with the default mode alone; FAULT_MODES=lwt,lwt-batch tries both.

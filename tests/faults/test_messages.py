@@ -8,11 +8,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.faults.ledger import Fate, Ledger
+from tests.faults.stage import Stage, alter_topic
 from writetime.clients.database import connect
 from writetime.ingest.event import Event, accept
-
-from .ledger import Fate, Ledger
-from .stage import Stage, alter_topic
 
 GOOD = {"eventId": str(uuid.uuid4()), "userId": "u", "eventType": "t", "timestamp": "2013-01-01T05:15:00Z"}
 POISON = [

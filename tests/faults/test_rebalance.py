@@ -7,10 +7,9 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Consumer
 
+from tests.faults.stage import MODES, Stage, until
 from writetime.clients.kafka import client_config
 from writetime.core.config import Settings
-
-from .stage import MODES, Stage, until
 
 ROUNDS = 3
 

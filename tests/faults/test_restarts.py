@@ -5,11 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.faults.stage import MODES, Stage
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer
-
-from .stage import MODES, Stage
 
 
 @pytest.mark.cassandra_only("kills the embedded database")

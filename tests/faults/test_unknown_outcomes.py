@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .stage import Stage
+from tests.faults.stage import Stage
 
 
 @pytest.mark.parametrize("mode", ["lwt", "lwt-batch"])

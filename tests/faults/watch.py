@@ -10,11 +10,10 @@ from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from tests.faults.ledger import Place
 from writetime.clients.database import DRIVER_FAULTS, connect
 from writetime.clients.kafka import client_config, headers_of
 from writetime.core.config import Settings
-
-from .ledger import Place
 
 _INTERVAL_SECONDS = 0.4
 _TIMEOUT_SECONDS = 5.0

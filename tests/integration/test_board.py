@@ -15,7 +15,7 @@ from kazoo.client import KazooClient
 from demo import board, dataset, enrichment, figures, flights, published
 from demo.board import Applied, Board
 from demo.published import Published
-from tests.conftest import write_settings
+from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Capture, Settings

@@ -4,12 +4,11 @@ import pytest
 from click.testing import CliRunner
 from kafka import KafkaProducer
 
+from tests.integration.sinking import an_event, dead_letters, produce, rows, run_once
 from writetime.cli.main import main
 from writetime.core.config import Settings
 from writetime.ingest import deadletters, writer
 from writetime.ingest.event import InvalidEvent
-
-from .test_sink import an_event, dead_letters, produce, rows, run_once
 
 
 class RawName(str):

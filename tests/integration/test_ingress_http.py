@@ -20,14 +20,24 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
+from tests.integration.serving import (
+    EVENT,
+    NO_BROKER,
+    NO_DATABASE,
+    Running,
+    changed,
+    cut_off_from,
+    running,
+    serving,
+    stored,
+    until,
+)
 from writetime.clients.kafka import ensure_topics
 from writetime.core.config import Settings
 from writetime.http.bodies import MAX_PARTS
 from writetime.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED
 from writetime.runtime import jars
 from writetime.runtime.java import java
-
-from .test_ingress import EVENT, NO_BROKER, NO_DATABASE, Running, changed, cut_off_from, running, serving, stored, until
 
 POST = b"POST /events HTTP/1.1\r\nhost: test\r\n"
 GET = b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n"
@@ -490,7 +500,7 @@ def test_a_surplus_connection_is_refused_before_its_headers_are_complete(alone: 
 
 
 def run_java(folder: Path, *arguments: str) -> list[str]:
-    """Compile and run the client as `tests.oracle` does: the Java of a package has no compiler."""
+    """Compile and run the client as `tests.support.oracle` does: the Java of a package has no compiler."""
     compiler = next(p for p in jars.fetch("cassandra") if "ecj" in p.name)
     source = Path(__file__).with_name("Client.java")
     subprocess.run([java(), "-jar", compiler, "-8", "-nowarn", "-d", folder, source], check=True, timeout=300)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from kazoo.client import KazooClient
 
-from tests.conftest import write_settings
+from tests.support.settings import write_settings
 from writetime import servers
 from writetime.cli.main import main
 from writetime.core import config

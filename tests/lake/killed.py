@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, settings_at, write
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, add, settings_at, write
 from writetime.changes.model import change_schema
 from writetime.lake import retention, state, views
 from writetime.lake.delta import BucketedTable

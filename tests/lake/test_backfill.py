@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from tests.lake.answers import cql_rows, view_rows
-from tests.lake.made import settings_at
-from tests.lake.test_run import run, schema_of
+from tests.support.commands import run
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.made import settings_at
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
@@ -22,6 +22,7 @@ from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.spark import append_frame, in_spark
 from writetime.lake.table import create_table
+from writetime.schema.system import read_schema
 from writetime.sources.sstable import SSTableSource
 from writetime.storage.errors import CorruptFile
 
@@ -49,7 +50,7 @@ def test_backfill(settings: Settings, spark: SparkSession, tmp_path: Path) -> No
             session.execute(f"UPDATE {table} SET s = 's{i}' WHERE id = {i}")
             session.execute(f"DELETE FROM {table} WHERE id = {i} AND n = 1")
         (second,) = take_snapshot(settings, table, "second")
-        wanted = cql_rows(session, schema_of(session, table))
+        wanted = cql_rows(session, read_schema(session, table))
         with pytest.raises(WritetimeError, match=r"nodetool snapshot .* failed: .*second"):
             take_snapshot(settings, table, "second")
     nodes = [shutil.copytree(folder, tmp_path / name) for name, folder in (("a", first), ("b", second), ("c", second))]

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tests.lake.made import SCHEMA, new_table, settings_at
+from tests.support.made import SCHEMA, new_table, settings_at
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import buckets_of, buckets_of_share, check_buckets, token_range
 from writetime.lake.delta import BUCKETS

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.lake.made import SCHEMA, batch, cell, write
+from tests.support.made import SCHEMA, batch, cell, write
 from writetime.changes.model import change_schema
 from writetime.lake.change_files import open_changes, read_changes, read_groups
 from writetime.lake.parquet import READ_SOON, conform, without_empty, write_file

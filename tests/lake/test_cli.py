@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.conftest import write_settings
-from tests.lake.made import add, batch, new_table, settings_at, write
+from tests.support.made import add, batch, new_table, settings_at, write
+from tests.support.settings import write_settings
 from writetime.cli.lake import filtered
 from writetime.cli.main import main
 from writetime.cli.storage import write_changes

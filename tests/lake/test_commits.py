@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, batch, new_table, write
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, add, batch, new_table, write
 from writetime.lake import retention, state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import Conflict, DataFile

@@ -2,14 +2,15 @@
 
 import pytest
 
-from tests.lake.answers import cql_rows, view_rows
-from tests.lake.test_run import run, schema_of
+from tests.support.commands import run
+from tests.support.lake_answers import cql_rows, view_rows
 from writetime.clients import node_snapshots
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.lake import views
 from writetime.lake.table import open_table
 from writetime.runtime.nodetool import nodetool
+from writetime.schema.system import read_schema
 
 
 @pytest.mark.parametrize("compression", ["{'class': 'LZ4Compressor'}", "{'enabled': 'false'}"])
@@ -24,4 +25,4 @@ def test_sstables_that_the_database_compacted(settings: Settings, compression: s
             nodetool(port, "flush", "--", *table.split("."))
         nodetool(port, "compact", "--", *table.split("."))
         run("backfill", table, *run("snapshot", table).split())
-        assert view_rows(views.virtual(open_table(settings, table))) == cql_rows(session, schema_of(session, table))
+        assert view_rows(views.virtual(open_table(settings, table))) == cql_rows(session, read_schema(session, table))

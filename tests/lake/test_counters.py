@@ -11,12 +11,13 @@ import orjson
 from cassandra.cluster import Session
 from pyspark.sql import SparkSession
 
-from tests import oracle
-from tests.lake.answers import cql_rows, view_rows
-from tests.lake.made import settings_at
-from tests.lake.test_run import compacted, run, schema_of
-from tests.merge.generated import NODES
-from tests.rows.test_stream import events, replayed
+from tests.support import oracle
+from tests.support.commands import run
+from tests.support.event_replay import events, replayed
+from tests.support.generated import NODES
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.lake_views import compacted
+from tests.support.made import settings_at
 from writetime.clients import node_snapshots
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
@@ -27,6 +28,7 @@ from writetime.lake.table import create_table
 from writetime.row_events.messages import encode_events, event_avro
 from writetime.row_events.stream import extend
 from writetime.runtime.nodetool import nodetool
+from writetime.schema.system import read_schema
 from writetime.sources.sstable import SSTableSource
 from writetime.verify.verify import verify
 
@@ -68,7 +70,7 @@ def test_shards_of_many_nodes(settings: Settings, tmp_path: Path) -> None:
     own = settings_at(tmp_path / "lake", buckets=2)
     with connect(settings) as session:
         session.execute(f"CREATE TABLE {table} (k int, c int, n counter, s counter STATIC, PRIMARY KEY (k, c))")
-        schema = schema_of(session, table)
+        schema = read_schema(session, table)
         shutil.copytree(tmp_path / "made", tmp_path / "given")
         _, port = node_snapshots.local_node(session)
         nodetool(port, "import", keyspace, "counters", str(tmp_path / "given"))
@@ -111,7 +113,7 @@ def test_from_cql_to_views_events_and_verify(settings: Settings, spark: SparkSes
     snapshots: list[str] = []
     with connect(settings) as session:
         session.execute(f"CREATE TABLE {table} (k int, c int, n counter, s counter STATIC, PRIMARY KEY (k, c))")
-        schema = schema_of(session, table)
+        schema = read_schema(session, table)
         lake, wanted = create_table(settings, schema), []
         for number in range(3):
             count(session, table, chooser, 50)

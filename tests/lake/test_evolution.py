@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, new_table, write
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, add, new_table, write
 from writetime.lake import state, views
 from writetime.lake.evolution import join_schemas
 from writetime.schema.cql import parse_table

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.lake.answers import view_rows
-from tests.lake.made import add, new_table, write
-from tests.rows.replay import Consumer, in_order
-from tests.storage.generate import SEED
+from tests.support.event_replay import Consumer, in_order
+from tests.support.generate import SEED
+from tests.support.lake_answers import view_rows
+from tests.support.made import add, new_table, write
 from writetime.core.errors import WritetimeError
 from writetime.lake import generation, retention, state, views
 from writetime.lake.generation import Start, Truncation, renew

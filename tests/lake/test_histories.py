@@ -3,8 +3,7 @@
 from tests.lake.histories.node import Node
 from tests.lake.histories.plan import Plan, make_plan, size
 from tests.lake.histories.run import Failure, run_plans, shrink
-from tests.storage.conftest import create_udts
-from tests.storage.generate import KEYSPACE, SEED
+from tests.support.generate import KEYSPACE, SEED, create_udts
 from writetime.core.config import Settings
 
 

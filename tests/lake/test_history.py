@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, batch, new_table, write
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, add, batch, new_table, write
 from writetime.changes.model import change_schema
 from writetime.cli.lake import parse_instant
 from writetime.core.errors import WritetimeError

@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lake.answers import cql_rows, view_rows
-from tests.lake.made import SCHEMA, add, new_table, settings_at, write
-from tests.lake.test_run import run, schema_of
-from tests.merge import generated
-from tests.rows.test_stream import replayed
+from tests.support import generated
+from tests.support.commands import run
+from tests.support.event_replay import replayed
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.lake_views import held
+from tests.support.made import SCHEMA, add, new_table, settings_at, write
 from writetime.clients import node_snapshots
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
@@ -38,13 +38,14 @@ from writetime.lake.horizon import (
     watermark,
     without_dropped,
 )
-from writetime.lake.merging import Runner, Source, merge_files
+from writetime.lake.merging import Runner
 from writetime.lake.table import LakeTable, create_table
 from writetime.merge import live_rows, merge
 from writetime.row_events import stream
 from writetime.runtime.nodetool import nodetool
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
+from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 
 SECOND = 1_000_000
@@ -99,11 +100,6 @@ def test_no_view_and_no_event_shows_dropped_tombstones(
     found = [without_dropped(whole_state, schema, horizon) for whole_state in kept]
     assert merge(found[:1], schema).equals(merge(found[1:], schema))
     assert rows_at(table, second) == wanted
-
-
-def held(table: LakeTable) -> pa.Table:
-    """The whole state, merged."""
-    return merge_files([Source(table.state.storage, tuple(table.state.load().files))], table.schema())
 
 
 def deletion(id_: int, n: int, at: int) -> dict[str, Any]:
@@ -238,7 +234,7 @@ def test_a_snapshot_from_before_a_deletion_that_the_database_forgot(
         # A node counts deletions of whole seconds.
         nodetool(port, "compact", keyspace, "forgotten")
         (newer,) = take_snapshot(settings, table, "newer")
-        wanted = cql_rows(session, schema_of(session, table))
+        wanted = cql_rows(session, read_schema(session, table))
     assert len(wanted) == 2
     first, second = (find_snapshots([str(folder)]) for folder in (older, newer))
     lake = create_table(settings_at(tmp_path, buckets=1), second.schema)

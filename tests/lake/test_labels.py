@@ -10,10 +10,10 @@ import pyarrow as pa
 from hypothesis import example, given, settings
 from pyspark.sql import SparkSession
 
-from tests.lake.answers import view_rows
-from tests.lake.made import add, new_table, write
-from tests.unit import test_names as names_test
-from tests.unit.test_names import NAMES
+from tests.support import odd_names
+from tests.support.lake_answers import view_rows
+from tests.support.made import add, new_table, write
+from tests.support.odd_names import NAMES
 from writetime.changes.model import field_name
 from writetime.cli.lake import filtered
 from writetime.lake import state, views
@@ -84,7 +84,7 @@ def test_a_table_from_before_there_were_labels() -> None:
 @settings(max_examples=50, deadline=None)
 @example(["writetime_row", "WRITETIME_ROW_2", "rowid", "select", "true", "*", "name", "Name"])
 def test_a_condition_on_any_column(names: list[str]) -> None:
-    schema = labelled_anew(names_test.table(names))
+    schema = labelled_anew(odd_names.table(names))
     labels = [c.label for c in schema.columns]
     rows = pa.table([pa.array([i, -i - 1, None]) for i in range(len(labels))], names=labels)
     assert distinct(labels) == labels

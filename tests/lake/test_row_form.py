@@ -9,13 +9,14 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.capture.test_avro import EXAMPLES, made, numbers
-from tests.conftest import write_settings
-from tests.lake.made import add, settings_at, write
-from tests.storage.generate import Generator
+from tests.support.avro import made, numbers
+from tests.support.generate import Generator
+from tests.support.made import add, settings_at, write
+from tests.support.row_form import FIRST, LAST, row_form
+from tests.support.settings import write_settings
 from writetime.changes.model import change_schema
 from writetime.cli.main import main
 from writetime.core.errors import WritetimeError
@@ -27,39 +28,8 @@ from writetime.schema.mapping import arrow_type, stored_type
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
-FIRST, LAST = -(1 << 63), (1 << 63) - 1
+EXAMPLES = settings(max_examples=100, deadline=None)
 SCHEMA = parse_table("CREATE TABLE shop.items (id int, n int, v timestamp, w set<timestamp>, PRIMARY KEY (id, n))")
-
-
-def row_form(value: Any, cql_type: CqlType) -> tuple[Any, bool]:
-    """The row form of a plain value, and whether something of it does not fit."""
-    if value is None:
-        return None, False
-    match cql_type:
-        case Native("timestamp"):
-            micros = value * 1000
-            return (micros, False) if FIRST <= micros <= LAST else (None, True)
-        case Native():
-            return value, False
-        case Collection("map", (key, item)):
-            entries = [list(e.values()) if isinstance(e, dict) else e for e in value]
-            keys = [row_form(k, key) for k, _ in entries]
-            items = [row_form(v, item) for _, v in entries]
-            lost = any(flag for _, flag in keys + items)
-            if any(flag for _, flag in keys):
-                return None, True
-            return [[k, v] for (k, _), (v, _) in zip(keys, items, strict=True)], lost
-        case Collection(_, (element,)) | Vector(element, _):
-            parts = [row_form(v, element) for v in value]
-            return [v for v, _ in parts], any(flag for _, flag in parts)
-        case Tuple(arguments):
-            types = list(arguments)
-        case Udt(_, _, fields):
-            types = [t for _, t in fields]
-        case _:
-            raise AssertionError(cql_type)
-    parts = [row_form(v, t) for v, t in zip(value.values(), types, strict=True)]
-    return [v for v, _ in parts], any(flag for _, flag in parts)
 
 
 def plain(value: Any, cql_type: CqlType) -> Any:

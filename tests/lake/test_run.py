@@ -3,38 +3,17 @@
 from pathlib import Path
 
 import orjson
-import pyarrow as pa
-from cassandra.cluster import Session
-from click.testing import CliRunner
 
-from tests.lake.answers import cql_rows, view_rows
-from writetime.cli.main import main
+from tests.support.commands import run
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.lake_views import compacted
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Lake, Settings
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.parquet import PARTITION
-from writetime.lake.table import LakeTable, create_table, open_table
+from writetime.lake.table import create_table, open_table
 from writetime.schema.system import read_schema
-from writetime.schema.table import TableSchema
-
-
-def run(*arguments: str) -> str:
-    """Run a command; return what it printed."""
-    answer = CliRunner(catch_exceptions=False).invoke(main, list(arguments))
-    assert answer.exit_code == 0, answer.output
-    return answer.stdout
-
-
-def schema_of(session: Session, table: str) -> TableSchema:
-    return read_schema(session, table)
-
-
-def compacted(table: LakeTable) -> list[pa.Table]:
-    """The compacted view, in the order of its buckets."""
-    rows = table.view.load().table.to_pyarrow_table()
-    return [rows.sort_by(PARTITION).drop_columns([PARTITION])]
 
 
 def test_snapshot_to_view(settings: Settings) -> None:
@@ -56,7 +35,7 @@ def test_snapshot_to_view(settings: Settings) -> None:
                     [shop, n, n, n],
                 )
             session.execute(f"UPDATE {table} SET owner = 'o{shop}' WHERE shop = {shop} AND day = '2024-02-29'")
-        schema = schema_of(session, table)
+        schema = read_schema(session, table)
         first = run("snapshot", table).split()
         run("backfill", table, *first)
         lake = open_table(settings, table)
@@ -115,7 +94,7 @@ def test_schema_changes(settings: Settings, tmp_path: Path) -> None:
                 session.execute(f"USE {keyspace}")
                 session.execute(statement)
             snapshots += [str(folder) for folder in take_snapshot(settings, table, f"at{number}")]
-        wanted = cql_rows(session, schema_of(session, table))
+        wanted = cql_rows(session, read_schema(session, table))
     assert {row["gone"] for row in wanted} == {None, 5}
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
         own = settings.model_copy(update={"lake": Lake(path=str(tmp_path / f"lake{order[0]}"), buckets=1)})

@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 from pyarrow import fs
 
-from tests import oracle
-from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, batch, new_table, write
-from tests.lake.store import BUCKET, ObjectStore
+from tests.support import oracle
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, add, batch, new_table, write
+from tests.support.object_store import BUCKET, ObjectStore
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.lake import retention, state, views

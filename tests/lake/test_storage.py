@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, settings_at, write
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, add, settings_at, write
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views

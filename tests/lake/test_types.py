@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.lake.made import settings_at
+from tests.support.made import settings_at
 from writetime.changes.model import change_schema
 from writetime.lake.delta import BucketedTable
 from writetime.lake.parquet import PROBED, conform, read_file, without_empty, write_file

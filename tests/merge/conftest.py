@@ -2,18 +2,17 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
-from tests.merge import answers
-from tests.merge.tables import ALTERED, counted, counter_writes, every_type, ties
-from tests.storage.conftest import create_udts
-from tests.storage.databases import FormatServer
-from tests.storage.generate import KEYSPACE, Generator
+from tests.support import answers
+from tests.support.format_server import FormatServer
+from tests.support.generate import KEYSPACE, Generator, create_udts
+from tests.support.merged import History
+from tests.support.tables import ALTERED, counted, counter_writes, every_type, ties
 from writetime.changes.model import change_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader
@@ -25,23 +24,6 @@ TABLES = 12
 ROUNDS = 4
 WRITES = 30
 COMPACTION = "{'class': 'SizeTieredCompactionStrategy', 'enabled': 'false'}"
-
-
-@dataclass
-class History:
-    """One table: the changes of each of its SSTables, those of the commit log, and what the database answered."""
-
-    schema: TableSchema
-    sstables: list[pa.Table]
-    log: pa.Table
-    raw: list[list[bytes | None]]
-    write_times: list[dict[str, int | None]]
-    as_of: int
-
-    @property
-    def rows(self) -> pa.Table:
-        """What `SELECT *` answered."""
-        return answers.decoded(self.raw, self.schema)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import Any
 
-from tests.merge.generated import Change
+from tests.support.generated import Change
 from writetime.changes.model import KINDS, PARTITION_TOMBSTONE, RANGE_TOMBSTONE, ROW, STATIC, field_name
 from writetime.changes.position import AT, position_encoder
 from writetime.schema.serialise import serialiser

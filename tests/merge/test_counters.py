@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.merge.generated import COUNTERS, NODES, Change, table
+from tests.support.generated import COUNTERS, NODES, Change, table
 from writetime.changes.position import AT, PARTITION_POSITION
 from writetime.merge import live_rows, merge
 

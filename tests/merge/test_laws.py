@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.merge import model
-from tests.merge.generated import COUNTERS, SCHEMA, Change, change, table
+from tests.support.generated import COUNTERS, SCHEMA, Change, change, table
 from writetime.merge import live_rows, merge
 from writetime.schema.table import TableSchema
 

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from tests.merge.conftest import History
+from tests.support.merged import History
 from writetime.changes.position import AT, position_encoder
 from writetime.merge.values import comparable, plain, serialised
 from writetime.schema.serialise import serialiser

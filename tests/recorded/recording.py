@@ -18,6 +18,11 @@ import pyarrow as pa
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
+from tests.support import answers
+from tests.support.expected import plain
+from tests.support.merged import with_one_form
+from writetime.core import config
+from writetime.core.config import Settings
 from writetime.core.instants import UUID_EPOCH
 from writetime.schema.system import schemas_of, settled_rows
 from writetime.schema.table import TableSchema
@@ -238,3 +243,22 @@ def _holds(stored: bytes | None, operator: str, value: bytes) -> bool:
 def _time_order(data: bytes) -> tuple[int, bytes]:
     """Order UUIDs of version 1 as the database does: by time, then by the lower half as signed bytes."""
     return UUID(bytes=data).time, bytes(byte ^ 0x80 for byte in data[8:])
+
+
+Recorded = tuple[Recording, str]
+
+
+def log_settings() -> Settings:
+    """Settings that read all of a recorded log, however old it is."""
+    return config.load(scylla_cdc={"log_ttl_seconds": 0})
+
+
+def answered(rows: Rows, schema: TableSchema) -> pa.Table:
+    """Return what `SELECT` answered, the columns in the schema's order."""
+    order = [rows.names.index(c.name) for c in schema.columns]
+    return with_one_form(answers.decoded([[row[i] for i in order] for row in rows.rows], schema), schema)
+
+
+def texts(rows: pa.Table) -> dict[str, list[str]]:
+    """Return rows in a form that can be compared: Python has no dates of far years, and not-a-number is not itself."""
+    return {name: [repr(plain(value)) for value in rows[name]] for name in rows.column_names}

@@ -8,14 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.merge import answers
-from tests.merge.test_cql import with_one_form, with_times_as_values
 from tests.recorded.conftest import RECORDED
-from tests.recorded.recording import Recording, Rows, pages_of, session_of
-from tests.storage.expected import as_rows, plain
+from tests.recorded.recording import Recorded, Recording, Rows, answered, log_settings, pages_of, session_of, texts
+from tests.support.expected import as_rows
+from tests.support.merged import with_one_form, with_times_as_values
 from writetime.changes.model import change_schema, field_name
-from writetime.core import config
-from writetime.core.config import Settings
 from writetime.merge import live_rows, merge
 from writetime.schema.cql import parse_schemas
 from writetime.schema.system import schemas_of, settled_rows
@@ -29,14 +26,8 @@ from writetime.scylla_cdc.source import CdcSource
 from writetime.storage.infer import infer_schema
 from writetime.storage.sstable import SSTable
 
-Recorded = tuple[Recording, str]
 # How long before the snapshot the table was read, and after it, at most, in seconds.
 BEFORE, AFTER = 30, 30
-
-
-def log_settings() -> Settings:
-    """Settings that read all of a recorded log, however old it is."""
-    return config.load(scylla_cdc={"log_ttl_seconds": 0})
 
 
 def logged(recording: Recording, table: str) -> pa.Table:
@@ -53,12 +44,6 @@ def stored(recording: Recording, table: str, schema: TableSchema) -> list[pa.Tab
         pa.Table.from_batches(SSTable(location, schema).scan(), schema=change_schema(schema))
         for location in recording.sstables(table)
     ]
-
-
-def answered(rows: Rows, schema: TableSchema) -> pa.Table:
-    """Return what `SELECT` answered, the columns in the schema's order."""
-    order = [rows.names.index(c.name) for c in schema.columns]
-    return with_one_form(answers.decoded([[row[i] for i in order] for row in rows.rows], schema), schema)
 
 
 def instants(state: pa.Table, schema: TableSchema, snapshot_at: int) -> Iterator[int]:
@@ -81,11 +66,6 @@ def _expiries(array: pa.Array) -> Iterator[int]:
                 yield from _expiries(array.field(i))
     elif pa.types.is_list(array.type):
         yield from _expiries(array.flatten())
-
-
-def texts(rows: pa.Table) -> dict[str, list[str]]:
-    """Return rows in a form that can be compared: Python has no dates of far years, and not-a-number is not itself."""
-    return {name: [repr(plain(value)) for value in rows[name]] for name in rows.column_names}
 
 
 def assert_answered(recording: Recording, table: str, changes: list[pa.Table], schema: TableSchema) -> list[int]:

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from tests.recorded.recording import Recording, pages_of, session_of
-from tests.recorded.test_recorded import Recorded, log_settings
+from tests.recorded.recording import Recorded, Recording, log_settings, pages_of, session_of
 from writetime.scylla_cdc.checking import ImageCheck
 from writetime.scylla_cdc.findings import IMAGE_DISAGREES, IMAGE_NOT_COMPARED, STATIC_DROPPED
 from writetime.scylla_cdc.images import contradictions

@@ -11,10 +11,9 @@ from uuid import uuid1
 import pyarrow as pa
 import pytest
 
-from tests.merge.test_cql import with_one_form
 from tests.recorded.conftest import RECORDED
-from tests.recorded.recording import Recording
-from tests.recorded.test_recorded import answered, texts
+from tests.recorded.recording import Recording, answered, texts
+from tests.support.merged import with_one_form
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError

@@ -23,9 +23,9 @@ import psutil
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError, NotEmptyError
 
-from tests.conftest import write_settings
 from tests.replay import process
 from tests.replay.process import THE_END, items_of
+from tests.support.settings import write_settings
 from writetime import servers
 from writetime.clients import database
 from writetime.core import config

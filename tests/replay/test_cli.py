@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.conftest import write_settings
+from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.core.config import Settings
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.replay.faults import FAULTS, run_fault
-from tests.storage.generate import SEED
+from tests.support.generate import SEED
 from writetime.core.config import Settings
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
+from tests.replay.processing import done
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -33,14 +34,6 @@ def zookeeper(replay_settings: Settings) -> Iterator[KazooClient]:
 def node(zookeeper: KazooClient, path: str) -> str:
     answer: Any = zookeeper.get(path)
     return answer[0].decode()
-
-
-def done(settings: Settings, queue: str, name: str) -> list[Batch]:
-    """What a processor does until there is no more."""
-    batches: list[Batch] = []
-    with Subscriber(settings, queue, name) as subscriber:
-        subscriber.run(batches.append, until_idle=True)
-    return batches
 
 
 def test_blocks() -> None:

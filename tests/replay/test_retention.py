@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.conftest import write_settings
-from tests.replay.test_replay import done
+from tests.replay.processing import done
+from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.clients import database
 from writetime.core.config import Settings

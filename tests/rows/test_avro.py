@@ -12,27 +12,19 @@ from fastavro.schema import to_parsing_canonical_form
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.merge import generated
-from tests.storage.generate import Generator
+from tests.support import generated
+from tests.support.avro import as_avro, numbers, plain
+from tests.support.generate import Generator
 from writetime.merge import merge
 from writetime.row_events.events import Batch, fitted_rows, row_events
 from writetime.row_events.messages import encode_events, event_avro
 from writetime.schema.avro import canonical, encode, fingerprint, nullable
-from writetime.schema.mapping import arrow_type, avro_name, avro_type
+from writetime.schema.mapping import arrow_type, avro_type
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, parse_cql
 from writetime.wire.change_messages import change_avro
 
 EXAMPLES = settings(max_examples=150, deadline=None)
-
-
-def plain(schema: Any) -> Any:
-    """A schema without logical types: their values in Python do not have the range of CQL's."""
-    if isinstance(schema, dict):
-        if "logicalType" in schema:
-            return schema["type"]
-        return {name: plain(part) for name, part in schema.items()}
-    return [plain(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def values(arrow: pa.DataType) -> st.SearchStrategy[Any]:
@@ -58,33 +50,6 @@ def values(arrow: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_binary(arrow):
         return st.binary(max_size=70)
     return st.integers(-(1 << arrow.bit_width - 1), (1 << arrow.bit_width - 1) - 1)
-
-
-def as_avro(value: Any, arrow: pa.DataType) -> Any:
-    """A value as an Avro library gives it."""
-    if value is None:
-        return None
-    if pa.types.is_struct(arrow):
-        return {avro_name(f.name): as_avro(value[f.name], f.type) for f in arrow}
-    if pa.types.is_map(arrow):
-        types = arrow.key_type, arrow.item_type
-        return [dict(zip(("key", "value"), map(as_avro, pair, types), strict=True)) for pair in value]
-    if pa.types.is_list(arrow):
-        return [as_avro(v, arrow.value_type) for v in value]
-    return value
-
-
-def numbers(arrow: pa.DataType) -> pa.DataType:
-    """The type with numbers for dates and times."""
-    if pa.types.is_temporal(arrow):
-        return pa.int32() if arrow.bit_width == 32 else pa.int64()
-    if pa.types.is_struct(arrow):
-        return pa.struct([(f.name, numbers(f.type)) for f in arrow])
-    if pa.types.is_map(arrow):
-        return pa.map_(numbers(arrow.key_type), numbers(arrow.item_type))
-    if pa.types.is_list(arrow):
-        return pa.list_(pa.field("element", numbers(arrow.value_type)))
-    return arrow
 
 
 def assert_read_as_written(cql_type: CqlType, wanted: list[Any]) -> None:

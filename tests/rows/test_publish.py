@@ -1,26 +1,22 @@
 """Row events in Kafka: each once, in order, after any kill of the publisher; read by another library."""
 
-import io
 import json
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import fastavro
 import orjson
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
-from tests.lake.answers import cql_rows, view_rows
-from tests.lake.made import SCHEMA, add, cell, write
-from tests.lake.test_run import run, schema_of
-from tests.rows.test_stream import events as stream_of
-from tests.rows.test_stream import replayed
+from tests.support.commands import run
+from tests.support.event_replay import events as stream_of
+from tests.support.event_replay import replayed
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.made import SCHEMA, add, cell, write
+from tests.support.messages import decoded
 from writetime.clients.database import connect
-from writetime.clients.kafka import client_config, end_offsets
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import views
@@ -28,9 +24,10 @@ from writetime.lake.table import create_table, open_table
 from writetime.row_events import publish, stream
 from writetime.schema.avro import fingerprint
 from writetime.schema.cql import parse_table
+from writetime.schema.system import read_schema
 from writetime.schema.table import DroppedColumn
 from writetime.schema.types import Native
-from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
+from writetime.wire.publishing import SchemaTopic, Sender
 from writetime.wire.topics import rows_topic
 
 KILLED = """
@@ -56,47 +53,6 @@ publish._Publisher.produce = count_and_die(publish._Publisher.produce)
 settings = config.load()
 print(publish.publish(settings, open_table(settings, sys.argv[1])))
 """
-
-
-def messages(settings: Settings, topic: str) -> list[tuple[int, bytes, bytes]]:
-    """Partition, key and value of all messages that a reader of committed ones gets, in order of each partition."""
-    own = {"group.id": "test", "isolation.level": "read_committed", "enable.partition.eof": True}
-    consumer = Consumer(client_config(settings, **own))
-    open_partitions = set(end_offsets(settings, topic))
-    consumer.assign([TopicPartition(topic, p, 0) for p in open_partitions])
-    found = []
-    while open_partitions:
-        message = consumer.poll(30)
-        assert message is not None
-        if message.error() is not None:
-            open_partitions.discard(message.partition())
-        else:
-            found.append((message.partition(), message.key(), message.value()))
-    consumer.close()
-    return found
-
-
-def plain(schema: Any) -> Any:
-    if isinstance(schema, dict):
-        return schema["type"] if "logicalType" in schema else {n: plain(v) for n, v in schema.items()}
-    return [plain(v) for v in schema] if isinstance(schema, list) else schema
-
-
-def decoded(settings: Settings, topic: str) -> list[dict[str, Any]]:
-    """The events, by the schemas that the schema topic has."""
-    # Only those that are asked for are parsed: other tests write garbage to the topic.
-    texts = {key: value for _, key, value in messages(settings, SCHEMAS_TOPIC)}
-    parsed: dict[bytes, Any] = {}
-    found = []
-    for partition, key, value in messages(settings, topic):
-        assert value[:2] == b"\xc3\x01"
-        name = value[2:10][::-1].hex().encode()
-        if name not in parsed:
-            parsed[name] = fastavro.parse_schema(plain(json.loads(texts[name])))
-        event: Any = fastavro.schemaless_reader(io.BytesIO(value[10:]), parsed[name], None)
-        assert event["key"] == key
-        found.append(event | {"partition": partition})
-    return found
 
 
 def assert_schemas_are_readable(settings: Settings) -> None:
@@ -184,7 +140,7 @@ def test_from_the_database_to_kafka(settings: Settings) -> None:
         # Three of a static column, three of a partition, two of a range, a static row of its own, and the form of 1.5.
         assert "10 events added" in printed
         assert "10 events published" in printed
-        wanted = cql_rows(session, schema_of(session, table))
+        wanted = cql_rows(session, read_schema(session, table))
     lake = open_table(settings, table)
     assert replayed(lake) == wanted == view_rows(views.virtual(lake))
     events = decoded(settings, rows_topic(table))

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.conftest import write_settings
-from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, new_table, settings_at, write
-from tests.lake.test_run import compacted, run
-from tests.rows.replay import apply, in_order
-from tests.rows.test_stream import events, replayed
+from tests.support.commands import run
+from tests.support.event_replay import apply, events, in_order, replayed
+from tests.support.lake_answers import view_rows
+from tests.support.lake_views import compacted
+from tests.support.made import SCHEMA, add, new_table, settings_at, write
+from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.lake import state, views
 from writetime.lake.delta import Conflict

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lake.answers import view_rows
-from tests.lake.made import add, new_table, write
-from tests.merge import generated
-from tests.rows.test_stream import SECOND, events, replayed
+from tests.support import generated
+from tests.support.event_replay import SECOND, events, replayed
+from tests.support.lake_answers import view_rows
+from tests.support.made import add, new_table, write
 from writetime.lake import views
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream

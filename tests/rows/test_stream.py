@@ -2,41 +2,25 @@
 
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lake.answers import view_rows
-from tests.lake.made import SCHEMA, add, new_table, write
-from tests.merge import generated
-from tests.rows.replay import apply, in_order
+from tests.support import generated
+from tests.support.event_replay import SECOND, events, replayed
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, add, new_table, write
 from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
-from writetime.lake.parquet import WrittenFile, read_file
+from writetime.lake.parquet import WrittenFile
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
-from writetime.row_events.events import event_schema
 from writetime.schema.table import Column, DroppedColumn
 from writetime.schema.types import Native
-
-SECOND = 1_000_000
-
-
-def events(table: LakeTable) -> Iterator[pa.Table]:
-    """The events of the stream, batch by batch."""
-    rows = table.rows
-    for _, file in stream.batch_files(rows.load()):
-        yield read_file(rows.storage, file.path, event_schema(table.schema()))
-
-
-def replayed(table: LakeTable) -> list[dict[str, Any]]:
-    return in_order(apply(events(table)))
 
 
 def kinds(table: LakeTable, sequence: int) -> dict[tuple[int, int], str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from cassandra.cluster import Session
 
-from tests.scylla import server
 from tests.scylla.node import Node
-from tests.storage.generate import SEED
+from tests.support import scylla_server
+from tests.support.generate import SEED
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="module")
 def live(server_settings: Settings, make_keyspace: Callable[[Settings], None]) -> Settings:
     """Settings with a keyspace for the tests of one module."""
-    own = server_settings.cassandra.model_copy(update={"keyspace": server.new_name("live")})
+    own = server_settings.cassandra.model_copy(update={"keyspace": scylla_server.new_name("live")})
     settings = server_settings.model_copy(update={"cassandra": own})
     make_keyspace(settings)
     return settings
@@ -42,7 +42,7 @@ def live(server_settings: Settings, make_keyspace: Callable[[Settings], None]) -
 def session(live: Settings) -> Iterator[Session]:
     """A session of the database."""
     with connect(live) as opened:
-        print(f"ScyllaDB {server.version(opened)}, SEED {SEED}")
+        print(f"ScyllaDB {scylla_server.version(opened)}, SEED {SEED}")
         yield opened
 
 

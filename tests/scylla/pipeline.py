@@ -14,14 +14,14 @@ from typing import Any
 
 from cassandra.cluster import Session
 
-from tests.capture.endtoend import Program
-from tests.conftest import write_settings
-from tests.lake.answers import view_rows
-from tests.lake.compare import assert_views
-from tests.merge import answers
-from tests.rows.replay import Consumer, in_order
-from tests.rows.test_publish import decoded
 from tests.scylla.workload import TYPES, LiveWriter
+from tests.support import answers
+from tests.support.event_replay import Consumer, in_order
+from tests.support.lake_answers import view_rows
+from tests.support.lake_views import assert_views
+from tests.support.messages import decoded
+from tests.support.programs import Program
+from tests.support.settings import write_settings
 from writetime.core.config import Capture, ScyllaCdc, Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import views

@@ -8,13 +8,13 @@ import pytest
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
-from tests.lake.compare import assert_views
-from tests.merge import answers
-from tests.merge.test_cql import assert_times
 from tests.scylla.node import Node
-from tests.scylla.server import new_name
 from tests.scylla.workload import TYPES, LiveGenerator
-from tests.storage.generate import SEED
+from tests.support import answers
+from tests.support.generate import SEED
+from tests.support.lake_views import assert_views
+from tests.support.merged import assert_times
+from tests.support.scylla_server import new_name
 from writetime.changes.model import change_schema
 from writetime.core.config import Settings
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots

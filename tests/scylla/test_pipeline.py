@@ -6,8 +6,8 @@ import pytest
 from cassandra.cluster import Session
 
 from tests.scylla.pipeline import SPLITS, Followed, Pipeline
-from tests.scylla.server import uses_tablets
-from tests.storage.generate import SEED
+from tests.support.generate import SEED
+from tests.support.scylla_server import uses_tablets
 from writetime.core.config import Settings
 
 TABLES = [f"t{i}" for i in range(10)]

@@ -7,11 +7,11 @@ from typing import Any
 
 from cassandra.cluster import Session
 
-from tests.capture.test_segments import wait_for
-from tests.lake.answers import view_rows
 from tests.scylla.node import Node
-from tests.scylla.server import new_name
-from tests.scylla_cdc.test_agent import agent
+from tests.support.lake_answers import view_rows
+from tests.support.programs import agent
+from tests.support.scylla_server import new_name
+from tests.support.waiting import wait_for
 from writetime.core.config import Capture, Settings
 from writetime.lake import views
 from writetime.lake.backfill import backfill, find_snapshots

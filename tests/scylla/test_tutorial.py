@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.documents import SCYLLA_TUTORIAL, blocks
-from tests.docs.running import Folder
+from tests.support.documents import SCYLLA_TUTORIAL, blocks
+from tests.support.running import Folder
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.servers.process import free_port

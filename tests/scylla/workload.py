@@ -24,7 +24,7 @@ from cassandra import InvalidRequest
 from cassandra.cluster import Session
 from cassandra.query import SimpleStatement
 
-from tests.storage.generate import UDTS, Generator
+from tests.support.generate import UDTS, Generator
 from writetime.clients.database import DRIVER_FAULTS
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.merge.tables import every_type
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, Timed, groups_of, now, stream_set
 from tests.scylla_cdc.examples import EXAMPLES, LATE, examples, late_writes
 from tests.scylla_cdc.writer import Group
-from tests.storage.conftest import create_udts
-from tests.storage.generate import SEED, Generator
+from tests.support.generate import SEED, Generator, create_udts
+from tests.support.tables import every_type
 from writetime.core.config import Settings
 from writetime.schema.table import TableSchema
 from writetime.sources.scylla_cdc import ScyllaCdcSource

@@ -13,8 +13,8 @@ from cassandra.cluster import Cluster, Session
 from cassandra.concurrent import execute_concurrent
 from cassandra.query import UNSET_VALUE, BoundStatement
 
-from tests import oracle
 from tests.scylla_cdc.writer import Group, Mutation, Splitter, mutations, numbered
+from tests.support import oracle
 from writetime.core.config import ScyllaCdc, Settings
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema

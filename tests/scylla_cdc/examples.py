@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.storage.generate import KEYSPACE, UDTS
+from tests.support.generate import KEYSPACE, UDTS
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, Native
 

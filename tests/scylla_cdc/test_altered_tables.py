@@ -1,37 +1,24 @@
 """Logs of tables that were altered: rows that lost their values or keys, which are skipped, or make a gap."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from tests.capture.test_segments import wait_for
+from tests.scylla_cdc.agents import settings_for, wait_for_metrics, wait_until
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now
-from tests.scylla_cdc.test_agent import agent, settings_for, wait_for_metrics, wait_until
-from tests.scylla_cdc.test_refusals import STREAM, Odd
-from tests.status import status_lines
+from tests.scylla_cdc.odd import STREAM, Odd, read
+from tests.support.programs import agent
+from tests.support.status import status_lines
+from tests.support.waiting import wait_for
 from writetime.cli.main import main
 from writetime.scylla_cdc.log import Gap, LogError
-from writetime.scylla_cdc.offsets import interval
-from writetime.scylla_cdc.source import open_source
 from writetime.servers.process import free_port
 
 ROW = {"operation": 1, "p": 1, "c": 1, "v": 1}
 STATIC = {"operation": 1, "p": 1, "s": 5}
-
-
-def read(odd: Odd, snapshot_at: int | None = None) -> tuple[pa.Table, dict[str, int]]:
-    """Return the changes of a log, and what was found beside them."""
-    found: Counter[str] = Counter()
-    with open_source(odd.cdc.settings, odd.name) as source:
-        pieces = interval(source, None, None, None)
-        batches = list(source.read(pieces, snapshot_at=snapshot_at, found=found))
-        list(source.images(pieces))
-    return pa.Table.from_batches(batches), {kind: count for kind, count in found.items() if count}
 
 
 @pytest.mark.parametrize("statics", ["", "s2 int static, "])

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.scylla_cdc.agents import assert_view, land, reached, settings_for, wait_until
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
-from tests.scylla_cdc.test_agent import agent, assert_view, land, reached, settings_for, wait_until
+from tests.support.programs import agent
 from writetime.capture.metrics import read_status
 from writetime.core.errors import WritetimeError
 from writetime.schema.system import read_schema, read_schemas

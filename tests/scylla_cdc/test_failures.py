@@ -12,13 +12,14 @@ from cassandra import OperationTimedOut, ReadFailure, ReadTimeout, Unauthorized,
 from cassandra.cluster import NoHostAvailable, Session
 from cassandra.protocol import OverloadedErrorMessage, ServerError  # type: ignore[attr-defined]
 
-from tests.capture.test_segments import wait_for
+from tests.scylla_cdc.agents import insert, land, settings_for, wait_until
 from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, now, stream_set
-from tests.scylla_cdc.test_agent import agent, insert, land, settings_for, wait_until
-from tests.scylla_cdc.test_base import origins
-from tests.status import status_lines
-from tests.storage.generate import SEED
+from tests.scylla_cdc.logs import origins
+from tests.support.generate import SEED
+from tests.support.programs import agent
+from tests.support.status import status_lines
+from tests.support.waiting import wait_for
 from writetime.capture.metrics import read_status
 from writetime.clients.database import DatabaseUnreachable
 from writetime.scylla_cdc.offsets import interval

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.storage.generate import SEED
+from tests.support.generate import SEED
 from writetime.schema.table import Column, DroppedColumn, TableSchema
 from writetime.schema.types import Native
 from writetime.scylla_cdc import log as L

@@ -10,12 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.capture.test_segments import wait_for
+from tests.scylla_cdc.agents import land, settings_for, wait_for_metrics, wait_until
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet
-from tests.scylla_cdc.test_agent import agent, land, settings_for, wait_for_metrics, wait_until
-from tests.scylla_cdc.test_refusals import STREAM, Odd
-from tests.status import status_lines
+from tests.scylla_cdc.odd import STREAM, Odd
+from tests.support.programs import agent
+from tests.support.status import status_lines
+from tests.support.waiting import wait_for
 from writetime.scylla_cdc import checking
 from writetime.scylla_cdc.checking import ImageCheck
 from writetime.scylla_cdc.images import Disagreement, contradictions, disagreements

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.capture.test_segments import wait_for
+from tests.scylla_cdc.agents import reached, settings_for, source_of, wait_until
 from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now
-from tests.scylla_cdc.test_agent import agent, reached, settings_for, source_of, wait_until
-from tests.scylla_cdc.test_altered_tables import read
-from tests.scylla_cdc.test_refusals import STREAM, Odd
-from tests.status import status_lines
+from tests.scylla_cdc.odd import STREAM, Odd, read
+from tests.support.programs import agent
+from tests.support.status import status_lines
+from tests.support.waiting import wait_for
 from writetime.capture.metrics import read_status
 from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, interval, next_offset, pieces_between

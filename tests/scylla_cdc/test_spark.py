@@ -9,10 +9,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.merge.test_cql import assert_answers
 from tests.scylla_cdc.conftest import Logged
 from tests.scylla_cdc.databases import CdcDatabase
-from tests.scylla_cdc.test_base import asked, origins
+from tests.scylla_cdc.logs import asked, origins
+from tests.support.merged import assert_answers
 from writetime.changes.model import change_schema
 from writetime.merge import merge
 from writetime.sources.scylla_cdc import ScyllaCdcSource

@@ -10,7 +10,7 @@ import pytest
 
 from tests.scylla_cdc.conftest import Logged, Written
 from tests.scylla_cdc.databases import SECOND, CdcDatabase, StreamSet, now, stream_set
-from tests.scylla_cdc.test_base import origins
+from tests.scylla_cdc.logs import origins
 from writetime.core.instants import UUID_EPOCH
 from writetime.scylla_cdc.late import LateRows, LateStep
 from writetime.scylla_cdc.log import Gap, LogError

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 
-from tests.conftest import write_settings
 from tests.security.servers import (
     Identity,
     SecuredCassandra,
@@ -17,6 +16,7 @@ from tests.security.servers import (
     grant,
     issue,
 )
+from tests.support.settings import write_settings
 from writetime.clients.database import apply_schema, connect
 from writetime.core import config
 from writetime.core.config import Settings

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.security.conftest import Secured
-from tests.security.test_paths import command, in_thread, landed
+from tests.security.steps import command, in_thread, landed
 from writetime.capture.agent import run as run_agent
 from writetime.clients.database import connect
 from writetime.core.config import Settings

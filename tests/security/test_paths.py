@@ -5,11 +5,8 @@ import json
 import ssl
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ import httpx
 import psutil
 import pytest
 from cassandra import Unauthorized
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
@@ -27,6 +24,7 @@ from pydantic import SecretStr
 
 from tests.security.conftest import SECRETS, USER, Secured
 from tests.security.servers import issue
+from tests.security.steps import command, in_thread, landed, until
 from writetime.capture.agent import run as run_agent
 from writetime.cli.main import main
 from writetime.clients.database import connect, count_rows
@@ -36,17 +34,10 @@ from writetime.core.config import Settings, ZooKeeper
 from writetime.core.errors import Transient, WritetimeError
 from writetime.ingest import sink
 from writetime.lake.table import open_table
-from writetime.landing.landing import Landing
 from writetime.replay import lag
 from writetime.verify.verify import verify
 from writetime.workqueue import Worker
 from writetime_dagster.resources import DatabaseResource, KafkaResource, ZooKeeperResource
-
-
-def command(*arguments: str, given: bytes | None = None) -> str:
-    result: Result = CliRunner(catch_exceptions=False).invoke(main, arguments, input=given)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def without_login(settings: Settings) -> Settings:
@@ -67,40 +58,6 @@ def as_stranger(settings: Settings) -> Settings:
             "kafka": settings.kafka.model_copy(update={"client": client}),
         }
     )
-
-
-@contextmanager
-def in_thread(target: Callable[[Settings, threading.Event], Any], settings: Settings) -> Iterator[Future[Any]]:
-    """What runs until it is stopped."""
-    stop = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        outcome = pool.submit(target, settings, stop)
-        try:
-            yield outcome
-        finally:
-            stop.set()
-
-
-def until(condition: Callable[[], Any], outcome: Future[Any]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert not outcome.done(), outcome.result()
-        assert time.monotonic() < deadline, "it takes too long"
-        time.sleep(0.1)
-
-
-def landed(settings: Settings, table: str, count: int, agent: Future[Any]) -> None:
-    """Wait until so many changes are in the lake."""
-    landing, found = Landing(settings, table), 0
-
-    def land() -> bool:
-        nonlocal found
-        # Until the agent has made the topic, and sent the table's schema.
-        with suppress(WritetimeError):
-            found += landing.drain()
-        return found >= count
-
-    until(land, agent)
 
 
 @pytest.fixture

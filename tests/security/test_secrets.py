@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 from pydantic import SecretStr
 
-from tests.conftest import write_settings
 from tests.security.conftest import SECRETS, Secured
+from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.clients import kafka
 from writetime.core import config

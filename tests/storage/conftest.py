@@ -1,44 +1,23 @@
 """Data of real servers: generated tables in each format, written once per session."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cassandra import InvalidRequest
 from pyspark.sql import SparkSession
 
-from tests import oracle
 from tests.storage import handmade
-from tests.storage.databases import FormatServer
-from tests.storage.generate import COMPRESSIONS, KEYSPACE, SEED, UDTS, Generator
+from tests.storage.written import Written
+from tests.support import oracle
+from tests.support.format_server import FormatServer
+from tests.support.generate import COMPRESSIONS, KEYSPACE, SEED, Generator, create_udts
 from writetime.schema.table import TableSchema
-from writetime.schema.types import quote_name
 from writetime.sources.commitlog import CommitLogSource
 from writetime.sources.sstable import SSTableSource
-from writetime.storage.files import Location
 
 WRITES = 60
 # How each node compresses its commit log.
 LOG_COMPRESSION = {"nb": None, "oa": [{"class_name": "LZ4Compressor"}], "da": [{"class_name": "ZstdCompressor"}]}
-
-
-@dataclass
-class Written:
-    """The tables that one server wrote, where their SSTables are, and what the oracle reads in those."""
-
-    version: str
-    server: FormatServer
-    schemas: list[TableSchema]
-    all_schemas: list[TableSchema]
-    sstables: dict[str, list[Location]]
-    lines: dict[str, list[dict[str, Any]]]
-    answers: handmade.Answers
-
-    def handmade(self, table: str) -> tuple[TableSchema, list[Location]]:
-        """Return the schema and the SSTables of a table of `handmade`."""
-        schema = next(s for s in self.all_schemas if (s.keyspace, s.name) == (handmade.KEYSPACE, table))
-        return schema, self.sstables[f"{handmade.KEYSPACE}.{table}"]
 
 
 def _schemas(generator: Generator) -> list[TableSchema]:
@@ -48,16 +27,6 @@ def _schemas(generator: Generator) -> list[TableSchema]:
     schemas += [generator.schema(f"deep{n}", clusterings=n, regulars=2) for n in (32, 33)]
     schemas.append(generator.schema("statics", statics=65, clusterings=1, regulars=1))
     return schemas
-
-
-def create_udts() -> list[str]:
-    """Statements that create the generator's keyspace and types."""
-    replication = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
-    statements = [f"CREATE KEYSPACE {KEYSPACE} WITH replication = {replication}"]
-    for udt in UDTS.values():
-        fields = ", ".join(f"{quote_name(n)} {t}" for n, t in udt.fields)
-        statements.append(f"CREATE TYPE {KEYSPACE}.{udt.name} ({fields})")
-    return statements
 
 
 @pytest.fixture(scope="session", params=["nb", "oa", "da"])

@@ -4,9 +4,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.storage.databases import FormatServer
-from tests.storage.generate import KEYSPACE as GENERATED
-from tests.storage.generate import SCALARS, Generator
+from tests.support.format_server import FormatServer
+from tests.support.generate import KEYSPACE as GENERATED
+from tests.support.generate import SCALARS, Generator
 from writetime.core.errors import WritetimeError
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema

@@ -5,7 +5,6 @@ import pickle
 import random
 import shutil
 import struct
-import zlib
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -17,12 +16,13 @@ import pytest
 from click.testing import CliRunner
 from pyarrow import fs
 
-from tests import oracle
-from tests.storage.conftest import Written
-from tests.storage.databases import cql_with_ids
-from tests.storage.expected import assert_same, without_origin
-from tests.storage.generate import KEYSPACE, SEED
-from tests.storage.guarded import guard, in_a_process
+from tests.storage.written import Written
+from tests.support import oracle
+from tests.support.expected import assert_same, without_origin
+from tests.support.format_server import cql_with_ids
+from tests.support.generate import KEYSPACE, SEED
+from tests.support.guarded import guard, in_a_process
+from tests.support.segments import mutations_of, one_section
 from writetime.cli.main import main
 from writetime.core.errors import WritetimeError
 from writetime.schema.cql import parse_schemas
@@ -234,32 +234,6 @@ def test_a_section_of_a_wrong_length(written: Written, tmp_path: Path) -> None:
         path.write_bytes(sound[:at] + struct.pack(">i", length) + sound[at + 4 :])
         with pytest.raises(CorruptFile, match=r"cannot come out of|a compressed section was expected"):
             read(CommitLogReader(written.all_schemas), segment)
-
-
-def mutations_of(segment: Segment) -> list[bytes]:
-    """Return the bodies of the mutations of a segment."""
-    found = []
-    for section in segment.sections():
-        data, p = section.data.tobytes(), 0
-        while p < len(data):
-            (size,) = struct.unpack_from(">i", data, p)
-            found.append(data[p + 8 : p + 8 + size])
-            p += size + 12
-    return found
-
-
-def one_section(segment: Segment, mutations: list[bytes]) -> bytes:
-    """Make a plain segment of one section with these mutations, with right checksums."""
-    header = struct.pack(">iqH", segment.version, segment.id, 2) + b"{}"
-    low, high = segment.id & 0xFFFFFFFF, segment.id >> 32
-    header += struct.pack(">I", zlib.crc32(b"{}", zlib.crc32(struct.pack(">iIIi", segment.version, low, high, 2))))
-    framed = b""
-    for mutation in mutations:
-        size = struct.pack(">i", len(mutation))
-        crc = zlib.crc32(size)
-        framed += size + struct.pack(">I", crc) + mutation + struct.pack(">I", zlib.crc32(mutation, crc))
-    marker = struct.pack(">I", zlib.crc32(struct.pack(">IIi", low, high, len(header))))
-    return header + struct.pack(">i", len(header) + 8 + len(framed)) + marker + framed
 
 
 def read_broken_mutations(path: str, cql: str, folder: str, count: int) -> None:

@@ -9,8 +9,8 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from tests.storage.guarded import guard, in_a_process
-from tests.storage.test_commitlog import one_section
+from tests.support.guarded import guard, in_a_process
+from tests.support.segments import one_section
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader
@@ -123,5 +123,5 @@ def test_random_lists_of_columns_with_guards(tmp_path: Path) -> None:
 
 
 def test_the_guard_ends_a_process_that_reads_beyond() -> None:
-    answer = in_a_process("tests.storage.guarded.read_beyond()")
+    answer = in_a_process("tests.support.guarded.read_beyond()")
     assert answer.returncode < 0

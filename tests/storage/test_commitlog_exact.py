@@ -2,9 +2,9 @@
 
 import pyarrow as pa
 
-from tests.storage.conftest import Written
-from tests.storage.expected import assert_same, expected_changes, segment_lines, without_origin
-from tests.storage.generate import KEYSPACE
+from tests.storage.written import Written
+from tests.support.expected import assert_same, expected_changes, segment_lines, without_origin
+from tests.support.generate import KEYSPACE
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.segment import find_segments
 

@@ -13,8 +13,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.storage.databases import FormatServer, cql_with_ids
-from tests.storage.expected import assert_same, expected_changes, segment_lines, without_origin
+from tests.support.expected import assert_same, expected_changes, segment_lines, without_origin
+from tests.support.format_server import FormatServer, cql_with_ids
 from writetime.schema.table import SchemaError, SchemaHistory, TableSchema
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.segment import Segment, find_segments, trusted

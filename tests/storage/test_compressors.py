@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from tests.storage.guarded import in_a_process
-from tests.storage.rewriting import copy, recompress, set_compression
-from tests.storage.test_sstable import changes, make_plain
-from tests.storage.test_sstable_tries import WIDE, recorded
+from tests.storage.written import changes
+from tests.support.guarded import in_a_process
+from tests.support.recordings import WIDE, recorded
+from tests.support.rewriting import copy, make_plain, recompress, set_compression
 from writetime.storage.compressors import FAULTS, decompressor
 from writetime.storage.errors import CorruptFile
 from writetime.storage.files import Location

@@ -7,8 +7,8 @@ import fsspec
 import pytest
 
 from tests.storage import handmade
-from tests.storage.conftest import Written
-from tests.storage.expected import as_rows
+from tests.storage.written import Written
+from tests.support.expected import as_rows
 from writetime.schema.table import TableSchema
 from writetime.storage.files import Location, find_sstables
 from writetime.storage.infer import infer_schema

@@ -6,8 +6,8 @@ from uuid import NAMESPACE_OID, uuid5
 
 import numpy as np
 
-from tests import oracle
-from tests.storage.generate import KEYSPACE, SCALARS, SEED, UDTS, Generator
+from tests.support import oracle
+from tests.support.generate import KEYSPACE, SCALARS, SEED, UDTS, Generator
 from writetime.changes.position import AFTER, AT, BEFORE, position_encoder
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import CqlType, Native

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.storage.generate import UDTS, Generator
+from tests.support.generate import UDTS, Generator
 from writetime.schema.cql import parse_schemas, parse_table
 from writetime.schema.mapping import arrow_type, avro_type, data_types_page, spark_type
 from writetime.schema.system import from_rows, settled_rows

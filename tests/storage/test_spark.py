@@ -10,12 +10,11 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from tests.storage.conftest import Written
-from tests.storage.databases import cql_with_ids
-from tests.storage.generate import KEYSPACE
 from tests.storage.handmade import MANY
-from tests.storage.rewriting import copy
-from tests.storage.test_sstable_faults import break_chunk
+from tests.storage.written import Written
+from tests.support.format_server import cql_with_ids
+from tests.support.generate import KEYSPACE
+from tests.support.rewriting import break_chunk, copy
 from writetime.changes.model import change_schema
 from writetime.cli.main import main
 from writetime.sources.sstable import SSTableSource

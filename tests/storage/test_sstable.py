@@ -2,28 +2,18 @@
 
 import dataclasses
 import struct
-import zlib
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.storage.conftest import Written
-from tests.storage.expected import assert_same, without_origin
-from tests.storage.rewriting import compression, copy, renamed, set_compression
-from writetime.schema.table import SchemaError, TableSchema
+from tests.storage.written import Written, changes, one_of_each
+from tests.support.expected import assert_same, without_origin
+from tests.support.rewriting import as_older, compression, copy, set_compression
+from writetime.schema.table import SchemaError
 from writetime.storage.errors import Missing, Unsupported
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.files import find_sstables
 from writetime.storage.sstable import SSTable
-
-
-def changes(location: Location, schema: TableSchema, **options: object) -> pa.Table:
-    return without_origin(SSTable(location, schema).scan(**options), schema)  # type: ignore[arg-type]
-
-
-def one_of_each(written: Written) -> list[tuple[TableSchema, Location]]:
-    return [(schema, written.sstables[schema.name][0]) for schema in written.schemas if written.sstables[schema.name]]
 
 
 def test_any_window_gives_the_same_changes(written: Written) -> None:
@@ -63,50 +53,6 @@ def test_positions_are_in_the_order_of_the_file(written: Written) -> None:
         found = changes(location, schema).select(["kind", "token", "key", "position"]).to_pylist()
         rows = [(c["token"], c["key"], c["position"]) for c in found if c["kind"] in ("row", "static")]
         assert rows == sorted(rows)
-
-
-def write_plain(location: Location, data: bytes) -> None:
-    """Write an uncompressed Data.db with its checksums."""
-    Path(location.path("Data.db")).write_bytes(data)
-    Path(location.path("Digest.crc32")).write_text(str(zlib.crc32(data)))
-    sums = [zlib.crc32(data[i : i + 65536]) for i in range(0, len(data), 65536)]
-    Path(location.path("CRC.db")).write_bytes(struct.pack(f">i{len(sums)}I", 65536, *sums))
-
-
-def make_plain(location: Location, folder: Path) -> Location:
-    """Copy an SSTable without its compression."""
-    here = copy(location, folder)
-    data = SSTable(location).data
-    plain = np.empty(-(-data.length // data.chunk_length) * data.chunk_length, np.uint8)
-    size = data.read(0, -(-data.length // data.chunk_length), plain)
-    Path(here.path("CompressionInfo.db")).unlink(missing_ok=True)
-    Path(here.path("TOC.txt")).write_text("Data.db\nStatistics.db\n")
-    write_plain(here, plain[:size].tobytes())
-    return here
-
-
-def as_older(location: Location, folder: Path, version: str) -> Location:
-    """Rewrite an `nb` SSTable as version `mc`, `md`, `me`, `ms` or `mt`: no checksums in Statistics.db, no maximum
-    length.
-
-    The table of contents is turned round, as ScyllaDB's need not be in the order of the offsets.
-    """
-    older = renamed(location, folder, version)
-    statistics = Path(older.path("Statistics.db"))
-    data = statistics.read_bytes()
-    count = struct.unpack_from(">i", data)[0]
-    contents = [struct.unpack_from(">ii", data, 8 + 8 * i) for i in range(count)]
-    ends = [o for _, o in contents[1:]] + [len(data)]
-    bodies = {kind: data[start : end - 4] for (kind, start), end in zip(contents, ends, strict=True)}
-    offset, table = 4 + 8 * count, []
-    for kind, body in bodies.items():
-        table.append(struct.pack(">ii", kind, offset))
-        offset += len(body)
-    statistics.write_bytes(struct.pack(">i", count) + b"".join(reversed(table)) + b"".join(bodies.values()))
-    if older.exists("CompressionInfo.db"):
-        compressor, options, rest = compression(older)
-        set_compression(older, compressor, options, rest[:4] + rest[8:])
-    return older
 
 
 @pytest.mark.parametrize("version", ["mc", "md", "me", "ms", "mt"])

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from tests.storage import handmade
-from tests.storage.conftest import Written
-from tests.storage.expected import assert_same, expected_changes, plain, without_origin
+from tests.storage.written import Written, handmade_changes
+from tests.support.expected import assert_same, expected_changes, plain, without_origin
 from writetime.changes.model import change_schema
 from writetime.merge import live_rows, merge
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
@@ -21,22 +21,13 @@ from writetime.storage.statistics import read_header
 Cell = dict[str, Any]
 
 
-def changes(written: Written, table: str) -> Iterator[dict[str, Any]]:
-    schema, locations = written.handmade(table)
-    for location in locations:
-        found = without_origin(SSTable(location, schema).scan(), schema)
-        columns = {name: found[name].combine_chunks() for name in found.column_names}
-        for i in range(found.num_rows):
-            yield {name: plain(array[i]) for name, array in columns.items()}
-
-
 def visible(written: Written, table: str) -> dict[tuple[int, int | None], dict[str, Cell]]:
     """Merge the changes of a table whose key is `k` and `c`: the newest cell that nothing newer deleted, by row.
 
     Rows with nothing but a marker have no cells; a static row is that of `c` None.
     """
     schema, _ = written.handmade(table)
-    everything = list(changes(written, table))
+    everything = list(handmade_changes(written, table))
     rows: dict[tuple[int, int | None], dict[str, Cell]] = {}
     for change in everything:
         if change["kind"] not in ("row", "static"):
@@ -105,7 +96,9 @@ def test_every_handmade_change_matches_the_database(written: Written) -> None:
 def test_compacted_tables_of_each_compressor_match_cql(written: Written, table: str) -> None:
     (location,) = written.handmade(table)[1]
     assert len(SSTable(location).splits(1)) == 40
-    found = {change["k"]: (change["v"]["value"], change["v"]["write_time"]) for change in changes(written, table)}
+    found = {
+        change["k"]: (change["v"]["value"], change["v"]["write_time"]) for change in handmade_changes(written, table)
+    }
     assert found == {row["k"]: (row["v"], row["v_time"]) for row in written.answers.rows[table]}
 
 
@@ -167,7 +160,7 @@ def _as_arrow(cql_type: CqlType, value: Any) -> Any:
 def test_inserted_cells_match_cql(written: Written) -> None:
     schema, _ = written.handmade("plain")
     types = {c.name: c.type for c in schema.regular}
-    found = {change["k"]: change for change in changes(written, "plain")}
+    found = {change["k"]: change for change in handmade_changes(written, "plain")}
     answers = written.answers.rows["plain"]
     first, last = written.answers.asked
     assert sorted(found) == sorted(row["k"] for row in answers)

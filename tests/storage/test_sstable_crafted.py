@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import oracle
-from tests.storage.expected import as_rows, assert_same, expected_changes, without_origin
-from tests.storage.rewriting import copy
-from tests.storage.test_sstable import make_plain
+from tests.support import oracle
+from tests.support.expected import as_rows, assert_same, expected_changes, without_origin
+from tests.support.rewriting import copy, make_plain
 from writetime.schema.values import read_vint
 from writetime.storage.errors import StorageError
 from writetime.storage.files import Location, find_sstables

@@ -6,10 +6,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.storage.expected import as_rows
-from tests.storage.recordings import RecordedTable, dictionary_table
-from tests.storage.rewriting import copy
-from tests.storage.test_sstable import make_plain
+from tests.support.expected import as_rows
+from tests.support.recordings import RecordedTable, dictionary_table
+from tests.support.rewriting import copy, make_plain
 from writetime.storage.errors import CorruptFile, Missing
 from writetime.storage.files import Location
 from writetime.storage.sstable import Report, SSTable

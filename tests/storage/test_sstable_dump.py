@@ -4,10 +4,9 @@ import json
 import subprocess
 from typing import Any
 
-from tests import oracle
 from tests.storage import handmade
-from tests.storage.conftest import Written
-from tests.storage.test_sstable_cql import changes
+from tests.storage.written import Written, handmade_changes
+from tests.support import oracle
 
 
 def dumped(written: Written, table: str) -> list[dict[str, Any]]:
@@ -39,7 +38,7 @@ def test_wide_partitions_match_sstabledump(written: Written) -> None:
                     if "end" in row:
                         wanted.append((key, "range_tombstone", deletion(row["end"]["deletion_info"])))
     found: list[Any] = []
-    for change in changes(written, "wide"):
+    for change in handmade_changes(written, "wide"):
         match change["kind"]:
             case "row":
                 cell = change["v"]
@@ -54,7 +53,7 @@ def test_wide_partitions_match_sstabledump(written: Written) -> None:
 
 def test_times_match_sstabledump(written: Written) -> None:
     """Of a cell that has the row's times it prints none; and no value that is comparable of every type."""
-    found = {change["k"]: change for change in changes(written, "plain")}
+    found = {change["k"]: change for change in handmade_changes(written, "plain")}
     for partition in dumped(written, "plain"):
         change = found.pop(int(partition["partition"]["key"][0]))
         (row,) = partition["rows"]

@@ -1,7 +1,8 @@
 """Every change of generated tables against what Cassandra's own classes read from the same files."""
 
-from tests.storage.conftest import WRITES, Written
-from tests.storage.expected import assert_same, expected_changes, without_origin
+from tests.storage.conftest import WRITES
+from tests.storage.written import Written
+from tests.support.expected import assert_same, expected_changes, without_origin
 from writetime.storage.sstable import SSTable
 
 

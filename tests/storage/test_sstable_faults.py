@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.storage.conftest import Written
-from tests.storage.expected import as_rows, assert_same
-from tests.storage.guarded import guard, in_a_process
-from tests.storage.rewriting import copy
-from tests.storage.test_sstable import changes, make_plain, one_of_each, write_plain
+from tests.storage.written import Written, changes, one_of_each
+from tests.support.expected import as_rows, assert_same
+from tests.support.guarded import guard, in_a_process
+from tests.support.rewriting import break_chunk, copy, make_plain, write_plain
 from writetime.schema.table import SchemaError
 from writetime.storage.errors import CorruptFile, StorageError
 from writetime.storage.files import Location, find_sstables
@@ -59,17 +58,6 @@ def _is_covered(statistics: bytes, offset: int) -> bool:
     contents = sorted((o, k) for k, o in (struct.unpack_from(">ii", statistics, 8 + 8 * i) for i in range(count)))
     ends = [o for o, _ in contents[1:]] + [len(statistics)]
     return not any(start <= offset < end and kind in (1, 2) for (start, kind), end in zip(contents, ends, strict=True))
-
-
-def break_chunk(location: Location, chunk: int) -> None:
-    """Flip a bit in a compressed chunk."""
-    info = location.read("CompressionInfo.db")
-    count = SSTable(location).data.length // SSTable(location).data.chunk_length + 1
-    offsets = struct.unpack(f">{count}q", info[-8 * count :])
-    path = Path(location.path("Data.db"))
-    broken = bytearray(path.read_bytes())
-    broken[offsets[chunk] + 20] ^= 4
-    path.write_bytes(broken)
 
 
 def rows_outside(location: Location, broken: list[int]) -> tuple[list[str], list[str]]:

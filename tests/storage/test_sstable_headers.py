@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.storage.conftest import Written
-from tests.storage.expected import assert_same
 from tests.storage.scylla_writer import (
     BLOB,
     FLOAT,
@@ -26,7 +24,9 @@ from tests.storage.scylla_writer import (
     is_multi_cell,
     write,
 )
-from tests.storage.test_sstable import as_older, changes, one_of_each
+from tests.storage.written import Written, changes, one_of_each
+from tests.support.expected import assert_same
+from tests.support.rewriting import as_older
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
 from writetime.schema.types import CqlType, parse_marshal

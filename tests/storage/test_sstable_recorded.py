@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from tests.storage.expected import as_rows
-from tests.storage.recordings import RecordedTable, dictionary_table
-from tests.storage.rewriting import PART, compression, copy, dictionary_of, parts, recompress, set_compression
+from tests.support.expected import as_rows
+from tests.support.recordings import RecordedTable, dictionary_table
+from tests.support.rewriting import PART, compression, copy, dictionary_of, parts, recompress, set_compression
 from writetime.core.errors import WritetimeError
 from writetime.storage.errors import CorruptFile, Unsupported
 from writetime.storage.files import Location

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 
 from tests.storage import tries
-from tests.storage.conftest import Written
-from tests.storage.expected import as_rows
-from tests.storage.guarded import guard, in_a_process
-from tests.storage.rewriting import copy
-from tests.storage.test_sstable import as_older, one_of_each
+from tests.storage.written import Written, one_of_each
+from tests.support.expected import as_rows
+from tests.support.guarded import guard, in_a_process
+from tests.support.rewriting import as_older, copy
 from writetime.schema.table import TableSchema
 from writetime.storage.errors import CorruptFile, StorageError
 from writetime.storage.files import Location, find_sstables

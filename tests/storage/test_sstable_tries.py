@@ -16,13 +16,14 @@ import pyarrow as pa
 import pytest
 
 from tests.storage import tries
-from tests.storage.expected import as_rows
-from tests.storage.rewriting import copy
+from tests.support.expected import as_rows
+from tests.support.recordings import WIDE, recorded
+from tests.support.rewriting import copy
 from writetime.changes.model import change_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin
 from writetime.storage.errors import CorruptFile, StorageError
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.files import Location
 from writetime.storage.kernel.trie import trie_payloads
 from writetime.storage.sstable import WINDOW, SSTable
 from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
@@ -34,17 +35,11 @@ ORIGIN = Origin("sstable", "", datetime.now(UTC))
 Tokens = tuple[int, int]
 
 
-def recorded(version: str) -> list[Location]:
-    folders = sorted({path.parent for path in RECORDED.rglob(f"{version}-*-TOC.txt")})
-    return [location for folder in folders for location in find_sstables(str(folder))]
-
-
 def name_of(location: Location) -> str:
     return f"{Path(location.folder).parent.name}-{Path(location.folder).stem}-{location.id}"
 
 
 TRIES = recorded("mt")
-WIDE = next(location for location in TRIES if "mt_wide" in location.folder)
 # One of each table; `tl` is the same as `tz` in another compression.
 TABLES = [location for folder, location in {x.folder: x for x in TRIES}.items() if not folder.endswith("tl.sstables")]
 # With partitions of several blocks.

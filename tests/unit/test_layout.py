@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,35 @@ def test_the_changelog_begins_with_this_version() -> None:
 def test_every_module_has_a_room() -> None:
     loose = {path.name for path in (ROOT / "platform" / "writetime").glob("*.py")}
     assert loose == {"__init__.py", "__main__.py"}
+
+
+def imports_of_tests() -> Iterator[tuple[Path, list[str]]]:
+    """Yield each import of a module of tests: the importing file, and the parts of the module's name."""
+    for folder in ("tests", "bench", "demo", "tools"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom):
+                    assert not node.level, f"{path}, line {node.lineno}: an import by the full name was expected"
+                    names = [f"{node.module}.{alias.name}" for alias in node.names]
+                elif isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                else:
+                    continue
+                for name in names:
+                    if name.startswith("tests."):
+                        yield path.relative_to(ROOT), name.split(".")
+
+
+def test_no_module_imports_from_a_test_module() -> None:
+    for path, parts in imports_of_tests():
+        assert not any(part.startswith("test_") for part in parts[:-1]), f"{path} imports {'.'.join(parts)}"
+        is_module = (ROOT / Path(*parts).with_suffix(".py")).exists()
+        assert not (is_module and parts[-1].startswith("test_")), f"{path} imports {'.'.join(parts)}"
+
+
+def test_what_several_folders_of_tests_use_is_in_support() -> None:
+    imports = list(imports_of_tests())
+    assert imports
+    for path, parts in imports:
+        own = path.parts[1] if path.parts[0] == "tests" and len(path.parts) > 2 else "support"
+        assert parts[1] in (own, "support"), f"{path} imports {'.'.join(parts)}: move it to tests/support"

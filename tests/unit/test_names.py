@@ -5,6 +5,7 @@ import re
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.odd_names import NAMES, columns, table
 from writetime.changes.model import RESERVED, change_schema, field_name
 from writetime.lake.labels import extend, labelled, labelled_anew, without_labels
 from writetime.lake.parquet import PARTITION
@@ -13,38 +14,8 @@ from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.mapping import avro_name
 from writetime.schema.names import distinct, fold
-from writetime.schema.table import Column, TableSchema
-from writetime.schema.types import Native
 
-INT = Native("int")
-PIECES = [*RESERVED, PARTITION, "column_", "_2", "_x20_", "_x", "_", "2", "a", "A", "n", "N", " ", ".", '"', "'", ";"]
-PIECES += [
-    "é",
-    "É",
-    "ß",
-    "ẞ",
-    "SS",
-    "ı",
-    "İ",
-    "i",
-    "I",
-    "ſ",
-    "s",
-    "\u212a",
-    "k",
-    "ς",
-    "σ",
-    "Σ",
-    "\U00010428",
-    "\U00010400",
-]
 EXAMPLES = settings(max_examples=300, deadline=None)
-NAMES = st.lists(
-    st.one_of(st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("".join), st.text(min_size=1, max_size=3)),
-    min_size=1,
-    max_size=12,
-    unique=True,
-)
 
 
 def alike(one: str, other: str) -> bool:
@@ -73,15 +44,6 @@ def assert_apart(names: list[str]) -> None:
             assert not alike(one, other), (one, other)
             assert not f"{one}.".startswith(f"{other}."), (one, other)
             assert not f"{other}.".startswith(f"{one}."), (one, other)
-
-
-def columns(names: list[str]) -> list[Column]:
-    return [Column(name, INT) for name in names]
-
-
-def table(names: list[str]) -> TableSchema:
-    first, *others = columns(names)
-    return TableSchema("k", "t", (first,), regular=tuple(others))
 
 
 @EXAMPLES

@@ -9,14 +9,15 @@ import pytest
 from cassandra.cluster import Session
 from click.testing import CliRunner
 
-from tests.lake.made import add, write
-from tests.lake.test_run import run, schema_of
+from tests.support.commands import run
+from tests.support.made import add, write
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import LakeTable, open_table
+from writetime.schema.system import read_schema
 from writetime.verify import verify as verifying
 from writetime.verify.verify import verify
 from writetime.wire.publishing import Sender
@@ -34,7 +35,7 @@ def snapshot(table: str) -> None:
 
 
 def make_items(settings: Settings, session: Session) -> str:
-    """A table like `tests.lake.made.SCHEMA`, so that changes to it can be made by hand."""
+    """A table like `tests.support.made.SCHEMA`, so that changes to it can be made by hand."""
     table = f"{settings.cassandra.keyspace}.items"
     session.execute(f"CREATE TABLE {table} (id int, n int, v text, w int, PRIMARY KEY (id, n))")
     for i in range(200):
@@ -188,4 +189,4 @@ def test_columns_that_the_database_lacks(settings: Settings, session: Session, t
     session.execute(f"ALTER TABLE {table} DROP w")
     with pytest.raises(WritetimeError, match="cannot be read from the database as the lake has it"):
         verify(settings, open_table(settings, table), 0)
-    assert schema_of(session, table).regular
+    assert read_schema(session, table).regular

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import click
 
+from tests.workqueue.conftest import with_queue
+from tests.workqueue.process import POINTS
+from tests.workqueue.stage import Stage, until
 from writetime.clients import database
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.process import free_port
-
-from .conftest import with_queue
-from .process import POINTS
-from .stage import Stage, until
 
 ITEMS = 60
 

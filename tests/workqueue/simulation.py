@@ -14,12 +14,11 @@ from typing import Any
 
 import click
 
+from tests.workqueue.memory import MemoryDatabase, MemoryTables, VirtualLoop
 from writetime.core.config import Queue, Settings, WorkQueue
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, NewItem
 from writetime.workqueue.items import GiveUp, Item, Status
 from writetime.workqueue.running import Running
-
-from .memory import MemoryDatabase, MemoryTables, VirtualLoop
 
 QUEUE = "q"
 _START = 1_700_000_000_000

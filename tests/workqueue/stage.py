@@ -19,11 +19,10 @@ from typing import Any, Self
 
 from cassandra.cluster import Session
 
-from tests.faults.proxy import Proxy
+from tests.support.proxy import Proxy
+from tests.workqueue.process import Task
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-
-from .process import Task
 
 PATIENCE_SECONDS = 120.0
 

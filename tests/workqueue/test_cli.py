@@ -11,13 +11,12 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.faults.sinks import to_toml
+from tests.support.sinks import to_toml
+from tests.workqueue.stage import until
+from tests.workqueue.working import states
 from writetime.cli.main import main
 from writetime.core.config import Settings
 from writetime.servers.process import free_port
-
-from .stage import until
-from .test_queue import states
 
 HANDLER = """
 def handle(item):

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.workqueue.faults import run
 from writetime.core.config import Settings
-
-from .faults import run
 
 # One of each kind; `python -m tests.workqueue.faults` has all of them, many times. They wait for leases most of the
 # time, each with a queue of its own: three at once.

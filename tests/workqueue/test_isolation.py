@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.workqueue.conftest import with_queue
+from tests.workqueue.working import states, until, working
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
@@ -23,9 +25,6 @@ from writetime.workqueue.running import Running
 from writetime.workqueue.shards import Shares
 from writetime.workqueue.tables import Tables
 from writetime.workqueue.worker import Worker
-
-from .conftest import with_queue
-from .test_queue import states, until, working
 
 SHARDS = 2
 

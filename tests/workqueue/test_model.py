@@ -2,7 +2,7 @@
 
 import pytest
 
-from .model import Rules, explore
+from tests.workqueue.model import Rules, explore
 
 
 def test_no_state_of_the_protocol_is_wrong() -> None:

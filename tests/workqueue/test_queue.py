@@ -3,13 +3,13 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from tests.workqueue.conftest import with_queue
+from tests.workqueue.working import states, until, working
 from writetime.clients import database
 from writetime.core.config import Queue, Settings
 from writetime.core.errors import WritetimeError
@@ -18,39 +18,6 @@ from writetime.workqueue.deadletters import dead_letters
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidItem, TooLarge
 from writetime.workqueue.items import Place, bucket_of, first_id
 from writetime.workqueue.tables import Tables
-
-from .conftest import with_queue
-
-
-def states(settings: Settings, jobs: str) -> dict[UUID, Any]:
-    """The states of all items, by CQL."""
-    keyspace = settings.cassandra.keyspace
-    with database.connect(settings) as session:
-        found = session.execute(f"SELECT queue, item_id, status, attempts, result, error FROM {keyspace}.queue_state")
-        return {row.item_id: row for row in found if row.item_id is not None and row.queue == jobs}
-
-
-@contextmanager
-def working(settings: Settings, handlers: dict[str, Any], count: int = 1) -> Iterator[list[Worker]]:
-    """Run workers in threads while in the block, then end them gracefully."""
-    stop = threading.Event()
-    workers = [Worker(settings, handlers) for _ in range(count)]
-    threads = [threading.Thread(target=worker.run, args=(stop,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    try:
-        yield workers
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-
-
-def until(condition: Callable[[], bool], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_items_run_once_in_the_order_of_their_keys(queue_settings: Settings, jobs: str) -> None:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from .simulation import simulate
+from tests.workqueue.simulation import simulate
 
 _SEED = int(os.environ.get("GENERATOR_SEED", "0"))
 

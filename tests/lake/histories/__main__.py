@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.lake.histories.node import Node
 from tests.lake.histories.plan import Plan, make_plan
 from tests.lake.histories.run import alone, run_plans, shrink
-from tests.storage.conftest import create_udts
-from tests.storage.databases import FormatServer
+from tests.support.format_server import FormatServer
+from tests.support.generate import create_udts
 
 FORMATS = ("nb", "oa", "da")
 

@@ -12,7 +12,7 @@ from cassandra.cluster import Cluster
 from cassandra.protocol import QueryMessage
 from cassandra.query import SimpleStatement
 
-from tests.merge.answers import decoded
+from tests.support.answers import decoded
 from writetime.clients.node_snapshots import listed, local_node
 from writetime.clients.untyped_rows import UntypedProtocol
 from writetime.runtime.nodetool import nodetool

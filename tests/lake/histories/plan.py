@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from tests.storage.generate import UDTS, Generator, Places
+from tests.support.generate import UDTS, Generator, Places
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Udt, quote_name
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.lake.histories.node import Node
 from tests.lake.histories.plan import Plan, cut, size
 from tests.lake.histories.table import HistoryTable
-from tests.storage.generate import KEYSPACE
+from tests.support.generate import KEYSPACE
 
 _COMPACTION = "{'class': 'SizeTieredCompactionStrategy', 'enabled': 'false'}"
 _AHEAD_SECONDS = 20_000

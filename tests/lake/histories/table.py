@@ -11,12 +11,12 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from tests.lake.answers import view_rows
 from tests.lake.histories.node import Node
 from tests.lake.histories.plan import Plan
-from tests.merge.test_cql import with_one_form
-from tests.rows.replay import Consumer, in_order
-from tests.storage.expected import assert_same
+from tests.support.event_replay import Consumer, in_order
+from tests.support.expected import assert_same
+from tests.support.lake_answers import view_rows
+from tests.support.merged import with_one_form
 from writetime.core import config
 from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots

@@ -299,3 +299,13 @@ _LITERALS: dict[str, Callable[[random.Random], str]] = {
         r.choice([0, -1, 127, 128, -128, 2**63, -(2**63) - 1, r.randint(-(10**30), 10**30), r.randint(-(2**56), 2**56)])
     ),
 }
+
+
+def create_udts() -> list[str]:
+    """Statements that create the generator's keyspace and types."""
+    replication = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
+    statements = [f"CREATE KEYSPACE {KEYSPACE} WITH replication = {replication}"]
+    for udt in UDTS.values():
+        fields = ", ".join(f"{quote_name(n)} {t}" for n, t in udt.fields)
+        statements.append(f"CREATE TYPE {KEYSPACE}.{udt.name} ({fields})")
+    return statements

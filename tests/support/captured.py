@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.conftest import write_settings
-from tests.lake.answers import cql_rows, view_rows
-from tests.rows.test_publish import messages
-from tests.storage.databases import FormatServer
+from tests.support.format_server import FormatServer
+from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.messages import messages
+from tests.support.settings import write_settings
 from writetime.capture.agent import run
 from writetime.changes.model import change_schema
 from writetime.clients.kafka import end_offsets, messages_between

@@ -1,22 +1,44 @@
-"""Compares a table of the lake, its state and its views with the database's answer in raw bytes."""
+"""Compares both views of a table with the database's answer."""
 
 from collections import Counter
 from typing import Any
 
 import pyarrow as pa
+from cassandra.cluster import Session
 
-from tests.capture.test_avro import numbers
-from tests.lake.answers import view_rows
-from tests.lake.test_row_form import row_form
-from tests.merge import answers
-from tests.merge.test_cql import normal, with_one_form
-from tests.storage.expected import assert_same
+from tests.support import answers
+from tests.support.avro import numbers
+from tests.support.expected import assert_same
+from tests.support.lake_answers import view_rows
+from tests.support.merged import normal, with_one_form
+from tests.support.row_form import row_form
 from writetime.lake import state, views
-from writetime.lake.merging import merge_files
-from writetime.lake.table import LakeTable
+from writetime.lake.merging import Source, merge_files
+from writetime.lake.parquet import PARTITION
+from writetime.lake.row_form import fit
+from writetime.lake.table import LakeTable, view_schema
 from writetime.merge import live_rows
 from writetime.merge.values import has_forms
 from writetime.schema.table import TableSchema
+
+
+def assert_views(session: Session, schema: TableSchema, table: LakeTable) -> int:
+    """Compare the virtual and the compacted view with `SELECT *`; return how many rows it has.
+
+    Args:
+        session: one whose rows hold bytes (`answers.raw_session`).
+        schema: what the table is in the database.
+        table: the table in the lake; its changes are folded.
+    """
+    wanted = with_one_form(fit(answers.decoded(answers.rows(session, schema), schema), schema), schema)
+    assert table.schema().columns == schema.columns, f"{schema.full_name} has other columns in the lake"
+    virtual = pa.concat_tables([view_schema(schema).empty_table(), *views.virtual(table)])
+    assert_same(with_one_form(virtual, schema), wanted)
+    state.fold(table)
+    views.refresh(table)
+    compacted = table.view.load().table.to_pyarrow_table().sort_by(PARTITION).select(virtual.column_names)
+    assert_same(with_one_form(compacted, schema), wanted)
+    return wanted.num_rows
 
 
 def answered(port: int, schema: TableSchema) -> pa.Table:
@@ -56,3 +78,14 @@ def _as_shown(value: Any) -> Any:
     if isinstance(value, list | dict):
         return [_as_shown(v) for v in (value.values() if isinstance(value, dict) else value)]
     return value.hex() if isinstance(value, float) else value
+
+
+def compacted(table: LakeTable) -> list[pa.Table]:
+    """The compacted view, in the order of its buckets."""
+    rows = table.view.load().table.to_pyarrow_table()
+    return [rows.sort_by(PARTITION).drop_columns([PARTITION])]
+
+
+def held(table: LakeTable) -> pa.Table:
+    """The whole state, merged."""
+    return merge_files([Source(table.state.storage, tuple(table.state.load().files))], table.schema())

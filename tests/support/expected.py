@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests import oracle
+from tests.support import oracle
 from writetime.changes.model import change_schema, field_name, udt_fields
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex

@@ -1,13 +1,14 @@
 """Applies row events to a dictionary, as a consumer would."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
-from tests.lake.answers import view_rows
+from tests.support.lake_answers import view_rows
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable
+from writetime.row_events import stream
 from writetime.row_events.events import event_schema
 from writetime.row_events.stream import batch_files, position_of
 
@@ -86,3 +87,17 @@ def _grown(value: Any, arrow: pa.DataType) -> Any:
 def in_order(rows: dict[Place, Image]) -> list[Image]:
     """The rows in the order of the database."""
     return [rows[place] for place in sorted(rows)]
+
+
+SECOND = 1_000_000
+
+
+def events(table: LakeTable) -> Iterator[pa.Table]:
+    """The events of the stream, batch by batch."""
+    rows = table.rows
+    for _, file in stream.batch_files(rows.load()):
+        yield read_file(rows.storage, file.path, event_schema(table.schema()))
+
+
+def replayed(table: LakeTable) -> list[dict[str, Any]]:
+    return in_order(apply(events(table)))

@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from tests.docs.documents import ROOT, Block
+from tests.support.documents import ROOT, Block
 from writetime.core import config
 from writetime.servers.process import port_answers
 from writetime.wire.watermarks import statuses

@@ -16,7 +16,7 @@ import pyarrow as pa
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
 
-from tests.storage.generate import UDTS, Generator, Places
+from tests.support.generate import UDTS, Generator, Places
 from writetime.clients.database import DRIVER_FAULTS
 from writetime.core.arrow import pc
 from writetime.schema.system import read_schema

@@ -89,3 +89,58 @@ def recompress(
     rest = struct.pack(">iqi", data.chunk_length, data.length, len(offsets))
     set_compression(here, name, options, rest + struct.pack(f">{len(offsets)}q", *offsets))
     return here
+
+
+def write_plain(location: Location, data: bytes) -> None:
+    """Write an uncompressed Data.db with its checksums."""
+    Path(location.path("Data.db")).write_bytes(data)
+    Path(location.path("Digest.crc32")).write_text(str(zlib.crc32(data)))
+    sums = [zlib.crc32(data[i : i + 65536]) for i in range(0, len(data), 65536)]
+    Path(location.path("CRC.db")).write_bytes(struct.pack(f">i{len(sums)}I", 65536, *sums))
+
+
+def make_plain(location: Location, folder: Path) -> Location:
+    """Copy an SSTable without its compression."""
+    here = copy(location, folder)
+    data = SSTable(location).data
+    plain = np.empty(-(-data.length // data.chunk_length) * data.chunk_length, np.uint8)
+    size = data.read(0, -(-data.length // data.chunk_length), plain)
+    Path(here.path("CompressionInfo.db")).unlink(missing_ok=True)
+    Path(here.path("TOC.txt")).write_text("Data.db\nStatistics.db\n")
+    write_plain(here, plain[:size].tobytes())
+    return here
+
+
+def as_older(location: Location, folder: Path, version: str) -> Location:
+    """Rewrite an `nb` SSTable as version `mc`, `md`, `me`, `ms` or `mt`: no checksums in Statistics.db, no maximum
+    length.
+
+    The table of contents is turned round, as ScyllaDB's need not be in the order of the offsets.
+    """
+    older = renamed(location, folder, version)
+    statistics = Path(older.path("Statistics.db"))
+    data = statistics.read_bytes()
+    count = struct.unpack_from(">i", data)[0]
+    contents = [struct.unpack_from(">ii", data, 8 + 8 * i) for i in range(count)]
+    ends = [o for _, o in contents[1:]] + [len(data)]
+    bodies = {kind: data[start : end - 4] for (kind, start), end in zip(contents, ends, strict=True)}
+    offset, table = 4 + 8 * count, []
+    for kind, body in bodies.items():
+        table.append(struct.pack(">ii", kind, offset))
+        offset += len(body)
+    statistics.write_bytes(struct.pack(">i", count) + b"".join(reversed(table)) + b"".join(bodies.values()))
+    if older.exists("CompressionInfo.db"):
+        compressor, options, rest = compression(older)
+        set_compression(older, compressor, options, rest[:4] + rest[8:])
+    return older
+
+
+def break_chunk(location: Location, chunk: int) -> None:
+    """Flip a bit in a compressed chunk."""
+    info = location.read("CompressionInfo.db")
+    count = SSTable(location).data.length // SSTable(location).data.chunk_length + 1
+    offsets = struct.unpack(f">{count}q", info[-8 * count :])
+    path = Path(location.path("Data.db"))
+    broken = bytearray(path.read_bytes())
+    broken[offsets[chunk] + 20] ^= 4
+    path.write_bytes(broken)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.storage.expected import plain
+from tests.support.expected import plain
 from writetime.changes.model import change_schema, field_name
 from writetime.merge import live_rows, merge
 from writetime.schema.mapping import stored_type
@@ -97,3 +97,11 @@ class RecordedTable:
                 parts = [cells.field(name).to_pylist() for name in ("write_time", "tombstone")]
                 found[column.name] = {time for time, tombstone in zip(*parts, strict=True) if not tombstone}
         return found
+
+
+def recorded(version: str) -> list[Location]:
+    folders = sorted({path.parent for path in SCYLLA.rglob(f"{version}-*-TOC.txt")})
+    return [location for folder in folders for location in find_sstables(str(folder))]
+
+
+WIDE = next(location for location in recorded("mt") if "mt_wide" in location.folder)

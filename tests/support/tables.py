@@ -1,6 +1,6 @@
 """Tables and writes that a generator meets too rarely: ties of every type, columns that come and go."""
 
-from tests.storage.generate import KEYSPACE, SCALARS, UDTS, Generator
+from tests.support.generate import KEYSPACE, SCALARS, UDTS, Generator
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, Native, Tuple, Vector, freeze
 

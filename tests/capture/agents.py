@@ -1,0 +1,59 @@
+"""What an agent has done, and what the lake has of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.support.captured import Captured
+from tests.support.lake_answers import cql_rows, view_rows
+from writetime.capture.metrics import read_status
+from writetime.capture.segments import readable
+from writetime.core.config import Settings
+from writetime.lake import views
+from writetime.lake.table import open_table
+from writetime.storage.segment import END, find_segments
+from writetime.wire.watermarks import WatermarkTopic
+
+
+def progress_of(captured: Captured) -> dict[str, Any]:
+    return json.loads((captured.settings.capture.state / "progress.json").read_text())
+
+
+def complete(captured: Captured) -> list[Path]:
+    """The segments that the node is done with."""
+    found, _ = readable(find_segments(str(captured.node.cdc_raw)))
+    return [Path(segment.path) for segment, until in found if until == END]
+
+
+def put_back(captured: Captured, aside: Path) -> None:
+    """Put the segments that were set aside back to where the node left them."""
+    for path in sorted(aside.glob("CommitLog-*"), key=lambda p: p.suffix != ".log"):
+        if path.suffix != ".json":
+            path.rename(captured.node.cdc_raw / path.name)
+
+
+def until(captured: Captured, table: str) -> int:
+    """Return up to when a table is published, as the topic of the watermarks has it."""
+    name = f"{captured.keyspace}.{table}"
+    marks = WatermarkTopic(captured.settings).read().values()
+    return max((found.tables[name].until for found in marks if name in found.tables), default=0)
+
+
+def status_of(captured: Captured) -> dict[str, Any]:
+    return read_status(captured.settings.capture.state) or {}
+
+
+def count(settings: Settings, table: str) -> int:
+    """How many changes the lake has of a table."""
+    return sum(file.rows for file in open_table(settings, table).changes.load().files)
+
+
+def assert_view(captured: Captured, table: str) -> None:
+    """Compare the lake's virtual view with the database's answer."""
+    lake_table = open_table(captured.settings, f"{captured.keyspace}.{table}")
+    assert view_rows(views.virtual(lake_table)) == cql_rows(captured.node.session(), captured.schema(table))
+
+
+def with_lake(settings: Settings, path: Path) -> Settings:
+    """The settings with a lake in another folder."""
+    return settings.model_copy(update={"lake": settings.lake.model_copy(update={"path": str(path), "buckets": 2})})

@@ -1,0 +1,107 @@
+"""Agents of logs: how far they are, and what the lake has of it."""
+
+import json
+import struct
+import time
+import urllib.request
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from tests.scylla_cdc.conftest import Logged
+from tests.scylla_cdc.databases import CdcDatabase, now
+from tests.scylla_cdc.logs import origins
+from tests.scylla_cdc.writer import Group
+from tests.support import answers
+from tests.support.expected import assert_same
+from tests.support.merged import with_one_form
+from tests.support.status import status_lines
+from tests.support.waiting import wait_for
+from writetime.changes.model import change_schema
+from writetime.core.config import Capture, Settings
+from writetime.core.errors import WritetimeError
+from writetime.lake import views
+from writetime.lake.parquet import read_file
+from writetime.lake.row_form import fit
+from writetime.lake.table import open_table, view_schema
+from writetime.landing.landing import Landing
+from writetime.wire.watermarks import WatermarkTopic
+
+
+def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: object) -> Settings:
+    """Settings of an agent of some tables, with a lake of its own."""
+    settings = cdc.with_options(**scylla_cdc)
+    names = [table.schema.full_name for table in tables]
+    capture = Capture(source="scylla-cdc", tables=names, state=folder / "state", partitions=2, snapshot="schema-only")
+    lake = settings.lake.model_copy(update={"path": str(folder / "lake"), "buckets": 4})
+    return settings.model_copy(update={"capture": capture, "lake": lake})
+
+
+def reached(settings: Settings) -> dict[str, int]:
+    """Up to which write time the agent has published each table."""
+    path = settings.capture.state / "logs.json"
+    return {name: found["until"] for name, found in json.loads(path.read_text()).items()} if path.exists() else {}
+
+
+def wait_until(settings: Settings, table: Logged, at: int) -> None:
+    """Wait until a table is published up to a write time."""
+    deadline = time.monotonic() + 120
+    while reached(settings).get(table.schema.full_name, 0) < at:
+        assert time.monotonic() < deadline, f"the agent is late: {'; '.join(status_lines(settings))}"
+        time.sleep(0.05)
+    wait_for(lambda: is_marked(settings, table))
+
+
+def is_marked(settings: Settings, table: Logged) -> bool:
+    """Whether the agent has published a mark of the table that it reads. It saves its place before."""
+    name = table.schema.full_name
+    saved = json.loads((settings.capture.state / "logs.json").read_text())[name]["table_id"]
+    with suppress(WritetimeError):
+        found = WatermarkTopic(settings).read().get(source_of(table))
+        return found is not None and name in found.tables and found.tables[name].id == saved
+    return False
+
+
+def source_of(table: Logged) -> str:
+    """The source of a table's changes."""
+    return f"{table.schema.full_name}_scylla_cdc_log"
+
+
+def wait_for_metrics(port: int, *wanted: str) -> str:
+    """Wait until an agent's metrics have these lines, which it counts after it has saved how far it is; return all."""
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            return answer.read().decode()
+
+    wait_for(lambda: all(line in metrics() for line in wanted))
+    return metrics()
+
+
+def land(settings: Settings, table: Logged) -> Counter[str]:
+    """Land what was published of a table; return which rows of the log the lake has then, and how often."""
+    Landing(settings, table.schema.full_name).drain()
+    changes = open_table(settings, table.schema.full_name).changes
+    schema = change_schema(table.schema)
+    return Counter(o for f in changes.load().files for o in origins(read_file(changes.storage, f.path, schema)))
+
+
+def assert_view(settings: Settings, table: Logged) -> None:
+    """Compare the lake's view with what the database answers of the base table."""
+    schema = table.schema
+    parts = [view_schema(schema).empty_table(), *views.virtual(open_table(settings, schema.full_name))]
+    with answers.raw_session(settings.cassandra.port) as session:
+        wanted = fit(answers.decoded(answers.rows(session, schema), schema), schema)
+    assert_same(with_one_form(pa.concat_tables(parts), schema), with_one_form(wanted, schema))
+
+
+def insert(cdc: CdcDatabase, table: Logged, key: int) -> None:
+    """Write now, and what ScyllaDB would log of it."""
+    at = now()
+    name = table.schema.full_name
+    cdc.session.execute(f"INSERT INTO {name} (p, v) VALUES ({key}, {key}) USING TIMESTAMP {at}")
+    data = struct.pack(">i", key)
+    rows: list[dict[str, bytes | None]] = [{"operation": b"\x02", "ttl": None, "p": data, "v": data}]
+    table.origins += cdc.log(table.schema, [Group(data, at, rows)], table.sets, key)

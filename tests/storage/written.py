@@ -1,0 +1,50 @@
+"""The tables that a server wrote, and what is read of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tests.storage import handmade
+from tests.support.expected import plain, without_origin
+from tests.support.format_server import FormatServer
+from writetime.schema.table import TableSchema
+from writetime.storage.files import Location
+from writetime.storage.sstable import SSTable
+
+
+@dataclass
+class Written:
+    """The tables that one server wrote, where their SSTables are, and what the oracle reads in those."""
+
+    version: str
+    server: FormatServer
+    schemas: list[TableSchema]
+    all_schemas: list[TableSchema]
+    sstables: dict[str, list[Location]]
+    lines: dict[str, list[dict[str, Any]]]
+    answers: handmade.Answers
+
+    def handmade(self, table: str) -> tuple[TableSchema, list[Location]]:
+        """Return the schema and the SSTables of a table of `handmade`."""
+        schema = next(s for s in self.all_schemas if (s.keyspace, s.name) == (handmade.KEYSPACE, table))
+        return schema, self.sstables[f"{handmade.KEYSPACE}.{table}"]
+
+
+def changes(location: Location, schema: TableSchema, **options: object) -> pa.Table:
+    return without_origin(SSTable(location, schema).scan(**options), schema)  # type: ignore[arg-type]
+
+
+def one_of_each(written: Written) -> list[tuple[TableSchema, Location]]:
+    return [(schema, written.sstables[schema.name][0]) for schema in written.schemas if written.sstables[schema.name]]
+
+
+def handmade_changes(written: Written, table: str) -> Iterator[dict[str, Any]]:
+    """Return the changes of a table of `handmade`, one by one."""
+    schema, locations = written.handmade(table)
+    for location in locations:
+        found = without_origin(SSTable(location, schema).scan(), schema)
+        columns = {name: found[name].combine_chunks() for name in found.column_names}
+        for i in range(found.num_rows):
+            yield {name: plain(array[i]) for name, array in columns.items()}

@@ -1,0 +1,43 @@
+"""Workers in threads, and the states of items."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from writetime.clients import database
+from writetime.core.config import Settings
+from writetime.workqueue import Worker
+
+
+def states(settings: Settings, jobs: str) -> dict[UUID, Any]:
+    """The states of all items, by CQL."""
+    keyspace = settings.cassandra.keyspace
+    with database.connect(settings) as session:
+        found = session.execute(f"SELECT queue, item_id, status, attempts, result, error FROM {keyspace}.queue_state")
+        return {row.item_id: row for row in found if row.item_id is not None and row.queue == jobs}
+
+
+@contextmanager
+def working(settings: Settings, handlers: dict[str, Any], count: int = 1) -> Iterator[list[Worker]]:
+    """Run workers in threads while in the block, then end them gracefully."""
+    stop = threading.Event()
+    workers = [Worker(settings, handlers) for _ in range(count)]
+    threads = [threading.Thread(target=worker.run, args=(stop,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield workers
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def until(condition: Callable[[], bool], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
