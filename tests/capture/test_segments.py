@@ -24,6 +24,7 @@ from writetime.capture.segments import readable
 from writetime.cli.main import main
 from writetime.clients.kafka import client_config, ensure_topics
 from writetime.core.errors import WritetimeError
+from writetime.core.waiting import wait_until
 from writetime.servers.process import free_port
 from writetime.storage.segment import END, find_segments
 from writetime.wire.topics import changes_topic
@@ -31,10 +32,7 @@ from writetime.wire.watermarks import statuses
 
 
 def wait_for(reached: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert wait_until(reached, seconds, 0.05)
 
 
 def progress_of(captured: Captured) -> dict[str, Any]:

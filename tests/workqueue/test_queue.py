@@ -13,6 +13,7 @@ import pytest
 from writetime.clients import database
 from writetime.core.config import Queue, Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.waiting import wait_until
 from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, inspect, redrive
 from writetime.workqueue.deadletters import dead_letters
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidItem, TooLarge
@@ -47,10 +48,7 @@ def working(settings: Settings, handlers: dict[str, Any], count: int = 1) -> Ite
 
 
 def until(condition: Callable[[], bool], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+    assert wait_until(condition, seconds, 0.02), "waited in vain"
 
 
 def test_items_run_once_in_the_order_of_their_keys(queue_settings: Settings, jobs: str) -> None:
