@@ -105,7 +105,7 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
                 raise _fault_of(settings, f"topic {name} cannot be created", e) from None
     # A broker may report a topic as created before it lists the topic itself.
     if not wait_until(lambda: set(topics) <= set(topic_names(settings)), TIMEOUT_SECONDS, _PAUSE_SECONDS):
-        names = ", ".join(created)
+        names = ", ".join(topics)
         raise Transient(f"topics were created, and brokers do not list all after {TIMEOUT_SECONDS:.0f} s: {names}")
     return created
 
