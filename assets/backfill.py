@@ -4,11 +4,12 @@ What belongs here: the assets of one table, their checks, their metadata. Not he
 snapshot is (`writetime.storage`, `writetime.lake.backfill`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from dagster import (
     AssetCheckResult,
+    AssetCheckSeverity,
     AssetCheckSpec,
     AssetExecutionContext,
     AssetsDefinition,
@@ -16,7 +17,6 @@ from dagster import (
     AutomationCondition,
     BackfillPolicy,
     Config,
-    Failure,
     MaterializeResult,
     MetadataValue,
     StaticPartitionsDefinition,
@@ -24,20 +24,17 @@ from dagster import (
 )
 from pydantic import Field
 
-from writetime.clients import quality
 from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
-from writetime.clients.quality import Finding
 from writetime.core.errors import WritetimeError
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
 from writetime.lake.buckets import buckets_of_share
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
 from writetime.lake.table import create_table
 from writetime_dagster.assets import expectations
-from writetime_dagster.assets.checks import from_findings
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import documents, key_of, pool_of
+from writetime_dagster.assets.staging import StagedFiles
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
 # Shares of the token range. A table with fewer buckets has nothing to do in some of them.
@@ -129,7 +126,6 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
         context: AssetExecutionContext, config: BackfillConfig, spark: SparkResource, lake: LakeResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
         session = spark.spark_session
-        findings: list[Finding] = []
         with by_kind():
             found = find_snapshots(config.paths or _last_taken(context, table))
             if found.schema.full_name != table.name:
@@ -139,26 +135,15 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
             found = complete_schema(lake.settings, found)
             in_lake = create_table(lake.settings, found.schema)
 
-            def staged(files: Sequence[WrittenFile]) -> None:
-                if not files:
-                    return
-                frame = expectations.changes(session, in_lake, files).persist()
-                findings.extend(quality.validate(frame, "changes", expectations.of_changes()))
-                frame.unpersist()
-                if not all(finding.success for finding in findings):
-                    raise Failure(
-                        f"{table.name}: the changes of the snapshot are not as expected; they are not committed"
-                    )
-
+            staged = StagedFiles(
+                {"changes_are_in_place": AssetCheckSeverity.ERROR},
+                lambda files: expectations.changes(session, in_lake, files),
+                lambda _files: {"changes_are_in_place": expectations.of_changes()},
+                f"{table.name}: the changes of the snapshot are not as expected; they are not committed",
+            )
             shares = sorted(map(token_ranges.get_partition_keys().index, context.partition_keys))
             buckets = sorted({b for share in shares for b in buckets_of_share(share, TOKEN_RANGES, in_lake.buckets)})
-            try:
-                added = dict(backfill(in_lake, found, buckets, in_spark(session), staged))
-            except BaseException:
-                if findings:
-                    yield from_findings("changes_are_in_place", findings)
-                raise
-            yield from_findings("changes_are_in_place", findings)
+            added = yield from staged.during(lambda: dict(backfill(in_lake, found, buckets, in_spark(session), staged)))
             yield MaterializeResult(
                 metadata={
                     "changes_added": sum(added.values()),

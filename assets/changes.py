@@ -5,7 +5,7 @@ What belongs here: the assets of one table, their checks, their metadata. Not he
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from dagster import (
@@ -14,7 +14,6 @@ from dagster import (
     AssetCheckSeverity,
     AssetCheckSpec,
     AssetsDefinition,
-    Failure,
     MaterializeResult,
     MetadataValue,
     asset,
@@ -22,21 +21,18 @@ from dagster import (
 )
 
 from writetime.changes.model import change_schema
-from writetime.clients import quality
-from writetime.clients.quality import Finding
 from writetime.lake import state
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.horizon import captured_until, horizon_of
-from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
 from writetime.lake.table import LakeTable, is_in_lake, open_table, table_storage
 from writetime.landing.following import reported
 from writetime.landing.landing import Landing, is_published, not_landed
 from writetime.landing.reports import stopped
 from writetime_dagster.assets import expectations
-from writetime_dagster.assets.checks import from_findings
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
+from writetime_dagster.assets.staging import StagedFiles
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 _NO_TOPIC = "no agent has published it yet: start `writetime agent`, and check that the table has cdc = true"
@@ -199,31 +195,22 @@ def merged(table: FollowedTable) -> AssetsDefinition:
     )
     def merge(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
         session = spark.spark_session
-        of_levels: list[Finding] = []
-        of_times: list[Finding] = []
         with by_kind():
             run, in_lake = in_spark(session), open_table(lake.settings, table.name)
 
-            def staged(levels: Sequence[WrittenFile]) -> None:
-                if not levels:
-                    return
-                frame = expectations.levels(session, in_lake, levels).persist()
-                of_levels.extend(quality.validate(frame, "levels", expectations.of_levels()))
-                of_times.extend(quality.validate(frame, "write times", expectations.of_write_times()))
-                frame.unpersist()
-                if not all(finding.success for finding in of_levels):
-                    raise Failure(f"{table.name}: the merged levels are not as expected; they are not committed")
-
+            staged = StagedFiles(
+                {"levels_are_a_state": AssetCheckSeverity.ERROR, "write_times_are_past": AssetCheckSeverity.WARN},
+                lambda levels: expectations.levels(session, in_lake, levels),
+                lambda _levels: {
+                    "levels_are_a_state": expectations.of_levels(),
+                    "write_times_are_past": expectations.of_write_times(),
+                },
+                f"{table.name}: the merged levels are not as expected; they are not committed",
+            )
             began = time.monotonic()
-            try:
-                folded = state.fold(in_lake, run, staged)
-                compacted = state.compact(in_lake, run, staged)
-            except BaseException:
-                if of_levels:
-                    yield from_findings("levels_are_a_state", of_levels)
-                raise
-            yield from_findings("levels_are_a_state", of_levels)
-            yield from_findings("write_times_are_past", of_times, AssetCheckSeverity.WARN)
+            folded, compacted = yield from staged.during(
+                lambda: (state.fold(in_lake, run, staged), state.compact(in_lake, run, staged))
+            )
             now = in_lake.state.load()
             horizon = horizon_of(now)
             dropped_until = {"tombstones_dropped_until": MetadataValue.timestamp(horizon / 1e6)} if horizon else {}

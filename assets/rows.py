@@ -9,17 +9,16 @@ from collections.abc import Iterator, Sequence
 
 from dagster import (
     AssetCheckResult,
+    AssetCheckSeverity,
     AssetCheckSpec,
     AssetsDefinition,
-    Failure,
     MaterializeResult,
     MetadataValue,
     asset,
 )
+from pyspark.sql import DataFrame
 
-from writetime.clients import quality
 from writetime.clients.kafka import end_offsets, topic_names
-from writetime.clients.quality import Finding
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
@@ -29,9 +28,9 @@ from writetime.row_events.publish import not_published, publish, published_since
 from writetime.row_events.stream import extend
 from writetime.wire.topics import rows_topic
 from writetime_dagster.assets import expectations
-from writetime_dagster.assets.checks import from_findings
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
+from writetime_dagster.assets.staging import StagedFiles
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
 
@@ -66,28 +65,23 @@ def events(table: FollowedTable) -> AssetsDefinition:
         with by_kind():
             in_lake = open_table(lake.settings, table.name)
 
-            def staged(files: Sequence[WrittenFile]) -> None:
-                if not files:
-                    return
+            def frame(files: Sequence[WrittenFile]) -> DataFrame:
                 new.extend(files)
-                frame = expectations.events(session, in_lake, files).persist()
-                expected = expectations.of_events(sum(file.rows for file in files))
-                findings.extend(quality.validate(frame, "events", expected))
-                counted.update({row["kind"]: row["count"] for row in frame.groupBy("kind").count().collect()})
-                frame.unpersist()
-                if not all(finding.success for finding in findings):
-                    raise Failure(f"{table.name}: the new row events are not as expected; they are not committed")
+                return expectations.events(session, in_lake, files)
 
-            findings: list[Finding] = []
+            def count(events: DataFrame) -> None:
+                counted.update({row["kind"]: row["count"] for row in events.groupBy("kind").count().collect()})
+
+            staged = StagedFiles(
+                {"events_are_of_their_kinds": AssetCheckSeverity.ERROR},
+                frame,
+                lambda files: {"events_are_of_their_kinds": expectations.of_events(sum(f.rows for f in files))},
+                f"{table.name}: the new row events are not as expected; they are not committed",
+                count,
+            )
             began = time.monotonic()
-            try:
-                added = extend(in_lake, run=in_spark(session), staged=staged)
-            except BaseException:
-                if findings:
-                    yield from_findings("events_are_of_their_kinds", findings)
-                raise
+            added = yield from staged.during(lambda: extend(in_lake, run=in_spark(session), staged=staged))
             seconds = time.monotonic() - began
-            yield from_findings("events_are_of_their_kinds", findings)
             yield MaterializeResult(
                 metadata={
                     "events": added,

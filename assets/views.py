@@ -17,7 +17,6 @@ from dagster import (
     AssetCheckSpec,
     AssetsDefinition,
     Config,
-    Failure,
     MaterializeResult,
     MetadataValue,
     asset,
@@ -25,8 +24,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from writetime.clients import quality
-from writetime.clients.quality import Finding
+from writetime.clients.quality import gxe
 from writetime.core.errors import Transient
 from writetime.lake import views
 from writetime.lake.followed_tables import FollowedTable
@@ -35,9 +33,10 @@ from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table, view_schema
 from writetime.verify.verify import verify
 from writetime_dagster.assets import expectations
-from writetime_dagster.assets.checks import from_findings, from_unfit
+from writetime_dagster.assets.checks import from_unfit
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
+from writetime_dagster.assets.staging import StagedFiles
 from writetime_dagster.resources import LakeResource, SparkResource
 
 # Differing rows that a check shows; `writetime verify` prints all.
@@ -84,34 +83,25 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
     )
     def refresh(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
         session = spark.spark_session
-        of_state: list[Finding] = []
-        of_entry: list[Finding] = []
         unfit: Counter[str] = Counter()
         with by_kind():
             in_lake = open_table(lake.settings, table.name)
 
-            def staged(files: Sequence[WrittenFile]) -> None:
-                if not files:
-                    return
-                frame = expectations.view(session, in_lake, files).persist()
+            def suites(files: Sequence[WrittenFile]) -> "dict[str, list[gxe.Expectation]]":
                 count = sum(file.rows for file in files)
-                of_state.extend(quality.validate(frame, "view", expectations.of_view(in_lake.schema(), count, unfit)))
-                if own := expectations.of_entry(table):
-                    of_entry.extend(quality.validate(frame, "entry", own))
-                frame.unpersist()
-                if not all(finding.success for finding in [*of_state, *of_entry]):
-                    raise Failure(f"{table.name}: the new rows are not as expected; the view stays as it was")
+                return {
+                    "rows_are_those_of_the_state": expectations.of_view(in_lake.schema(), count, unfit),
+                    "rows_are_as_expected": expectations.of_entry(table),
+                }
 
+            staged = StagedFiles(
+                dict.fromkeys(("rows_are_those_of_the_state", "rows_are_as_expected"), AssetCheckSeverity.ERROR),
+                lambda files: expectations.view(session, in_lake, files),
+                suites,
+                f"{table.name}: the new rows are not as expected; the view stays as it was",
+            )
             began = time.monotonic()
-            try:
-                rows = views.refresh(in_lake, in_spark(session), staged, unfit)
-            except BaseException:
-                if of_state:
-                    yield from_findings("rows_are_those_of_the_state", of_state)
-                    yield from_findings("rows_are_as_expected", of_entry)
-                raise
-            yield from_findings("rows_are_those_of_the_state", of_state)
-            yield from_findings("rows_are_as_expected", of_entry)
+            rows = yield from staged.during(lambda: views.refresh(in_lake, in_spark(session), staged, unfit))
             yield from_unfit("timestamps_fit", unfit)
             files = in_lake.view.load().files
             yield MaterializeResult(

@@ -41,6 +41,7 @@ from writetime.clients.database import connect
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.waiting import wait_until
 from writetime.lake import state
 from writetime.lake.parquet import read_file
 from writetime.lake.table import open_table
@@ -285,10 +286,7 @@ class EndToEnd:
         time.sleep(SHORT_TTL)
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, f"waited {_PATIENCE_SECONDS:.0f} s in vain until {what}"
-            time.sleep(0.1)
+        assert wait_until(condition, _PATIENCE_SECONDS), f"waited {_PATIENCE_SECONDS:.0f} s in vain until {what}"
 
     # --- what has to be true ------------------------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """From Kafka into the lake: each change once, however a batch ends, and the faults that stop landing."""
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.clients.kafka import client_config, end_offsets
 from writetime.clients.node_snapshots import take_snapshot
+from writetime.core import waiting
 from writetime.core.errors import WritetimeError
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
@@ -36,10 +36,7 @@ def view_columns(captured: Captured, table: str) -> list[str]:
 
 def wait_until(done: Callable[[], Any]) -> None:
     """Wait for something that an agent does."""
-    deadline = time.monotonic() + 120
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    assert waiting.wait_until(done, 120, 0.2)
 
 
 def test_changes_land_once_and_new_columns_with_them(

@@ -2,7 +2,6 @@
 
 import os
 import random
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.support.proxy import Proxy
 from tests.support.sinks import SinkProcess
 from writetime.clients.kafka import client_config
 from writetime.core.config import Settings
+from writetime.core.waiting import wait_until
 from writetime.ingest.event import Event
 
 _PATIENCE_SECONDS = 90.0
@@ -102,7 +102,4 @@ def alter_topic(settings: Settings, topic: str, options: dict[str, str]) -> None
 
 def until(condition: Callable[[], bool], what: str) -> None:
     """Wait until a condition holds."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {_PATIENCE_SECONDS:.0f} s in vain: {what}"
-        time.sleep(0.05)
+    assert wait_until(condition, _PATIENCE_SECONDS, 0.05), f"waited {_PATIENCE_SECONDS:.0f} s in vain: {what}"

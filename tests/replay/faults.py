@@ -28,7 +28,7 @@ from tests.replay.process import THE_END, items_of
 from tests.support.settings import write_settings
 from writetime import servers
 from writetime.clients import database
-from writetime.core import config
+from writetime.core import config, waiting
 from writetime.core.config import Settings
 from writetime.replay import Publisher, check, extent, lag, replay, trim
 from writetime.replay.batches import Batches, Seal
@@ -348,10 +348,7 @@ def _note(seen: list[int], data: bytes | None, _: object) -> None:
 
 def wait_until(condition: Callable[[], bool], run: Run) -> None:
     """Wait for something."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, run.output()
-        time.sleep(0.05)
+    assert waiting.wait_until(condition, _PATIENCE_SECONDS, 0.05), run.output()
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from tests.replay.processing import done
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.waiting import wait_until
 from writetime.replay import Batch, Effects, Publisher, Subscriber, check, lag, rebuild, replay, seek
 from writetime.replay.batches import Batches, Damaged, NoBatch
 from writetime.replay.blocks import BLOCK_BYTES, decode, encode
@@ -180,10 +181,7 @@ def test_a_subscriber_at_work_is_woken_and_follows_a_seek(replay_settings: Setti
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert wait_until(condition, seconds, 0.02)
 
 
 def test_zookeeper_is_restored(replay_settings: Settings, queue: str, zookeeper: KazooClient) -> None:

@@ -75,6 +75,7 @@ def test_the_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Pat
     assert names == again
     assert len(set(names)) == len(names)
     assert {"writetime_dagster/assets/definitions.py", "writetime_dagster/resources/base.py"} <= set(names)
+    assert {"writetime/http/openapi.json", "writetime/runtime/jars.lock"} <= set(names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"writetime", "writetime_dagster"}
 
 

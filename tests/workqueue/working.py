@@ -1,7 +1,6 @@
 """Workers in threads, and the states of items."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +8,7 @@ from uuid import UUID
 
 from writetime.clients import database
 from writetime.core.config import Settings
+from writetime.core.waiting import wait_until
 from writetime.workqueue import Worker
 
 
@@ -37,7 +37,4 @@ def working(settings: Settings, handlers: dict[str, Any], count: int = 1) -> Ite
 
 
 def until(condition: Callable[[], bool], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+    assert wait_until(condition, seconds, 0.02), "waited in vain"

@@ -7,7 +7,6 @@ import re
 import socket
 import ssl
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -31,6 +30,7 @@ from cassandra.protocol import ErrorMessage
 from writetime.clients import tls
 from writetime.core.config import Cassandra, Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.core.waiting import wait_until
 
 log = logging.getLogger(__name__)
 
@@ -111,9 +111,7 @@ def node_of(session: Session, address: str | None) -> Host:
         known = ", ".join(sorted(str(h.address) for h in hosts))
         raise WritetimeError(f"capture.node must name the node of this machine, one of {known}")
     # A session opens as soon as one node is connected; it reports the others as down until they are.
-    deadline = time.monotonic() + _CONNECT_SECONDS
-    while all(pool.host != found[0] for pool in session.get_pools()) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: any(pool.host == found[0] for pool in session.get_pools()), _CONNECT_SECONDS, 0.02)
     return found[0]
 
 

@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.core.waiting import wait_until
 
 _T = TypeVar("_T")
 
@@ -37,6 +38,7 @@ class UnreadableHeaders(ValueError):
 
 TIMEOUT_SECONDS = 15.0
 _REASON_SECONDS = 1.0
+_PAUSE_SECONDS = 0.05
 _NO_ANSWER = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
 # A partition has no leader while Kafka elects one. librdkafka's ListOffsets then returns `_NOENT`.
 _WITHOUT_LEADER = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._NOENT})
@@ -102,11 +104,9 @@ def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], p
             if e.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise _fault_of(settings, f"topic {name} cannot be created", e) from None
     # A broker may report a topic as created before it lists the topic itself.
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while missing := sorted(set(topics) - set(topic_names(settings))):
-        if time.monotonic() > deadline:
-            raise Transient(f"topic {missing[0]} was created, and brokers do not list it after {TIMEOUT_SECONDS:.0f} s")
-        time.sleep(0.05)
+    if not wait_until(lambda: set(topics) <= set(topic_names(settings)), TIMEOUT_SECONDS, _PAUSE_SECONDS):
+        names = ", ".join(topics)
+        raise Transient(f"topics were created, and brokers do not list all after {TIMEOUT_SECONDS:.0f} s: {names}")
     return created
 
 
@@ -122,11 +122,9 @@ def delete_topics(settings: Settings, topics: Sequence[str]) -> None:
         except KafkaException as e:
             if e.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise _fault_of(settings, f"topic {name} cannot be deleted", e) from None
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while left := sorted(set(topics) & set(topic_names(settings))):
-        if time.monotonic() > deadline:
-            raise Transient(f"topic {left[0]} was deleted, and brokers still list it after {TIMEOUT_SECONDS:.0f} s")
-        time.sleep(0.05)
+    if not wait_until(lambda: set(topics).isdisjoint(topic_names(settings)), TIMEOUT_SECONDS, _PAUSE_SECONDS):
+        names = ", ".join(topics)
+        raise Transient(f"topics were deleted, and brokers still list some after {TIMEOUT_SECONDS:.0f} s: {names}")
 
 
 def topic_names(settings: Settings) -> list[str]:

@@ -17,8 +17,6 @@ from writetime.core.errors import WritetimeError
 from writetime.http import bodies
 from writetime.http.bodies import Disconnected, Refused
 from writetime.workqueue.enqueue import (
-    MAX_DELAY_SECONDS,
-    MAX_PAYLOAD_LEVELS,
     AsyncEnqueuer,
     EnqueueUnknown,
     InvalidItem,
@@ -138,75 +136,3 @@ def _item(value: Any) -> NewItem:
     except (ValueError, AttributeError, TypeError):
         raise Refused(400, "itemId is not a UUID") from None
     return NewItem(value["payload"], key, delay, own_id)
-
-
-def openapi_path(max_payload_bytes: int, max_batch: int) -> dict[str, Any]:
-    """Return the OpenAPI description of the path."""
-    item_id = {"type": "string", "format": "uuid"}
-    retry = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
-    error = {"$ref": "#/components/schemas/Error"}
-    item = {
-        "type": "object",
-        "required": ["payload"],
-        "additionalProperties": False,
-        "properties": {
-            "payload": {"description": f"Any JSON value, at most {MAX_PAYLOAD_LEVELS} levels."},
-            "key": {"type": "string", "description": "Items of a key run in order. 1 to 1024 bytes."},
-            "delaySeconds": {"type": "number", "minimum": 0, "maximum": MAX_DELAY_SECONDS},
-            "itemId": {
-                **item_id,
-                "description": "A UUID of version 7 with about the present time: a repeated call with it adds no "
-                "second item.",
-            },
-        },
-    }
-
-    def queued(**properties: Any) -> dict[str, Any]:
-        return {"type": "object", "required": [*properties], "properties": properties}
-
-    def answer(description: str, schema: dict[str, Any], **more: Any) -> dict[str, Any]:
-        return {"description": description, "content": {"application/json": {"schema": schema}}, **more}
-
-    ids = {"type": "array", "items": item_id}
-    not_acknowledged = queued(status={"const": "error"}, reason={"type": "string"}, itemIds=ids)
-    return {
-        "post": {
-            "operationId": "postItems",
-            "summary": "Put one item, or several, in a work queue.",
-            "parameters": [{"name": "queue", "in": "path", "required": True, "schema": {"type": "string"}}],
-            "requestBody": {
-                "required": True,
-                "content": {
-                    "application/json": {
-                        "schema": {
-                            "oneOf": [item, {"type": "array", "items": item, "minItems": 1, "maxItems": max_batch}]
-                        }
-                    }
-                },
-            },
-            "responses": {
-                "202": answer(
-                    "The database has every item of the call.",
-                    {
-                        "oneOf": [
-                            queued(status={"const": "queued"}, itemId=item_id),
-                            queued(status={"const": "queued"}, itemIds=ids),
-                        ]
-                    },
-                ),
-                "400": answer("The body or an item breaks a rule; nothing of the call is enqueued.", error),
-                "413": answer(
-                    f"A payload is larger than {max_payload_bytes} bytes, or the body or the batch is too large; "
-                    "nothing of the call is enqueued.",
-                    error,
-                ),
-                "429": answer("Too many items wait for the database; nothing is enqueued.", error, headers=retry),
-                "503": answer(
-                    "The database has not acknowledged every item. Repeat the call with the itemIds of the answer, in "
-                    "their order, as itemId: then no item is added twice. With none, nothing was enqueued.",
-                    not_acknowledged,
-                    headers=retry,
-                ),
-            },
-        }
-    }

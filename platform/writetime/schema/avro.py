@@ -1,11 +1,10 @@
 """Avro: encodes Arrow columns as records, column by column, and names a schema by its fingerprint.
 
 Each value becomes the bytes of Avro's binary encoding; the bytes of a record are those of its fields, joined row by row
-by Arrow, so no row is handled in Python. Reference: Apache Avro 1.12 Specification, "Binary encoding", "Parsing
-Canonical Form for Schemas", "Schema Fingerprints" and "Single-object encoding".
+by Arrow, so no row is handled in Python. Libraries for Avro encode one record at a time, from Python objects: too slow
+for a node's changes. Reference: Apache Avro 1.12 Specification, "Binary encoding" and "Single-object encoding".
 """
 
-import json
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as _compute
+from fastavro import schema as avro_schema
 
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
@@ -77,56 +77,13 @@ def encode_bytes(values: pa.Array) -> pa.Array:
 
 def fingerprint(schema: Any) -> int:
     """Return the CRC-64-AVRO of a schema's canonical form."""
-    value = _SEED
-    for byte in canonical(schema).encode():
-        value = value >> 8 ^ _TABLE[(value ^ byte) & 0xFF]
-    return value
+    digest = avro_schema.fingerprint(avro_schema.to_parsing_canonical_form(schema), "CRC-64-AVRO")
+    return int.from_bytes(bytes.fromhex(digest), "little")
 
 
 def single_object_header(schema: Any) -> bytes:
     """Return the header of a value in the single-object encoding: a marker, and the schema's fingerprint."""
     return b"\xc3\x01" + struct.pack("<Q", fingerprint(schema))
-
-
-def canonical(schema: Any, namespace: str = "") -> str:
-    """Return a schema in the form that two schemas share if they are read alike."""
-    if isinstance(schema, str):
-        name = schema if schema in _PRIMITIVES or "." in schema or not namespace else f"{namespace}.{schema}"
-        return json.dumps(name)
-    if isinstance(schema, list):
-        return f"[{','.join(canonical(branch, namespace) for branch in schema)}]"
-    kind = schema["type"]
-    if kind == "array":
-        return f'{{"type":"array","items":{canonical(schema["items"], namespace)}}}'
-    if kind in _PRIMITIVES:
-        return json.dumps(kind)
-    name = schema["name"]
-    if "." not in name and (own := schema.get("namespace", namespace)):
-        name = f"{own}.{name}"
-    if kind == "enum":
-        symbols = json.dumps(schema["symbols"], separators=(",", ":"))
-        return f'{{"name":{json.dumps(name)},"type":"enum","symbols":{symbols}}}'
-    inner = name.rpartition(".")[0]
-    fields = ",".join(
-        f'{{"name":{json.dumps(f["name"])},"type":{canonical(f["type"], inner)}}}' for f in schema["fields"]
-    )
-    return f'{{"name":{json.dumps(name)},"type":"record","fields":[{fields}]}}'
-
-
-_PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-_SEED = 0xC15D213AA4D7A795
-
-
-def _crc_table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (_SEED if value & 1 else 0)  # noqa: PLW2901 (the register of the CRC)
-        table.append(value)
-    return table
-
-
-_TABLE = _crc_table()
 
 
 @numba.njit(cache=True, nogil=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from writetime.core.errors import WritetimeError
+from writetime.core.waiting import wait_until
 from writetime.runtime.java import java_home
 
 STOP_SECONDS = 30.0
@@ -163,14 +164,11 @@ def free_port() -> int:
 
 
 def _require_free(address: str, port: int, what: str, setting: str) -> None:
-    deadline = time.monotonic() + PORT_RELEASE_SECONDS
-    while not _is_free(address, port):
-        if time.monotonic() > deadline:
-            raise WritetimeError(
-                f"{what} is in use by another program; stop it (if `writetime up` has started it in another folder: "
-                f"with `writetime down` there) or set another {setting}"
-            )
-        time.sleep(0.1)
+    if not wait_until(lambda: _is_free(address, port), PORT_RELEASE_SECONDS):
+        raise WritetimeError(
+            f"{what} is in use by another program; stop it (if `writetime up` has started it in another folder: "
+            f"with `writetime down` there) or set another {setting}"
+        )
 
 
 def _is_free(address: str, port: int) -> bool:

@@ -1,0 +1,87 @@
+"""Validates files before a commit names them.
+
+What belongs here: when suites run, and what a failure does. Not here: expectations.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from dagster import AssetCheckResult, AssetCheckSeverity, Failure
+from pyspark.sql import DataFrame
+
+from writetime.clients import quality
+from writetime.clients.quality import Finding, gxe
+from writetime.lake.parquet import WrittenFile
+from writetime_dagster.assets.checks import from_findings
+
+_T = TypeVar("_T")
+
+
+class StagedFiles:
+    """Validates staged files with Great Expectations: one suite for each asset check.
+
+    The engine calls it with the files before the commit, as `staged`. If an expectation of a check of severity ERROR is
+    not met, it raises `Failure`, and the files are not committed.
+    """
+
+    def __init__(
+        self,
+        checks: Mapping[str, AssetCheckSeverity],
+        frame: Callable[[Sequence[WrittenFile]], DataFrame],
+        suites: "Callable[[Sequence[WrittenFile]], Mapping[str, list[gxe.Expectation]]]",
+        failure: str,
+        count: Callable[[DataFrame], None] | None = None,
+    ) -> None:
+        """Name the checks, and how files are validated.
+
+        Args:
+            checks: the severity of each check.
+            frame: returns the rows of files.
+            suites: returns the expectations of each check.
+            failure: the text of the failure.
+            count: is called with each frame while Spark keeps it in memory.
+        """
+        self._checks = checks
+        self._frame = frame
+        self._suites = suites
+        self._failure = failure
+        self._count = count
+        self._findings: dict[str, list[Finding]] = {}
+
+    def __call__(self, files: Sequence[WrittenFile]) -> None:
+        """Validate files.
+
+        Raises:
+            Failure: they are not as expected.
+        """
+        if not files:
+            return
+        frame = self._frame(files).persist()
+        try:
+            for check, suite in self._suites(files).items():
+                found = self._findings.setdefault(check, [])
+                if suite:
+                    found.extend(quality.validate(frame, check, suite))
+            if self._count:
+                self._count(frame)
+        finally:
+            frame.unpersist()
+        blocking = [check for check, severity in self._checks.items() if severity is AssetCheckSeverity.ERROR]
+        if not all(finding.success for check in blocking for finding in self._findings.get(check, [])):
+            raise Failure(self._failure)
+
+    def during(self, work: Callable[[], _T]) -> Generator[AssetCheckResult, None, _T]:
+        """Do the work that stages files, yield the checks, and return its result. If it fails, yield the checks whose
+        suites ran, and raise.
+        """
+        try:
+            done = work()
+        except Exception:
+            yield from self._results(self._findings)
+            raise
+        yield from self._results(self._checks)
+        return done
+
+    def _results(self, checks: Mapping[str, object]) -> Iterator[AssetCheckResult]:
+        for check in checks:
+            yield from_findings(check, self._findings.get(check, []), self._checks[check])
