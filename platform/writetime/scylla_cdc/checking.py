@@ -54,14 +54,25 @@ class ImageCheck:
 class Checked:
     """Converts log rows to changes as `Deltas` does, and compares them with the images among the rows."""
 
-    def __init__(self, deltas: Deltas, images: Images, check: ImageCheck, found: Counter[str]) -> None:
-        """Take the converters for changes of all fields and for images; describe to `check` and count in `found`."""
+    def __init__(
+        self, deltas: Deltas, images: Images, check: ImageCheck, found: Counter[str], preimages_since: int | None
+    ) -> None:
+        """Compare images with changes.
+
+        Args:
+            deltas: the converter for changes of all fields.
+            images: the converter for images.
+            check: describes the findings.
+            found: counts the findings.
+            preimages_since: the write time since which the log is known to have preimages; None if it has none.
+        """
         self.table = deltas.table
         self.columns = deltas.columns
         self._deltas = deltas
         self._images = images
         self._check = check
         self._found = found
+        self._preimages_since = preimages_since
 
     def convert(self, page: pa.RecordBatch, captured_at: datetime) -> pa.RecordBatch:
         """Return the changes of complete groups of rows.
@@ -83,6 +94,6 @@ class Checked:
     def _compare(self, images: pa.RecordBatch, changes: pa.RecordBatch) -> None:
         same_rows = changes.filter(pc.is_in(changes["key"], images["key"]))
         table = pa.Table.from_batches([same_rows])
-        for found in contradictions(images, table, self.table):
+        for found in contradictions(images, table, self.table, self._preimages_since):
             self._found[IMAGE_DISAGREES] += 1
             self._check.disagreement(self.table, found)

@@ -27,7 +27,7 @@ from writetime.scylla_cdc.log import Gap, LogError
 
 _NEVER = -(1 << 63)
 # Nodes learn of ALTER TABLE one after the other, and a write time may be five seconds in the future.
-_LEEWAY = 10_000_000
+LEEWAY = 10_000_000
 _IMAGES = (L.PREIMAGE, L.POSTIMAGE)
 _OF_PARTITIONS = (L.PARTITION_DELETE, L.EXPIRED_PARTITION)
 _STARTS = (L.START_INCLUSIVE, L.START_EXCLUSIVE)
@@ -123,7 +123,7 @@ class History:
         if self._empty_updates or not bare.any() or not self._shows(page, self._values):
             return np.zeros(page.num_rows, bool)
         bare &= ~_any_value(page, self._values)
-        late = bare & (judged.times >= self._options_since + _LEEWAY)
+        late = bare & (judged.times >= self._options_since + LEEWAY)
         if late.any():
             raise LogError(
                 f"{where_in(page, late, self._table)} is an update without values, although the table's CDC option "

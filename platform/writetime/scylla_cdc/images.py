@@ -87,20 +87,33 @@ def disagreements(images: Iterable[pa.RecordBatch], changes: pa.Table, schema: T
     return _disagreements(images, changes, schema)
 
 
-def contradictions(images: pa.RecordBatch, changes: pa.Table, schema: TableSchema) -> Iterator[Disagreement]:
+def contradictions(
+    images: pa.RecordBatch, changes: pa.Table, schema: TableSchema, preimages_since: int | None = 0
+) -> Iterator[Disagreement]:
     """Compare postimages with the changes of the same writes, without those of other writes.
 
-    The cells that a write sets are in its postimage (ScyllaDB's `cdc/log.cc` applies the delta to the row that it read
-    before). Other columns are compared only if the write is an insert without values and has no preimage, so the row
-    was new: values in its postimage were not logged, because `delta` was `keys`. A row that two writes set at the same
-    time is not compared.
-    """
-    writes = _Writes(images, changes, schema)
+    The cells that a write sets are in its postimage, whatever the row had before and whoever else writes: ScyllaDB's
+    `cdc/log.cc` applies the delta to the row that it read before, without regard to write times. Of other columns, only
+    the values that a postimage shows are compared, and only if the write is an insert without values and has no
+    preimage, so the row was new: these values were not logged, because `delta` was `keys`. (A null there means nothing.
+    Another write with an earlier write time may have come later.) A row that two writes set at the same time is not
+    compared.
 
-    def is_compared(image: _Place, cell: dict[str, Any] | None) -> bool:
+    Args:
+        images: the images of some groups of the log.
+        changes: the changes of the same groups.
+        schema: the table.
+        preimages_since: the write time since which the table has had preimages, or None if it has none. Without them,
+            nothing shows whether a row was new. A preimage among `images` shows that there were some by then.
+    """
+    writes = _Writes(images, changes, schema, preimages_since)
+
+    def is_compared(image: _Place, cell: dict[str, Any] | None, shown: Any) -> bool:
         if writes.count(image) != 1:
             return False
-        return (cell is not None and cell["write_time"] == image[2]) or image in writes.bare_inserts
+        if cell is not None and cell["write_time"] == image[2]:
+            return True
+        return shown is not None and image in writes.bare_inserts
 
     postimages = images.filter(pc.equal(images["kind"], "postimage"))
     return _disagreements([postimages], changes, schema, is_compared)
@@ -127,14 +140,16 @@ def _disagreements(
                 known = None if cell is None else cell["value"]
                 if repr(known) == repr(values[i]):
                     continue
-                if is_compared is None or is_compared((key, position, time), cell):
+                if is_compared is None or is_compared((key, position, time), cell, values[i]):
                     yield Disagreement(kind, stream, time, key, position, name, values[i], known)
 
 
 class _Writes:
     """The writes that some changes belong to: a write is one group of the log, which `origin.file` names."""
 
-    def __init__(self, images: pa.RecordBatch, changes: pa.Table, schema: TableSchema) -> None:
+    def __init__(
+        self, images: pa.RecordBatch, changes: pa.Table, schema: TableSchema, preimages_since: int | None
+    ) -> None:
         places = list(zip(*(changes[n].to_pylist() for n in ("key", "position")), strict=True))
         files = changes["origin"].combine_chunks().field("file").to_pylist()
         times = {file: _write_time(file) for file in set(files)}
@@ -148,10 +163,10 @@ class _Writes:
         before = images.filter(pc.equal(images["kind"], "preimage"))
         existed = set(zip(*(before[n].to_pylist() for n in ("key", "position", "write_time")), strict=True))
         values = {(*places[i], times[files[i]]) for i in np.flatnonzero(written).tolist()}
-        self.bare_inserts = (
-            {(*places[i], times[files[i]]) for i in np.flatnonzero(inserted).tolist()} - values - existed
-        )
-        """Rows made by an insert that sets no column and has no preimage."""
+        since = None if preimages_since is None else min([preimages_since, *(place[2] for place in existed)])
+        made = {(*places[i], times[files[i]]) for i in np.flatnonzero(inserted).tolist()} - values - existed
+        self.bare_inserts = {place for place in made if since is not None and place[2] >= since}
+        """Rows made by an insert that sets no column and has no preimage, at a time when there were preimages."""
 
     def count(self, place: "_Place") -> int:
         """Return how many writes changed a row at a time."""
@@ -160,7 +175,8 @@ class _Writes:
 
 # A row's key and position, and the write time of an image.
 _Place = tuple[bytes, bytes, int]
-_IsCompared = Callable[[_Place, dict[str, Any] | None], bool]
+# Takes the place of an image, the cell that the changes have of a column, and the value that the image shows.
+_IsCompared = Callable[[_Place, dict[str, Any] | None, Any], bool]
 
 
 def _write_time(file: str) -> int:

@@ -19,7 +19,7 @@ from writetime.schema.values import BadValue, UnknownFields
 from writetime.scylla_cdc.checking import Checked, ImageCheck
 from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import CLOSED_SET
-from writetime.scylla_cdc.history import History
+from writetime.scylla_cdc.history import LEEWAY, History
 from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.late import LateStep
 from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError, check_log
@@ -63,6 +63,13 @@ class CdcSource:
     def options_since(self) -> int:
         """The time since which the table's CDC options have been the same: its last alteration, in microseconds."""
         return 0 if self._options is None else self._options.since
+
+    @property
+    def preimages_since(self) -> int | None:
+        """The write time since which the log is known to have preimages, in microseconds; None if it has none."""
+        if self._options is None:
+            return 0
+        return None if self._options.values.get("preimage", "false") == "false" else self._options.since + LEEWAY
 
     @property
     def ttl(self) -> int:
@@ -154,7 +161,9 @@ class CdcSource:
             if late is not None:
                 late.see(piece, times)
 
-        first = deltas if check is None else Checked(deltas, Images(self.schema, history), check, counts)
+        first = deltas
+        if check is not None:
+            first = Checked(deltas, Images(self.schema, history), check, counts, self.preimages_since)
         try:
             for converter, again in ((first, False), (deltas, True)):
                 some = [piece for piece in pieces if piece.again == again]
