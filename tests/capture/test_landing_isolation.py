@@ -296,6 +296,27 @@ def test_topics_that_name_no_table_are_ignored(settings: Settings) -> None:
     assert Landing(settings, f"{name}.empty").drain() == 0
 
 
+def test_more_messages_than_the_queue_of_a_client_holds(settings: Settings) -> None:
+    """All of them are sent, and those of a key end in their order."""
+    topic = changes_topic(f"{settings.cassandra.keyspace}.queue")
+    ensure_topics(settings, {topic: {}}, 2)
+    sender = Sender(settings, "test", **{"queue.buffering.max.kbytes": 64, "enable.idempotence": True})
+    sizes = [random.Random(1).randrange(10, 20_000) for _ in range(400)]
+    values = [b"%06d" % i + b"x" * size for i, size in enumerate(sizes)]
+    sender.produce_all(topic, values, [b"k%d" % (i % 7) for i in range(400)], [i % 7 % 2 for i in range(400)])
+    assert sender.flush()
+    found = [
+        (message.key() or b"", message.value() or b"")
+        for message in messages_between(settings, topic, {0: 0, 1: 0}, end_offsets(settings, topic))
+    ]
+    assert {value for _, value in found} == set(values)
+    # The last place of each.
+    places = {pair: place for place, pair in enumerate(found)}
+    for key in {key for key, _ in found}:
+        in_order = [value for of, value in sorted(places, key=places.__getitem__) if of == key]
+        assert in_order == sorted(in_order)
+
+
 def command(*arguments: str) -> Any:
     return CliRunner().invoke(main, list(arguments))
 

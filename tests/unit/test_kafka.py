@@ -11,6 +11,8 @@ from writetime.clients import kafka
 from writetime.core import config
 from writetime.core.config import Kafka, Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.wire import publishing
+from writetime.wire.publishing import Sender
 
 QUESTIONS: dict[str, Callable[[Settings], Any]] = {
     "topics": kafka.topic_names,
@@ -40,6 +42,23 @@ def test_a_silent_broker_is_an_error_that_names_it_and_the_remedy(
     broker = silent_broker.kafka.bootstrap_servers
     with pytest.raises(WritetimeError, match=rf"no broker answers at {broker}.*`writetime up`"):
         question(silent_broker)
+
+
+SENDS: dict[str, Callable[[Sender, list[bytes]], Any]] = {
+    "together": lambda sender, values: sender.produce_all("t", values, [b"k"] * len(values), [0] * len(values)),
+    "alone": lambda sender, values: [sender.produce("t", value, b"k", 0) for value in values],
+}
+
+
+@pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
+def test_a_full_queue_of_the_client_is_an_outage(
+    send: Callable[[Sender, list[bytes]], Any], silent_broker: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, a table whose changes fill the queue would be set aside while a broker is away."""
+    monkeypatch.setattr(publishing, "TIMEOUT_SECONDS", 0.5)
+    sender = Sender(silent_broker, "test", **{"queue.buffering.max.kbytes": 64, "log_level": 0})
+    with pytest.raises(Transient, match="wait in the client's full queue"):
+        send(sender, [b"x" * 10_000] * 20)
 
 
 _MAY_PASS = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "LEADER_NOT_AVAILABLE", "_NOENT", "NOT_ENOUGH_REPLICAS")

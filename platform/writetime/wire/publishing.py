@@ -68,6 +68,7 @@ class Sender:
         """Hand over a message; one without a value deletes the messages of its key in a compacted topic.
 
         Raises:
+            Transient: the client's queue is full, and the broker acknowledges nothing.
             WritetimeError: it is refused, or an earlier one was.
         """
         while True:
@@ -75,27 +76,34 @@ class Sender:
                 self._producer.produce(topic, value, key, partition, on_delivery=self._delivered)
                 break
             except BufferError:
-                # The client's queue is full: wait until some of it is delivered.
-                self._producer.poll(1)
+                self._wait_for_room()
             except KafkaException as e:
                 raise self._refused(e.args[0], topic) from None
         self.check()
 
-    def produce_all(self, topic: str, values: list[bytes], keys: list[bytes], partitions: list[int]) -> int:
-        """Hand over many messages, if the client's queue has room; return how many it took.
+    def produce_all(self, topic: str, values: list[bytes], keys: list[bytes], partitions: list[int]) -> None:
+        """Hand over many messages. If the client's queue gets full, some are sent twice, the last time in order.
 
         Raises:
+            Transient: the client's queue is full, and the broker acknowledges nothing.
             WritetimeError: one is refused, or an earlier one was.
         """
         messages: list[dict[str, Any]] = [
             {"value": value, "key": key, "partition": partition}
             for value, key, partition in zip(values, keys, partitions, strict=True)
         ]
-        taken = self._producer.produce_batch(topic, messages, on_delivery=self._delivered)
-        if taken < len(messages):
-            raise self._refused(next(m["_error"] for m in messages if "_error" in m), topic)
-        self.check()
-        return taken
+        while messages:
+            self._producer.produce_batch(topic, messages, on_delivery=self._delivered)
+            errors = [message.pop("_error", None) for message in messages]
+            for error in errors:
+                if error is not None and error.code() != KafkaError._QUEUE_FULL:
+                    raise self._refused(error, topic)
+            self.check()
+            first = next((i for i, error in enumerate(errors) if error is not None), len(messages))
+            # The queue may have taken later, smaller messages.
+            messages = messages[first:]
+            if messages:
+                self._wait_for_room()
 
     def register(self, topic: str, avro: Any, compatibility: Compatibility) -> bytes:
         """Hand over the schema of a topic's values to the topic of the schemas, which must exist and keeps one per
@@ -125,6 +133,27 @@ class Sender:
                     return False
         self.check()
         return True
+
+    def _wait_for_room(self) -> None:
+        """Wait until the broker has acknowledged half of the client's queue.
+
+        Raises:
+            Transient: it acknowledges nothing for a while.
+            WritetimeError: a message was refused.
+        """
+        full = waiting = len(self._producer)
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while waiting > full // 2:
+            self._producer.poll(0.1)
+            self.check()
+            before, waiting = waiting, len(self._producer)
+            if waiting < before:
+                deadline = time.monotonic() + TIMEOUT_SECONDS
+            elif time.monotonic() > deadline:
+                raise Transient(
+                    f"{self._what}: {waiting} messages wait in the client's full queue, and the broker has "
+                    f"acknowledged none for {TIMEOUT_SECONDS:.0f} s"
+                )
 
     def check(self) -> None:
         """Raise the error of a message that was refused, if there is one."""
