@@ -23,7 +23,7 @@ from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.lake import state
-from writetime.lake.delta import Snapshot
+from writetime.lake.delta import TableVersion
 from writetime.lake.horizon import captured_until, next_horizon, registered_sources
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now, virtual
@@ -51,7 +51,7 @@ def mark(captured: Captured, table: str = "marks") -> TableMark:
     return marks.tables.get(f"{captured.keyspace}.{table}", TableMark(0))
 
 
-def land(captured: Captured) -> Snapshot:
+def land(captured: Captured) -> TableVersion:
     """Land the marks; return the changes then."""
     name = f"{captured.keyspace}.marks"
     Landing(captured.settings, name).drain()

@@ -13,7 +13,7 @@ from writetime.clients.kafka import NoTopic, beginning_offsets, offsets_at
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text
-from writetime.lake.delta import Snapshot
+from writetime.lake.delta import TableVersion
 from writetime.lake.horizon import registered_sources
 from writetime.lake.table import LakeTable
 from writetime.wire.publishing import Sender
@@ -85,7 +85,7 @@ def _of_landing(settings: Settings, report: LandingReport | None) -> Iterator[st
         yield f"landing has failed since {since}, the table is {report.state}: {report.fault}"
 
 
-def _of_messages(settings: Settings, table: str, now: Snapshot | None) -> Iterator[str]:
+def _of_messages(settings: Settings, table: str, now: TableVersion | None) -> Iterator[str]:
     topic, seconds = changes_topic(table), settings.capture.stale_seconds
     try:
         firsts = beginning_offsets(settings, topic)
@@ -98,7 +98,7 @@ def _of_messages(settings: Settings, table: str, now: Snapshot | None) -> Iterat
 
 
 def _of_sources(
-    settings: Settings, table: str, marks: Mapping[str, SourceMarks], now: Snapshot | None
+    settings: Settings, table: str, marks: Mapping[str, SourceMarks], now: TableVersion | None
 ) -> Iterator[str]:
     stale = time.time() - settings.capture.stale_seconds
     registered = registered_sources(now) if now else set()
