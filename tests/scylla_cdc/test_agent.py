@@ -55,14 +55,16 @@ def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: 
     """Settings of an agent of some tables, with a lake of its own."""
     settings = cdc.with_options(**scylla_cdc)
     names = [table.schema.full_name for table in tables]
-    capture = Capture(source="scylla-cdc", tables=names, state=folder / "state", partitions=2, snapshot="schema-only")
+    capture = Capture(
+        source="scylla-cdc", tables=names, state_dir=folder / "state", partitions=2, snapshot="schema-only"
+    )
     lake = settings.lake.model_copy(update={"path": str(folder / "lake"), "buckets": 4})
     return settings.model_copy(update={"capture": capture, "lake": lake})
 
 
 def reached(settings: Settings) -> dict[str, int]:
     """Up to which write time the agent has published each table."""
-    path = settings.capture.state / "logs.json"
+    path = settings.capture.state_dir / "logs.json"
     return {name: found["until"] for name, found in json.loads(path.read_text()).items()} if path.exists() else {}
 
 
@@ -78,7 +80,7 @@ def wait_until(settings: Settings, table: Logged, at: int) -> None:
 def is_marked(settings: Settings, table: Logged) -> bool:
     """Whether the agent has published a mark of the table that it reads. It saves its place before."""
     name = table.schema.full_name
-    saved = json.loads((settings.capture.state / "logs.json").read_text())[name]["table_id"]
+    saved = json.loads((settings.capture.state_dir / "logs.json").read_text())[name]["table_id"]
     with suppress(WritetimeError):
         found = WatermarkTopic(settings).read().get(source_of(table))
         return found is not None and name in found.tables and found.tables[name].id == saved
@@ -268,8 +270,8 @@ def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
     name = late.schema.full_name
     settings = settings_for(cdc, tmp_path, late, window_seconds=1, log_ttl_seconds=30)
     start: dict[str, Any] = {"newest": late.sets[0].time, "since": written.base, "table_id": str(late.schema.id)}
-    settings.capture.state.mkdir()
-    (settings.capture.state / "logs.json").write_text(json.dumps({name: {"until": written.base, **start}}))
+    settings.capture.state_dir.mkdir()
+    (settings.capture.state_dir / "logs.json").write_text(json.dumps({name: {"until": written.base, **start}}))
     with agent(settings):
         deadline = time.monotonic() + 60
         while not any("the log keeps rows for 30 seconds" in line for line in agents_lines(settings)):
@@ -451,7 +453,7 @@ def test_an_error_of_one_table_stops_no_other(
         return WatermarkTopic(settings).read()[source_of(table)].tables[table.schema.full_name].until
 
     def fault() -> str | None:
-        status = read_status(settings.capture.state)
+        status = read_status(settings.capture.state_dir)
         return None if status is None else status["logs"][name]["fault"]
 
     monkeypatch.setattr(owner, method, fail)
@@ -472,7 +474,7 @@ def test_an_error_of_one_table_stops_no_other(
         # What failed does not count as done, neither in the file, nor in the watermark, nor in the status.
         assert reached(settings)[name] == until < at
         assert watermark(late) <= until
-        status = read_status(settings.capture.state)
+        status = read_status(settings.capture.state_dir)
         assert status is not None
         assert (status["logs"][name]["until"], status["held_by"]) == (until, reason)
         assert status["logs"][other.schema.full_name]["fault"] is None

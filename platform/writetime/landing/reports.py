@@ -72,17 +72,17 @@ def stopped(settings: Settings, table: LakeTable) -> list[str]:
     except WritetimeError as e:
         if now is None or not registered_sources(now):
             return []
-        return [f"the state of the table's capture and landing cannot be read: {e}"]
+        return [f"the reports of the table's capture and landing cannot be read: {e}"]
 
 
 def _of_landing(settings: Settings, report: LandingReport | None) -> Iterator[str]:
     if report is None or report.fault is None:
         return
-    if report.state == "landing":
+    if report.status == "landing":
         yield f"the watermarks of the table stay: {report.fault}"
-    elif report.state == "set aside" or report.since < time.time() - settings.capture.stale_seconds:
+    elif report.status == "set aside" or report.since < time.time() - settings.capture.stale_seconds:
         since = instant_text(round(report.since * 1e6))
-        yield f"landing has failed since {since}, the table is {report.state}: {report.fault}"
+        yield f"landing has failed since {since}, the table is {report.status}: {report.fault}"
 
 
 def _of_messages(settings: Settings, table: str, now: TableVersion | None) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _fault(marks: SourceMarks, table: str) -> str | None:
     """Return the fault in an agent's report that holds a table back."""
     logs, held, snapshots = (marks.status.get(name) for name in ("logs", "held", "snapshots"))
     snapshot = snapshots.get(table) if isinstance(snapshots, Mapping) else None
-    if isinstance(snapshot, Mapping) and snapshot.get("state") == "failed":
+    if isinstance(snapshot, Mapping) and snapshot.get("status") == "failed":
         return "its snapshot failed; the agent's log has the reason"
     if isinstance(logs, Mapping):
         found = (logs.get(table) or {}).get("fault")
