@@ -108,7 +108,7 @@ def _faults_of_tables(status: Mapping[str, Any]) -> dict[str, str]:
     failed = {
         table: "its snapshot failed; the agent's log has the reason"
         for table, snapshot in (status.get("snapshots") or {}).items()
-        if snapshot.get("state") == "failed"
+        if snapshot.get("status") == "failed"
     }
     return failed | {table: str(fault) for table, fault in (status.get("not_captured") or {}).items()}
 

@@ -83,14 +83,14 @@ http_events = AssetSpec(
 def user_events_topic(kafka: KafkaResource) -> ObserveResult:
     """Observe how many messages the topic holds, and how many of them the sink has not stored."""
     ingest = kafka.settings.ingest
-    state = kafka.state(ingest.topic, ingest.group)
+    progress = kafka.progress(ingest.topic, ingest.group)
     return ObserveResult(
         asset_key=USER_EVENTS_TOPIC,
         metadata={
             "topic": ingest.topic,
-            "end_offset": sum(state.ends.values()),
-            "consumer_lag": state.total_lag,
-            "lag_by_partition": MetadataValue.json({str(p): n for p, n in state.lag.items()}),
+            "end_offset": sum(progress.ends.values()),
+            "consumer_lag": progress.total_lag,
+            "lag_by_partition": MetadataValue.json({str(p): n for p, n in progress.lag.items()}),
         },
     )
 
@@ -168,7 +168,7 @@ def user_events(context: AssetExecutionContext, spark: SparkResource, kafka: Kaf
     refused = [c.check_name for c in checks if not c.passed and c.severity is AssetCheckSeverity.ERROR]
     if not refused:
         drain.commit(settings, ranges)
-    state = kafka.state(settings.ingest.topic, settings.ingest.group)
+    progress = kafka.progress(settings.ingest.topic, settings.ingest.group)
     messages = sum(outcomes.values())
     return MaterializeResult(
         metadata={
@@ -176,7 +176,7 @@ def user_events(context: AssetExecutionContext, spark: SparkResource, kafka: Kaf
             **{f"events_{outcome}": count for outcome, count in outcomes.items()},
             "drain_seconds": round(seconds, 2),
             "rows_per_second": round(messages / seconds, 1),
-            "consumer_lag": state.total_lag,
+            "consumer_lag": progress.total_lag,
             "offsets_committed": not refused,
             "mode": settings.ingest.mode,
             "table": f"{settings.cassandra.keyspace}.{settings.ingest.table}",
@@ -329,14 +329,14 @@ def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> R
         return SkipReason("a run of the job `ingest` is under way")
     settings = kafka.settings.ingest
     try:
-        state = kafka.state(settings.topic, settings.group)
-        if state.total_lag == 0:
+        progress = kafka.progress(settings.topic, settings.group)
+        if progress.total_lag == 0:
             return SkipReason(f"{settings.topic} has no messages to store")
         if kafka.group_is_live(settings.group):
-            return SkipReason(f"a `writetime sink` is storing the {state.total_lag} messages of {settings.topic}")
+            return SkipReason(f"a `writetime sink` is storing the {progress.total_lag} messages of {settings.topic}")
     except WritetimeError as e:
         return SkipReason(f"the lag cannot be read: {e}")
-    return RunRequest(tags={"writetime/lag": str(state.total_lag)})
+    return RunRequest(tags={"writetime/lag": str(progress.total_lag)})
 
 
 @schedule(

@@ -45,7 +45,7 @@ class SegmentsConfig(Config):
         description="Folders of segments, each of one node: local or URLs; default: capture.segments.",
     )
     checkpoint: str | None = Field(
-        default=None, description="Where their progress is kept; default: `segments` in capture.state."
+        default=None, description="Where their progress is kept; default: `segments` in capture.state_dir."
     )
 
 

@@ -64,7 +64,7 @@ def settings_of(home: Path, node: FormatServer, **capture: object) -> Settings:
         cassandra={"port": node.port},
         kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
         embedded={"home": home / "kafka", "kafka_controller_port": free_port(), "kafka_heap_mb": 512},
-        capture={"state": home / "state", "snapshot": "schema-only", **capture},
+        capture={"state_dir": home / "state", "snapshot": "schema-only", **capture},
         lake={"path": str(home / "lake"), "buckets": 4},
     )
 
@@ -277,7 +277,7 @@ def publish(home: Path, settings: Settings, node: FormatServer, name: str, segme
     ensure_topics(settings, {topic: {}}, 4)
     before = sum(end_offsets(settings, topic).values())
     if name == "writetime":
-        own = settings.capture.model_copy(update={"cdc_raw": folder / "cdc_raw", "state": folder / "state"})
+        own = settings.capture.model_copy(update={"cdc_raw": folder / "cdc_raw", "state_dir": folder / "state"})
         program = agent(folder, settings.model_copy(update={"capture": own}))
     else:
         program = debezium(folder, settings, node, folder / "cdc_raw")

@@ -263,7 +263,7 @@ def main(items: int, sizes: str, latency: int, idle: float, quick: bool) -> None
                 "cassandra_storage_port": free_port(),
                 "kafka_controller_port": free_port(),
             },
-            capture={"state": Path(home) / "state", "snapshot": "schema-only"},
+            capture={"state_dir": Path(home) / "state", "snapshot": "schema-only"},
         )
         settings = settings.model_copy(update={"workqueue": WorkQueue(lease_seconds=60, enqueue_timeout_seconds=120)})
         server = CassandraServer(settings)

@@ -178,7 +178,7 @@ def _ingest_all(settings: Settings, dagster: Dagster) -> list[RunResult]:
 
 
 def _lag(settings: Settings) -> int:
-    return KafkaResource().state(settings.ingest.topic, settings.ingest.group).total_lag
+    return KafkaResource().progress(settings.ingest.topic, settings.ingest.group).total_lag
 
 
 def _enqueue_broken_items(settings: Settings) -> None:

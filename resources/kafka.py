@@ -7,7 +7,7 @@ from writetime_dagster.resources.base import WritetimeResource
 
 
 @dataclass(frozen=True)
-class TopicState:
+class TopicProgress:
     """The end offsets of a topic's partitions, and the messages that a consumer group has not read."""
 
     ends: dict[int, int]
@@ -22,14 +22,14 @@ class TopicState:
 class KafkaResource(WritetimeResource):
     """The brokers of the settings."""
 
-    def state(self, topic: str, group: str) -> TopicState:
+    def progress(self, topic: str, group: str) -> TopicProgress:
         """Return the topic's current end offsets and the group's lag; nothing is consumed."""
         settings = self.settings
         ends = kafka.end_offsets(settings, topic)
         first = kafka.beginning_offsets(settings, topic)
         committed = kafka.committed_offsets(settings, topic, group)
         lag = {p: end - max(first[p], committed[p] or 0) for p, end in ends.items()}
-        return TopicState(ends, lag)
+        return TopicProgress(ends, lag)
 
     def group_is_live(self, group: str) -> bool:
         """Return whether a consumer group has members."""

@@ -152,7 +152,7 @@ def test_agents_are_observed(settings: Settings) -> None:
         # So do a table that is not captured, and a snapshot that failed.
         tables = {
             "not_captured": {"k.t": "a view"},
-            "snapshots": {"k.u": {"state": "failed"}, "k.v": {"state": "done"}},
+            "snapshots": {"k.u": {"status": "failed"}, "k.v": {"status": "done"}},
         }
         watermarks.send(sender, "observed-1", SourceMarks(status=one | tables))
         assert sender.flush()

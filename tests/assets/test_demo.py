@@ -23,7 +23,7 @@ def own(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
     """Settings as the demo's file has them, in a keyspace of their own."""
     shipped = tomlkit.parse((ROOT / "demo" / "writetime.toml").read_text()).unwrap()
     of_demo = {settings.cassandra.keyspace: shipped["tables"]["writetime"]}
-    capture = settings.capture.model_copy(update={"state": tmp_path / "capture"})
+    capture = settings.capture.model_copy(update={"state_dir": tmp_path / "capture"})
     replay = settings.replay.model_copy(update=shipped["replay"])
     alerts = settings.alerts.model_copy(update={"reports": tmp_path / "reports"})
     made = settings.model_copy(update={"tables": of_demo, "capture": capture, "replay": replay, "alerts": alerts})

@@ -221,7 +221,7 @@ class Landings:
             assert found[1] == changes_topic(name), f"another topic is named: {fault[:300]}"
             assert place in kinds, f"a sound message is refused: {fault[:300]}"
             assert place not in refused, f"a message is refused that was skipped: {fault[:300]}"
-            assert self._tables._tables[name].report.state == "set aside", fault
+            assert self._tables._tables[name].report.status == "set aside", fault
             refused.add(place)
             skip(self._settings, MessagePlace(name, *place))
 

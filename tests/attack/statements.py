@@ -185,7 +185,7 @@ def attack(
     """Try so many rounds, or for so many seconds, on servers that run; return what came of them."""
     settings = settings.model_copy(
         update={
-            "capture": Capture(state=home / "state", snapshot="schema-only"),
+            "capture": Capture(state_dir=home / "state", snapshot="schema-only"),
             "lake": settings.lake.model_copy(update={"path": str(home / "lake"), "buckets": 2}),
         }
     )

@@ -16,7 +16,7 @@ from writetime.wire.watermarks import WatermarkTopic
 
 
 def progress_of(captured: Captured) -> dict[str, Any]:
-    return json.loads((captured.settings.capture.state / "progress.json").read_text())
+    return json.loads((captured.settings.capture.state_dir / "progress.json").read_text())
 
 
 def complete(captured: Captured) -> list[Path]:
@@ -40,7 +40,7 @@ def until(captured: Captured, table: str) -> int:
 
 
 def status_of(captured: Captured) -> dict[str, Any]:
-    return read_status(captured.settings.capture.state) or {}
+    return read_status(captured.settings.capture.state_dir) or {}
 
 
 def count(settings: Settings, table: str) -> int:

@@ -28,7 +28,7 @@ def captured(node: FormatServer, server_settings: Settings, tmp_path: Path) -> I
     """A keyspace that is captured, until the test ends: else each agent would have the tables of all tests before."""
     cassandra = server_settings.cassandra.model_copy(update={"port": node.port})
     settings = server_settings.model_copy(
-        update={"cassandra": cassandra, "capture": Capture(state=tmp_path / "state", snapshot="schema-only")}
+        update={"cassandra": cassandra, "capture": Capture(state_dir=tmp_path / "state", snapshot="schema-only")}
     )
     made = Captured(node, settings, f"c{uuid.uuid4().hex[:10]}", tmp_path)
     yield made

@@ -75,7 +75,7 @@ class Replica:
         self.folder.mkdir(parents=True)
         self.fault: BaseException | None = None
         self._delivered: set[str] = set()
-        self._settings = captured.with_options(state=home / "state", cdc_raw=self.folder, finished="delete")
+        self._settings = captured.with_options(state_dir=home / "state", cdc_raw=self.folder, finished="delete")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -83,7 +83,7 @@ class Replica:
     def _run(self) -> None:
         try:
             with (
-                closing(Progress(self._settings.capture.state)) as progress,
+                closing(Progress(self._settings.capture.state_dir)) as progress,
                 connect(self._settings) as session,
                 closing(Agent(self._settings, _Other(session, None), progress)) as agent,
             ):
@@ -117,7 +117,7 @@ class Replica:
     @property
     def progress(self) -> dict[str, Any]:
         """What the agent keeps of how far it is."""
-        return json.loads((self._settings.capture.state / "progress.json").read_text())
+        return json.loads((self._settings.capture.state_dir / "progress.json").read_text())
 
 
 @dataclass
@@ -147,7 +147,7 @@ class EndToEnd:
         self._home = home
         self._archive = home / "archive"
         lake = {"path": str(home / "lake"), "buckets": 4}
-        capture = {"state": home / "state", "finished": "archive", "archive": str(self._archive), "partitions": 2}
+        capture = {"state_dir": home / "state", "finished": "archive", "archive": str(self._archive), "partitions": 2}
         self._settings = settings.model_copy(
             update={
                 "cassandra": settings.cassandra.model_copy(update={"port": node.port}),

@@ -57,9 +57,9 @@ def test_schemas_that_change(captured: Captured) -> None:
         captured.settle()
     captured.assert_same("t", "young")
     assert sorted(captured.changes("gone", gone)["k"].to_pylist()) == [1, 2]
-    progress = json.loads((captured.settings.capture.state / "progress.json").read_text())
+    progress = json.loads((captured.settings.capture.state_dir / "progress.json").read_text())
     assert all(not s["set_aside"] and s["reason"] is None for s in progress["segments"].values())
-    stored = captured.settings.capture.state / "schemas" / f"{captured.schema('t').id}.json"
+    stored = captured.settings.capture.state_dir / "schemas" / f"{captured.schema('t').id}.json"
     kept = [version["cql"] for version in json.loads(stored.read_text())["versions"]]
     # Those between are there if the agent looked in time.
     assert "DROP l USING TIMESTAMP" not in kept[0]
@@ -78,7 +78,7 @@ def test_changes_of_schemas_are_heard(captured: Captured, tmp_path: Path, monkey
             captured.write(f"CREATE TABLE {{ks}}.{table} (k int PRIMARY KEY) WITH cdc = true")
             wait_for(lambda table=table: f"{captured.keyspace}.{table}" in captured_tables(captured.settings))
         captured.write("ALTER TABLE {ks}.first ADD v text")
-        stored = captured.settings.capture.state / "schemas" / f"{captured.schema('first').id}.json"
+        stored = captured.settings.capture.state_dir / "schemas" / f"{captured.schema('first').id}.json"
         wait_for(lambda: "v text" in json.loads(stored.read_text())["versions"][-1]["cql"])
 
 
@@ -142,5 +142,5 @@ def test_a_type_within_clustering_columns_that_grows(captured: Captured) -> None
             "DELETE FROM {ks}.grown WHERE k = 1 AND c = {a: 1, b: 'x'}",
         )
         captured.settle()
-        assert not list((captured.settings.capture.state / "aside").glob("*.reason.json"))
+        assert not list((captured.settings.capture.state_dir / "aside").glob("*.reason.json"))
     captured.assert_same("grown")

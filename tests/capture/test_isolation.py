@@ -58,7 +58,7 @@ def failing(wrapped: Callable[..., Any], is_bad: Callable[..., bool]) -> Callabl
 
 def test_a_value_that_cannot_be_read_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
-    state = captured.settings.capture.state
+    state = captured.settings.capture.state_dir
 
     def has_poison(array: Any, maker: BatchMaker, _: Any, name: str, *__: Any) -> bool:
         return maker._plan.schema.name == _BAD and name == "k" and _POISON in array.to_pylist()
@@ -131,7 +131,7 @@ def test_a_table_whose_schema_cannot_be_read_stops_no_other(
     assert keys_of(captured, "good") == list(range(20))
     assert f"table {bad} cannot be captured: RuntimeError: nobody expects this" in caplog.text
     # A schema that was kept and cannot be read does not stop the next start.
-    (kept,) = (captured.settings.capture.state / "schemas").glob(f"{captured.schema('good').id}.json")
+    (kept,) = (captured.settings.capture.state_dir / "schemas").glob(f"{captured.schema('good').id}.json")
     kept.write_text("{}")
     with captured.agent():
         write_rows(captured, "good", count=25)
@@ -175,7 +175,7 @@ def test_an_unknown_fault_of_a_topic_stops_no_other(captured: Captured, monkeypa
             assert until(captured, _BAD) < written_at
     captured.assert_same("good", "marks")
     # Its bytes are kept: put back, it is published.
-    put_back(captured, captured.settings.capture.state / "aside")
+    put_back(captured, captured.settings.capture.state_dir / "aside")
     with captured.agent():
         captured.settle(60)
         wait_for(lambda: until(captured, _BAD) > written_at)
@@ -228,9 +228,9 @@ def test_a_snapshot_that_cannot_be_read_stops_no_other(captured: Captured, monke
     monkeypatch.setattr(snapshots, "_AGAIN_SECONDS", 0.1)
     monkeypatch.setattr(snapshots, "_open", failing(snapshots._open, lambda _, __, schema: schema.full_name == bad))
     with captured.agent(snapshot="initial"):
-        wait_for(lambda: status_of(captured).get("snapshots", {}).get(bad, {}).get("state") == "failed")
+        wait_for(lambda: status_of(captured).get("snapshots", {}).get(bad, {}).get("status") == "failed")
         good = f"{captured.keyspace}.good"
-        wait_for(lambda: status_of(captured)["snapshots"].get(good, {}).get("state") == "done")
+        wait_for(lambda: status_of(captured)["snapshots"].get(good, {}).get("status") == "done")
         written_at = time.time_ns() // 1000
         wait_for(lambda: until(captured, "good") > written_at)
         assert not until(captured, _BAD)
@@ -330,7 +330,7 @@ def test_a_schema_that_cannot_be_stored_is_stored_later(captured: Captured, monk
         write_rows(captured, "good")
         wait_for(lambda: disk.refused >= 2)
         wait_for(lambda: status_of(captured)["errors"].get("disk"))
-        stored = captured.settings.capture.state / "schemas" / f"{captured.schema('good').id}.json"
+        stored = captured.settings.capture.state_dir / "schemas" / f"{captured.schema('good').id}.json"
         assert not stored.exists()
         assert not until(captured, "good")
         disk.is_full = False
@@ -344,7 +344,7 @@ def test_a_segment_that_cannot_be_set_aside_is_kept(
     captured: Captured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pattern: str
 ) -> None:
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
-    aside = captured.settings.capture.state / "aside"
+    aside = captured.settings.capture.state_dir / "aside"
 
     def has_poison(array: Any, maker: BatchMaker, _: Any, name: str, *__: Any) -> bool:
         return maker._plan.schema.name == _BAD and name == "k" and _POISON in array.to_pylist()
@@ -398,10 +398,10 @@ def test_a_snapshot_whose_progress_cannot_be_saved_is_published(
     with captured.agent(snapshot="initial"):
         wait_for(lambda: disk.refused >= 1)
         wait_for(lambda: sum(map(status_of(captured).get("errors", {}).get, ("disk", "snapshot"), (0, 0))))
-        kept = captured.settings.capture.state / "snapshots.json"
+        kept = captured.settings.capture.state_dir / "snapshots.json"
         assert not kept.exists() or '"done"' not in kept.read_text()
         disk.is_full = False
-        wait_for(lambda: status_of(captured)["snapshots"].get(good, {}).get("state") == "done")
+        wait_for(lambda: status_of(captured)["snapshots"].get(good, {}).get("status") == "done")
         written_at = time.time_ns() // 1000
         wait_for(lambda: until(captured, "good") > written_at)
     captured.assert_same("good")

@@ -121,7 +121,7 @@ def look(tables: Tables) -> None:
 
 def reports_of(settings: Settings, table: str) -> tuple[str, int]:
     report = reports(settings)[table]
-    return report.state, report.attempts
+    return report.status, report.attempts
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def garbage(seed: int) -> Iterator[tuple[bytes, bytes | None]]:
     random_ = random.Random(seed)
     texts = ["{}", "[]", "null", "1e999", '"x"', '{"tables": 1}', '{"tables": {"a.b": {"until": -1}}}', "{" * 3000]
     texts += ['{"tables": {"a.b": {"until": 1e30}}}', '{"namespace": 1}', '{"namespace": "changes.a.b", "cql": 7}']
-    texts += ['{"tables": {"a.b": {"until": 1, "more": 2}}, "unknown": [1]}', '{"state": "unknown", "at": 1}']
+    texts += ['{"tables": {"a.b": {"until": 1, "more": 2}}, "unknown": [1]}', '{"status": "unknown", "at": 1}']
     for _ in range(200):
         key = random_.choice([b"x", b"", b"\xff\xfe", b"landing/a.b", b"%016x" % random_.getrandbits(64), b"1_0"])
         value = random_.choice([None, random_.randbytes(random_.randrange(40)), random_.choice(texts).encode()])
@@ -384,7 +384,7 @@ def test_a_message_is_skipped(settings: Settings, released_by: str, monkeypatch:
 
 def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     state = Path(settings.lake.path).parent / "agent"
-    monkeypatch.setenv("WRITETIME_CAPTURE__STATE", str(state))
+    monkeypatch.setenv("WRITETIME_CAPTURE__STATE_DIR", str(state))
     name, other = published(settings, "a", "b")
     assert command("land", name, other).exit_code == 0
     (state / "schemas").mkdir(parents=True)
@@ -454,7 +454,9 @@ def test_why_a_table_has_stopped(settings: Settings) -> None:
     mark(settings, source, SourceMarks({name: now}, status={"at": at, "held": {"ks.other": "a gap"}}))
     assert not any("a gap" in reason for reason in stopped(settings, table))
     mark(
-        settings, source, SourceMarks({name: TableMark(0)}, status={"at": at, "snapshots": {name: {"state": "failed"}}})
+        settings,
+        source,
+        SourceMarks({name: TableMark(0)}, status={"at": at, "snapshots": {name: {"status": "failed"}}}),
     )
     assert any("its snapshot failed" in reason for reason in stopped(settings, table))
     mark(settings, source, SourceMarks({name: TableMark(old)}, status={"at": 1.0}))
@@ -564,7 +566,7 @@ def test_tables_share_one_reading_of_the_schemas(settings: Settings, monkeypatch
 def test_status_of_many_tables_fits_one_screen(settings: Settings, tmp_path: Path, source: str) -> None:
     """Also when each table has each fault that there is."""
     settings = settings.model_copy(
-        update={"capture": settings.capture.model_copy(update={"state": tmp_path / "state"})}
+        update={"capture": settings.capture.model_copy(update={"state_dir": tmp_path / "state"})}
     )
     (tmp_path / "state").mkdir()
     names = [f"{settings.cassandra.keyspace}.t{i:03}" for i in range(300)]
@@ -572,7 +574,7 @@ def test_status_of_many_tables_fits_one_screen(settings: Settings, tmp_path: Pat
     totals = ("segments", "segments_set_aside", "segments_vanished", "mutations_set_aside", "changes_set_aside")
     kinds = (STATIC_DROPPED, IN_SNAPSHOT, DOUBTFUL_INSERT, IMAGE_DISAGREES, IMAGE_NOT_COMPARED, LATE, CLOSED_SET)
     of_log = {"until": time_now(), "fault": "a reason", "found": dict.fromkeys(kinds, 1)}
-    snapshot = {"state": "wanted", "sstables": 1, "sstables_read": 0, "changes": 0}
+    snapshot = {"status": "wanted", "sstables": 1, "sstables_read": 0, "changes": 0}
     status = {
         "at": time.time(),
         "lag": lag | {"backlog_limit_bytes": 1, "aside_segments": 0},

@@ -141,7 +141,7 @@ def test_a_refused_schema_stops_no_other_table(registered: Captured, registry: R
     registry.ask("PUT", f"/config/{subject}", {"compatibility": "FULL"})
     registered.write("CREATE TABLE {ks}.t (k int PRIMARY KEY) WITH cdc = true", "INSERT INTO {ks}.t (k) VALUES (1)")
     registered.fill(2)
-    aside = registered.settings.capture.state / "aside"
+    aside = registered.settings.capture.state_dir / "aside"
     with registered.agent():
         registered.settle()
         wait_for(lambda: list(aside.glob("*.reason.json")))
@@ -191,7 +191,7 @@ def test_the_agent_waits_for_a_registry_that_answers_anything(landed: Captured, 
         fake.instead = lambda method, path: None
         landed.settle(60)
         wait_for(lambda: not status_of(landed)["held_by"])
-    assert not list((landed.settings.capture.state / "aside").glob("*.reason.json"))
+    assert not list((landed.settings.capture.state_dir / "aside").glob("*.reason.json"))
     landed.assert_same("t", "marks")
     landing = Landing(landed.settings, name)
     for bad in ("object", "cut-body", "503", "reset"):
@@ -208,7 +208,7 @@ def test_a_subject_that_the_user_may_not_write_stops_no_other_table(landed: Capt
     fake.instead = lambda method, path: error(403, 40301, "not yours") if subject in path else None
     landed.write("CREATE TABLE {ks}.t (k int PRIMARY KEY) WITH cdc = true", "INSERT INTO {ks}.t (k) VALUES (1)")
     landed.fill(2)
-    aside = landed.settings.capture.state / "aside"
+    aside = landed.settings.capture.state_dir / "aside"
     with landed.agent():
         landed.settle(60)
         wait_for(lambda: list(aside.glob("*.reason.json")))

@@ -33,7 +33,7 @@ def test_published_segments_are_archived_or_deleted_or_kept(captured: Captured, 
     captured.fill(3)
     before = complete(captured)
     assert len(before) >= 2
-    with captured.agent(finished="keep", state=tmp_path / "first"):
+    with captured.agent(finished="keep", state_dir=tmp_path / "first"):
         captured.settle()
         wait_for(lambda: json.loads((tmp_path / "first/progress.json").read_text())["segments"])
     assert all(path.exists() for path in before)
@@ -64,12 +64,12 @@ def test_the_status_of_an_agent(
     port = free_port()
     with captured.agent(metrics_port=port, backlog_warning=1e-9):
         captured.settle()
-        wait_for((captured.settings.capture.state / "status.json").exists)
+        wait_for((captured.settings.capture.state_dir / "status.json").exists)
         with pytest.raises(WritetimeError, match="another agent"):
-            Progress(captured.settings.capture.state)
+            Progress(captured.settings.capture.state_dir)
         # With another state folder, it would delete the segments that the first one reads.
         with pytest.raises(WritetimeError, match="another agent publishes the segments in"):
-            agent.run(captured.with_options(state=tmp_path / "other", metrics_port=None), threading.Event())
+            agent.run(captured.with_options(state_dir=tmp_path / "other", metrics_port=None), threading.Event())
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             metrics = answer.read().decode()
         time.sleep(1.1)  # The status is written every second.
@@ -114,7 +114,7 @@ def test_a_broken_segment_is_set_aside_and_stops_nothing(captured: Captured) -> 
     with captured.agent():
         captured.settle()
         wait_for(lambda: not path.exists())
-    aside = captured.settings.capture.state / "aside"
+    aside = captured.settings.capture.state_dir / "aside"
     assert (aside / path.name).read_bytes() == content
     reason = json.loads((aside / path.with_suffix(".reason.json").name).read_text())
     assert path.name in reason["reason"]
@@ -142,7 +142,7 @@ def test_a_change_that_is_too_large_stops_no_other(captured: Captured) -> None:
     for k, size in sizes.items():
         captured.node.session().execute(insert, (k, os.urandom(size)))
     captured.fill(2)
-    aside = captured.settings.capture.state / "aside"
+    aside = captured.settings.capture.state_dir / "aside"
     port = free_port()
     with captured.agent(metrics_port=port):
         captured.settle()
@@ -172,7 +172,7 @@ def test_an_invalid_index_stops_no_other_segment(captured: Captured, caplog: pyt
     index = segment.with_name("CommitLog-8-1_cdc.idx")
     segment.write_bytes(b"")
     index.write_text("no offset")
-    state = captured.settings.capture.state
+    state = captured.settings.capture.state_dir
     try:
         with captured.agent():
             captured.settle()
@@ -199,7 +199,7 @@ def test_writes_to_an_unknown_table_are_set_aside(captured: Captured) -> None:
         captured.settle()
         captured.fill(2)
         captured.settle()
-        aside = captured.settings.capture.state / "aside"
+        aside = captured.settings.capture.state_dir / "aside"
         wait_for(lambda: list(aside.glob("*.reason.json")))
         wait_for(lambda: progress_of(captured)["totals"]["mutations_set_aside"])
     (file,) = aside.glob("*.reason.json")

@@ -61,14 +61,14 @@ def fill(captured: Captured, table: str, files: int = FILES) -> None:
 
 def snapshots(captured: Captured) -> dict[str, dict[str, Any]]:
     """How far the snapshots are, by table."""
-    path = captured.settings.capture.state / "snapshots.json"
+    path = captured.settings.capture.state_dir / "snapshots.json"
     found = json.loads(path.read_text()).values() if path.exists() else ()
     return {progress["table"].partition(".")[2]: progress for progress in found}
 
 
 def is_done(captured: Captured, *tables: str) -> bool:
     """Whether the snapshots of these tables are published and deleted."""
-    return all(snapshots(captured).get(table, {}).get("state") == "done" for table in tables)
+    return all(snapshots(captured).get(table, {}).get("status") == "done" for table in tables)
 
 
 def test_a_snapshot_beside_live_writes_and_a_kill(landed: Captured) -> None:
@@ -99,7 +99,7 @@ def test_a_snapshot_beside_live_writes_and_a_kill(landed: Captured) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         killed = snapshots(landed)["t"]
-        assert killed["state"] == "taken"
+        assert killed["status"] == "taken"
         assert 0 < killed["published"] < ROWS
         Landing(landed.settings, name).drain()
         # Not all of it is there, so the lake does not say that it is complete.
@@ -188,7 +188,7 @@ def test_snapshots_that_are_broken_or_gone(
     with landed.agent(metrics_port=port):
         wait_for(lambda: is_done(landed, "gone", "sound", "marks"))
         shown = metrics_of(port)
-        status = json.loads((landed.settings.capture.state / "status.json").read_text())
+        status = json.loads((landed.settings.capture.state_dir / "status.json").read_text())
     assert [of_snapshot(landed, name) for name in tables] == [0, 3, 3]
     assert f'writetime_capture_snapshot_done{{table="{tables["sound"]}"}} 1.0' in shown
     assert f'writetime_capture_snapshot_done{{table="{tables["broken"]}"}} 0.0' in shown
@@ -197,7 +197,7 @@ def test_snapshots_that_are_broken_or_gone(
     assert "repair the table (nodetool scrub)" in caplog.text
     assert f"{tables['gone']}: the snapshot" in caplog.text
     assert "is gone, a new one is taken" in caplog.text
-    assert status["snapshots"][tables["broken"]]["state"] == "failed"
+    assert status["snapshots"][tables["broken"]]["status"] == "failed"
     # One call took them all, and one more that which was gone; each tag was deleted once.
     assert [sorted(c[-1].split(",")) for c in calls if c[0] == "snapshot"] == [
         sorted([*tables.values(), f"{landed.keyspace}.marks"]),
@@ -246,8 +246,8 @@ def test_modes(landed: Captured) -> None:
         wait_for(lambda: landed.changes("old").num_rows == 2)
         wait_for(lambda: is_done(landed, "old", "empty", "marks"))
     # As an agent leaves it that ended before it had deleted the node_snapshots.
-    stored = landed.settings.capture.state / "snapshots.json"
+    stored = landed.settings.capture.state_dir / "snapshots.json"
     content = json.loads(stored.read_text())
-    stored.write_text(json.dumps({key: value | {"state": "published"} for key, value in content.items()}))
+    stored.write_text(json.dumps({key: value | {"status": "published"} for key, value in content.items()}))
     with landed.agent(snapshot="always"):
         wait_for(lambda: landed.changes("old").num_rows == 3)

@@ -135,7 +135,7 @@ def test_a_record_that_cannot_be_read_stops_no_other_table(landed: Captured, mon
         return found
 
     def status() -> dict[str, Any]:
-        return read_status(landed.settings.capture.state) or {}
+        return read_status(landed.settings.capture.state_dir) or {}
 
     with landed.agent():
         landed.settle()

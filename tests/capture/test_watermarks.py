@@ -24,7 +24,7 @@ from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.lake import state
-from writetime.lake.delta import Snapshot
+from writetime.lake.delta import TableVersion
 from writetime.lake.horizon import captured_until, next_horizon, registered_sources
 from writetime.lake.table import open_table
 from writetime.lake.views import time_now, virtual
@@ -52,7 +52,7 @@ def mark(captured: Captured, table: str = "marks") -> TableMark:
     return marks.tables.get(f"{captured.keyspace}.{table}", TableMark(0))
 
 
-def land(captured: Captured) -> Snapshot:
+def land(captured: Captured) -> TableVersion:
     """Land the marks; return the changes then."""
     name = f"{captured.keyspace}.marks"
     Landing(captured.settings, name).drain()
@@ -61,7 +61,7 @@ def land(captured: Captured) -> Snapshot:
 
 def status(captured: Captured) -> dict[str, Any]:
     """What the agent says of itself."""
-    return json.loads((captured.settings.capture.state / "status.json").read_text())
+    return json.loads((captured.settings.capture.state_dir / "status.json").read_text())
 
 
 def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch
         wait_for(lambda: mark(landed).until > captured_until(changes))
         assert land(landed).version == changes.version
         assert 0 < watermarks_not_landed(landed.settings, name, WatermarkTopic(landed.settings).read()) < 60
-        wait_for((landed.settings.capture.state / "status.json").exists)
+        wait_for((landed.settings.capture.state_dir / "status.json").exists)
         time.sleep(1.1)
         landed.settle()
         monkeypatch.setattr("writetime.landing.landing._WATERMARK_MICROS", 1)
@@ -113,7 +113,7 @@ def test_no_watermark_passes_unpublished_writes(landed: Captured) -> None:
     written_at = time_now()
     landed.fill(3)
     wait_for(lambda: complete(landed))
-    progress = Progress(landed.settings.capture.state)
+    progress = Progress(landed.settings.capture.state_dir)
     one = Agent(landed.settings, Node(landed.node.session(), None), progress)
     stop = threading.Event()
     stop.set()
@@ -155,7 +155,7 @@ def test_no_watermark_passes_unpublished_writes(landed: Captured) -> None:
     one.round(threading.Event())
     assert "vanished before all of it was read" in str(one.held_by)
     assert mark(landed).until == held_from
-    (reason,) = (landed.settings.capture.state / "aside").glob("*.reason.json")
+    (reason,) = (landed.settings.capture.state_dir / "aside").glob("*.reason.json")
     reason.unlink()
     wait_for(lambda: one.round(threading.Event()) or one.held_by is None)
     assert mark(landed).until > held_from
@@ -170,7 +170,7 @@ def test_tombstones_wait_for_the_slowest_node(
     monkeypatch.setattr("writetime.landing.landing._WATERMARK_MICROS", 1)
     name, grace = f"{landed.keyspace}.t", 1_000_000
     other = copy(landed)
-    capture = landed.settings.capture.model_copy(update={"state": tmp_path / "other"})
+    capture = landed.settings.capture.model_copy(update={"state_dir": tmp_path / "other"})
     other.settings = landed.settings.model_copy(update={"cassandra": server_settings.cassandra, "capture": capture})
     create = f"CREATE TABLE {name} (k int PRIMARY KEY, v text) WITH id = {uuid.uuid4()} AND gc_grace_seconds = 1"
     with connect(other.settings) as session:
@@ -235,7 +235,7 @@ def test_a_gap_holds_no_table_whose_snapshot_was_begun_after_it(landed: Captured
         return statuses(landed.settings)[node_id(landed)]["held_by"]
 
     def is_taken() -> bool:
-        return statuses(landed.settings)[node_id(landed)]["snapshots"][f"{landed.keyspace}.marks"]["state"] == "done"
+        return statuses(landed.settings)[node_id(landed)]["snapshots"][f"{landed.keyspace}.marks"]["status"] == "done"
 
     landed.write(*gone)
     landed.fill(2)

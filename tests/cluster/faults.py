@@ -141,7 +141,7 @@ class ClusterRun:
         capture = {
             "poll_seconds": 0.2,
             "node": address,
-            "state": self._home / f"agent-{address}" / "state",
+            "state_dir": self._home / f"agent-{address}" / "state",
             "snapshot": "schema-only",
         }
         return self._settings.model_copy(
@@ -166,7 +166,7 @@ class ClusterRun:
         try:
             for thread in (*self._writers, *self._agents, self._landing):
                 thread.start()
-            running = [self.node_settings(address).capture.state / "status.json" for address in ADDRESSES]
+            running = [self.node_settings(address).capture.state_dir / "status.json" for address in ADDRESSES]
             self._until(lambda: all(file.exists() for file in running), "all agents follow their nodes")
             self._until(lambda: {*self._tables} <= {*captured_tables(self._settings)}, "all tables have topics")
             self._follow("before anything breaks")
@@ -299,7 +299,7 @@ class ClusterRun:
         for program in (*self._agents, self._landing):
             assert program.ends[0] == 1, f"{program.log} ended {dict(program.ends)}"
         for address in ADDRESSES:
-            totals = json.loads((self.node_settings(address).capture.state / "progress.json").read_text())["totals"]
+            totals = json.loads((self.node_settings(address).capture.state_dir / "progress.json").read_text())["totals"]
             assert totals["segments_vanished"] == totals["segments_set_aside"] == 0, totals
         rows = changes = 0
         for name in self._tables:

@@ -50,9 +50,9 @@ def work(folder: Path) -> LakeTable:
 
 def held(table: LakeTable) -> dict[str, Any]:
     """What the lake answers, and a digest of its state."""
-    snapshot = table.state.load()
+    newest = table.state.load()
     schema = table.schema()
-    levels = [read_file(table.state.storage, f.path, change_schema(schema)) for f in snapshot.files]
+    levels = [read_file(table.state.storage, f.path, change_schema(schema)) for f in newest.files]
     merged = merge(levels, schema)
     return {
         "virtual": view_rows(views.virtual(table)),

@@ -96,7 +96,7 @@ class Pipeline:
         capture = Capture(
             source="scylla-cdc",
             tables=[f"{keyspace}.{name}" for name in names],
-            state=home / "state",
+            state_dir=home / "state",
             partitions=2,
             snapshot="schema-only",
         )
@@ -191,7 +191,7 @@ class Pipeline:
         """Wait until the agent has published each table up to the last write, and all that expires soon is gone."""
         # The windows of the last writes are to be read for the second time, too.
         last = time.time_ns() // 1000 + round((_SETTLE_SECONDS + self.settings.scylla_cdc.rescan_seconds) * 1_000_000)
-        path = self.settings.capture.state / "logs.json"
+        path = self.settings.capture.state_dir / "logs.json"
         deadline = time.monotonic() + _PATIENCE_SECONDS
         waiting = list(self.tables.values())
         while waiting and time.monotonic() < deadline:
@@ -203,7 +203,7 @@ class Pipeline:
 
     def _status(self, table: Followed) -> object:
         """Return what the agent says of a table."""
-        path = self.settings.capture.state / "status.json"
+        path = self.settings.capture.state_dir / "status.json"
         return json.loads(path.read_text())["logs"].get(table.name) if path.exists() else None
 
     @contextmanager

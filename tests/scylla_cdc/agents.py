@@ -34,14 +34,16 @@ def settings_for(cdc: CdcDatabase, folder: Path, *tables: Logged, **scylla_cdc: 
     """Settings of an agent of some tables, with a lake of its own."""
     settings = cdc.with_options(**scylla_cdc)
     names = [table.schema.full_name for table in tables]
-    capture = Capture(source="scylla-cdc", tables=names, state=folder / "state", partitions=2, snapshot="schema-only")
+    capture = Capture(
+        source="scylla-cdc", tables=names, state_dir=folder / "state", partitions=2, snapshot="schema-only"
+    )
     lake = settings.lake.model_copy(update={"path": str(folder / "lake"), "buckets": 4})
     return settings.model_copy(update={"capture": capture, "lake": lake})
 
 
 def reached(settings: Settings) -> dict[str, int]:
     """Up to which write time the agent has published each table."""
-    path = settings.capture.state / "logs.json"
+    path = settings.capture.state_dir / "logs.json"
     return {name: found["until"] for name, found in json.loads(path.read_text()).items()} if path.exists() else {}
 
 
@@ -57,7 +59,7 @@ def wait_until(settings: Settings, table: Logged, at: int) -> None:
 def is_marked(settings: Settings, table: Logged) -> bool:
     """Whether the agent has published a mark of the table that it reads. It saves its place before."""
     name = table.schema.full_name
-    saved = json.loads((settings.capture.state / "logs.json").read_text())[name]["table_id"]
+    saved = json.loads((settings.capture.state_dir / "logs.json").read_text())[name]["table_id"]
     with suppress(WritetimeError):
         found = WatermarkTopic(settings).read().get(source_of(table))
         return found is not None and name in found.tables and found.tables[name].id == saved

@@ -176,8 +176,8 @@ def test_a_gap_stops_its_table_until_a_snapshot_closes_it(
     name = late.schema.full_name
     settings = settings_for(cdc, tmp_path, late, window_seconds=1, log_ttl_seconds=30)
     start: dict[str, Any] = {"newest": late.sets[0].time, "since": written.base, "table_id": str(late.schema.id)}
-    settings.capture.state.mkdir()
-    (settings.capture.state / "logs.json").write_text(json.dumps({name: {"until": written.base, **start}}))
+    settings.capture.state_dir.mkdir()
+    (settings.capture.state_dir / "logs.json").write_text(json.dumps({name: {"until": written.base, **start}}))
     with agent(settings):
         deadline = time.monotonic() + 60
         while not any("the log keeps rows for 30 seconds" in line for line in agents_lines(settings)):
@@ -359,7 +359,7 @@ def test_an_error_of_one_table_stops_no_other(
         return WatermarkTopic(settings).read()[source_of(table)].tables[table.schema.full_name].until
 
     def fault() -> str | None:
-        status = read_status(settings.capture.state)
+        status = read_status(settings.capture.state_dir)
         return None if status is None else status["logs"][name]["fault"]
 
     monkeypatch.setattr(owner, method, fail)
@@ -380,7 +380,7 @@ def test_an_error_of_one_table_stops_no_other(
         # What failed does not count as done, neither in the file, nor in the watermark, nor in the status.
         assert reached(settings)[name] == until < at
         assert watermark(late) <= until
-        status = read_status(settings.capture.state)
+        status = read_status(settings.capture.state_dir)
         assert status is not None
         assert (status["logs"][name]["until"], status["held_by"]) == (until, reason)
         assert status["logs"][other.schema.full_name]["fault"] is None

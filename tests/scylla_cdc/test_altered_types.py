@@ -95,7 +95,7 @@ def test_the_agent_reads_the_schema_again(
         cdc.session.execute(f"UPDATE {growing.name} USING TIMESTAMP {at} SET f = {new}, u.c = 'new' WHERE p = 1")
         growing.write(at, "f, u", f"{new}, {{c: 'new'}}")
         wait_until(settings, table, at + 1)
-        status = read_status(settings.capture.state)
+        status = read_status(settings.capture.state_dir)
     assert asked[0] > 2
     assert status is not None
     assert (status["errors"], status["held_by"]) == ({}, None)

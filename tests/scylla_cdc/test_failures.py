@@ -146,7 +146,7 @@ def test_failures_that_pass_are_no_errors_of_the_agent(
             time.sleep(0.1)
         wait_until(settings, late, now())
         assert failing.failed
-        status = read_status(settings.capture.state)
+        status = read_status(settings.capture.state_dir)
         assert status is not None
         assert (status["errors"], status["held_by"]) == ({}, None)
         assert not [r for r in caplog.records if r.levelname == "ERROR" and r.name.startswith("writetime")]

@@ -149,10 +149,10 @@ def test_the_agent_reports_a_gap_until_a_younger_snapshot_closes_it(
     settings = settings_for(cdc, tmp_path, *tables, window_seconds=0.5)
 
     def state() -> dict[str, Any]:
-        return json.loads((settings.capture.state / "logs.json").read_text())[odd.name]
+        return json.loads((settings.capture.state_dir / "logs.json").read_text())[odd.name]
 
     def fault() -> str:
-        return (read_status(settings.capture.state) or {"logs": {}})["logs"].get(odd.name, {}).get("fault") or ""
+        return (read_status(settings.capture.state_dir) or {"logs": {}})["logs"].get(odd.name, {}).get("fault") or ""
 
     cdc.set_options(odd.schema, enabled="true", delta="keys")
     odd.log(1, {"operation": 2, "p": 1, "c": 1})

@@ -102,7 +102,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
             },
             lake={"path": str(home / "lake"), "storage_options": {"AWS_SECRET_ACCESS_KEY": SECRETS["storage"]}},
             spark={"master": "local[2]", "conf": {"spark.hadoop.fs.s3a.secret.key": SECRETS["spark"]}},
-            capture={"state": home / "capture", "snapshot": "schema-only"},
+            capture={"state_dir": home / "capture", "snapshot": "schema-only"},
             ingest={
                 "port": free_port(),
                 "tokens": [SECRETS["token"], SECRETS["other token"]],

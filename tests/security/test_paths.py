@@ -160,7 +160,7 @@ def test_capture_lake_and_verification(secured: Secured, in_force: Settings) -> 
 def test_resources_of_dagster(in_force: Settings) -> None:
     with DatabaseResource().connect() as session:
         assert session.execute("SELECT key FROM system.local").one()
-    assert KafkaResource().state(in_force.ingest.topic, in_force.ingest.group).ends
+    assert KafkaResource().progress(in_force.ingest.topic, in_force.ingest.group).ends
     with ZooKeeperResource().connect() as client:
         assert client.connected
 

@@ -154,7 +154,7 @@ class Captured:
 
     def program(self) -> subprocess.Popen[bytes]:
         """An agent as a program, which may be killed; it runs when this returns."""
-        status = self.settings.capture.state / "status.json"
+        status = self.settings.capture.state_dir / "status.json"
         status.unlink(missing_ok=True)
         file = self._home / "agent.toml"
         write_settings(self.settings, file)

@@ -66,7 +66,7 @@ def run(settings: Settings, stop: threading.Event) -> Counter[str]:
             node.
     """
     with (
-        closing(Progress(settings.capture.state)) as progress,
+        closing(Progress(settings.capture.state_dir)) as progress,
         connect(settings) as session,
         closing(Agent(settings, Node(session, settings.capture.node), progress)) as agent,
     ):
@@ -87,7 +87,7 @@ class Agent:
         self._folder = SegmentFolder(settings, node.setting("cdc_raw_directory"))
         self._limit = space_of(node.setting("cdc_total_space") or "0B")
         self._metrics = AgentMetrics(settings, progress.totals)
-        self._schemas = SchemaWatch(capture.state, node)
+        self._schemas = SchemaWatch(capture.state_dir, node)
         self._decoder = Decoder(self._node_id, self._schemas)
         self._publisher = ChangePublisher(settings)
         self.snapshots = Snapshots(settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks)

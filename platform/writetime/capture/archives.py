@@ -334,7 +334,7 @@ class Archive:
 
 def checkpoint_of(settings: Settings) -> Path:
     """Return the default folder of the checkpoint."""
-    return settings.capture.state / "segments"
+    return settings.capture.state_dir / "segments"
 
 
 def unpublished(paths: Sequence[str], checkpoint: Path) -> list[str]:

@@ -77,7 +77,7 @@ def run(settings: Settings, stop: threading.Event, snapshot_at: int | None = Non
         WritetimeError: no database at the start, or another agent has the state folder.
     """
     with (
-        closing(LogProgress(settings.capture.state)) as progress,
+        closing(LogProgress(settings.capture.state_dir)) as progress,
         connect_for_pages(settings) as (session, pages),
     ):
         agent = LogAgent(settings, session, pages, progress, snapshot_at)

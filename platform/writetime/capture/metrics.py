@@ -163,7 +163,7 @@ class AgentMetrics:
     def snapshots(self, status: Mapping[str, Mapping[str, Any]]) -> None:
         """Set the progress of each table's snapshot."""
         for table, found in status.items():
-            values = {**found, "done": found["state"] == "done"}
+            values = {**found, "done": found["status"] == "done"}
             for name, gauge in self._snapshots.items():
                 gauge.labels(table).set(values[name])
 

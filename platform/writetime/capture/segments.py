@@ -182,7 +182,7 @@ class SegmentFolder:
 
 def aside_folder(capture: Capture) -> Path:
     """Return the folder of segments with faults and of the reasons for missing changes."""
-    return capture.aside or capture.state / "aside"
+    return capture.aside or capture.state_dir / "aside"
 
 
 def switched_file(capture: Capture, table_id: str) -> Path:

@@ -62,7 +62,7 @@ class SnapshotProgress:
 
     table: str
     tag: str
-    state: Literal["wanted", "taken", "published", "done"] = "wanted"
+    status: Literal["wanted", "taken", "published", "done"] = "wanted"
     folders: Sequence[str] = ()
     begun_at: int = 0
     taken_at: int = 0
@@ -92,15 +92,15 @@ class Snapshots:
         self._node = node
         self._metrics = metrics
         self._announce = announce
-        self._path = settings.capture.state / "snapshots.json"
+        self._path = settings.capture.state_dir / "snapshots.json"
         stored: dict[str, dict[str, Any]] = read_json(self._path) or {}
         self._tables = {UUID(key): SnapshotProgress(**value) for key, value in stored.items()}
         if self._mode == "always":
             # A published snapshot may not be deleted yet. It keeps its tag, so that this is done.
             self._tables = {
-                i: SnapshotProgress(p.table, p.tag) if p.state == "published" else p
+                i: SnapshotProgress(p.table, p.tag) if p.status == "published" else p
                 for i, p in self._tables.items()
-                if p.state != "done"
+                if p.status != "done"
             }
         self._faults: dict[UUID, str] = {}
         self._unknown: Counter[UUID] = Counter()
@@ -136,7 +136,7 @@ class Snapshots:
     def is_pending(self, table_id: UUID) -> bool:
         """Return whether changes of a snapshot of this table are not yet published."""
         found = self._tables.get(table_id)
-        return self._mode in ("initial", "always") and (found is None or found.state in ("wanted", "taken"))
+        return self._mode in ("initial", "always") and (found is None or found.status in ("wanted", "taken"))
 
     def taken_at(self, table_id: UUID) -> int:
         """Return when the snapshot of a table was taken (microseconds); 0 if there is none."""
@@ -152,7 +152,7 @@ class Snapshots:
         """Take a snapshot again that is not published yet and was begun before the table was truncated
         (microseconds)."""
         found = self._tables.get(table_id)
-        if found is not None and found.state in ("wanted", "taken") and 0 < found.begun_at < truncated_at:
+        if found is not None and found.status in ("wanted", "taken") and 0 < found.begun_at < truncated_at:
             log.info("%s was truncated, so its snapshot %s is taken again", found.table, found.tag)
             self._keep({table_id: SnapshotProgress(found.table, found.tag)})
             # It may be the one that is being read.
@@ -162,7 +162,7 @@ class Snapshots:
         """Return the status of each snapshot, by table."""
         return {
             progress.table: {
-                "state": "failed" if table_id in self._faults else progress.state,
+                "status": "failed" if table_id in self._faults else progress.status,
                 "sstables": progress.sstables,
                 "sstables_read": progress.read,
                 "changes": progress.published,
@@ -180,9 +180,9 @@ class Snapshots:
         """
         while True:
             due = [schema for schema, is_live in self._candidates if self._is_due(schema, is_live=is_live)]
-            states = {id_of(schema): self._state(schema) for schema in due}
-            wanted = [schema for schema in due if states[id_of(schema)] == "wanted"]
-            taken = [schema for schema in due if states[id_of(schema)] == "taken"]
+            statuses = {id_of(schema): self._status(schema) for schema in due}
+            wanted = [schema for schema in due if statuses[id_of(schema)] == "wanted"]
+            taken = [schema for schema in due if statuses[id_of(schema)] == "taken"]
             if wanted:
                 yield from self._take(wanted)
             elif taken:
@@ -194,14 +194,14 @@ class Snapshots:
 
     def _is_due(self, schema: TableSchema, *, is_live: bool) -> bool:
         """Return whether there is something to do. The snapshot of a dropped table can still be read."""
-        table_id, state = id_of(schema), self._state(schema)
-        if state == "done" or (state == "wanted" and not is_live):
+        table_id, status = id_of(schema), self._status(schema)
+        if status == "done" or (status == "wanted" and not is_live):
             return False
         return table_id not in self._faults and time.monotonic() >= self._not_before.get(table_id, 0.0)
 
-    def _state(self, schema: TableSchema) -> str:
+    def _status(self, schema: TableSchema) -> str:
         found = self._tables.get(id_of(schema))
-        return found.state if found else "wanted"
+        return found.status if found else "wanted"
 
     def _take(self, wanted: list[TableSchema]) -> Iterator[bool]:
         alone = [schema for schema in wanted if id_of(schema) in self._alone]
@@ -233,13 +233,13 @@ class Snapshots:
         of = {table_id: taken[progress.table] for table_id, progress in begun.items()}
         self._keep(
             {
-                i: replace(progress, state="taken", folders=list(of[i].folders), taken_at=of[i].taken_at)
+                i: replace(progress, status="taken", folders=list(of[i].folders), taken_at=of[i].taken_at)
                 for i, progress in begun.items()
             }
         )
 
     def _used_tags(self) -> set[str]:
-        return {progress.tag for progress in self._tables.values() if progress.state in ("taken", "published")}
+        return {progress.tag for progress in self._tables.values() if progress.status in ("taken", "published")}
 
     def _publish(self, schema: TableSchema, table_id: UUID, progress: SnapshotProgress) -> Iterator[bool]:
         if not self._announce(self._stop):
@@ -282,7 +282,7 @@ class Snapshots:
             self._fail(table_id, progress, f"{progress.changes} changes were read, but {progress.published} published")
             return
         log.info("%s: %d changes of its snapshot were read and published", progress.table, progress.published)
-        self._keep({table_id: replace(progress, state="published")})
+        self._keep({table_id: replace(progress, status="published")})
 
     def _send(self, schema: TableSchema, changes: pa.RecordBatch, progress: SnapshotProgress) -> SnapshotProgress:
         """Publish a portion; return the progress after it, once it is acknowledged."""
@@ -298,11 +298,11 @@ class Snapshots:
         """Delete the snapshots of a tag. All of them are published."""
         tables = {i: progress for i, progress in self._tables.items() if progress.tag == tag}
         fault = yield from self._forget(tag, [progress.table for progress in tables.values()])
-        published = {i: progress for i, progress in tables.items() if progress.state == "published"}
+        published = {i: progress for i, progress in tables.items() if progress.status == "published"}
         if fault:
             self._later(published, f"the snapshot {tag} cannot be deleted: {fault}")
         else:
-            self._keep({i: replace(progress, state="done") for i, progress in published.items()})
+            self._keep({i: replace(progress, status="done") for i, progress in published.items()})
 
     def _forget(self, tag: str, tables: list[str]) -> Generator[bool, None, str | None]:
         """Let the node delete the snapshots of a tag; return why it cannot, if it cannot."""

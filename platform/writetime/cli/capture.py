@@ -91,7 +91,7 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tup
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
-    help="The folder of the checkpoint; default: `segments` in capture.state.",
+    help="The folder of the checkpoint; default: `segments` in capture.state_dir.",
 )
 def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path | None) -> None:
     """Publish the changes in folders of commit log segments, by Spark's tasks. A folder holds segments of one node; a
@@ -136,7 +136,7 @@ def retire(*, source: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def forget(*, table: str, yes: bool) -> None:
     """Delete all that the platform keeps of a table. This is for a table that was dropped: its topics, its schemas, its
-    folder in the lake, and the state of this machine's agent. The database is not touched."""
+    folder in the lake, and the progress of this machine's agent. The database is not touched."""
     traces = find_traces(config.load(), table)
     if not traces:
         click.echo(f"nothing is kept of {table}")

@@ -46,7 +46,7 @@ COMMANDS = {
     "sink": Listed("ingest:run_sink", "Store events from Kafka until SIGTERM or Ctrl-C, then drain and commit."),
     "snapshot": Listed("lake:snapshot", "Take a snapshot of a table on this machine's Cassandra node."),
     "sstable": Listed("storage:sstable", "Print the changes in SSTables, one JSON object per line."),
-    "status": Listed("servers:status", "Show the state of servers, agent, landing, dead letters and workers."),
+    "status": Listed("servers:status", "Show the status of servers, agent, landing, dead letters and workers."),
     "up": Listed("servers:up", "Start the embedded servers that are not running, then do what `init` does."),
     "verify": Listed("verify:verify", "Compare a table's view with the database."),
     "view": Listed("lake:view", "Print the rows of a table as the database would return them for SELECT *."),

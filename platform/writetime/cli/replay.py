@@ -78,7 +78,7 @@ def lag_command(queue: str) -> None:
 @replay_group.command(name="rebuild")
 @click.argument("queue")
 def rebuild_command(queue: str) -> None:
-    """Restore from the database the state of a queue that ZooKeeper lost."""
+    """Restore from the database the records of a queue that ZooKeeper lost."""
     newest, processors = rebuild(config.load(), queue)
     click.echo(f"newest batch {newest}; cursors restored: {', '.join(processors) or 'none'}")
 

@@ -21,8 +21,8 @@ def up() -> None:
     """Start the embedded servers that are not running, then do what `init` does."""
     settings = config.load()
     for server, started in servers.up(settings):
-        state = "started" if started else "was running"
-        click.echo(f"{server.name:<10} {state:<12} {_ports(server)}  log {server.log_file}")
+        status = "started" if started else "was running"
+        click.echo(f"{server.name:<10} {status:<12} {_ports(server)}  log {server.log_file}")
     _init(settings)
 
 
@@ -39,7 +39,7 @@ def down() -> None:
 )
 @click.option("--all", "everything", is_flag=True, help="Show all tables, not only those that matter most.")
 def status(*, agents: bool, everything: bool) -> None:
-    """Show the state of servers, agent, landing, dead letters and workers. The exit status is 1 unless all embedded
+    """Show the status of servers, agent, landing, dead letters and workers. The exit status is 1 unless all embedded
     servers run and answer."""
     if agents:
         for line in agents_lines(config.load(), everything=everything):
@@ -51,8 +51,8 @@ def status(*, agents: bool, everything: bool) -> None:
         pid = server.pid()
         fault = None if pid is None else server.fault()
         all_ready &= pid is not None and fault is None
-        state = "not running" if pid is None else "not ready" if fault else "ready"
-        line = f"{server.name:<10} {state:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}"
+        status = "not running" if pid is None else "not ready" if fault else "ready"
+        line = f"{server.name:<10} {status:<12} {_ports(server)}  pid {pid or '-'}  log {server.log_file}"
         click.echo(f"{line}  ({fault})" if fault else line)
         shown += 1
     queues = Entries([[line] for line in queue_lines(settings)], "faults of queues")

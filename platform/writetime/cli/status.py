@@ -20,12 +20,12 @@ def status_parts(settings: Settings, *, everything: bool = False) -> Iterator[st
     """Yield the last report of the agent of this state folder, if there is one, and the reports of landing.
 
     Args:
-        settings: where the agent's state and Kafka are.
+        settings: where the agent's progress and Kafka are.
         everything: also tables without a fault, and in the order of their names.
     """
-    found: dict[str, Any] | None = read_status(settings.capture.state)
+    found: dict[str, Any] | None = read_status(settings.capture.state_dir)
     if found is not None:
-        yield f"agent      {_ago(found['at'])}      state {settings.capture.state}"
+        yield f"agent      {_ago(found['at'])}      progress in {settings.capture.state_dir}"
         yield from _parts(found, everything=everything)
     if not answers(settings):
         yield "landing    not known, as Kafka does not answer"
@@ -59,7 +59,7 @@ def _parts(found: Mapping[str, Any], *, everything: bool) -> Iterator[str | Entr
         yield Entries([[f"  held     {table}: {reason}"] for table, reason in sorted(found.get("held", {}).items())])
         refused = sorted(found.get("not_captured", {}).items())
         yield Entries([[f"  not captured: {table}: {reason}"] for table, reason in refused])
-    snapshots = [(table, s) for table, s in sorted(found["snapshots"].items()) if s["state"] != "done"]
+    snapshots = [(table, s) for table, s in sorted(found["snapshots"].items()) if s["status"] != "done"]
     yield Entries([[_snapshot_line(table, snapshot)] for table, snapshot in snapshots])
     by_changes = sorted(found["changes"].items(), key=lambda item: (-sum(item[1].values()), item[0]))
     yield Entries([[_change_line(*item)] for item in (sorted(by_changes) if everything else by_changes)])
@@ -69,7 +69,7 @@ def _parts(found: Mapping[str, Any], *, everything: bool) -> Iterator[str | Entr
 
 def _snapshot_line(table: str, snapshot: Mapping[str, Any]) -> str:
     return (
-        f"  snapshot {table}: {snapshot['state']}, {snapshot['sstables_read']} of {snapshot['sstables']} "
+        f"  snapshot {table}: {snapshot['status']}, {snapshot['sstables_read']} of {snapshot['sstables']} "
         f"SSTables, {snapshot['changes']:,} changes"
     )
 
@@ -82,8 +82,8 @@ def _landing_parts(reports: Mapping[str, LandingReport], *, everything: bool) ->
     if not reports:
         return
     failing = [(table, report) for table, report in sorted(reports.items()) if report.fault is not None]
-    failing.sort(key=lambda item: item[1].state != "set aside")
-    counts = {state: sum(r.state == state for r in reports.values()) for state in ("set aside", "waiting")}
+    failing.sort(key=lambda item: item[1].status != "set aside")
+    counts = {status: sum(r.status == status for r in reports.values()) for status in ("set aside", "waiting")}
     yield (
         f"landing    {len(reports)} tables: {counts['set aside']} set aside, {counts['waiting']} waiting; "
         f"last report {_ago(max(report.at for report in reports.values()))}"
@@ -98,7 +98,7 @@ def _report_line(table: str, report: LandingReport) -> str:
     if report.fault is None:
         return f"  {table}: {report.changes:,} changes, {_ago(report.at)}"
     since = instant_text(round(report.since * 1e6))
-    return f"  {table}: {report.state} since {since}, {report.attempts} attempts: {report.fault[:300]}"
+    return f"  {table}: {report.status} since {since}, {report.attempts} attempts: {report.fault[:300]}"
 
 
 def _node_lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -203,7 +203,7 @@ class Capture(_Section):
     cdc_raw: Path | None = Field(
         default=None, description="The node's cdc_raw_directory. Defaults to the value that the node reports."
     )
-    state: Path = Field(default=Path(".writetime/capture"), description="Where the agent keeps its progress.")
+    state_dir: Path = Field(default=Path(".writetime/capture"), description="Where the agent keeps its progress.")
     snapshot: Literal["initial", "always", "never", "schema-only"] = Field(
         default="initial", description="The snapshot of a table that is published beside its live changes."
     )

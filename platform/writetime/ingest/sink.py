@@ -201,10 +201,10 @@ class _Service:
     def _commit(self, *, asynchronous: bool) -> None:
         offsets = []
         for partition, progress in self._pipeline.progress.items():
-            state = progress.floor, progress.metadata()
-            if state != self._committed.get(partition):
-                self._committed[partition] = state
-                offsets.append(TopicPartition(self._topic, partition, state[0], state[1]))
+            place = progress.floor, progress.metadata()
+            if place != self._committed.get(partition):
+                self._committed[partition] = place
+                offsets.append(TopicPartition(self._topic, partition, place[0], place[1]))
         if not offsets:
             return
         try:

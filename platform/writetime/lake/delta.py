@@ -47,8 +47,8 @@ class DataFile:
     added_at: int
 
 
-class Snapshot:
-    """One version of a table."""
+class TableVersion:
+    """One version of a Delta table."""
 
     def __init__(self, table: "deltalake.DeltaTable") -> None:
         self.table = table
@@ -113,18 +113,18 @@ class BucketedTable:
         except exceptions.DeltaError as e:
             raise WritetimeError(f"{self.storage.address} cannot be created: {e}") from None
 
-    def load(self, version: int | None = None) -> Snapshot:
+    def load(self, version: int | None = None) -> TableVersion:
         """Return the newest version, or the requested one.
 
         Raises:
             WritetimeError: there is no such table or version.
         """
         try:
-            return Snapshot(deltalake.DeltaTable(self.storage.address, version, dict(self.storage.options)))
+            return TableVersion(deltalake.DeltaTable(self.storage.address, version, dict(self.storage.options)))
         except exceptions.DeltaError as e:
             raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
 
-    def find(self) -> Snapshot | None:
+    def find(self) -> TableVersion | None:
         """Return the newest version, None if the table has not been created.
 
         Raises:
@@ -179,7 +179,7 @@ class BucketedTable:
 
     def rewrite(
         self,
-        before: Snapshot,
+        before: TableVersion,
         remove: Sequence[DataFile],
         add: Sequence[WrittenFile],
         *,
@@ -208,7 +208,9 @@ class BucketedTable:
         actions = [_added(f, data_change) for f in add] + removed
         self._retry(lambda: self._rewrite(before, actions, also or {}, info or {}))
 
-    def replace(self, before: Snapshot, add: Sequence[WrittenFile], schema: pa.Schema, also: Mapping[str, int]) -> None:
+    def replace(
+        self, before: TableVersion, add: Sequence[WrittenFile], schema: pa.Schema, also: Mapping[str, int]
+    ) -> None:
         """Replace all files, and all fields, in one commit, including files that were appended since `before`.
 
         Args:
@@ -226,7 +228,7 @@ class BucketedTable:
 
     def _rewrite(
         self,
-        before: Snapshot,
+        before: TableVersion,
         actions: "Sequence[transaction.AddAction | transaction.RemoveAction]",
         also: Mapping[str, int],
         info: Mapping[str, object],
@@ -241,7 +243,7 @@ class BucketedTable:
 
     def _commit(
         self,
-        now: Snapshot,
+        now: TableVersion,
         actions: "Sequence[transaction.AddAction | transaction.RemoveAction]",
         done: "list[transaction.Transaction]",
         info: Mapping[str, object],

@@ -23,7 +23,7 @@ from writetime.changes.model import change_schema
 from writetime.core.arrow import one_chunk, pc
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import uuid_micros
-from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import TRUNCATED, newest_snapshot, registered_sources
 from writetime.lake.merging import Runner
@@ -140,7 +140,7 @@ def renew(table: LakeTable, starts: Mapping[str, Start], run: Runner = map) -> b
     return bool(new)
 
 
-def _leave_out(table: LakeTable, changes: Snapshot, starts: Mapping[str, Start], at: int, run: Runner) -> None:
+def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Start], at: int, run: Runner) -> None:
     """Remove the changes that no longer count, in one commit. It begins a generation if there are any."""
     merged = [f for f in changes.files if PurePosixPath(f.path).name.startswith(BASE) and f.added_at > at]
     if merged and len(registered_sources(changes)) > 1:

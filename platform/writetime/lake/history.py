@@ -17,7 +17,7 @@ import pyarrow.compute as _compute
 from writetime.changes.model import field_name
 from writetime.core.arrow import one_chunk
 from writetime.core.errors import WritetimeError
-from writetime.lake.delta import Snapshot
+from writetime.lake.delta import TableVersion
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
@@ -28,7 +28,7 @@ pc: Any = _compute
 HISTORY_FROM = "writetime.history_from"
 
 
-def history_from(changes: Snapshot) -> int | None:
+def history_from(changes: TableVersion) -> int | None:
     """Return the first time that the changes can show, in microseconds; None if all."""
     value = changes.properties.get(HISTORY_FROM)
     return None if value is None else int(value)
@@ -41,7 +41,7 @@ def raise_history(table: LakeTable, instant: int) -> None:
         table.changes.set_property(HISTORY_FROM, str(instant))
 
 
-def require_history(table: LakeTable, changes: Snapshot, instant: int) -> None:
+def require_history(table: LakeTable, changes: TableVersion, instant: int) -> None:
     """Reject a time (microseconds) that the changes cannot show.
 
     Raises:

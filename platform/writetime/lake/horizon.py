@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from writetime.core.errors import WritetimeError
-from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.history import instant_text, pc, select
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
@@ -36,7 +36,7 @@ WRITTEN = "write_time"
 DELETED = ("deletion_time", "expiry")
 
 
-def horizon_of(state: Snapshot) -> int:
+def horizon_of(state: TableVersion) -> int:
     """Return the horizon of a version of the state, in microseconds; 0 if nothing has been dropped."""
     return state.transaction(HORIZON) or 0
 
@@ -66,23 +66,23 @@ def raise_snapshot(table: LakeTable, taken_at: int) -> None:
         table.changes.set_property(NEWEST_SNAPSHOT, str(taken_at))
 
 
-def registered_sources(changes: Snapshot) -> set[str]:
+def registered_sources(changes: TableVersion) -> set[str]:
     """Return the sources that send changes."""
     properties = changes.properties.items()
     return {n.removeprefix(_SOURCE) for n, value in properties if n.startswith(_SOURCE) and value == "registered"}
 
 
-def newest_snapshot(changes: Snapshot) -> int:
+def newest_snapshot(changes: TableVersion) -> int:
     """Return the time of the newest recorded snapshot (microseconds); 0 if there is none."""
     return int(changes.properties.get(NEWEST_SNAPSHOT, 0))
 
 
-def watermark_of(changes: Snapshot, source: str) -> int:
+def watermark_of(changes: TableVersion, source: str) -> int:
     """Return the watermark of a source (microseconds); 0 if it has none yet."""
     return changes.transaction(_watermark(source)) or 0
 
 
-def captured_until(changes: Snapshot) -> int:
+def captured_until(changes: TableVersion) -> int:
     """Return the time (microseconds) up to which all writes have been captured; 0 if that is not known."""
     sources = registered_sources(changes)
     return min((watermark_of(changes, source) for source in sources), default=newest_snapshot(changes))
@@ -103,7 +103,7 @@ def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
     return horizon if every_hours and horizon >= due else None
 
 
-def require_newer(table: LakeTable, changes: Snapshot, taken_at: int) -> None:
+def require_newer(table: LakeTable, changes: TableVersion, taken_at: int) -> None:
     """Reject a snapshot that was taken (microseconds) before the horizon, or before the horizon that a newer snapshot
     implies: the database itself had dropped deletions by then. Also reject one from before a truncation.
 

@@ -11,7 +11,7 @@ from itertools import groupby
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
-from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.horizon import DELETED, HORIZON, WRITTEN, horizon_of, may_hold
 from writetime.lake.merging import MergeTask, Runner, Source, run_merge
 from writetime.lake.parquet import WrittenFile, count_values
@@ -32,18 +32,18 @@ _SMALLEST = 1 << 16
 BASE = "base-"
 
 
-def folded_version(state: Snapshot) -> int | None:
+def folded_version(state: TableVersion) -> int | None:
     """Return the version of `changes` up to which the state has folded them; None at first."""
     return state.transaction(FOLDED)
 
 
-def pending(table: LakeTable, changes: Snapshot, state: Snapshot) -> dict[int, list[DataFile]]:
+def pending(table: LakeTable, changes: TableVersion, state: TableVersion) -> dict[int, list[DataFile]]:
     """Return the files of `changes` to merge with the state, by bucket: those not folded in yet, `completed`."""
     return completed(table, files_since(table, changes, folded_version(state)), changes, state)
 
 
 def completed(
-    table: LakeTable, files: dict[int, list[DataFile]], changes: Snapshot, state: Snapshot
+    table: LakeTable, files: dict[int, list[DataFile]], changes: TableVersion, state: TableVersion
 ) -> dict[int, list[DataFile]]:
     """Return files of `changes` to merge with the state. In buckets where one holds a write from before the horizon
     these are all files, because they have the deletions that the state has dropped.
@@ -58,7 +58,7 @@ def completed(
     return {b: changes.by_bucket[b] if any(map(is_late, found)) else found for b, found in files.items()}
 
 
-def files_since(table: LakeTable, changes: Snapshot, version: int | None) -> dict[int, list[DataFile]]:
+def files_since(table: LakeTable, changes: TableVersion, version: int | None) -> dict[int, list[DataFile]]:
     """Return the files of `changes` with more than a version of it holds, by bucket; all if that is None."""
     if version is None:
         return changes.by_bucket
@@ -146,7 +146,7 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     return len(chosen)
 
 
-def count_tombstones(table: LakeTable, state: Snapshot) -> int:
+def count_tombstones(table: LakeTable, state: TableVersion) -> int:
     """Return how many tombstones of rows, ranges and partitions the levels of the state have, by the files' footers."""
     return sum(count_values(table.state.storage, file.path, "tombstone.write_time") for file in state.files)
 
@@ -172,7 +172,7 @@ def rebuild(table: LakeTable, run: Runner = map) -> int:
     return len(changes.files)
 
 
-def generation_of(part: Snapshot) -> int:
+def generation_of(part: TableVersion) -> int:
     """Return the number of the generation of a version of a part."""
     return part.transaction(GENERATION) or 0
 

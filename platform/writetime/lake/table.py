@@ -18,7 +18,7 @@ from writetime.changes.model import change_schema, field_name
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import check_buckets
-from writetime.lake.delta import BUCKETS, BucketedTable, Snapshot
+from writetime.lake.delta import BUCKETS, BucketedTable, TableVersion
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
 from writetime.lake.storage import Storage, lake_storage
@@ -57,7 +57,7 @@ class LakeTable:
         """The three Delta tables."""
         return self.changes, self.state, self.view
 
-    def schema(self, changes: Snapshot | None = None) -> TableSchema:
+    def schema(self, changes: TableVersion | None = None) -> TableSchema:
         """Return the table's schema at a version of its changes, the newest by default; its columns have labels."""
         changes = changes or self.changes.load()
         schema = parse_table(cql_of(changes))
@@ -117,17 +117,17 @@ class LakeTable:
         return json.loads(self.changes.update_property(name, extended))
 
 
-def created_of(part: Snapshot) -> int:
+def created_of(part: TableVersion) -> int:
     """Return the number of the generation in which the table of a version of a part was created."""
     return part.transaction(CREATED) or 0
 
 
-def cql_of(changes: Snapshot) -> str:
+def cql_of(changes: TableVersion) -> str:
     """Return the CQL of the table in a version of its changes."""
     return changes.properties[_named(SCHEMA, changes)]
 
 
-def _named(name: str, changes: Snapshot) -> str:
+def _named(name: str, changes: TableVersion) -> str:
     """Return the table's name, a property of a version of its changes."""
     created = created_of(changes)
     return f"{name}.{created}" if created else name

@@ -12,7 +12,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.history import require_history, until
 from writetime.lake.merging import Runner, Source, merge_files
 from writetime.lake.parquet import WrittenFile, write_file
@@ -118,6 +118,6 @@ def _write(task: BucketView) -> tuple[WrittenFile | None, Counter[str]]:
     return (write_file(task.target, rows, task.bucket, None) if rows.num_rows else None), unfit
 
 
-def _sources(table: LakeTable, state: Snapshot, new: dict[int, list[DataFile]], bucket: int) -> tuple[Source, ...]:
+def _sources(table: LakeTable, state: TableVersion, new: dict[int, list[DataFile]], bucket: int) -> tuple[Source, ...]:
     levels = Source(table.state.storage, tuple(state.by_bucket.get(bucket, ())))
     return levels, Source(table.changes.storage, tuple(new.get(bucket, ())))

@@ -84,7 +84,7 @@ class TableLanding:
         self._next_try = 0.0
         assert self._landing is not None
         was, held_by = self.report, self._landing.held_by
-        if was.fault is not None and was.state != "landing":
+        if was.fault is not None and was.status != "landing":
             log.info("%s lands again", self.name)
         if held_by is not None and held_by != was.fault:
             log.warning("the watermarks of %s stay: %s", self.name, held_by)
@@ -98,11 +98,11 @@ class TableLanding:
     def _failed(self, error: Exception) -> None:
         was = self.report
         report = failure(was, error, self._changes)
-        # The remembered state may be the cause.
+        # What is remembered may be the cause.
         self._landing = None
         self._next_try = time.monotonic() + _pause(report)
-        if (was.fault, was.state) != (report.fault, report.state):
-            what = "it is set aside, and retried each minute" if report.state == "set aside" else "retrying"
+        if (was.fault, was.status) != (report.fault, report.status):
+            what = "it is set aside, and retried each minute" if report.status == "set aside" else "retrying"
             log.error("%s cannot be landed: %s; %s", self.name, report.fault, what, exc_info=_unknown(error))
             self._send(report)
         elif time.monotonic() >= self._next_report:
@@ -227,9 +227,9 @@ class Tables:
     def _show(self) -> None:
         if self._metrics is None or self._topics is None:
             return
-        states = Counter({"landing": 0, "waiting": 0, "set aside": 0})
-        states.update(table.report.state for table in self._tables.values())
-        self._metrics.tables(states)
+        statuses = Counter({"landing": 0, "waiting": 0, "set aside": 0})
+        statuses.update(table.report.status for table in self._tables.values())
+        self._metrics.tables(statuses)
         self._metrics.skipped(SCHEMAS_TOPIC, self._topics.schemas.skipped)
         self._metrics.skipped(WATERMARKS_TOPIC, self._topics.watermarks.skipped)
 
@@ -281,7 +281,7 @@ def _pause(report: LandingReport) -> float:
     """Return the seconds until the next attempt of a table that failed. An outage may last, and each attempt may have
     to wait for an answer.
     """
-    if report.state == "set aside":
+    if report.status == "set aside":
         return _SET_ASIDE_SECONDS
     return min(_PAUSE_SECONDS * 2 ** min(report.attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
 

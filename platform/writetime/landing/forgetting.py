@@ -66,7 +66,7 @@ def _agent_traces(capture: Capture, table: str) -> list[Trace]:
     """Return the records of a table in an agent's state folder: schemas, snapshots and times without capture by the
     table's id, the position in the log of a ScyllaDB table by its name.
     """
-    folder = capture.state
+    folder = capture.state_dir
     ids = [
         path.stem
         for path in sorted((folder / "schemas").glob("*.json"))

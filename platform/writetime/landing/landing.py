@@ -24,7 +24,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import BUCKETS, Snapshot
+from writetime.lake.delta import BUCKETS, TableVersion
 from writetime.lake.generation import LATEST, Start, renew
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import (
@@ -283,7 +283,7 @@ class Landing:
             )
         )
 
-    def _keep_place(self, now: Snapshot, landed: Mapping[int, int], known: Mapping[str, int], held: int) -> None:
+    def _keep_place(self, now: TableVersion, landed: Mapping[int, int], known: Mapping[str, int], held: int) -> None:
         """Remember the progress of the table, and the commit that proves it: the newest one, or one shortly before."""
         self._landed = dict(landed)
         places = {_place(self._topic, p): offset for p, offset in landed.items()}
@@ -368,7 +368,7 @@ def _other_sources(table: str, known: Collection[str], sources: Mapping[str, Sou
     return [s for s, marks in sources.items() if table in marks.tables and marks.retired == (s in known)]
 
 
-def _follow_sources(table: LakeTable, now: Snapshot, sources: Mapping[str, SourceMarks]) -> bool:
+def _follow_sources(table: LakeTable, now: TableVersion, sources: Mapping[str, SourceMarks]) -> bool:
     """Update the lake's table with the sources that send changes of it; return whether that changed anything."""
     other = _other_sources(table.name, registered_sources(now), sources)
     for source in other:
@@ -393,7 +393,7 @@ def _place(topic: str, partition: int) -> str:
     return f"{topic}/{partition}"
 
 
-def _needs_snapshot(table: str, now: Snapshot, starts: Mapping[str, Start]) -> str | None:
+def _needs_snapshot(table: str, now: TableVersion, starts: Mapping[str, Start]) -> str | None:
     """Return why a truncation holds the watermarks of a ScyllaDB table. Its log has write times, which clients may
     choose, so it does not show whether a write came before the truncation. A later snapshot does.
     """

@@ -21,7 +21,7 @@ class LandingMetrics:
             ["table"],
             registry=registry,
         )
-        self._tables = Gauge("writetime_landing_tables", "Tables by state.", ["state"], registry=registry)
+        self._tables = Gauge("writetime_landing_tables", "Tables by status.", ["status"], registry=registry)
         self._skipped = Gauge(
             "writetime_landing_messages_skipped",
             "Messages of a topic that could not be read and were skipped since the start.",
@@ -43,10 +43,10 @@ class LandingMetrics:
         """Count a failed attempt; `table` is empty for a failure of all tables."""
         self._errors.labels(table).inc()
 
-    def tables(self, states: Mapping[str, int]) -> None:
-        """Set the number of tables in each state."""
-        for state, count in states.items():
-            self._tables.labels(state).set(count)
+    def tables(self, statuses: Mapping[str, int]) -> None:
+        """Set the number of tables in each status."""
+        for status, count in statuses.items():
+            self._tables.labels(status).set(count)
 
     def skipped(self, topic: str, count: int) -> None:
         """Set the number of skipped messages of a topic."""

@@ -13,7 +13,7 @@ from writetime.clients.kafka import NoTopic, beginning_offsets, offsets_at
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text
-from writetime.lake.delta import Snapshot
+from writetime.lake.delta import TableVersion
 from writetime.lake.horizon import registered_sources
 from writetime.lake.table import LakeTable
 from writetime.wire.publishing import Sender
@@ -72,20 +72,20 @@ def stopped(settings: Settings, table: LakeTable) -> list[str]:
     except WritetimeError as e:
         if now is None or not registered_sources(now):
             return []
-        return [f"the state of the table's capture and landing cannot be read: {e}"]
+        return [f"the reports of the table's capture and landing cannot be read: {e}"]
 
 
 def _of_landing(settings: Settings, report: LandingReport | None) -> Iterator[str]:
     if report is None or report.fault is None:
         return
-    if report.state == "landing":
+    if report.status == "landing":
         yield f"the watermarks of the table stay: {report.fault}"
-    elif report.state == "set aside" or report.since < time.time() - settings.capture.stale_seconds:
+    elif report.status == "set aside" or report.since < time.time() - settings.capture.stale_seconds:
         since = instant_text(round(report.since * 1e6))
-        yield f"landing has failed since {since}, the table is {report.state}: {report.fault}"
+        yield f"landing has failed since {since}, the table is {report.status}: {report.fault}"
 
 
-def _of_messages(settings: Settings, table: str, now: Snapshot | None) -> Iterator[str]:
+def _of_messages(settings: Settings, table: str, now: TableVersion | None) -> Iterator[str]:
     topic, seconds = changes_topic(table), settings.capture.stale_seconds
     try:
         firsts = beginning_offsets(settings, topic)
@@ -98,7 +98,7 @@ def _of_messages(settings: Settings, table: str, now: Snapshot | None) -> Iterat
 
 
 def _of_sources(
-    settings: Settings, table: str, marks: Mapping[str, SourceMarks], now: Snapshot | None
+    settings: Settings, table: str, marks: Mapping[str, SourceMarks], now: TableVersion | None
 ) -> Iterator[str]:
     stale = time.time() - settings.capture.stale_seconds
     registered = registered_sources(now) if now else set()
@@ -128,7 +128,7 @@ def _fault(marks: SourceMarks, table: str) -> str | None:
     """Return the fault in an agent's report that holds a table back."""
     logs, held, snapshots = (marks.status.get(name) for name in ("logs", "held", "snapshots"))
     snapshot = snapshots.get(table) if isinstance(snapshots, Mapping) else None
-    if isinstance(snapshot, Mapping) and snapshot.get("state") == "failed":
+    if isinstance(snapshot, Mapping) and snapshot.get("status") == "failed":
         return "its snapshot failed; the agent's log has the reason"
     if isinstance(logs, Mapping):
         found = (logs.get(table) or {}).get("fault")

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable
 
 from writetime.core.config import Settings
-from writetime.lake.delta import Snapshot
+from writetime.lake.delta import TableVersion
 from writetime.lake.evolution import join_schemas
 from writetime.lake.history import raise_history
 from writetime.lake.table import LakeTable, cql_of, create_table
@@ -29,7 +29,7 @@ class LakeSchemas:
         self._lake = lake
         self._unreadable: set[int] = set()
 
-    def follow(self, schemas: Iterable[RegisteredSchema]) -> Snapshot | None:
+    def follow(self, schemas: Iterable[RegisteredSchema]) -> TableVersion | None:
         """Follow the schemas; create the table if it does not exist. Return the newest version of its changes, None if
         no schema can be read.
 
@@ -63,13 +63,13 @@ class LakeSchemas:
         # Two names may become one namespace in Avro.
         return schema if schema.full_name == self._lake.name else None
 
-    def _create(self, schema: TableSchema) -> Snapshot:
+    def _create(self, schema: TableSchema) -> TableVersion:
         table = create_table(self._settings, schema)
         # Data from before the table's capture is not among the changes.
         raise_history(table, time_now())
         return table.changes.load()
 
-    def _follow(self, schema: TableSchema, now: Snapshot) -> Snapshot:
+    def _follow(self, schema: TableSchema, now: TableVersion) -> TableVersion:
         current = self._lake.schema(now)
         if is_later(current, schema):
             return now

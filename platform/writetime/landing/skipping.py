@@ -25,7 +25,7 @@ from writetime.clients.kafka import (
 )
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
-from writetime.lake.delta import Snapshot
+from writetime.lake.delta import TableVersion
 from writetime.lake.horizon import newest_snapshot, registered_sources
 from writetime.lake.table import LakeTable, table_storage
 from writetime.lake.views import time_now
@@ -61,7 +61,7 @@ class MessagePlace:
         return f"{changes_topic(self.table)}/{self.partition}@{self.offset}"
 
 
-def skips_of(changes: Snapshot) -> dict[tuple[int, int], int]:
+def skips_of(changes: TableVersion) -> dict[tuple[int, int], int]:
     """Return the skipped messages of a table, by partition and offset, with the time of the skip (microseconds), or 0
     if a later snapshot has their changes.
     """
@@ -73,12 +73,12 @@ def skips_of(changes: Snapshot) -> dict[tuple[int, int], int]:
     return found
 
 
-def held_since(changes: Snapshot) -> int:
+def held_since(changes: TableVersion) -> int:
     """Return the time (microseconds) from which a skipped message holds the watermarks of a table; 0 if none does."""
     return max(skips_of(changes).values(), default=0)
 
 
-def release(table: LakeTable, changes: Snapshot, marks: Mapping[str, SourceMarks]) -> bool:
+def release(table: LakeTable, changes: TableVersion, marks: Mapping[str, SourceMarks]) -> bool:
     """Release the watermarks that a skipped message holds, if there is a snapshot that was begun later: one from a
     backfill, or one from each source that sends changes. Return whether they are free now.
 

@@ -27,7 +27,7 @@ from writetime.clients.kafka import (
 )
 from writetime.core.config import Settings
 from writetime.lake.buckets import partition_of_bucket
-from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.parquet import conform
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
@@ -170,7 +170,7 @@ class _Publisher(Sender):
 
 
 def _parts(
-    rows: Snapshot, storage: Storage, schema: TableSchema, start: Reached
+    rows: TableVersion, storage: Storage, schema: TableSchema, start: Reached
 ) -> Iterator[tuple[Reached, DataFile, pa.RecordBatch]]:
     """Yield the events of the stream from a position on, each part with the position after it."""
     filesystem = storage.filesystem()

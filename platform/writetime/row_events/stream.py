@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.core.errors import WritetimeError
-from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, Snapshot
+from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion
 from writetime.lake.horizon import horizon_of
 from writetime.lake.merging import Runner, Source
 from writetime.lake.parquet import WrittenFile, read_file, write_file
@@ -114,7 +114,7 @@ def has_other_table(table: LakeTable) -> bool:
     return created_of(table.rows.load()) != created_of(table.changes.load())
 
 
-def position_of(rows: Snapshot) -> Position | None:
+def position_of(rows: TableVersion) -> Position | None:
     """Return the position of the stream; None before its first batch."""
     numbers = [rows.transaction(name) for name in (GENERATION, SEQUENCE, AS_OF, CHANGES, STATE)]
     if any(number is None for number in numbers):
@@ -187,7 +187,7 @@ def extend(
     return sum(file.rows for file in written) if new else 0
 
 
-def _first_tasks(table: LakeTable, state: Snapshot, changes: Snapshot, batch: Batch) -> list[RowTask]:
+def _first_tasks(table: LakeTable, state: TableVersion, changes: TableVersion, batch: Batch) -> list[RowTask]:
     """Return the tasks of a batch that begins with no rows."""
     new = pending(table, changes, state)
     schema = table.schema(changes)
@@ -198,7 +198,7 @@ def _first_tasks(table: LakeTable, state: Snapshot, changes: Snapshot, batch: Ba
     ]
 
 
-def batch_files(rows: Snapshot) -> list[tuple[int, DataFile]]:
+def batch_files(rows: TableVersion) -> list[tuple[int, DataFile]]:
     """Return the files of the stream with their batches, in order."""
     found = [(int(file.path.rsplit("/", 1)[-1].split("-")[1]), file) for file in rows.files]
     return sorted(found, key=lambda each: (each[0], each[1].bucket, each[1].path))
@@ -219,7 +219,9 @@ def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:
             yield read_file(stream.storage, file.path, schema)
 
 
-def _next_tasks(table: LakeTable, last: Position, state: Snapshot, changes: Snapshot, batch: Batch) -> list[RowTask]:
+def _next_tasks(
+    table: LakeTable, last: Position, state: TableVersion, changes: TableVersion, batch: Batch
+) -> list[RowTask]:
     try:
         # Not a state that holds more, and not one that has dropped cells that lived at the last batch and expired
         # since.
@@ -249,7 +251,7 @@ def _next_tasks(table: LakeTable, last: Position, state: Snapshot, changes: Snap
 
 
 def _sources(
-    table: LakeTable, state: Snapshot, changes: Mapping[int, list[DataFile]], bucket: int
+    table: LakeTable, state: TableVersion, changes: Mapping[int, list[DataFile]], bucket: int
 ) -> tuple[Source, ...]:
     levels = Source(table.state.storage, tuple(state.by_bucket.get(bucket, ())))
     return levels, Source(table.changes.storage, tuple(changes.get(bucket, ())))

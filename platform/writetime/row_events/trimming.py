@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.core.arrow import numbers, one_chunk, pc
-from writetime.lake.delta import DataFile, Snapshot
+from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile, read_file, write_file
 from writetime.lake.storage import Storage
@@ -25,7 +25,7 @@ from writetime.row_events.stream import PREFIX, batch_files, has_other_table
 MERGED = "rows/merged"
 
 
-def merged_to(rows: Snapshot) -> int:
+def merged_to(rows: TableVersion) -> int:
     """Return the last batch of the base; 0 if there is none."""
     return rows.transaction(MERGED) or 0
 

@@ -186,7 +186,7 @@ class Reading:
     """The pages of one query; the next one is requested while one is used."""
 
     def __init__(self, send: Callable[[bytes | None], Any], query: str) -> None:
-        """Send the query with `send`, which takes the state of the page to begin with."""
+        """Send the query with `send`, which takes the place of the page to begin with."""
         self._send = send
         self._query = query
         self._page: bytes | None = None

@@ -33,7 +33,7 @@ _Instant = Annotated[int, Field(ge=0, lt=2**63)]
 
 @dataclass(frozen=True)
 class TableMark:
-    """The state of one table (times in microseconds): all writes before `until` are published, 0 if that is not known;
+    """The progress of one table (times in microseconds): all writes before `until` are published, 0 if that is unknown;
     and the time of its published snapshot, or of the one to publish now, 0 if there is none.
 
     `id` is the table's id. Changes that were captured before `since` belong to an earlier table of the name.
@@ -55,7 +55,7 @@ class TableMark:
 
 @dataclass(frozen=True)
 class SourceMarks:
-    """The published state of one source, by table. A retired source sends no more changes.
+    """The published progress of one source, by table. A retired source sends no more changes.
 
     `status` is the agent's status, see `metrics`.
     """
@@ -90,7 +90,7 @@ class LandingReport:
     """
 
     at: float
-    state: Literal["landing", "waiting", "set aside"] = "landing"
+    status: Literal["landing", "waiting", "set aside"] = "landing"
     changes: int = 0
     fault: str | None = None
     since: float = 0.0
@@ -109,7 +109,7 @@ def ensure_watermarks_topic(settings: Settings) -> None:
 
 
 def send(sender: Sender, source: str, marks: SourceMarks) -> None:
-    """Hand over the published state of a source; the topic must exist."""
+    """Hand over the published progress of a source; the topic must exist."""
     sender.produce(WATERMARKS_TOPIC, json.dumps(asdict(marks)).encode(), source.encode(), 0)
 
 
