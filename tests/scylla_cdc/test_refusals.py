@@ -37,7 +37,7 @@ class Odd:
         cdc.announce_tablets(self.schema, [StreamSet(self.start // 1000 * 1000, (STREAM,))])
 
     def log(self, time: int, *rows: dict[str, Any], complete: bool = True, random: int = 0) -> None:
-        """Write a group, `time` seconds after the start; `random` tells it from others of the same time."""
+        """Write a group, `time` seconds after the start; `random` distinguishes it from others of the same time."""
         uuid = UUID(int=first_uuid(self.start + time * SECOND).int + random)
         for i, row in enumerate(rows):
             end = {"cdc$end_of_batch": True} if complete and i == len(rows) - 1 else {}
