@@ -56,9 +56,9 @@ _SERVERS = {
 
 def pytest_configure(config: pytest.Config) -> None:
     """Turn off two parts of Java. Servers of tests run for a short time, so optimising costs more than it saves: a
-    third of the CPU of Cassandra's start, and half of that of creating tables. The verification of classes takes a tenth of
-    the start of Cassandra or Spark; the jars are verified by their digests. Benchmarks import this module, but do not
-    use this function.
+    third of the CPU of Cassandra's start, and half of that of creating tables. The verification of classes takes a
+    tenth of the start of Cassandra or Spark; the jars are verified by their digests. Benchmarks import this module, and
+    keep both.
     """
     no_proof = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
     os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1 {no_proof}")
