@@ -53,10 +53,11 @@ _SERVERS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let Java not optimise: servers of tests live so short that this costs more than it saves, of Cassandra's start a
-    third of the CPU, and a half of what creating tables takes. Nor let it prove anew that the code of the jars, whose
-    digests are known, is sound: of the start of Cassandra or Spark that is a tenth. Not for benchmarks, which import
-    from here, too."""
+    """Turn off two parts of Java. Servers of tests run for a short time, so optimising costs more than it saves: a
+    third of the CPU of Cassandra's start, and half of that of creating tables. The verification of classes takes a
+    tenth of the start of Cassandra or Spark; the jars are verified by their digests. Benchmarks import this module, and
+    keep both.
+    """
     no_proof = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
     os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1 {no_proof}")
     os.environ["WRITETIME_CONFIG"] = str(Path(__file__).with_name("writetime.toml"))

@@ -57,7 +57,7 @@ def landed_by_dagster(instance: DagsterInstance, table: str) -> ExecuteInProcess
 
 
 def freshness(result: ExecuteInProcessResult) -> tuple[bool, Any]:
-    """What the check of the asset says, and until when all is captured."""
+    """The result of the check of the asset, and the instant until which all writes are captured."""
     checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
     assert checks["all_messages_landed"].passed
     assert checks["lag_is_bounded"].passed
@@ -95,7 +95,7 @@ def test_landing_by_the_sensor(settings: Settings, spark: SparkSession, monkeypa
         (request,) = requests(instance, schema.full_name)
         assert request.tags["writetime/lag"] == "20"
         result = landed_by_dagster(instance, schema.full_name)
-        # No node has said how far it is.
+        # No node has reported its position.
         assert freshness(result) == (False, None)
         [event] = [e.materialization for e in result.get_asset_materialization_events()]
         assert event.asset_key == key_of(schema.full_name, "changes")
@@ -110,7 +110,7 @@ def test_landing_by_the_sensor(settings: Settings, spark: SparkSession, monkeypa
 
 
 def test_a_table_that_no_agent_has_published_stops_nothing(settings: Settings, spark: SparkSession) -> None:
-    """Nothing comes, and a check says what to do."""
+    """No changes arrive, and a check names the remedy."""
     name = f"{settings.cassandra.keyspace}.none"
     observed: Any = capture.topic(FollowedTable(name))(kafka=KafkaResource())
     assert observed.metadata["messages"] == 0
@@ -124,7 +124,7 @@ def test_a_table_that_no_agent_has_published_stops_nothing(settings: Settings, s
 
 
 def test_agents_are_observed(settings: Settings) -> None:
-    """By what each said last: here two nodes, of which one is held."""
+    """By the last report of each: here two nodes, of which one is held."""
     ensure_watermarks_topic(settings)
     sender = Sender(settings, "test")
     one = {"at": time.time(), "errors": {"node": 1}, "changes": {"k.t": {"row": 5}}, "held_by": None, "snapshots": {}}

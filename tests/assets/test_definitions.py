@@ -201,7 +201,7 @@ def test_a_refused_table_reports_why_and_stops_no_other(entry: str, reason: str,
 
 
 def test_expectations_of_an_entry_name_columns_of_its_table(settings: Settings, tmp_path: Path) -> None:
-    """As the database has them; where no database answers a run says it."""
+    """They are those of the database; if no database answers, the run reports it."""
     keyspace = settings.cassandra.keyspace
     with connect(settings) as session:
         session.execute(f"CREATE TYPE {keyspace}.place (city text)")

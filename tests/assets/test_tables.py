@@ -115,13 +115,13 @@ def test_the_view_is_proven_against_the_database(settings: Settings, monkeypatch
         in_lake = create_table(settings, found.schema)
         list(run_backfill(in_lake, found))
         assert proof(table).passed
-        # What the lake has not seen yet is lag, and says how much.
+        # Writes that the lake has not seen yet are lag, and the check counts them.
         session.execute(f"INSERT INTO {table} (id, n, v) VALUES (2, 1, 'later')")
     answer = proof(table)
     assert answer.passed
     assert answer.metadata["rows_lagging"].value == 1
     assert cast(float, answer.metadata["lag_seconds"].value) > 0
-    # What the database never said is a difference.
+    # A row that the database never had is a difference.
     add(in_lake, [write(3, 1, 5, v="never")], 1, in_lake.schema())
     answer = proof(table)
     assert (answer.passed, answer.severity) == (False, AssetCheckSeverity.ERROR)
@@ -135,7 +135,7 @@ def test_the_view_is_proven_against_the_database(settings: Settings, monkeypatch
 
 
 def levels_of(settings: Settings, session: SparkSession, rows: list[dict[str, Any]]) -> dict[tuple[str, str], bool]:
-    """What the expectations say of a level that has these rows, by expectation and column."""
+    """The results of the expectations on a level with these rows, by expectation and column."""
     table = create_table(settings, SCHEMA)
     level = pa.Table.from_batches([batch(rows)])
     written = write_file(table.state.storage, level, 1, level["token"])

@@ -258,7 +258,7 @@ class Landings:
         for _ in range(_HOSTILE):
             kind, value = hostile.json_text(r, avro)
             if kind == "wrong fields" and r.random() < 0.3:
-                value = json.dumps(avro | {"cql": hostile.spoiled(r, avro["cql"])}).encode()
+                value = json.dumps(avro | {"table": hostile.spoiled(r, avro["table"])}).encode()
             key = r.choice([own, own, b"%016x" % r.getrandbits(64), hostile.key(r, own)])
             self._producer.produce(SCHEMAS_TOPIC, value, key, 0)
         return [self._others_land(r, attacked)] * _HOSTILE

@@ -143,7 +143,7 @@ def test_plots(page: Any, request: pytest.FixtureRequest) -> None:
 
 
 def test_log_of_a_run(page: Any, request: pytest.FixtureRequest, runs: list[str]) -> None:
-    """A run that failed says why in one sentence."""
+    """A run that failed shows the reason in one sentence."""
     page.goto(f"/runs/{runs[-1]}")
     see(page, "the new rows are not as expected; the view stays as it was", "rows_are_as_expected")
     keep(page, request, "run-log")

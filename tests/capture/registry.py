@@ -55,7 +55,7 @@ class RegistryServer(EmbeddedServer):
 
 @contextmanager
 def with_login(url: str, username: str, password: str) -> Iterator[tuple[str, Counter[int]]]:
-    """A server before a registry that lets through who logs in (RFC 7617); its address, and what it answered."""
+    """A server before a registry that admits clients with a login (RFC 7617); its address, and its answers."""
     wanted = f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"
     answers: Counter[int] = Counter()
 

@@ -163,14 +163,14 @@ def test_missing_changes_are_reported_until_they_are_read(captured: Captured, tm
     def waiting() -> set[str]:
         return set(unpublished([str(tmp_path / "copies")], tmp_path / "checkpoint"))
 
-    # Of the one whose index says nothing a run will tell.
+    # Only a run will show the state of the one whose index has nothing.
     assert waiting() == {str(path) for path in (broken, torn, *sound)}
     report = publish()
     assert waiting() == set()
     assert set(report.faults) == {str(path) for path in (broken, torn, mislabelled)}
     assert all(Path(path).stem in reason for path, reason in report.faults.items())
     assert report.segments == len(sound) + 2
-    # It is tried again, and said again.
+    # It is tried again, and reported again.
     assert set(publish().faults) == set(report.faults)
     with pytest.raises(WritetimeError, match="copies/none does not exist"):
         publish_segments(captured.settings, [str(tmp_path / "copies/none")], tmp_path / "checkpoint")

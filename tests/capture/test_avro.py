@@ -19,7 +19,8 @@ from writetime.changes.model import KINDS, RESERVED, change_schema
 from writetime.core.errors import WritetimeError
 from writetime.schema.avro import fingerprint, single_object_header
 from writetime.schema.avro_decode import AvroReader
-from writetime.schema.cql import parse_schemas, parse_table
+from writetime.schema.cql import parse_table
+from writetime.schema.stored import from_json
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native
 from writetime.wire.change_messages import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
@@ -141,9 +142,9 @@ def test_columns_and_fields_come_and_go() -> None:
         assert (row["p"], row["a"], row["u"]) == (theirs["p"], theirs["a"], theirs["u"])
 
 
-def test_the_schema_carries_the_tables_cql() -> None:
+def test_the_schema_carries_the_tables() -> None:
     schema = generated.SCHEMA
-    assert parse_schemas(change_avro(schema)["cql"]) == [schema]
+    assert from_json(json.loads(json.dumps(change_avro(schema)["table"]))) == schema
 
 
 def test_blocks_of_arrays() -> None:

@@ -15,7 +15,9 @@ from writetime.lake import views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.table import create_table, open_table
 from writetime.landing.landing import Landing, captured_tables
-from writetime.schema.table import SchemaError
+from writetime.schema.stored import from_json
+from writetime.schema.table import Column, SchemaError
+from writetime.schema.types import Native
 from writetime.verify.verify import verify
 
 
@@ -60,11 +62,11 @@ def test_schemas_that_change(captured: Captured) -> None:
     progress = json.loads((captured.settings.capture.state_dir / "progress.json").read_text())
     assert all(not s["set_aside"] and s["reason"] is None for s in progress["segments"].values())
     stored = captured.settings.capture.state_dir / "schemas" / f"{captured.schema('t').id}.json"
-    kept = [version["cql"] for version in json.loads(stored.read_text())["versions"]]
+    kept = [from_json(version["table"]) for version in json.loads(stored.read_text())["versions"]]
     # Those between are there if the agent looked in time.
-    assert "DROP l USING TIMESTAMP" not in kept[0]
-    assert "DROP l USING TIMESTAMP" in kept[-1]
-    assert " late decimal" in kept[-1]
+    assert "l" not in {d.name for d in kept[0].dropped}
+    assert "l" in {d.name for d in kept[-1].dropped}
+    assert Column("late", Native("decimal")) in kept[-1].columns
 
 
 def test_changes_of_schemas_are_heard(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +81,12 @@ def test_changes_of_schemas_are_heard(captured: Captured, tmp_path: Path, monkey
             wait_for(lambda table=table: f"{captured.keyspace}.{table}" in captured_tables(captured.settings))
         captured.write("ALTER TABLE {ks}.first ADD v text")
         stored = captured.settings.capture.state_dir / "schemas" / f"{captured.schema('first').id}.json"
-        wait_for(lambda: "v text" in json.loads(stored.read_text())["versions"][-1]["cql"])
+        wait_for(
+            lambda: (
+                Column("v", Native("text"))
+                in from_json(json.loads(stored.read_text())["versions"][-1]["table"]).columns
+            )
+        )
 
 
 def test_key_columns_that_are_renamed(captured: Captured, tmp_path: Path) -> None:

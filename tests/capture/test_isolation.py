@@ -1,6 +1,6 @@
 """The rule of isolation: whatever is wrong with one table, value or topic stops no other, and never counts as done.
 
-Faults of no known kind are put in at each boundary of a real agent; what Kafka refuses, a real broker refuses.
+Unknown faults are injected at each boundary of a real agent; what Kafka refuses, a real broker refuses.
 """
 
 import fnmatch

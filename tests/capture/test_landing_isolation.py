@@ -48,6 +48,7 @@ from writetime.landing.landing_metrics import LandingMetrics
 from writetime.landing.reports import stopped
 from writetime.schema.avro import fingerprint
 from writetime.schema.cql import parse_table
+from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.findings import (
     CLOSED_SET,
@@ -102,7 +103,7 @@ def produce(settings: Settings, topic: str, *messages: tuple[bytes | None, bytes
 
 
 def mark(settings: Settings, source: str, marks: SourceMarks) -> None:
-    """Say what an agent says."""
+    """Send the report of an agent."""
     sender = Sender(settings, "test")
     watermarks.send(sender, source, marks)
     assert sender.flush()
@@ -246,7 +247,7 @@ def garbage(seed: int) -> Iterator[tuple[bytes, bytes | None]]:
     """Keys and values that are not what the topics of schemas and watermarks have."""
     random_ = random.Random(seed)
     texts = ["{}", "[]", "null", "1e999", '"x"', '{"tables": 1}', '{"tables": {"a.b": {"until": -1}}}', "{" * 3000]
-    texts += ['{"tables": {"a.b": {"until": 1e30}}}', '{"namespace": 1}', '{"namespace": "changes.a.b", "cql": 7}']
+    texts += ['{"tables": {"a.b": {"until": 1e30}}}', '{"namespace": 1}', '{"namespace": "changes.a.b", "table": 7}']
     texts += ['{"tables": {"a.b": {"until": 1, "more": 2}}, "unknown": [1]}', '{"status": "unknown", "at": 1}']
     for _ in range(200):
         key = random_.choice([b"x", b"", b"\xff\xfe", b"landing/a.b", b"%016x" % random_.getrandbits(64), b"1_0"])
@@ -260,7 +261,7 @@ def test_garbage_in_shared_topics_stops_no_table(settings: Settings, caplog: pyt
     for topic in (SCHEMAS_TOPIC, WATERMARKS_TOPIC):
         produce(settings, topic, *garbage(1))
     # CQL of the second table that cannot be read, and a field that nobody knows yet.
-    broken = change_avro(schema_of(settings, "b")) | {"cql": "CREATE TABLE no"}
+    broken = change_avro(schema_of(settings, "b")) | {"table": {"name": "no"}}
     produce(settings, SCHEMAS_TOPIC, (b"%016x" % 7, json.dumps(broken).encode()))
     said = {"tables": {first: {"until": time_now(), "unknown": 1}}, "unknown": True}
     produce(settings, WATERMARKS_TOPIC, (settings.cassandra.keyspace.encode(), json.dumps(said).encode()))
@@ -274,10 +275,10 @@ def test_garbage_in_shared_topics_stops_no_table(settings: Settings, caplog: pyt
     tables = Tables(settings, [first, second], metrics=(metrics := LandingMetrics(settings)))
     look(tables)
     assert (count(settings, first), count(settings, second)) == (3, 3)
-    assert f"because the CQL of {second} in it cannot be read" in caplog.text
-    assert f"because the CQL of {first}" not in caplog.text
+    assert f"as the schema of {second} in it cannot be read" in caplog.text
+    assert f"as the schema of {first}" not in caplog.text
     assert metrics._skipped.labels(WATERMARKS_TOPIC)._value.get() == marks.skipped
-    # A message without a value deletes what was said.
+    # A message without a value deletes the report.
     produce(settings, WATERMARKS_TOPIC, (settings.cassandra.keyspace.encode(), None))
     assert settings.cassandra.keyspace not in marks.read()
     avro = change_avro(schema_of(settings, "a"))
@@ -364,7 +365,7 @@ def test_a_message_is_skipped(settings: Settings, released_by: str, monkeypatch:
     headers = dict(kafka.headers_of(found[0]))
     assert headers["dead-letter.topic"] == changes_topic(name).encode()
     assert headers["dead-letter.offset"] == str(end).encode()
-    # The watermark waits for what the messages may have said.
+    # The watermark waits, as the messages may have had reports.
     now = time_now()
     mark(settings, source, SourceMarks({name: TableMark(now)}))
     drains = Landing(settings, name)
@@ -389,11 +390,14 @@ def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatc
     assert command("land", name, other).exit_code == 0
     (state / "schemas").mkdir(parents=True)
     for table in (name, other):
-        stored = {"captured": True, "versions": [{"seen_at": "", "cql": f"CREATE TABLE {table} (id int PRIMARY KEY)"}]}
+        stored = {
+            "captured": True,
+            "versions": [{"seen_at": "", "table": to_json(parse_table(f"CREATE TABLE {table} (id int PRIMARY KEY)"))}],
+        }
         (state / "schemas" / f"{table}.json").write_text(json.dumps(stored))
     (state / "snapshots.json").write_text(json.dumps({name: {}, other: {}}))
     answer = command("forget", name)
-    assert answer.exit_code == 1  # Nobody says yes.
+    assert answer.exit_code == 1  # Nobody confirms.
     assert is_in_lake(settings, name)
     for part in (f"topics {changes_topic(name)}", "1 schemas in writetime.schemas", f"{name} of the lake", str(state)):
         assert part in answer.output
@@ -443,7 +447,7 @@ def test_why_a_table_has_stopped(settings: Settings) -> None:
     # Nobody lands: messages wait for too long.
     impatient = settings.model_copy(update={"capture": settings.capture.model_copy(update={"stale_seconds": 0.001})})
     assert any("have not been landed for more than" in reason for reason in stopped(impatient, table))
-    # An agent says what holds it, or is silent.
+    # An agent reports what holds it, or reports nothing.
     old = time_now() - 3_600_000_000
     mark(settings, source, SourceMarks({name: TableMark(old)}, status={"at": time.time(), "held_by": "a segment"}))
     assert any("a segment" in reason for reason in stopped(settings, table))
@@ -526,7 +530,7 @@ def test_a_table_without_new_messages_costs_nothing(settings: Settings, monkeypa
 
 
 def test_tables_share_one_reading_of_the_schemas(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The topic of the schemas is read once for all tables, and the CQL of each schema is parsed once."""
+    """The topic of the schemas is read once for all tables, and each schema is parsed once."""
     names = published(settings, *(f"shared{i}" for i in range(6)))
     read: Counter[int] = Counter()
     parsed: Counter[str] = Counter()
@@ -537,13 +541,13 @@ def test_tables_share_one_reading_of_the_schemas(settings: Settings, monkeypatch
                 read[message.offset() or 0] += 1
             yield message
 
-    def count_parsed(cql: str) -> TableSchema:
-        schema = parse_table(cql)
+    def count_parsed(stored: Any) -> TableSchema:
+        schema = from_json(stored)
         parsed[schema.full_name] += 1
         return schema
 
     monkeypatch.setattr(publishing, "messages_between", count_messages)
-    monkeypatch.setattr(schema_changes, "parse_table", count_parsed)
+    monkeypatch.setattr(schema_changes, "from_json", count_parsed)
     tables = Tables(settings, names)
     look(tables)
     assert [count(settings, name) for name in names] == [3] * len(names)
@@ -557,7 +561,7 @@ def test_tables_share_one_reading_of_the_schemas(settings: Settings, monkeypatch
     assert [count(settings, name) for name in names] == [4] * len(names)
     assert set(read.values()) == {1}
     assert parsed == dict.fromkeys(names, 1)
-    # Another process parses no CQL that the lake has already.
+    # Another process parses no schema that the lake has already.
     look(Tables(settings, names))
     assert parsed == dict.fromkeys(names, 1)
 

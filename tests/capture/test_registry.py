@@ -231,7 +231,7 @@ def test_a_registry_that_does_not_answer(registered: Captured) -> None:
 
 
 def test_a_registry_that_asks_for_a_login(registered: Captured, registry: RegistryServer) -> None:
-    """The agent registers by it, landing reads by it, and who has no login, or a wrong one, is told."""
+    """The agent registers with it, landing reads with it, and a client without a valid login gets an error."""
     name, password = f"{registered.keyspace}.marks", "p\u00e4ss:word"
     with with_login(registry.url, "writetime", password) as (url, answers):
 

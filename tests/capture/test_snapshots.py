@@ -102,7 +102,7 @@ def test_a_snapshot_beside_live_writes_and_a_kill(landed: Captured) -> None:
         assert killed["status"] == "taken"
         assert 0 < killed["published"] < ROWS
         Landing(landed.settings, name).drain()
-        # Not all of it is there, so the lake does not say that it is complete.
+        # Not all of it is there, so the lake does not report it as complete.
         assert captured_until(open_table(landed.settings, name).changes.load()) == 0
         process = landed.program()
         wait_for(lambda: is_done(landed, "t", "marks"))
@@ -204,7 +204,7 @@ def test_snapshots_that_are_broken_or_gone(
         [tables["gone"]],
     ]
     assert len([c for c in calls if c[0] == "clearsnapshot"]) <= 3
-    # The watermark waits for that one alone, and a start takes it anew.
+    # The watermark waits for that one alone, and a start takes it again.
     marks = next(iter(WatermarkTopic(landed.settings).read().values())).tables
     assert (marks[tables["broken"]].until, marks[tables["sound"]].until > 0) == (0, True)
     with landed.agent():

@@ -34,7 +34,7 @@ from writetime.wire.watermarks import SourceMarks, TableMark, WatermarkTopic, st
 
 @pytest.fixture
 def landed(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Captured:
-    """A keyspace that is captured, a lake of its own, and agents that say all the time how far they are."""
+    """A keyspace that is captured, a lake of its own, and agents that report their positions all the time."""
     lake = captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake")})
     captured.settings = captured.settings.model_copy(update={"lake": lake})
     monkeypatch.setattr(agent, "_MARK_SECONDS", 0.05)
@@ -47,7 +47,7 @@ def node_id(captured: Captured) -> str:
 
 
 def mark(captured: Captured, table: str = "marks") -> TableMark:
-    """What the node's agent has said last of a table."""
+    """The last report of the node's agent about a table."""
     marks = WatermarkTopic(captured.settings).read().get(node_id(captured), SourceMarks())
     return marks.tables.get(f"{captured.keyspace}.{table}", TableMark(0))
 
@@ -60,7 +60,7 @@ def land(captured: Captured) -> TableVersion:
 
 
 def status(captured: Captured) -> dict[str, Any]:
-    """What the agent says of itself."""
+    """The report of the agent about itself."""
     return json.loads((captured.settings.capture.state_dir / "status.json").read_text())
 
 
@@ -87,7 +87,7 @@ def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch
         landed.settle()
         monkeypatch.setattr("writetime.landing.landing._WATERMARK_MICROS", 1)
         assert land(landed).version == changes.version + 1
-    # A node that is not there any more: it holds back nothing, until an agent says that it is there.
+    # A node that no longer exists holds nothing, until an agent reports it again.
     write_settings(landed.settings, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     shown = CliRunner().invoke(main, ["status"]).output
@@ -146,7 +146,7 @@ def test_no_watermark_passes_unpublished_writes(landed: Captured) -> None:
     wait_for(lambda: one.round(threading.Event()) or not path.exists())
     wait_for(lambda: one.round(threading.Event()) or one.held_by is None)
     assert mark(landed).until > held_from
-    # So does one that vanished, until someone deletes the file that says so.
+    # So does one that vanished, until someone deletes the file that records it.
     landed.fill(2)
     for path in complete(landed):
         path.unlink()

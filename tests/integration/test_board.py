@@ -87,7 +87,7 @@ def test_from_the_work_queue_to_the_view(own: Settings) -> None:
     assert board.work(settings) == Applied(2, 701)
     assert board.work(settings) == Applied(0, 0)
 
-    # The database says what the data set says: in sum, and flight by flight.
+    # The database agrees with the data set: in total, and for each flight.
     expected = figures.published_figures(1000)
     assert figures.database_figures(settings) == expected
     with connect(settings) as session:
@@ -101,7 +101,7 @@ def test_from_the_work_queue_to_the_view(own: Settings) -> None:
         assert cells(session, table) == before
         assert figures.database_figures(settings) == expected
 
-        # What a later batch says counts, also if an earlier one is applied after it.
+        # A later batch wins, also if an earlier one is applied after it.
         [first, *_] = replay(settings, published.QUEUE)
         correction = orjson.loads(first.items[0]) | {"tail": "N1", "arrival_delay": -60}
         with Publisher(settings, published.QUEUE) as publisher:

@@ -80,7 +80,7 @@ def child(folder: Path, kill_at: int | None, *, after: bool) -> int:
         if commits == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(BucketedTable, "_commit", commit)  # noqa: B010 (its arguments are of no interest here)
+    setattr(BucketedTable, "_commit", commit)  # noqa: B010 (its arguments do not matter here)
     table = work(folder)
     if kill_at is None:
         (folder / "held.json").write_text(json.dumps(held(table)))

@@ -79,7 +79,7 @@ def test_backfill(settings: Settings, spark: SparkSession, tmp_path: Path) -> No
     # Three copies of most cells were added, and the state has one of each.
     rows = sum(file.rows for file in lake.state.load().files)
     assert rows < sum(file.rows for file in lake.changes.load().files) / 2
-    # A snapshot tells nothing of what was before it.
+    # A snapshot contains nothing about the time before it.
     with pytest.raises(WritetimeError, match="the changes kept show"):
         list(views.virtual(lake, found.taken_at - 1))
     assert view_rows(views.virtual(lake, views.time_now())) == wanted

@@ -1,17 +1,21 @@
 """Schemas come in any order, and no file is rewritten for one."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, new_table, write
+from writetime.core.errors import WritetimeError
 from writetime.lake import state, views
 from writetime.lake.evolution import join_schemas
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
+from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
 from writetime.schema.types import Native, Udt
 
@@ -48,6 +52,49 @@ def test_schemas_as_cql() -> None:
     assert replace(again, dropped=()) == replace(schema, dropped=())
     assert set(again.dropped) == set(schema.dropped)
     assert to_cql(again) == to_cql(parse_table(to_cql(again)))
+
+
+def test_schemas_as_json() -> None:
+    inner = Udt("shop", "in ner", (("a b", INT),))
+    outer = Udt("shop", "outer", (("x", replace(inner, frozen=True)), ("y", TEXT)))
+    gone = Udt("shop", "gone", (("z", replace(inner, frozen=True)),), frozen=True)
+    schema = TableSchema(
+        "shop",
+        "Items",
+        (Column("id", INT), Column("Key", TEXT)),
+        (Column("n", INT, True), Column("a", INT)),
+        (Column("s", outer),),
+        (Column("v", replace(outer, frozen=True)), Column("back", INT)),
+        (
+            DroppedColumn("gone", gone, None, 7),
+            DroppedColumn("back", INT, False, -8),
+            DroppedColumn("st", TEXT, True, 9),
+        ),
+        UUID(int=5),
+        3600,
+    )
+    again = from_json(json.loads(json.dumps(to_json(schema))))
+    assert again == schema
+    assert (again.id, again.gc_grace_seconds) == (schema.id, schema.gc_grace_seconds)
+    assert [c.name for c in again.columns] == [c.name for c in schema.columns]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": 5},
+        {"columns": []},
+        {"columns": [{"name": "id", "type": "int", "kind": "key"}]},
+        {"columns": [{"name": "id", "type": "no such type", "kind": "partition_key"}]},
+        {"id": "5"},
+        {"more": 1},
+    ],
+)
+def test_what_is_not_a_stored_schema_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(WritetimeError):
+        from_json(to_json(SCHEMA) | change)
+    with pytest.raises(SchemaError, match="a stored schema cannot be read"):
+        from_json(next(iter(change.values())))
 
 
 def test_joining_is_a_join() -> None:

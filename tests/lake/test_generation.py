@@ -103,7 +103,7 @@ def test_a_renewal_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(generation, "rebuild", die)
     with pytest.raises(RuntimeError, match="killed"):
         renew(table, starts)
-    # Neither folds into the state of before, nor tells rows from it.
+    # Neither folds into the earlier state, nor takes rows from it.
     assert state.fold(table) == 0
     assert stream.extend(table) == 0
     monkeypatch.undo()

@@ -91,7 +91,7 @@ def test_no_view_and_no_event_shows_dropped_tombstones(
     stream.extend(table, second * SECOND)
     wanted = view_rows([live_rows(whole, schema, second)])
     assert replayed(table) == wanted
-    # A state that is made anew and one that grew hold the same, once both have dropped.
+    # A state that is rebuilt and one that grew are equal, once both have dropped their tombstones.
     state.fold(table)
     kept = [held(table)]
     state.rebuild(table)
@@ -196,7 +196,7 @@ def test_how_far_the_horizon_may_be(tmp_path: Path) -> None:
     assert next_horizon(table, now, 24) == 899 * HOUR
     assert next_horizon(table, now, 0) is None
     assert next_horizon(table, 700 * HOUR, 24) == 699 * HOUR
-    # Sources count instead, once there are any; one that has not said how far it is holds all back.
+    # Sources count instead, once there are any; one that has not reported its position holds the watermark.
     for source in ("node-1", "node-2"):
         register_source(table, source)
     table.changes.append([], "node-1", 1, watermark("node-1", 950 * HOUR))

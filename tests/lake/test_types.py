@@ -73,7 +73,7 @@ def _filled(array: pa.Array) -> pa.Array:
 
 
 def _lasting(array: pa.Array) -> pa.Array:
-    """Cells without the fields that say when they expire."""
+    """Cells without the fields for their expiry."""
     if not pa.types.is_struct(array.type):
         return array
     kept = [f.name for f in array.type if f.name not in {"ttl", "expiry", "deletion_time"}]

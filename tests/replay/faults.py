@@ -161,7 +161,7 @@ class Run:
         assert seen == sorted(seen), seen
 
     def output(self) -> str:
-        """Return the end of what the processes said, without that they wait."""
+        """Return the end of the output of the processes, without the lines about waiting."""
         said = (self._folder / "processes.log").read_text().splitlines()
         return "\n".join(line for line in said if " waits: " not in line)[-4000:]
 

@@ -270,7 +270,7 @@ def test_names_that_cannot_be_paths(replay_settings: Settings) -> None:
 def test_an_instance_that_waits_survives_the_loss_of_zookeepers_data(
     replay_settings: Settings, queue: str, zookeeper: KazooClient
 ) -> None:
-    """It finds no lock any more where it was about to look for who is before it."""
+    """The lock that it was about to look up, that of its predecessor, no longer exists."""
     path = f"/queues/{queue}/processors/p/lock"
 
     def second() -> bool:

@@ -73,7 +73,7 @@ def test_old_batches_go_when_all_have_done_them(trimming: Settings, queue: str, 
         found = trim(trimming, queue)
         assert (found.gone, found.deleted, found.due, found.waits_for) == (3, deleted, 7, "a")
     assert blocks(trimming, queue) == 4
-    # Readers say so.
+    # Readers report it.
     assert extent(trimming, queue) == (4, 7)
     assert [b.n for b in replay(trimming, queue)] == [4, 5, 6, 7]
     for ends in ((1, None), (3, 5), (None, 2)):

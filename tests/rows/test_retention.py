@@ -61,7 +61,7 @@ def test_batches_that_stay(tmp_path: Path) -> None:
     assert merge_events(table, views.time_now()) == 20
     assert merge_events(table, views.time_now()) == 0
     assert replayed(table) == view_rows(views.virtual(table))
-    # A stream that was made anew is not in Kafka yet.
+    # A stream that was rebuilt is not in Kafka yet.
     assert stream.extend(table, rebuild=True) == 10
     assert merge_events(table, views.time_now()) == 0
     published(table, 5)

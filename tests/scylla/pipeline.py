@@ -202,7 +202,7 @@ class Pipeline:
             table.fault = table.fault or f"it was not published in time: {self._status(table)}\n{self.agent.tail()}"
 
     def _status(self, table: Followed) -> object:
-        """Return what the agent says of a table."""
+        """Return the agent's report of a table."""
         path = self.settings.capture.state_dir / "status.json"
         return json.loads(path.read_text())["logs"].get(table.name) if path.exists() else None
 

@@ -111,7 +111,7 @@ def logged(cdc: CdcDatabase, written: Written) -> list[Logged]:
 
 @pytest.fixture
 def late(cdc: CdcDatabase, written: Written) -> Logged:
-    """A table created anew for each test, with its own sets of streams; its log is empty as yet."""
+    """A new table for each test, with its own sets of streams and an empty log."""
     name = f"late{time.time_ns()}"
     schema = cdc.create(replace(LATE, name=name))
     sets = sets_of_streams(random.Random(2), written.base, tablets=True)

@@ -72,7 +72,7 @@ class Failing:
 
 
 class Answer:
-    """A future whose pages fail now and then; as the driver's, it is of no use after that."""
+    """A future whose pages fail now and then; like the driver's, it cannot be used after that."""
 
     def __init__(self, failing: Failing, future: Any, query: str) -> None:
         self._failing, self._future, self._query = failing, future, query

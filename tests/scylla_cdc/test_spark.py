@@ -73,7 +73,7 @@ def test_a_stream_reads_each_row_once_whatever_fails(
     spark: SparkSession, cdc: CdcDatabase, logged: list[Logged], tmp_path: Path
 ) -> None:
     """Windows of 10 s over two changes of the streams; a bounded run that fails between reading and committing, and one
-    that goes on for ever."""
+    that never ends."""
     table = logged[2]
     sink = Sink()
     sink.fail_at = 1

@@ -57,7 +57,7 @@ def mutations(lines: Iterable[Line], names: dict[str, str]) -> list[Mutation]:
 
 @dataclass
 class _Part:
-    """What a mutation says at one time with one TTL of one row."""
+    """The changes that a mutation makes to one row with one write time and one TTL."""
 
     marker: bool = False
     cells: Row = field(default_factory=dict)
@@ -71,7 +71,7 @@ Clustering = tuple[bytes | None, ...]
 
 @dataclass
 class _Time:
-    """What a mutation says at one time."""
+    """The changes that a mutation makes with one write time."""
 
     static: dict[int, _Part] = field(default_factory=dict)
     rows: dict[Clustering, dict[int, _Part]] = field(default_factory=dict)

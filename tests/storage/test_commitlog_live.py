@@ -239,6 +239,6 @@ def test_a_node_that_crashed_and_started_again(node: FormatServer) -> None:
     for segment, _ in segments:
         index = segment.cdc_index()
         if index is not None and index.completed and index.offset == segment.size():
-            # The size of the file says nothing of the bytes before compression.
+            # The size of the file does not show the number of bytes before compression.
             replayed += max(s.offset + len(s.data) for s in segment.sections()) > index.offset
     assert replayed > 0

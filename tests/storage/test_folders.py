@@ -37,7 +37,7 @@ def test_a_snapshot_of_several_generations(written: Written) -> None:
         assert (found.full_name, found.id) == (schema.full_name, schema.id)
         assert (found.partition_key, found.clustering) == (schema.partition_key, schema.clustering)
         assert (found.static, found.regular) == (schema.static, schema.regular)
-        # When a column was dropped, a snapshot tells to the microsecond, the system tables to the millisecond.
+        # A snapshot has the time of a drop in microseconds, the system tables in milliseconds.
         assert {(d.name, d.static, d.dropped_at // 1000) for d in found.dropped} == {
             (d.name, d.static, d.dropped_at // 1000) for d in schema.dropped
         }

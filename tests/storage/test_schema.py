@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.support.generate import UDTS, Generator
 from writetime.schema.cql import parse_schemas, parse_table
 from writetime.schema.mapping import arrow_type, avro_type, data_types_page, spark_type
+from writetime.schema.stored import from_json, to_json
 from writetime.schema.system import from_rows, settled_rows
 from writetime.schema.table import Column, SchemaError, SchemaHistory, TableSchema
 from writetime.schema.types import (
@@ -93,6 +94,7 @@ def test_a_table_reads_back_from_its_statement(seed: int) -> None:
         for u in UDTS.values()
     )
     assert parse_table(types + schema.create_statement() + ";") == schema
+    assert from_json(json.loads(json.dumps(to_json(schema)))) == schema
 
 
 def test_a_snapshots_schema() -> None:

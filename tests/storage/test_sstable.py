@@ -33,7 +33,7 @@ def test_tokens_choose_partitions(written: Written) -> None:
             found = without_origin(sstable.scan(split=split, tokens=(wanted, wanted)), schema)
             assert_same(found, everything.filter(pa.array([t == wanted for t in tokens])))
             assert_same(without_origin(sstable.scan(tokens=(wanted, wanted)), schema), found)
-        # Whether an index of `big` ends there, it does not say itself.
+        # An index of `big` does not record whether it ends there.
         (split,) = sstable.splits(1 << 30, (max(tokens) + 1, max(tokens) + 1))
         assert split.start.offset == sstable.index.positions[-1]
         assert not list(sstable.scan(split=split, tokens=(max(tokens) + 1, max(tokens) + 1)))

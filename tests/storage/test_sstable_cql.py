@@ -84,7 +84,7 @@ def test_dropped_columns_are_void_up_to_their_drop(written: Written) -> None:
 
 
 def test_every_handmade_change_matches_the_database(written: Written) -> None:
-    """Counters, altered types and wide partitions; the oracle knows of no dropped columns."""
+    """Counters, altered types and wide partitions; the oracle does not know dropped columns."""
     for table in ("counted", "altered", "wide", "plain"):
         schema, locations = written.handmade(table)
         for location in locations:

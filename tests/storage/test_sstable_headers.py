@@ -236,7 +236,7 @@ def test_random_tables(tmp_path: Path, seed: int) -> None:
     cells = [c for _, columns in rows for v in columns.values() for c in (v.cells if isinstance(v, Cells) else [v])]
     minimums = Minimums()
     if seed % 2:
-        # As of a table whose cells are known; else what a file without any of them says.
+        # As for a table whose cells are known; else as a file without any of them has it.
         times = [c.deletion_time for c in cells if c.deletion_time]
         ttls = [c.ttl for c in cells if c.ttl]
         least = min((c.write_time for c in cells), default=0)
@@ -372,7 +372,7 @@ def test_a_type_that_is_not_the_schemas_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("class_name", [INT, TEXTS])
 def test_a_static_column_that_is_a_regular_one_now(tmp_path: Path, class_name: str) -> None:
-    """`dropped_columns` of ScyllaDB does not say which a column was."""
+    """`dropped_columns` of ScyllaDB does not record whether a column was static."""
     static = [("a", TEXTS), ("m", class_name), ("z", TEXT)]
     for then_static in (False, True):
         folder = tmp_path / str(then_static)
@@ -413,7 +413,7 @@ CREATE TABLE ks.t (k int, c int, f frozen<t>, u t, l list<frozen<t>>, PRIMARY KE
 
 
 def test_types_that_differ_in_names_and_frozen_parts_only(tmp_path: Path) -> None:
-    """What is inside of a type is frozen, whether its text tells or not; fields are added at the end, and renamed."""
+    """Nested types are frozen, whether or not the text shows it; fields are added at the end, and renamed."""
     (schema,) = parse_schemas(TYPES)
 
     def udt(name: str, fields: list[tuple[str, str]]) -> str:

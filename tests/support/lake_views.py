@@ -68,7 +68,7 @@ def assert_lake(table: LakeTable, wanted: pa.Table, schema: TableSchema) -> Coun
 
 
 def _normal(rows: list[dict[str | None, Any]] | list[dict[str, Any]], schema: TableSchema) -> list[dict[Any, Any]]:
-    """Give equal decimals in clustering columns the same form, as which one the database keeps is not said anywhere."""
+    """Give equal decimals in clustering columns the same form, as it is not documented which one the database keeps."""
     several = {c.label for c in schema.clustering if has_forms(c.type)}
     return [{n: normal(_as_shown(v)) if n in several else _as_shown(v) for n, v in row.items()} for row in rows]
 

@@ -1,4 +1,4 @@
-"""What is said where a package is not installed, and what does its work."""
+"""The errors where a package is not installed, and the code that works without it."""
 
 from pathlib import Path
 

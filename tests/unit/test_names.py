@@ -1,5 +1,6 @@
 """Names of columns and fields: outside the lake by the name alone, in the lake by labels."""
 
+import json
 import re
 
 from hypothesis import example, given, settings
@@ -14,6 +15,7 @@ from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.mapping import avro_name
 from writetime.schema.names import distinct, fold
+from writetime.schema.stored import from_json, to_json
 
 EXAMPLES = settings(max_examples=300, deadline=None)
 
@@ -126,3 +128,4 @@ def test_fields_of_types(names: list[str], count: int) -> None:
 def test_schemas_as_text(names: list[str]) -> None:
     schema = table(names)
     assert parse_table(to_cql(schema)) == schema
+    assert from_json(json.loads(json.dumps(to_json(schema)))) == schema

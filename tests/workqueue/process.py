@@ -146,7 +146,7 @@ def set_clock_off(seconds: float) -> None:
 
 
 def main() -> None:
-    """Do what the arguments say."""
+    """Do the work that the arguments name."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("cassandra").setLevel(logging.CRITICAL)
     task = Task(**json.loads(sys.argv[2]))

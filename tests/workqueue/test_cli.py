@@ -27,7 +27,7 @@ def handle(item):
 
 
 def metric(port: int, name: str, **labels: str) -> float | None:
-    """A value that a worker says of itself."""
+    """A value that a worker reports."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     found = (s for family in families for s in family.samples if s.name == f"writetime_worker_{name}")

@@ -26,8 +26,7 @@ from writetime.capture.durable import read_json, write_json
 from writetime.capture.publisher import check_publishable
 from writetime.clients.database import DRIVER_FAULTS, node_of
 from writetime.core.errors import Transient, WritetimeError, reason_of
-from writetime.schema.cql import parse_table
-from writetime.schema.describe import to_cql
+from writetime.schema.stored import from_json, to_json
 from writetime.schema.system import from_rows, settled_rows
 from writetime.schema.table import SchemaHistory, TableSchema
 from writetime.storage.batch import BatchMaker
@@ -268,7 +267,7 @@ class SchemaWatch:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._version: UUID | None = None
         self._history = SchemaHistory()
-        self._stored: dict[UUID, list[dict[str, str]]] = {}
+        self._stored: dict[UUID, list[dict[str, Any]]] = {}
         self._tables: dict[UUID, Table] = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
@@ -320,7 +319,7 @@ class SchemaWatch:
         # The database's own tables are never dropped, and so never needed from here.
         if schema is not None and not table.keyspace.startswith("system"):
             # Before the table is known: if the disk is full, the next call stores it.
-            self._store(table_id, to_cql(schema), captured=captured)
+            self._store(table_id, to_json(schema), captured=captured)
         self._tables[table_id] = table
         if old is not None and old.captured != captured:
             self.switched.append((table, captured))
@@ -334,15 +333,15 @@ class SchemaWatch:
                 *(table.keyspace, table.name),
             )
 
-    def _store(self, table_id: UUID, cql: str, *, captured: bool) -> None:
+    def _store(self, table_id: UUID, schema: dict[str, Any], *, captured: bool) -> None:
         versions = self._stored.setdefault(table_id, [])
-        if not versions or versions[-1]["cql"] != cql:
-            versions.append({"seen_at": datetime.now(UTC).isoformat(), "cql": cql})
+        if not versions or versions[-1]["table"] != schema:
+            versions.append({"seen_at": datetime.now(UTC).isoformat(), "table": schema})
         write_json(self._folder / f"{table_id}.json", {"captured": captured, "versions": versions})
 
     def _restore(self, table_id: UUID, stored: dict[str, Any]) -> None:
         for version in stored["versions"]:
-            self._history.add(parse_table(version["cql"]))
+            self._history.add(from_json(version["table"]))
         schema = self._history.get(table_id)
         assert schema is not None
         _check(schema, captured=stored["captured"])

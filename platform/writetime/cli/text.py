@@ -1,9 +1,9 @@
 """Prints rows as text."""
 
 from collections.abc import Iterable, Sequence
+from unicodedata import combining, east_asian_width
 
 import click
-from rich.cells import cell_len
 
 from writetime.core.printing import printable
 
@@ -11,7 +11,12 @@ from writetime.core.printing import printable
 def print_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under the names of their columns, each on one line. A terminal wraps long lines."""
     lines = [names, *([printable(value) for value in row] for row in rows)]
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        padded = (value + " " * (width - cell_len(value)) for value, width in zip(line, widths, strict=True))
+        padded = (value + " " * (width - _width(value)) for value, width in zip(line, widths, strict=True))
         click.echo("  ".join(padded).rstrip())
+
+
+def _width(text: str) -> int:
+    """Return how many places of a terminal a text takes: wide characters take two, and combining ones none."""
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)

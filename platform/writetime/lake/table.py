@@ -4,13 +4,15 @@
 - `state`: the changes merged, in levels: each file of a bucket is one, and all of them together are the state
 - `view`: the rows that live, one row per row of CQL
 
-The table's schema is kept as CQL in the properties of `changes`, with the labels of its columns (`lake.labels`).
+The table's schema is kept as JSON (`schema.stored`) in the properties of `changes`, with the labels of its columns
+(`lake.labels`).
 """
 
 import json
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,9 +24,8 @@ from writetime.lake.delta import BUCKETS, BucketedTable, TableVersion
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
 from writetime.lake.storage import Storage, lake_storage
-from writetime.schema.cql import parse_table
-from writetime.schema.describe import to_cql
 from writetime.schema.mapping import arrow_type, stored_type
+from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import SchemaError, TableSchema, is_later
 
 SCHEMA = "writetime.schema"
@@ -60,7 +61,7 @@ class LakeTable:
     def schema(self, changes: TableVersion | None = None) -> TableSchema:
         """Return the table's schema at a version of its changes, the newest by default; its columns have labels."""
         changes = changes or self.changes.load()
-        schema = parse_table(cql_of(changes))
+        schema = from_json(stored_schema(changes))
         return labelled(schema, recorded_labels(changes.properties.get(_named(NAMES, changes)), schema))
 
     def follow(self, schema: TableSchema) -> TableSchema:
@@ -82,12 +83,12 @@ class LakeTable:
         joined = join_schemas(current, schema)
         # First, so that all processes that add the fields of a column add the same.
         joined = labelled(joined, self._record_labels(joined))
-        if to_cql(joined) != to_cql(current):
+        if to_json(joined) != to_json(current):
             for part in (self.changes, self.state):
                 part.add_fields(change_schema(joined))
             self.view.add_fields(view_schema(joined))
             # Last, so that a process that sees the schema finds its fields.
-            self.changes.set_property(_named(SCHEMA, self.changes.load()), to_cql(joined))
+            self.changes.set_property(_named(SCHEMA, self.changes.load()), _text(joined))
         return joined
 
     def begin(self, schema: TableSchema) -> None:
@@ -100,7 +101,7 @@ class LakeTable:
         now = self.changes.load()
         number = (now.transaction(GENERATION) or 0) + 1
         labels = extend({}, schema.columns)
-        for name, value in ((NAMES, json.dumps(labels, ensure_ascii=False)), (SCHEMA, to_cql(schema))):
+        for name, value in ((NAMES, json.dumps(labels, ensure_ascii=False)), (SCHEMA, _text(schema))):
             self.changes.set_property(f"{name}.{number}", value)
         fields = change_schema(labelled(schema, labels))
         self.changes.replace(now, [], fields, {GENERATION: number, CREATED: number})
@@ -108,7 +109,7 @@ class LakeTable:
     def _record_labels(self, schema: TableSchema) -> dict[str, str]:
         """Record the labels of columns that have none yet; return all labels by CQL name."""
         now = self.changes.load()
-        current, name = parse_table(cql_of(now)), _named(NAMES, now)
+        current, name = from_json(stored_schema(now)), _named(NAMES, now)
 
         def extended(properties: Mapping[str, str]) -> str:
             recorded = recorded_labels(properties.get(name), current)
@@ -122,9 +123,13 @@ def created_of(part: TableVersion) -> int:
     return part.transaction(CREATED) or 0
 
 
-def cql_of(changes: TableVersion) -> str:
-    """Return the CQL of the table in a version of its changes."""
-    return changes.properties[_named(SCHEMA, changes)]
+def stored_schema(changes: TableVersion) -> Any:
+    """Return the table's schema in a version of its changes, as `schema.stored.from_json` reads it."""
+    return json.loads(changes.properties[_named(SCHEMA, changes)])
+
+
+def _text(schema: TableSchema) -> str:
+    return json.dumps(to_json(schema), ensure_ascii=False)
 
 
 def _named(name: str, changes: TableVersion) -> str:
@@ -212,7 +217,7 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     table = LakeTable(storage, buckets)
     labels = extend({}, schema.columns)
     made = labelled(schema, labels)
-    properties = {SCHEMA: to_cql(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
+    properties = {SCHEMA: _text(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
     # `changes` last: a table exists once all of its parts do.
     table.view.create(view_schema(made), buckets, {})
     table.state.create(change_schema(made), buckets, {})

@@ -17,7 +17,7 @@ from writetime.clients.kafka import delete_topics, topic_names
 from writetime.core.config import Capture, Settings
 from writetime.lake.storage import lake_storage
 from writetime.lake.table import table_storage
-from writetime.schema.cql import parse_table
+from writetime.schema.stored import from_json
 from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
 from writetime.wire.topics import changes_topic, dead_changes_topic, rows_topic
@@ -43,7 +43,7 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
     traces = _agent_traces(settings.capture, table)
     schemas = SchemaTopic(settings)
     schemas.read_on()
-    found = [s for s in schemas.of_namespace(namespace_of(table)) if _is_of(s.avro.get("cql"), table)]
+    found = [s for s in schemas.of_namespace(namespace_of(table)) if _is_of(s.avro.get("table"), table)]
     there = set(topic_names(settings))
     topics = [name for name in (changes_topic(table), dead_changes_topic(table), rows_topic(table)) if name in there]
     if topics:
@@ -70,7 +70,7 @@ def _agent_traces(capture: Capture, table: str) -> list[Trace]:
     ids = [
         path.stem
         for path in sorted((folder / "schemas").glob("*.json"))
-        if any(_is_of(version.get("cql"), table) for version in (read_json(path) or {}).get("versions", []))
+        if any(_is_of(version.get("table"), table) for version in (read_json(path) or {}).get("versions", []))
     ]
     logs = read_json(folder / "logs.json") or {}
     if not ids and table not in logs:
@@ -92,9 +92,9 @@ def _agent_traces(capture: Capture, table: str) -> list[Trace]:
     return [Trace(f"the agent's records of it in {folder}; the agent must not run meanwhile", delete)]
 
 
-def _is_of(cql: Any, table: str) -> bool:
+def _is_of(stored: Any, table: str) -> bool:
     try:
-        return parse_table(cql).full_name == table
+        return from_json(stored).full_name == table
     except Exception:
         # Files of other tables do not matter here.
         return False

@@ -417,5 +417,5 @@ def _marked(table: str, sources: Mapping[str, SourceMarks]) -> dict[str, TableMa
 
 def _digest(schemas: tuple[RegisteredSchema, ...], marked: Mapping[str, TableMark]) -> str:
     """Return a digest of the schemas of a table and of the sources' reports of it. It changes with any of these."""
-    content = json.dumps([[(s.fingerprint, s.avro.get("cql")) for s in schemas], sorted(map(repr, marked.items()))])
+    content = json.dumps([[(s.fingerprint, s.avro.get("table")) for s in schemas], sorted(map(repr, marked.items()))])
     return hashlib.sha256(content.encode()).hexdigest()[:16]

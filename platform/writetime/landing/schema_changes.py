@@ -1,7 +1,7 @@
 """A table of the lake follows its schemas in the topic of the schemas.
 
-Each is registered with the table's CQL. A CQL that the lake already has is not parsed. A schema that cannot be read is
-skipped: it stops no table, and no other schema of its table.
+Each is registered with the table's schema (`schema.stored`). One that the lake already has is not read. A schema
+that cannot be read is skipped: it stops no table, and no other schema of its table.
 """
 
 import logging
@@ -11,10 +11,9 @@ from writetime.core.config import Settings
 from writetime.lake.delta import TableVersion
 from writetime.lake.evolution import join_schemas
 from writetime.lake.history import raise_history
-from writetime.lake.table import LakeTable, cql_of, create_table
+from writetime.lake.table import LakeTable, create_table, stored_schema
 from writetime.lake.views import time_now
-from writetime.schema.cql import parse_table
-from writetime.schema.describe import to_cql
+from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import TableSchema, is_later
 from writetime.wire.publishing import SCHEMAS_TOPIC, RegisteredSchema
 
@@ -39,7 +38,7 @@ class LakeSchemas:
         now = self._lake.changes.find()
         seen = False
         for registered in schemas:
-            if now is not None and registered.avro.get("cql") == cql_of(now):
+            if now is not None and registered.avro.get("table") == stored_schema(now):
                 seen = True
             elif (schema := self._parsed(registered)) is not None:
                 seen = True
@@ -47,16 +46,16 @@ class LakeSchemas:
         return now if seen else None
 
     def _parsed(self, registered: RegisteredSchema) -> TableSchema | None:
-        """Return the table's schema as registered; None if its CQL belongs to another table or cannot be read, which is
+        """Return the table's schema as registered; None if it belongs to another table or cannot be read, which is
         logged once. A message with such a schema cannot land, others can.
         """
         try:
-            schema = parse_table(registered.avro["cql"])
+            schema = from_json(registered.avro["table"])
         except Exception as e:
             if registered.offset not in self._unreadable:
                 self._unreadable.add(registered.offset)
                 log.warning(
-                    "topic %s, partition 0, offset %d is skipped, because the CQL of %s in it cannot be read: %s: %s",
+                    "topic %s, partition 0, offset %d is skipped, as the schema of %s in it cannot be read: %s: %s",
                     *(SCHEMAS_TOPIC, registered.offset, self._lake.name, type(e).__name__, str(e)[:300]),
                 )
             return None
@@ -78,6 +77,6 @@ class LakeSchemas:
             self._lake.begin(schema)
             raise_history(self._lake, time_now())
             return self._lake.changes.load()
-        if to_cql(join_schemas(current, schema)) == to_cql(current):
+        if to_json(join_schemas(current, schema)) == to_json(current):
             return now
         return create_table(self._settings, schema).changes.load()

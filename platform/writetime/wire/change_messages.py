@@ -2,8 +2,8 @@
 
 A record has the fields of `writetime.changes.model.change_schema`, by name. Everything that a table may gain or lose
 (its columns, the fields of its types) is nullable with the default null, so a reader with any schema of the table reads
-messages written under any other. The schema also has the table's CQL, as the property `cql`. So a consumer learns of
-new tables and columns, and of drops and their times, from `writetime.schemas` alone.
+messages written under any other. The schema also has the table's, as the property `table` (`schema.stored`). So a
+consumer learns of new tables and columns, and of drops and their times, from `writetime.schemas` alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +20,8 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.labels import without_labels
 from writetime.schema.avro import array_of, encode, encode_bytes, encode_long, joined, nullable, single_object_header
 from writetime.schema.avro_decode import AvroReader
-from writetime.schema.cql import parse_table
-from writetime.schema.describe import to_cql
 from writetime.schema.mapping import avro_name, stored_avro_type
+from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import Column, TableSchema, is_later
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 
@@ -64,7 +63,7 @@ def change_avro(schema: TableSchema) -> dict[str, Any]:
             _optional("captured_at", {"type": "long", "logicalType": "timestamp-micros"}),
         ])),
     ]  # fmt: skip
-    return {"type": "record", "name": "change", "namespace": namespace, "fields": fields, "cql": to_cql(schema)}
+    return {"type": "record", "name": "change", "namespace": namespace, "fields": fields, "table": to_json(schema)}
 
 
 def namespace_of(table: str) -> str:
@@ -370,7 +369,7 @@ class ChangeDecoder:
 
     def _is_of_earlier_table(self, avro: Any) -> bool:
         try:
-            written = parse_table(avro["cql"])
+            written = from_json(avro["table"])
         except Exception:
             # It has no schema that can be read: whether the message fits the table shows when it is read.
             return False

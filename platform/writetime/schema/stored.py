@@ -1,0 +1,108 @@
+"""The JSON form in which schemas are stored: in the lake, in Avro schemas of changes, and by agents.
+
+It has all that Writetime knows of a table. Types are CQL texts, and `types` has the user-defined ones, each after those
+that it uses. Columns are in the order of `TableSchema.columns`. CQL (`schema.describe`) is for people, and cannot say
+everything: whether it is known that a dropped column was static, for example.
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
+from writetime.schema.types import Udt, parse_cql
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    type: str
+
+
+class _Column(_Part):
+    kind: Literal["partition_key", "clustering", "static", "regular"]
+    reversed: bool = False
+
+
+class _Dropped(_Part):
+    static: bool | None
+    dropped_at: int
+
+
+class _Type(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    fields: list[_Part]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    keyspace: str
+    name: str
+    id: UUID | None
+    gc_grace_seconds: int
+    types: list[_Type]
+    columns: list[_Column]
+    dropped: list[_Dropped]
+
+
+def to_json(schema: TableSchema) -> dict[str, Any]:
+    """Return a schema as a JSON object that `from_json` reads."""
+    of_dropped = replace(schema, static=(), regular=tuple(Column(d.name, d.type) for d in schema.dropped))
+    udts: dict[str, Udt] = {}
+    for udt in (*schema.udts(), *of_dropped.udts()):
+        udts.setdefault(udt.name, udt)
+    return {
+        "keyspace": schema.keyspace,
+        "name": schema.name,
+        "id": str(schema.id) if schema.id else None,
+        "gc_grace_seconds": schema.gc_grace_seconds,
+        "types": [
+            {"name": udt.name, "fields": [{"name": name, "type": str(t)} for name, t in udt.fields]}
+            for udt in udts.values()
+        ],
+        "columns": [
+            {"name": c.name, "type": str(c.type), "kind": kind} | ({"reversed": True} if c.reversed else {})
+            for kind in ("partition_key", "clustering", "static", "regular")
+            for c in getattr(schema, kind)
+        ],
+        "dropped": [
+            {"name": d.name, "type": str(d.type), "static": d.static, "dropped_at": d.dropped_at}
+            for d in schema.dropped
+        ],
+    }
+
+
+def from_json(stored: Any) -> TableSchema:
+    """Return the schema that `to_json` stored.
+
+    Raises:
+        SchemaError: it is not such an object.
+        CqlTypeError: a type in it cannot be read.
+    """
+    try:
+        table = _Table.model_validate(stored)
+    except ValidationError as e:
+        first = e.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise SchemaError(f"a stored schema cannot be read: {place}: {first['msg']}") from None
+    udts: dict[str, Udt] = {}
+    for found in table.types:
+        fields = tuple((field.name, parse_cql(field.type, udts)) for field in found.fields)
+        udts[found.name] = Udt(table.keyspace, found.name, fields)
+    columns: dict[str, list[Column]] = {"partition_key": [], "clustering": [], "static": [], "regular": []}
+    for column in table.columns:
+        columns[column.kind].append(Column(column.name, parse_cql(column.type, udts), column.reversed))
+    return TableSchema(
+        table.keyspace,
+        table.name,
+        **{kind: tuple(of_kind) for kind, of_kind in columns.items()},
+        dropped=tuple(DroppedColumn(d.name, parse_cql(d.type, udts), d.static, d.dropped_at) for d in table.dropped),
+        id=table.id,
+        gc_grace_seconds=table.gc_grace_seconds,
+    )
