@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tests.conftest import write_settings
 from tests.lake.answers import cql_rows, view_rows
-from tests.rows.test_publish import messages
+from tests.row_events.test_publish import messages
 from tests.storage.databases import FormatServer
 from writetime.capture.agent import run
 from writetime.changes.model import change_schema

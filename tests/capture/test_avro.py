@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.merge import generated
-from tests.rows.test_avro import as_avro, numbers, plain
+from tests.row_events.test_avro import as_avro, numbers, plain
 from tests.storage.generate import UDTS, Generator
 from writetime.changes.model import KINDS, RESERVED, change_schema
 from writetime.core.errors import WritetimeError

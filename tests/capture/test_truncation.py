@@ -10,7 +10,7 @@ from tests.capture.test_isolation import until
 from tests.capture.test_odd_values import with_lake
 from tests.capture.test_segments import wait_for
 from tests.lake.answers import cql_rows, view_rows
-from tests.rows.replay import Consumer, in_order
+from tests.row_events.replay import Consumer, in_order
 from writetime.capture.metrics import read_status
 from writetime.capture.schemas import Node
 from writetime.lake import state, views

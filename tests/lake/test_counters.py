@@ -16,7 +16,7 @@ from tests.lake.answers import cql_rows, view_rows
 from tests.lake.made import settings_at
 from tests.lake.test_run import compacted, run, schema_of
 from tests.merge.generated import NODES
-from tests.rows.test_stream import events, replayed
+from tests.row_events.test_stream import events, replayed
 from writetime.clients import node_snapshots
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot

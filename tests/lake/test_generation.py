@@ -10,7 +10,7 @@ import pytest
 
 from tests.lake.answers import view_rows
 from tests.lake.made import add, new_table, write
-from tests.rows.replay import Consumer, in_order
+from tests.row_events.replay import Consumer, in_order
 from tests.storage.generate import SEED
 from writetime.core.errors import WritetimeError
 from writetime.lake import generation, retention, state, views

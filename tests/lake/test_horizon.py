@@ -18,7 +18,7 @@ from tests.lake.answers import cql_rows, view_rows
 from tests.lake.made import SCHEMA, add, new_table, settings_at, write
 from tests.lake.test_run import run, schema_of
 from tests.merge import generated
-from tests.rows.test_stream import replayed
+from tests.row_events.test_stream import replayed
 from writetime.clients import node_snapshots
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot

@@ -15,7 +15,7 @@ from tests.lake.answers import view_rows
 from tests.lake.histories.node import Node
 from tests.lake.histories.plan import Plan
 from tests.merge.test_cql import with_one_form
-from tests.rows.replay import Consumer, in_order
+from tests.row_events.replay import Consumer, in_order
 from tests.storage.expected import assert_same
 from writetime.core import config
 from writetime.lake import retention, state, views

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.lake.answers import view_rows
 from tests.lake.made import SCHEMA, add, new_table, write
 from tests.merge import generated
-from tests.rows.replay import apply, in_order
+from tests.row_events.replay import apply, in_order
 from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
 from writetime.lake.parquet import WrittenFile, read_file
@@ -30,7 +30,7 @@ SECOND = 1_000_000
 
 def events(table: LakeTable) -> Iterator[pa.Table]:
     """The events of the stream, batch by batch."""
-    rows = table.rows
+    rows = table.row_events
     for _, file in stream.batch_files(rows.load()):
         yield read_file(rows.storage, file.path, event_schema(table.schema()))
 
@@ -175,5 +175,5 @@ def test_a_stream_that_is_too_late_names_the_remedy(tmp_path: Path) -> None:
             stream.extend(table)
     state.compact(table)
     retention.vacuum(table, 0)
-    with pytest.raises(WritetimeError, match=re.escape("writetime rebuild shop.items rows")):
+    with pytest.raises(WritetimeError, match=re.escape("writetime rebuild shop.items row_events")):
         stream.extend(table)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.lake.answers import view_rows
 from tests.merge.generated import SCHEMA, Change, change, table
-from tests.rows.replay import apply, in_order
+from tests.row_events.replay import apply, in_order
 from writetime.merge import live_rows, merge
 from writetime.row_events.compare import different
 from writetime.row_events.events import Batch, fitted_rows, row_events
