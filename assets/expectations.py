@@ -104,7 +104,7 @@ def levels(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]
 
 def events(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
     """Return the frame to check of files of row events. The files need not be committed."""
-    frame = _staged(session, table.rows.storage, event_schema(table.schema()), files)
+    frame = _staged(session, table.row_events.storage, event_schema(table.schema()), files)
     before, after, kind = F.col("before").isNotNull(), F.col("after").isNotNull(), F.col("kind")
     right = F.when(kind == "CREATE", ~before & after).when(kind == "UPDATE", before & after).otherwise(before & ~after)
     return frame.select("event_id", "kind", "key", "position", right.alias("images_are_of_the_kind"))

@@ -67,8 +67,8 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
         on_schedule(jobs["verify"], "30 3 * * *", "Proves each view against the database, every night."),
         on_schedule(upkeep, "30 2 * * *", "Compacts and cleans the tables of the lake, every night."),
     ]
-    if "rows" in jobs:
-        schedules.append(on_schedule(jobs["rows"], "7-59/15 * * * *", "Finds and publishes row events."))
+    if "row_events" in jobs:
+        schedules.append(on_schedule(jobs["row_events"], "7-59/15 * * * *", "Finds and publishes row events."))
     if "snapshot" in jobs:
         schedules.append(on_schedule(jobs["snapshot"], "0 1 * * 0", "Takes snapshots, every Sunday."))
     sensors: list[SensorDefinition] = [
@@ -115,7 +115,7 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
         ),
         "land": (landed, None, "Land captured changes from Kafka in the lake."),
         "views": (refreshed, None, "Fold new changes into the tables' states, and renew their views."),
-        "rows": (
+        "row_events": (
             events,
             None,
             "Find the row events since the last run, store them in the lake, and publish them to Kafka.",

@@ -34,7 +34,7 @@ from writetime.lake.followed_tables import (
     read_entries,
 )
 from writetime.schema.describe import to_cql
-from writetime_dagster.assets import backfill, capture, changes, expectations, rows, table_jobs, views
+from writetime_dagster.assets import backfill, capture, changes, expectations, row_events, table_jobs, views
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import cql_columns, documents, key_of, pool_of
 from writetime_dagster.resources import DatabaseResource
@@ -106,7 +106,7 @@ def assets_of(
         assets += [capture.topic(table), changes.landed(table)]
         checks += [is_captured_by_the_database(table), capture.retention(table), changes.lag_and_freshness(table)]
     if table.entry.row_events:
-        assets += [rows.events(table), rows.topic(table)]
+        assets += [row_events.events(table), row_events.topic(table)]
     return assets, checks
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.rows import SCHEMA, tokens_of, updates
+from bench.row_events import SCHEMA, tokens_of, updates
 from writetime.capture.publisher import ChangePublisher
 from writetime.core import config
 from writetime.lake.table import open_table
@@ -48,7 +48,7 @@ class Costs:
     lake_bytes: float = 19.7
     # docs/lake.md, What it costs: in Spark's tasks, 10,000,000 updates, 3 per key, in 8.9 CPU seconds.
     fold: float = 0.89
-    # docs/rows.md, What it costs: 258,788 updates per CPU second.
+    # docs/row-events.md, What it costs: 258,788 updates per CPU second.
     events: float = 1e6 / 258_788
     # Beside its changes: requests to the broker, and commits to an object store. An assumption: 100 ms per request.
     commit_seconds: float = 0.3

@@ -289,7 +289,7 @@ def _followed_table(
 
 def _events(settings: Settings, name: str) -> Mapping[str, int]:
     """Count the row events of a table by kind, over all runs."""
-    kinds = open_table(settings, name).rows.read(["kind"])
+    kinds = open_table(settings, name).row_events.read(["kind"])
     return {row["values"]: row["counts"] for row in kinds["kind"].value_counts().to_pylist()}
 
 

@@ -18,7 +18,7 @@ import duckdb
 import polars as pl
 
 from bench.merge import data
-from bench.rows import COLUMNS
+from bench.row_events import COLUMNS
 from bench.storage.memory import peak
 from writetime.lake import state
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 
-from bench.rows import COLUMNS, SCHEMA, add, tokens_of, updates
+from bench.row_events import COLUMNS, SCHEMA, add, tokens_of, updates
 from writetime.core import config
 from writetime.lake.table import LakeTable, create_table, open_table
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from bench.merge import data
-from bench.rows import COLUMNS
+from bench.row_events import COLUMNS
 from bench.storage.measure import python, with_others
 from writetime.clients.spark import spark_conf
 from writetime.core.config import load

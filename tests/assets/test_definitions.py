@@ -32,7 +32,7 @@ RESOURCES = {
     "kafka": KafkaResource(),
     "lake": LakeResource(),
 }
-GROUPS = {"sources", "ingest", "workqueue", "replay", "capture", "backfill", "changes", "views", "rows"}
+GROUPS = {"sources", "ingest", "workqueue", "replay", "capture", "backfill", "changes", "views", "row_events"}
 
 
 @pytest.fixture
@@ -132,10 +132,10 @@ def test_a_table_is_one_entry(config: Path) -> None:
     graph = found.resolve_asset_graph()
     own = [key for key in graph.get_all_asset_keys() if key.path[0] == "shop.orders"]
     assert all(graph.get(key).owners == ["team:orders"] and graph.get(key).kinds for key in own)
-    assert {graph.get(key).group_name for key in own} == {"ingest", "capture", "backfill", "changes", "views", "rows"}
+    assert {graph.get(key).group_name for key in own} == GROUPS - {"sources", "workqueue", "replay"}
     repository = found.get_repository_def()
     assert set(repository.job_names) >= {
-        *("observe", "snapshot", "backfill", "land", "views", "rows", "follow", "verify", "maintain")
+        *("observe", "snapshot", "backfill", "land", "views", "row_events", "follow", "verify", "maintain")
     }
     chain = {key_of("shop.orders", part) for part in ("changes", "state", "view", "row_events", "row_topic")}
     assert repository.get_job("follow").asset_layer.executable_asset_keys == chain
@@ -174,7 +174,7 @@ def test_a_table_has_only_the_assets_of_its_entry(config: Path) -> None:
         ("shop.orders/backfill", "shop.orders/state"),
         ("shop.orders/state", "shop.orders/view"),
     }
-    assert not {"land", "rows", "snapshot"} & set(found.get_repository_def().job_names)
+    assert not {"land", "row_events", "snapshot"} & set(found.get_repository_def().job_names)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def see(page: Any, *texts: str) -> None:
 def test_graph(page: Any, request: pytest.FixtureRequest) -> None:
     """Groups, collapsed: the picture of the architecture."""
     page.goto("/asset-groups")
-    see(page, "sources", "ingest", "workqueue", "replay", "capture", "backfill", "changes", "views", "rows")
+    see(page, "sources", "ingest", "workqueue", "replay", "capture", "backfill", "changes", "views", "row_events")
     keep(page, request, "asset-graph")
 
 

@@ -36,7 +36,7 @@ from writetime.landing.landing import Landing
 from writetime.row_events import publish, stream
 from writetime.schema.text import bytes_of_text
 from writetime.verify.verify import verify
-from writetime.wire.topics import rows_topic
+from writetime.wire.topics import row_events_topic
 
 LAST = (1 << 63) - 1
 # Milliseconds: the ends of CQL's range, and of what microseconds hold.
@@ -60,7 +60,7 @@ def assert_row_events(captured: Captured, table: LakeTable) -> None:
     rows = view_rows(views.virtual(table))
     assert in_order(consumer.rows) == rows
     assert publish.publish(captured.settings, table) == len(rows)
-    events: list[dict[str, Any]] = decoded(captured.settings, rows_topic(table.name))
+    events: list[dict[str, Any]] = decoded(captured.settings, row_events_topic(table.name))
     assert sorted(event["event_id"] for event in events) == sorted(consumer.event_ids)
 
 

@@ -28,7 +28,7 @@ from writetime.row_events import publish, stream
 from writetime.row_events.messages import event_avro
 from writetime.schema.cql import parse_schemas
 from writetime.wire.change_messages import change_avro
-from writetime.wire.topics import changes_topic, rows_topic
+from writetime.wire.topics import changes_topic, row_events_topic
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +105,12 @@ def test_messages_of_both_forms(registered: Captured, registry: RegistryServer) 
     table = open_table(own, name)
     stream.extend(table)
     assert publish.publish(own, table) > 0
-    events = [read(registry, value) for _, _, value in messages(own, rows_topic(name))]
+    events = [read(registry, value) for _, _, value in messages(own, row_events_topic(name))]
     assert {e["kind"] for e in events} == {"CREATE"}
     assert sorted((e["after"]["k"], e["after"]["c"]) for e in events) == sorted(
         (r.k, r.c) for r in registered.node.session().execute(f"SELECT k, c FROM {name}").all()
     )
-    assert registry.ask("GET", f"/config/rows.{name}-value")["compatibilityLevel"] == "BACKWARD_TRANSITIVE"
+    assert registry.ask("GET", f"/config/row_events.{name}-value")["compatibilityLevel"] == "BACKWARD_TRANSITIVE"
 
 
 def test_schemas_from_before_milliseconds_are_followed(registry: RegistryServer) -> None:
@@ -128,8 +128,8 @@ def test_schemas_from_before_milliseconds_are_followed(registry: RegistryServer)
     assert key["name"] == "p"
     key["type"] = key["type"][1]
     del key["default"]
-    assert own.register("rows.ks.t", earlier, "BACKWARD_TRANSITIVE") != own.register(
-        "rows.ks.t", events, "BACKWARD_TRANSITIVE"
+    assert own.register("row_events.ks.t", earlier, "BACKWARD_TRANSITIVE") != own.register(
+        "row_events.ks.t", events, "BACKWARD_TRANSITIVE"
     )
 
 

@@ -49,7 +49,7 @@ from writetime.row_events import publish, stream
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.verify.verify import verify
-from writetime.wire.topics import changes_topic, rows_topic
+from writetime.wire.topics import changes_topic, row_events_topic
 from writetime.wire.watermarks import WatermarkTopic
 
 _PATIENCE_SECONDS = 240.0
@@ -366,7 +366,7 @@ class ClusterRun:
     def _check_events(self) -> int:
         """Each row event is in Kafka once, and they lead to the rows of the view."""
         self._publish_rows()
-        events = decoded(self._settings, rows_topic(self._quiet))
+        events = decoded(self._settings, row_events_topic(self._quiet))
         assert len({event["event_id"] for event in events}) == len(events)
         assert {event["after"]["k"] for event in events} == set(range(1, self._quiet_rows + 1))
         return len(events)

@@ -41,7 +41,7 @@ def test_the_table_of_sizes_is_that_of_the_simulation() -> None:
         ("capture.md", "| events per CPU second, start included | 74,349 |"),
         ("capture.md", "| Writetime, to a consumer in Kafka | 42 ms |"),
         ("lake.md", "| `fold`, in Spark's tasks | 8.9 |"),
-        ("rows.md", "258,788 updates"),
+        ("row-events.md", "258,788 updates"),
     ],
 )
 def test_costs_are_those_that_were_measured(document: str, figure: str) -> None:

@@ -30,7 +30,7 @@ from writetime.landing.landing import Landing
 from writetime.row_events import publish, stream
 from writetime.schema.system import read_schema
 from writetime.verify.verify import Report, verify
-from writetime.wire.topics import rows_topic
+from writetime.wire.topics import row_events_topic
 
 # To how many tablets each table is split and merged, one after the other. More would not fit into the 100 tablets that
 # ScyllaDB allows for each shard, on a node with one shard.
@@ -251,7 +251,7 @@ class Pipeline:
         assert in_order(table.consumer.rows) == view_rows([schema.empty_table(), *views.virtual(lake)])
         if not table.consumer.event_ids:
             return 0
-        events = decoded(self.settings, rows_topic(table.name))
+        events = decoded(self.settings, row_events_topic(table.name))
         assert sorted(event["event_id"] for event in events) == sorted(table.consumer.event_ids)
         last: dict[bytes, int] = {}
         for event in events:

@@ -30,7 +30,7 @@ ON_TOPICS = [
     *(AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS),
 ]
 RIGHTS = {
-    **{(ResourceType.TOPIC, prefix): ON_TOPICS for prefix in ("user-events", "changes.", "rows.", "writetime.")},
+    **{(ResourceType.TOPIC, prefix): ON_TOPICS for prefix in ("user-events", "changes.", "row_events.", "writetime.")},
     (ResourceType.GROUP, "writetime"): [AclOperation.READ, AclOperation.DESCRIBE],
     (ResourceType.TRANSACTIONAL_ID, "writetime"): [AclOperation.WRITE, AclOperation.DESCRIBE],
     (ResourceType.BROKER, "kafka-cluster"): [AclOperation.IDEMPOTENT_WRITE],

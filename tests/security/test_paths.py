@@ -154,7 +154,7 @@ def test_capture_lake_and_verification(secured: Secured, in_force: Settings) -> 
     assert "20 changes added" in command("backfill", "shop.orders", *folders)
     assert "0 differ" in CliRunner().invoke(main, ["verify", "shop.orders"]).stderr
     assert command("publish", "shop.orders")
-    assert "rows.shop.orders" in topic_names(in_force)
+    assert "row_events.shop.orders" in topic_names(in_force)
 
 
 def test_resources_of_dagster(in_force: Settings) -> None:

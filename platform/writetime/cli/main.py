@@ -40,7 +40,7 @@ COMMANDS = {
     "rebuild": Listed("row_events:rebuild", "Rebuild state, compacted view or row events from stored data."),
     "replay": Listed("replay:replay_group", "Publish batches, process them, and read them again."),
     "retire": Listed("capture:retire", "Record that a node or a CDC log is no longer a source."),
-    "rows": Listed("row_events:rows", "Print the row events of a table, or their Avro schema."),
+    "row-events": Listed("row_events:row_events", "Print the row events of a table, or their Avro schema."),
     "scylla-cdc": Listed("scylla_cdc:scylla_cdc", "Print the changes in a ScyllaDB CDC log, one JSON object per line."),
     "serve": Listed("ingest:serve", "Accept events over HTTP until SIGTERM or Ctrl-C, then drain."),
     "sink": Listed("ingest:run_sink", "Store events from Kafka until SIGTERM or Ctrl-C, then drain and commit."),

@@ -1,4 +1,4 @@
-"""`writetime rows | publish | rebuild KS.TABLE`."""
+"""`writetime row-events | publish | rebuild KS.TABLE`."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ from writetime.lake.table import LakeTable, open_table
 from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import publish as publish_events
 from writetime.row_events.stream import events_since, extend
-from writetime.wire.topics import rows_topic
+from writetime.wire.topics import row_events_topic
 
 _REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
     "state": (state.rebuild, "files of changes merged"),
     "view": (views.refresh, "rows"),
-    "rows": (partial(extend, rebuild=True), "events"),
+    "row_events": (partial(extend, rebuild=True), "events"),
 }
 
 
@@ -28,7 +28,7 @@ _REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
 @click.argument("table", metavar="KS.TABLE")
 @click.option("--from", "first", default=1, show_default=True, help="The first batch (`sequence`) to print.")
 @click.option("--format", "form", type=click.Choice(["jsonl", "table", "avsc"]), default="jsonl", show_default=True)
-def rows(*, table: str, first: int, form: str) -> None:
+def row_events(*, table: str, first: int, form: str) -> None:
     """Print the row events of a table, or their Avro schema. They are printed in the order in which the lake keeps
     them."""
     lake_table = open_table(config.load(), table)
@@ -50,14 +50,14 @@ def publish(*, table: str, lake_only: bool) -> None:
     first."""
     settings = config.load()
     lake_table = open_table(settings, table)
-    click.echo(f"rows       {extend(lake_table)} events added")
+    click.echo(f"row events {extend(lake_table)} events added")
     if not lake_only:
-        click.echo(f"topic      {publish_events(settings, lake_table)} events published to {rows_topic(table)}")
+        click.echo(f"topic      {publish_events(settings, lake_table)} events published to {row_events_topic(table)}")
 
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
-@click.argument("parts", metavar="[state|view|rows]...", type=click.Choice(list(_REBUILD)), nargs=-1)
+@click.argument("parts", metavar="[state|view|row_events]...", type=click.Choice(list(_REBUILD)), nargs=-1)
 def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
     """Rebuild state, compacted view or row events from stored data. The state comes from the changes, the view and the
     row events from the state. Defaults to the state and the view. The database is not read.

@@ -185,8 +185,8 @@ class Alerts(_Section):
     reports: Path = Field(default=Path(".writetime/reports"), description="The folder for the report of each run.")
 
 
-class Rows(_Section):
-    """Row events, in the lake and in Kafka, one topic `rows.<keyspace>.<table>` per table."""
+class RowEvents(_Section):
+    """Row events, in the lake and in Kafka, one topic `row_events.<keyspace>.<table>` per table."""
 
     partitions: int = Field(default=4, ge=1, description="For a new topic; each has a token range.")
     keep_days: float | None = Field(
@@ -468,7 +468,7 @@ class Settings(BaseSettings):
         "table.",
     )
     alerts: Alerts = Alerts()
-    rows: Rows = Rows()
+    row_events: RowEvents = RowEvents()
     capture: Capture = Capture()
     scylla_cdc: ScyllaCdc = ScyllaCdc()
     ingest: Ingest = Ingest()

@@ -71,7 +71,7 @@ def vacuum(table: LakeTable, hours: int) -> list[str]:
     A reader, or a task that has not committed, that takes longer than this loses its files.
     """
     gone = []
-    for part in (*table.parts, *([table.rows] if table.rows.exists() else [])):
+    for part in (*table.parts, *([table.row_events] if table.row_events.exists() else [])):
         paths = part.load().table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         gone += [f"{part.storage.address}/{path}" for path in paths]
     return gone

@@ -51,7 +51,7 @@ class LakeTable:
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
         # The row events, if they were requested: `writetime.row_events.stream`.
-        self.rows = BucketedTable(storage.folder("rows"))
+        self.row_events = BucketedTable(storage.folder("row_events"))
 
     @property
     def parts(self) -> tuple[BucketedTable, ...]:

@@ -20,7 +20,7 @@ from writetime.lake.table import table_storage
 from writetime.schema.stored import from_json
 from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
-from writetime.wire.topics import changes_topic, dead_changes_topic, rows_topic
+from writetime.wire.topics import changes_topic, dead_changes_topic, row_events_topic
 from writetime.wire.watermarks import WatermarkTopic, send_report
 
 
@@ -45,7 +45,9 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
     schemas.read_on()
     found = [s for s in schemas.of_namespace(namespace_of(table)) if _is_of(s.avro.get("table"), table)]
     there = set(topic_names(settings))
-    topics = [name for name in (changes_topic(table), dead_changes_topic(table), rows_topic(table)) if name in there]
+    topics = [
+        name for name in (changes_topic(table), dead_changes_topic(table), row_events_topic(table)) if name in there
+    ]
     if topics:
         text = f"topics {', '.join(topics)} with their messages"
         traces.append(Trace(text, lambda: delete_topics(settings, topics)))

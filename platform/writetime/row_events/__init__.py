@@ -2,5 +2,5 @@
 after.
 
 They come from comparing the rows that live before and after a batch of changes. So they show what a reader of the table
-would have seen, and nothing if no visible value changed. See `docs/rows.md`.
+would have seen, and nothing if no visible value changed. See `docs/row-events.md`.
 """

@@ -23,7 +23,7 @@ from writetime.schema.table import Column, TableSchema
 
 def event_avro(schema: TableSchema) -> dict[str, Any]:
     """Return the Avro schema of a table's row events."""
-    namespace = f"rows.{avro_name(schema.keyspace)}.{avro_name(schema.name)}"
+    namespace = f"row_events.{avro_name(schema.keyspace)}.{avro_name(schema.name)}"
     row = {"type": "record", "name": "row", "fields": [_field(c, schema, namespace) for c in schema.columns]}
     fields = [
         {"name": "event_id", "type": {"type": "string", "logicalType": "uuid"}},

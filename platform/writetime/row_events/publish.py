@@ -1,4 +1,4 @@
-"""Publishes the stream of row events to the Kafka topic `rows.<keyspace>.<table>`, from the lake table that keeps it.
+"""Publishes the stream of row events to the topic `row_events.<keyspace>.<table>`, from the lake table that keeps it.
 
 The lake comes first: events are published after their commit there, so they never change. Events go out in Kafka
 transactions, each with the position in the stream that it reaches, as the offset of a consumer group. A publisher that
@@ -36,9 +36,9 @@ from writetime.row_events.messages import encode_events, event_avro
 from writetime.row_events.stream import batch_files, has_other_table
 from writetime.schema.table import TableSchema
 from writetime.wire.publishing import Sender, ensure_schemas_topic
-from writetime.wire.topics import rows_topic
+from writetime.wire.topics import row_events_topic
 
-PUBLISHED = "rows/published"
+PUBLISHED = "row_events/published"
 # Approximate number of events per transaction: it ends at the end of a part of at most this size.
 TRANSACTION_EVENTS = 50_000
 _PART_EVENTS = 10_000
@@ -58,24 +58,24 @@ def publish(settings: Settings, table: LakeTable) -> int:
     Raises:
         WritetimeError: the broker refuses a request, or another publisher of the table has started since.
     """
-    rows = table.rows
+    delta = table.row_events
     if has_other_table(table):
         # The next batch takes their place.
         return 0
     schema = table.schema()
-    topic = rows_topic(table.name)
-    ensure_topics(settings, {topic: {}}, settings.rows.partitions)
+    topic = row_events_topic(table.name)
+    ensure_topics(settings, {topic: {}}, settings.row_events.partitions)
     ensure_schemas_topic(settings)
     with _Publisher(settings, topic, schema) as publisher:
-        stream = rows.load()
+        stream = delta.load()
         recorded = Reached((stream.transaction(PUBLISHED) or 0) + 1, 0)
         place, count = max(publisher.reached() or recorded, recorded), 0
-        for place, file, part in _parts(stream, rows.storage, schema, place):  # noqa: B020 (it is where to start from)
+        for place, file, part in _parts(stream, delta.storage, schema, place):  # noqa: B020 (it is where to start from)
             publisher.send(part, file.bucket, table.buckets, place)
             count += part.num_rows
         publisher.commit()
     if count:
-        rows.append([], PUBLISHED, place.sequence)
+        delta.append([], PUBLISHED, place.sequence)
     return count
 
 
@@ -83,7 +83,7 @@ def published_since(settings: Settings, table: str, starts: Mapping[int, int], e
     """Count the events that a reader of committed messages gets from these offsets on (0 where none is given). Wait a
     little until they are as many as expected, because the broker confirms a transaction before it shows it.
     """
-    topic, found, reached = rows_topic(table), 0, dict(starts)
+    topic, found, reached = row_events_topic(table), 0, dict(starts)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         ends = end_offsets(settings, topic)
@@ -97,9 +97,9 @@ def published_since(settings: Settings, table: str, starts: Mapping[int, int], e
 
 def not_published(table: LakeTable) -> int:
     """Count the events of the lake that it does not record as published."""
-    rows = table.rows.load()
-    done = rows.transaction(PUBLISHED) or 0
-    return sum(file.rows for sequence, file in batch_files(rows) if sequence > done)
+    stream = table.row_events.load()
+    done = stream.transaction(PUBLISHED) or 0
+    return sum(file.rows for sequence, file in batch_files(stream) if sequence > done)
 
 
 class _Publisher(Sender):
@@ -170,13 +170,13 @@ class _Publisher(Sender):
 
 
 def _parts(
-    rows: TableVersion, storage: Storage, schema: TableSchema, start: Reached
+    stream: TableVersion, storage: Storage, schema: TableSchema, start: Reached
 ) -> Iterator[tuple[Reached, DataFile, pa.RecordBatch]]:
     """Yield the events of the stream from a position on, each part with the position after it."""
     filesystem = storage.filesystem()
     wanted = event_schema(schema)
     sequence = done = 0
-    for number, file in batch_files(rows):
+    for number, file in batch_files(stream):
         sequence, done = number, done if number == sequence else 0
         if Reached(sequence, done + file.rows) <= start:
             done += file.rows

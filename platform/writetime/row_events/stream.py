@@ -1,4 +1,4 @@
-"""The lake table `rows` of a captured table: its row events, one commit per batch, each following from the one before.
+"""The Delta table `row_events` of a captured table: one commit per batch, each following from the one before.
 
 A batch leads from one version of `changes`, as of one time, to the next. Its commit records both, the batch's number
 and a version of `state` that holds no more than that version of `changes`, all as Delta transactions. So a batch that
@@ -30,7 +30,7 @@ from writetime.row_events.touched import expiring_tokens, merge_touched
 from writetime.schema.table import TableSchema
 
 SEQUENCE, GENERATION, CHANGES, STATE, AS_OF = (
-    f"rows/{name}" for name in ("sequence", "generation", "changes", "state", "as_of")
+    f"row_events/{name}" for name in ("sequence", "generation", "changes", "state", "as_of")
 )
 PREFIX = "batch-"
 
@@ -93,30 +93,30 @@ class RowTask:
         return np.union1d(added["token"].to_numpy(), expiring_tokens(self.old, self.schema, *seconds))
 
 
-def create_rows(table: LakeTable) -> BucketedTable:
+def create_stream(table: LakeTable) -> BucketedTable:
     """Return the Delta table of the row events, created if it is new, with the fields of the table's present schema. It
     is empty if its events belong to an earlier table of the name.
     """
-    rows = table.rows
+    delta = table.row_events
     changes = table.changes.load()
     schema = event_schema(table.schema(changes))
-    rows.create(schema, table.buckets, {})
+    delta.create(schema, table.buckets, {})
     if has_other_table(table):
-        rows.replace(rows.load(), [], schema, {CREATED: created_of(changes)})
-    rows.add_fields(schema)
-    if (found := rows.load().properties[BUCKETS]) != str(table.buckets):
-        raise WritetimeError(f"{rows.storage.address} has {found} buckets and the table {table.buckets}: restore it")
-    return rows
+        delta.replace(delta.load(), [], schema, {CREATED: created_of(changes)})
+    delta.add_fields(schema)
+    if (found := delta.load().properties[BUCKETS]) != str(table.buckets):
+        raise WritetimeError(f"{delta.storage.address} has {found} buckets and the table {table.buckets}: restore it")
+    return delta
 
 
 def has_other_table(table: LakeTable) -> bool:
     """Return whether the row events belong to an earlier table of the name, which was dropped."""
-    return created_of(table.rows.load()) != created_of(table.changes.load())
+    return created_of(table.row_events.load()) != created_of(table.changes.load())
 
 
-def position_of(rows: TableVersion) -> Position | None:
+def position_of(stream: TableVersion) -> Position | None:
     """Return the position of the stream; None before its first batch."""
-    numbers = [rows.transaction(name) for name in (GENERATION, SEQUENCE, AS_OF, CHANGES, STATE)]
+    numbers = [stream.transaction(name) for name in (GENERATION, SEQUENCE, AS_OF, CHANGES, STATE)]
     if any(number is None for number in numbers):
         return None
     generation, sequence, as_of, changes, state = (number or 0 for number in numbers)
@@ -149,8 +149,8 @@ def extend(
         Conflict: another process rewrote the stream meanwhile: run it again.
         WritetimeError: the files with the earlier rows are gone, because the last batch was too long ago.
     """
-    rows = create_rows(table)
-    stream = rows.load()
+    delta = create_stream(table)
+    stream = delta.load()
     last = position_of(stream)
     # The state first: it never holds more than the changes that are read after it.
     state = table.state.load()
@@ -181,9 +181,9 @@ def extend(
     numbers = Position(batch, changes.version, state.version).numbers() | {TABLE_GENERATION: generation}
     new = True
     if last is None or follows:
-        new = rows.append(written, SEQUENCE, batch.sequence, numbers)
+        new = delta.append(written, SEQUENCE, batch.sequence, numbers)
     else:
-        rows.rewrite(stream, stream.files, written, data_change=True, also=numbers | {SEQUENCE: batch.sequence})
+        delta.rewrite(stream, stream.files, written, data_change=True, also=numbers | {SEQUENCE: batch.sequence})
     return sum(file.rows for file in written) if new else 0
 
 
@@ -191,16 +191,16 @@ def _first_tasks(table: LakeTable, state: TableVersion, changes: TableVersion, b
     """Return the tasks of a batch that begins with no rows."""
     new = pending(table, changes, state)
     schema = table.schema(changes)
-    target = table.rows.storage
+    target = table.row_events.storage
     return [
         RowTask(bucket, (), _sources(table, state, new, bucket), schema, schema, 0, batch, True, target)
         for bucket in sorted(state.by_bucket.keys() | new.keys())
     ]
 
 
-def batch_files(rows: TableVersion) -> list[tuple[int, DataFile]]:
+def batch_files(stream: TableVersion) -> list[tuple[int, DataFile]]:
     """Return the files of the stream with their batches, in order."""
-    found = [(int(file.path.rsplit("/", 1)[-1].split("-")[1]), file) for file in rows.files]
+    found = [(int(file.path.rsplit("/", 1)[-1].split("-")[1]), file) for file in stream.files]
     return sorted(found, key=lambda each: (each[0], each[1].bucket, each[1].path))
 
 
@@ -210,7 +210,7 @@ def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:
     Raises:
         WritetimeError: the table has no row events yet.
     """
-    stream = table.rows
+    stream = table.row_events
     if not stream.exists():
         raise WritetimeError(f"{table.name} has no row events yet: make them with `writetime publish {table.name}`")
     schema = event_schema(table.schema())
@@ -244,7 +244,7 @@ def _next_tasks(
             last.batch.as_of,
             batch,
             everything,
-            table.rows.storage,
+            table.row_events.storage,
         )
         for bucket in sorted(state.by_bucket.keys() | old.keys() | new.keys())
     ]
@@ -266,5 +266,5 @@ def _reshaped(before: TableSchema, after: TableSchema) -> bool:
 def _too_late(table: LakeTable, cause: Exception) -> WritetimeError:
     return WritetimeError(
         f"{table.name}: the rows as of the last batch of row events are gone ({cause}), because that was longer ago "
-        f"than lake.vacuum_hours: rebuild them with `writetime rebuild {table.name} rows`"
+        f"than lake.vacuum_hours: rebuild them with `writetime rebuild {table.name} row_events`"
     )

@@ -22,12 +22,12 @@ from writetime.row_events.events import CREATE, DELETE, KINDS, event_schema
 from writetime.row_events.publish import PUBLISHED
 from writetime.row_events.stream import PREFIX, batch_files, has_other_table
 
-MERGED = "rows/merged"
+MERGED = "row_events/merged"
 
 
-def merged_to(rows: TableVersion) -> int:
+def merged_to(stream: TableVersion) -> int:
     """Return the last batch of the base; 0 if there is none."""
-    return rows.transaction(MERGED) or 0
+    return stream.transaction(MERGED) or 0
 
 
 def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
@@ -39,14 +39,14 @@ def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
     Raises:
         Conflict: the stream was rebuilt while this ran: run it again.
     """
-    if not table.rows.exists() or has_other_table(table):
+    if not table.row_events.exists() or has_other_table(table):
         return 0
-    rows = table.rows.load()
-    found = batch_files(rows)
-    base = merged_to(rows)
+    stream = table.row_events.load()
+    found = batch_files(stream)
+    base = merged_to(stream)
     newer = [(number, file) for number, file in found if number > base]
     kept = min((number for number, file in newer if file.added_at >= instant), default=None)
-    last = rows.transaction(PUBLISHED) or 0
+    last = stream.transaction(PUBLISHED) or 0
     last = last if kept is None else min(last, kept - 1)
     if not any(number <= last for number, _ in newer):
         return 0
@@ -55,9 +55,9 @@ def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
     by_bucket: dict[int, list[DataFile]] = {}
     for file in old:
         by_bucket.setdefault(file.bucket, []).append(file)
-    tasks = [_Merge(bucket, files, schema, last, table.rows.storage) for bucket, files in by_bucket.items()]
+    tasks = [_Merge(bucket, files, schema, last, table.row_events.storage) for bucket, files in by_bucket.items()]
     written = [file for file in run(_Merge.run, tasks) if file is not None]
-    table.rows.rewrite(rows, old, written, data_change=False, also={MERGED: last})
+    table.row_events.rewrite(stream, old, written, data_change=False, also={MERGED: last})
     return sum(file.rows for file in old) - sum(file.rows for file in written)
 
 

@@ -37,7 +37,7 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
     each was done. It publishes nothing: state, view and row events have the same content before and after.
     """
     now = views.time_now()
-    keep_days = settings.rows.keep_days
+    keep_days = settings.row_events.keep_days
     return {
         "buckets_without_old_tombstones": _drop_tombstones(settings, table, now, run),
         "history_files_merged": retention.trim_history(table, now - round(settings.lake.keep_history_days * _DAY), run),

@@ -264,7 +264,7 @@ def _page() -> Iterator[str]:
     yield "has a shard, and `value` is the sum of the shards in this change. Only merged changes give the count;"
     yield "views and row events have it as a plain `int64`."
     yield ""
-    yield "**JSON**, as `view`, `rows`, `verify`, `sstable`, `commitlog` and `scylla-cdc` print it, has dates and"
+    yield "**JSON**, as `view`, `row-events`, `verify`, `sstable`, `commitlog` and `scylla-cdc` print it, has dates and"
     yield "times in ISO 8601, bytes as `0x...`, and maps as lists of pairs unless their keys are text. Floating"
     yield "point numbers that are not finite are the strings `NaN`, `Infinity` and `-Infinity`, also within other"
     yield "values; `INSERT ... JSON` of Cassandra reads these. Timestamps of changes, and those that `verify`"

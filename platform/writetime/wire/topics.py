@@ -2,7 +2,7 @@
 
 from writetime.lake.table import names_table
 
-_CHANGES, _ROWS = "changes.", "rows."
+_CHANGES, _ROW_EVENTS = "changes.", "row_events."
 
 
 def changes_topic(table: str) -> str:
@@ -15,9 +15,9 @@ def dead_changes_topic(table: str) -> str:
     return f"{changes_topic(table)}.dead"
 
 
-def rows_topic(table: str) -> str:
+def row_events_topic(table: str) -> str:
     """Return the topic of the row events of a table."""
-    return f"{_ROWS}{table}"
+    return f"{_ROW_EVENTS}{table}"
 
 
 def table_of_topic(topic: str) -> str | None:

@@ -159,5 +159,5 @@ def test_a_stream_that_is_too_late_names_the_remedy(tmp_path: Path) -> None:
             stream.extend(table)
     state.compact(table)
     retention.vacuum(table, 0)
-    with pytest.raises(WritetimeError, match=re.escape("writetime rebuild shop.items rows")):
+    with pytest.raises(WritetimeError, match=re.escape("writetime rebuild shop.items row_events")):
         stream.extend(table)

@@ -1,4 +1,4 @@
-"""Row events of a table: the state -> events in the lake -> the topic `rows.<keyspace>.<table>`.
+"""Row events of a table: the state -> events in the lake -> the topic `row_events.<keyspace>.<table>`.
 
 What belongs here: the assets of one table, their checks, their metadata. Not here: how events are found
 (`writetime.row_events`).
@@ -26,7 +26,7 @@ from writetime.lake.table import open_table
 from writetime.row_events.events import KINDS, event_schema
 from writetime.row_events.publish import not_published, publish, published_since
 from writetime.row_events.stream import extend
-from writetime.wire.topics import rows_topic
+from writetime.wire.topics import row_events_topic
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
@@ -42,11 +42,11 @@ def events(table: FollowedTable) -> AssetsDefinition:
     @asset(
         key=key,
         deps=[key_of(table.name, "state")],
-        group_name="rows",
+        group_name="row_events",
         kinds={"spark", "deltalake"},
         owners=table.entry.owners,
         pool=pool_of(table.name, "row_events"),
-        metadata=columns | documents("docs/rows.md"),
+        metadata=columns | documents("docs/row-events.md"),
         check_specs=[
             AssetCheckSpec(
                 "events_are_of_their_kinds",
@@ -89,7 +89,7 @@ def events(table: FollowedTable) -> AssetsDefinition:
                     "bytes": sum(file.size for file in new),
                     "files": len(new),
                     "extend_seconds": round(seconds, 2),
-                    "path": MetadataValue.path(in_lake.rows.storage.address),
+                    "path": MetadataValue.path(in_lake.row_events.storage.address),
                 }
             )
 
@@ -103,11 +103,11 @@ def topic(table: FollowedTable) -> AssetsDefinition:
     @asset(
         key=key,
         deps=[key_of(table.name, "row_events")],
-        group_name="rows",
+        group_name="row_events",
         kinds={"kafka"},
         owners=table.entry.owners,
         pool=pool_of(table.name, "row_topic"),
-        metadata=documents("docs/rows.md"),
+        metadata=documents("docs/row-events.md"),
         check_specs=[
             AssetCheckSpec(
                 "all_events_are_published",
@@ -116,12 +116,12 @@ def topic(table: FollowedTable) -> AssetsDefinition:
                 "the lake.",
             )
         ],
-        description=f"The row events of {table.name} in Kafka's `{rows_topic(table.name)}`, as Avro: each once, for "
-        "consumers that read committed messages.",
+        description=f"The row events of {table.name} in Kafka's `{row_events_topic(table.name)}`, as Avro: each once, "
+        "for consumers that read committed messages.",
     )
     @by_kind()
     def send(lake: LakeResource, kafka: KafkaResource) -> MaterializeResult:
-        settings, name = kafka.settings, rows_topic(table.name)
+        settings, name = kafka.settings, row_events_topic(table.name)
         in_lake = open_table(lake.settings, table.name)
         before = end_offsets(settings, name) if name in topic_names(settings) else {}
         began = time.monotonic()

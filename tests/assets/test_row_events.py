@@ -18,7 +18,7 @@ from writetime.lake.table import create_table
 from writetime.row_events import publish as publishing
 from writetime.row_events import stream
 from writetime.row_events.trimming import merged_to
-from writetime_dagster.assets import expectations, rows
+from writetime_dagster.assets import expectations, row_events
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.assets.table_jobs import maintain_job
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
@@ -30,7 +30,7 @@ def test_events_to_topic(settings: Settings, spark: SparkSession, monkeypatch: p
     schema = replace(SCHEMA, keyspace=settings.cassandra.keyspace)
     table = create_table(settings, schema)
     name = schema.full_name
-    assets = [rows.events(FollowedTable(name)), rows.topic(FollowedTable(name))]
+    assets = [row_events.events(FollowedTable(name)), row_events.topic(FollowedTable(name))]
 
     def run() -> tuple[dict[str, object], dict[str, object]]:
         result = materialize(
@@ -58,13 +58,13 @@ def test_events_to_topic(settings: Settings, spark: SparkSession, monkeypatch: p
     events, topic = run()
     assert (events["events_create"], topic["events_published"]) == (1, 1)
     # Old events give way to the rows that they led to; none is published again, and none is lost.
-    monkeypatch.setenv("WRITETIME_ROWS__KEEP_DAYS", "0")
+    monkeypatch.setenv("WRITETIME_ROW_EVENTS__KEEP_DAYS", "0")
     upkeep = {name: RESOURCES[name] for name in ("spark", "lake")}
     state.fold(table)
     upkept = maintain_job([name]).execute_in_process(resources=upkeep)
     [observed] = upkept.get_asset_observation_events()
     assert observed.asset_observation_data.asset_observation.metadata["tombstones"].value == 0
-    assert merged_to(table.rows.load()) == 3
+    assert merged_to(table.row_events.load()) == 3
     assert table.state.load().files
     assert replayed(table) == view_rows(views.virtual(table))
     add(table, [write(0, 1, 7, v="c")], 4, schema)
@@ -76,7 +76,7 @@ def test_events_to_topic(settings: Settings, spark: SparkSession, monkeypatch: p
     # What the publisher claims is not taken for what the topic has, nor for all that the lake has.
     add(table, [write(i, 1, 8, v="d") for i in range(3)], 5, schema)
     stream.extend(table)
-    monkeypatch.setattr(rows, "publish", lambda *_: 3)
+    monkeypatch.setattr(row_events, "publish", lambda *_: 3)
     monkeypatch.setattr(publishing, "TIMEOUT_SECONDS", 0.0)
     result = materialize(assets[1:], instance=DagsterInstance.ephemeral(), resources=RESOURCES)
     [check] = result.get_asset_check_evaluations()

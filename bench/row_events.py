@@ -1,6 +1,6 @@
 """Row events with their before image: updates per CPU second, and the cost of a batch as the table grows.
 
-python -m bench.rows [--rows 1000000] [--batches 5] [--batch 1000000] [--curve 100000 1000000 10000000]
+python -m bench.row_events [--rows 1000000] [--batches 5] [--batch 1000000] [--curve 100000 1000000 10000000]
 """
 
 import argparse
@@ -155,7 +155,7 @@ def main() -> None:
         done = options.batch * options.batches
         print(f"{done:,} updates on {options.rows:,} rows, per CPU s:", end=" ")
         print(f"{done / total:,.0f} updates, {events / total:,.0f} events")
-        rows = table.rows
+        rows = table.row_events
         for _, file in stream.batch_files(rows.load())[-4:]:
             for batch in read_file(rows.storage, file.path, event_schema(SCHEMA)).to_batches():
                 used, _, count = cpu(lambda part: len(encode_events(part, SCHEMA)), batch)

@@ -42,7 +42,7 @@ def test_all_parts(table: LakeTable) -> None:
     assert state.fold(table) == 0
     assert f"{len(wanted)} rows" in run("rebuild", table.name, "view")
     assert view_rows(compacted(table)) == wanted
-    assert f"{len(wanted)} events" in run("rebuild", table.name, "rows")
+    assert f"{len(wanted)} events" in run("rebuild", table.name, "row_events")
     assert replayed(table) == wanted
     assert {e["generation"] for part in events(table) for e in part.to_pylist()} == {1}
     assert CliRunner().invoke(main, ["rebuild", table.name, "changes"]).exit_code == 2
@@ -56,7 +56,7 @@ def test_the_stream_continues_after_a_rebuild_of_its_state(table: LakeTable) -> 
 
 def test_the_stream_continues_after_a_rebuild(table: LakeTable) -> None:
     before = {e["event_id"] for part in events(table) for e in part.to_pylist()}
-    last = max(number for number, _ in stream.batch_files(table.rows.load()))
+    last = max(number for number, _ in stream.batch_files(table.row_events.load()))
     stream.extend(table, rebuild=True)
     first = list(events(table))
     assert {e["sequence"] for part in first for e in part.to_pylist()} == {last + 1}

@@ -28,7 +28,7 @@ from writetime.schema.system import read_schema
 from writetime.schema.table import DroppedColumn
 from writetime.schema.types import Native
 from writetime.wire.publishing import SchemaTopic, Sender
-from writetime.wire.topics import rows_topic
+from writetime.wire.topics import row_events_topic
 
 KILLED = """
 import os, sys
@@ -86,7 +86,7 @@ def test_events_from_before_the_last_static_column_was_dropped(settings: Setting
     table.follow(replace(made, static=(), dropped=(DroppedColumn("s", Native("int"), None, 9),)))
     assert stream.extend(table) == 1
     assert publish.publish(settings, table) == 3
-    found = [(e["kind"], (e["after"] or e["before"])["n"]) for e in decoded(settings, rows_topic(table.name))]
+    found = [(e["kind"], (e["after"] or e["before"])["n"]) for e in decoded(settings, row_events_topic(table.name))]
     assert sorted(found, key=str) == [("CREATE", 1), ("CREATE", None), ("DELETE", None)]
 
 
@@ -97,7 +97,7 @@ def test_each_event_once_although_the_publisher_is_killed(settings: Settings, tm
         stream.extend(table)
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    topic = rows_topic(table.name)
+    topic = row_events_topic(table.name)
     for calls in (3, 15, 25, 26, 27, 60):
         done = subprocess.run([sys.executable, str(script), table.name, str(calls)], check=False, capture_output=True)
         assert done.returncode == -9, done.stderr.decode()
@@ -143,14 +143,14 @@ def test_from_the_database_to_kafka(settings: Settings) -> None:
         wanted = cql_rows(session, read_schema(session, table))
     lake = open_table(settings, table)
     assert replayed(lake) == wanted == view_rows(views.virtual(lake))
-    events = decoded(settings, rows_topic(table))
+    events = decoded(settings, row_events_topic(table))
     assert len(events) == 25
-    lines = [orjson.loads(line) for line in run("rows", table).splitlines()]
+    lines = [orjson.loads(line) for line in run("row-events", table).splitlines()]
     assert sorted(e["event_id"] for e in events) == sorted(line["event_id"] for line in lines)
-    assert len(run("rows", table, "--from", "2").splitlines()) == 10
+    assert len(run("row-events", table, "--from", "2").splitlines()) == 10
     (alone,) = [line for line in lines if line["after"] and line["after"]["shop"] == 9]
     assert (alone["kind"], alone["after"]["id"], alone["after"]["owner"]) == ("CREATE", None, "alone")
     (price,) = [line for line in lines if line["sequence"] == 2 and line["after"] and line["after"]["shop"] == 4]
     assert (price["before"]["price"], price["after"]["price"]) == ("1.50", "1.5")
-    assert "UPDATE" in run("rows", table, "--format", "table")
-    assert json.loads(run("rows", table, "--format", "avsc"))["name"] == "event"
+    assert "UPDATE" in run("row-events", table, "--format", "table")
+    assert json.loads(run("row-events", table, "--format", "avsc"))["name"] == "event"

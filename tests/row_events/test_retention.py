@@ -22,7 +22,7 @@ from writetime.row_events.trimming import merge_events, merged_to
 
 def published(table: LakeTable, sequence: int) -> None:
     """Record that batches are in Kafka, as `publish` does."""
-    table.rows.append([], PUBLISHED, sequence)
+    table.row_events.append([], PUBLISHED, sequence)
 
 
 @given(st.lists(st.lists(generated.change(), max_size=4), min_size=2, max_size=5), st.randoms(use_true_random=False))
@@ -34,7 +34,7 @@ def test_the_stream_is_the_view(
     for number, changes in enumerate(batches):
         add(table, changes, number, generated.SCHEMA)
         stream.extend(table, (99 + 2 * number) * SECOND)
-        position = stream.position_of(table.rows.load())
+        position = stream.position_of(table.row_events.load())
         assert position is not None
         published(table, chooser.randint(0, position.batch.sequence))
         if chooser.random() < 0.6:
@@ -53,7 +53,7 @@ def test_batches_that_stay(tmp_path: Path) -> None:
     assert merge_events(table, views.time_now()) == 0
     published(table, 2)
     assert merge_events(table, views.time_now()) == 10
-    assert merged_to(table.rows.load()) == 2
+    assert merged_to(table.row_events.load()) == 2
     assert [sorted(set(part["sequence"].to_pylist())) for part in events(table)] == [[2], [3], [4]]
     published(table, 4)
     # Too young.
