@@ -16,7 +16,7 @@ import pytest
 from tests.capture.agents import put_back, status_of, until
 from tests.support.captured import Captured
 from tests.support.waiting import wait_for
-from writetime.capture import durable, publisher, segments, snapshots
+from writetime.capture import decoding, durable, publisher, segments, snapshots
 from writetime.capture.progress import OPEN
 from writetime.capture.publisher import check_publishable
 from writetime.capture.segments import SegmentFolder
@@ -25,7 +25,7 @@ from writetime.core.errors import WritetimeError
 from writetime.schema import system
 from writetime.schema.cql import parse_table
 from writetime.storage.batch import BatchMaker
-from writetime.storage.segment import Segment
+from writetime.storage.segment import Segment, find_segments
 from writetime.wire.change_messages import ChangeEncoder
 from writetime.wire.topics import changes_topic
 
@@ -219,6 +219,57 @@ def test_a_reason_that_cannot_be_read_is_a_gap_of_all_tables(tmp_path: Path, con
     assert gap.tables is None
     file.unlink()
     assert segments._gap_of(file) is None
+
+
+def test_a_reason_without_the_rights_to_read_it_is_a_gap_of_all_tables(tmp_path: Path) -> None:
+    """Root may read each file, so a folder stands for it: reading it fails, and the disk is not at fault."""
+    (tmp_path / "CommitLog-7-1.reason.json").mkdir()
+    gap = segments._gap_of(tmp_path / "CommitLog-7-1.reason.json")
+    assert gap is not None
+    assert (gap.until, gap.tables) == (OPEN, None)
+
+
+def test_an_index_that_cannot_be_read_stops_no_other_segment(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"CommitLog-7-{number}.log").write_bytes(b"")
+    (tmp_path / "CommitLog-7-1_cdc.idx").mkdir()
+    (tmp_path / "CommitLog-7-2_cdc.idx").write_text("10")
+    found, faults = segments.readable(find_segments(str(tmp_path)))
+    assert [(segment.id, until) for segment, until in found] == [(2, 10)]
+    [(segment, fault)] = faults
+    assert segment.id == 1
+    assert fault.startswith("the index of CommitLog-7-1.log cannot be read: ")
+
+
+def test_a_segment_that_cannot_be_read_stops_no_other(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one that an operator has put back as another user."""
+    captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
+    captured.fill(3)
+    refused: list[str] = []
+    broken = [True]
+    read = decoding.Decoder.read
+
+    def fail_for_the_first(decoder: decoding.Decoder, segment: Segment, *arguments: Any) -> Any:
+        refused[:] = refused or [segment.name]
+        if broken and segment.name == refused[0]:
+            raise PermissionError(13, "Permission denied", segment.path)
+        return read(decoder, segment, *arguments)
+
+    monkeypatch.setattr(decoding.Decoder, "read", fail_for_the_first)
+    with captured.agent():
+        write_rows(captured, "good")
+        wait_for(lambda: keys_of(captured, "good") == list(range(20)))
+        wait_for(lambda: status_of(captured).get("held_by"))
+        assert f"{refused[0]} cannot be read: PermissionError" in status_of(captured)["held_by"]
+        assert f"{refused[0]} cannot be read: PermissionError" in caplog.text
+        assert not until(captured, "good")
+        assert (captured.node.cdc_raw / refused[0]).exists()
+        broken.clear()
+        captured.settle(60)
+        wait_for(lambda: until(captured, "good") > 0)
+    captured.assert_same("good", "marks")
 
 
 def test_a_snapshot_that_cannot_be_read_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ from writetime.lake.horizon import captured_until, raise_snapshot
 from writetime.lake.table import is_in_lake, open_table, table_storage
 from writetime.lake.views import time_now
 from writetime.landing import following, landing, schema_changes
+from writetime.landing import reports as sending
 from writetime.landing.following import Tables
 from writetime.landing.landing import Landing, captured_tables
 from writetime.landing.landing_metrics import LandingMetrics
@@ -195,6 +196,21 @@ def test_an_outage_is_waited_for(settings: Settings, monkeypatch: pytest.MonkeyP
     broken.error = None
     look(tables)
     assert count(settings, first) == 3
+
+
+@pytest.mark.parametrize("boundary", ["send_report", "ensure_watermarks_topic"])
+def test_a_report_that_cannot_be_sent_stops_no_table(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, boundary: str
+) -> None:
+    names = published(settings, "a", "b")
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(sending, boundary, fail)
+    look(Tables(settings, names))
+    assert [count(settings, name) for name in names] == [3, 3]
+    assert "RuntimeError: a bug" in caplog.text
 
 
 @pytest.fixture

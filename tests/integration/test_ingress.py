@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from cassandra import OperationTimedOut
+from cassandra.cluster import Session
 from confluent_kafka import Message
 from pydantic import SecretStr
 
@@ -34,6 +36,7 @@ from writetime.http.ingress import serve
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event
 from writetime.servers.process import free_port
 from writetime.workqueue import inspect
+from writetime.workqueue.tables import Tables
 
 SILENT = free_port()
 Serve = Callable[..., "Running"]
@@ -354,6 +357,30 @@ def test_items_are_enqueued_over_http(broker: Settings) -> None:
     assert (state.received, state.delayed) == (41, 40)
     assert metrics["writetime_ingress_items_enqueued_total"] == 42
     assert metrics["writetime_ingress_queue_requests_total/400"] == len(refused)
+
+
+@pytest.mark.parametrize("error", [OperationTimedOut(), RuntimeError("a bug")])
+def test_a_database_that_fails_at_the_first_item_is_asked_again(
+    broker: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Such as one that does not answer in time while the statements are prepared. No session of a failure stays."""
+    left, sessions = [error, error], list[Session]()
+    prepared = Tables.__init__
+
+    def fail(tables: Tables, session: Session, settings: Settings) -> None:
+        sessions.append(session)
+        if left:
+            raise left.pop()
+        prepared(tables, session, settings)
+
+    monkeypatch.setattr(Tables, "__init__", fail)
+    with running(broker) as ingress:
+        path = f"/queues/http-{uuid.uuid4().hex}/items"
+        answers = [ingress.client.post(path, json={"payload": 1}) for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [503, 503, 202, 202]
+        assert [session.is_shutdown for session in sessions] == [True, True, False]
+    assert answers[0].json()["itemIds"] == []
+    assert all(session.is_shutdown for session in sessions)
 
 
 def test_a_port_in_use_is_an_error_with_the_fix(broker: Settings) -> None:

@@ -39,6 +39,7 @@ from writetime.capture.truncations import read_truncations
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
+from writetime.core.outages import is_outage
 from writetime.lake.generation import Truncation
 from writetime.storage.errors import Missing
 from writetime.storage.segment import END, Segment, find_segments
@@ -151,7 +152,6 @@ class Agent:
         listed = find_segments(str(self._folder.path))
         found, self._unreadable = readable(listed)
         faults = [fault for _, fault in self._unreadable]
-        self._tell(faults)
         for segment, _ in found:
             # So that no segment can vanish unnoticed.
             self._progress.segments.setdefault(segment.id, SegmentProgress(segment.name))
@@ -171,9 +171,11 @@ class Agent:
             self._announce_schemas()
             self._unannounced = False
         for segment, until in new:
-            self._publish(segment, until, stop)
+            if (fault := self._publish(segment, until, stop)) is not None:
+                faults.append(fault)
             if stop.is_set():
                 break
+        self._tell(faults)
         if not self._settle(stop):
             return
         self._note_gone({segment.id for segment in listed})
@@ -230,7 +232,8 @@ class Agent:
             return max((segment.size() or 0) - progress.position, 1)
         return max(until - progress.position, 0)
 
-    def _publish(self, segment: Segment, until: int, stop: threading.Event) -> None:
+    def _publish(self, segment: Segment, until: int, stop: threading.Event) -> str | None:
+        """Hand over the new changes of a segment; return why it cannot be read now, if it cannot."""
         progress = self._progress.segments[segment.id]
         try:
             for reached, handed in hand_over(self._decoder, self._publisher, segment, until, progress):
@@ -244,10 +247,16 @@ class Agent:
                     if time.monotonic() >= self._next_announcement:
                         self._announce_marks(stop)
                 if stop.is_set():
-                    return
+                    break
         except Missing as e:
             # Recorded with the rest of its progress at the end of the round.
             log.warning("%s", e)
+        except OSError as e:
+            if is_outage(e):
+                raise
+            # Such as a segment without the rights to read it. No other segment waits for it.
+            return f"{segment.name} cannot be read: {reason_of(e)}"
+        return None
 
     def _settle(self, stop: threading.Event) -> bool:
         """Wait until the portions that were handed over are acknowledged, and record that; return False if it stops

@@ -17,7 +17,7 @@ from writetime.capture.durable import lock_segments, read_json, sync_folder, wri
 from writetime.capture.progress import OPEN, SegmentProgress
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError, reason_of
-from writetime.storage.errors import CorruptFile
+from writetime.core.outages import is_outage
 from writetime.storage.files import resolve
 from writetime.storage.segment import END, Segment
 
@@ -192,7 +192,7 @@ def switched_file(capture: Capture, table_id: str) -> Path:
 
 def readable(segments: Iterable[Segment]) -> tuple[list[tuple[Segment, int]], list[tuple[Segment, str]]]:
     """Return the segments with changes, each with the offset up to which it may be read (`END` if it is complete), and
-    those with an invalid index, each with its fault.
+    those whose index is invalid or cannot be read, each with its fault.
 
     Only a segment that the node marks as complete counts as complete. The node marks the segments of a crash after it
     has replayed them.
@@ -201,8 +201,11 @@ def readable(segments: Iterable[Segment]) -> tuple[list[tuple[Segment, int]], li
     for segment in segments:
         try:
             index = segment.cdc_index()
-        except CorruptFile as e:
-            faults.append((segment, str(e)))
+        except Exception as e:
+            if is_outage(e):
+                raise
+            # Such as one without the rights to read it. No other segment waits for it.
+            faults.append((segment, f"the index of {segment.name} cannot be read: {reason_of(e)}"))
             continue
         if index is not None:
             found.append((segment, END if index.completed else index.offset))
@@ -216,9 +219,9 @@ def _gap_of(path: Path) -> Gap | None:
     try:
         reason = read_json(path)
         return None if reason is None else _gap(path, reason)
-    except OSError:
-        raise
     except Exception as e:
+        if is_outage(e):
+            raise
         return Gap(f"{path} cannot be read ({reason_of(e)}): correct it, or delete it to accept the gap", OPEN, 0, None)
 
 

@@ -1,6 +1,7 @@
 """Work items over HTTP: `POST /queues/<queue>/items`, a part of the ingress. `202` means that the database has them."""
 
 import asyncio
+import logging
 from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
@@ -11,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from writetime.clients.database import connect
+from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, connect
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.http import bodies
 from writetime.http.bodies import Disconnected, Refused
 from writetime.workqueue.enqueue import (
@@ -24,6 +25,8 @@ from writetime.workqueue.enqueue import (
     TooLarge,
 )
 from writetime.workqueue.tables import Tables
+
+log = logging.getLogger(__name__)
 
 _FIELDS = frozenset({"payload", "key", "delaySeconds", "itemId"})
 _RETRY_AFTER = {"Retry-After": "1"}
@@ -116,9 +119,20 @@ class ItemsEndpoint:
             raise
 
     def _connect(self) -> AsyncEnqueuer:
-        session = self._resources.enter_context(connect(self._settings))
-        session.use_client_timestamp = False
-        return AsyncEnqueuer(Tables(session, self._settings), self._settings)
+        with ExitStack() as resources:
+            try:
+                session = resources.enter_context(connect(self._settings))
+                session.use_client_timestamp = False
+                enqueuer = AsyncEnqueuer(Tables(session, self._settings), self._settings)
+            except WritetimeError:
+                raise
+            except Exception as e:
+                # The next call tries again.
+                if not isinstance(e, DRIVER_FAULTS):
+                    log.exception("work items cannot be taken")
+                raise DatabaseUnreachable(f"the database cannot be used: {reason_of(e)}") from e
+            self._resources.push(resources.pop_all())
+        return enqueuer
 
 
 def _item(value: Any) -> NewItem:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from writetime.clients.kafka import NoTopic, beginning_offsets, offsets_at
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.instants import instant_text
 from writetime.lake.delta import TableVersion
 from writetime.lake.horizon import registered_sources
@@ -37,8 +37,8 @@ class Reporter:
                 ensure_watermarks_topic(self._settings)
                 self._sender = Sender(self._settings, "landing reports cannot be sent")
             send_report(self._sender, table, report)
-        except WritetimeError as e:
-            log.warning("%s", e)
+        except Exception as e:
+            log.warning("%s", reason_of(e), exc_info=not isinstance(e, WritetimeError))
             self._sender = None
 
     def flush(self) -> None:
@@ -48,8 +48,8 @@ class Reporter:
                 stop = threading.Event()
                 stop.set()
                 self._sender.flush(stop)
-            except WritetimeError as e:
-                log.warning("%s", e)
+            except Exception as e:
+                log.warning("%s", reason_of(e), exc_info=not isinstance(e, WritetimeError))
 
 
 def stopped(settings: Settings, table: LakeTable) -> list[str]:
