@@ -52,7 +52,7 @@ class Consumer:
 
     def follow(self, table: LakeTable) -> None:
         """Apply the batch that is new; call it after each."""
-        stream = table.rows.load()
+        stream = table.row_events.load()
         position = position_of(stream)
         if position is None:
             return
@@ -64,7 +64,7 @@ class Consumer:
         for place, row in self.rows.items():
             self.rows[place] = {field.name: _grown(row.get(field.name), field.type) for field in fields}
         found = [file for sequence, file in batch_files(stream) if sequence > self._sequence]
-        parts = [read_file(table.rows.storage, file.path, events) for file in found]
+        parts = [read_file(table.row_events.storage, file.path, events) for file in found]
         self.event_ids += [event_id for part in parts for event_id in part["event_id"].to_pylist()]
         apply(parts, self.rows)
         self._sequence = position.batch.sequence
@@ -94,7 +94,7 @@ SECOND = 1_000_000
 
 def events(table: LakeTable) -> Iterator[pa.Table]:
     """The events of the stream, batch by batch."""
-    rows = table.rows
+    rows = table.row_events
     for _, file in stream.batch_files(rows.load()):
         yield read_file(rows.storage, file.path, event_schema(table.schema()))
 
