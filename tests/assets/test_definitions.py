@@ -276,7 +276,7 @@ def test_jobs_schedules_and_sensors(config: Path) -> None:
         ("observe_schedule", "*/10 * * * *"),
         ("queue_audit_schedule", "15 2 * * *"),
         ("queue_health_schedule", "2-59/5 * * * *"),
-        ("rows_schedule", "7-59/15 * * * *"),
+        ("row_events_schedule", "7-59/15 * * * *"),
         ("snapshot_schedule", "0 1 * * 0"),
         ("verify_schedule", "30 3 * * *"),
         ("views_schedule", "*/15 * * * *"),

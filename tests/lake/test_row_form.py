@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from deltalake import DeltaTable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +21,7 @@ from writetime.cli.main import main
 from writetime.core.errors import WritetimeError
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.row_form import fit
-from writetime.lake.table import create_table, open_table
+from writetime.lake.table import create_table
 from writetime.schema.cql import parse_table
 from writetime.schema.mapping import arrow_type, stored_type
 from writetime.schema.table import Column, TableSchema
@@ -108,21 +107,6 @@ def test_commands_name_columns_and_rows(tmp_path: Path, monkeypatch: pytest.Monk
     )
     assert answer.stderr.splitlines() == [wanted]
     assert wanted in CliRunner(catch_exceptions=False).invoke(main, ["maintain", "shop.items"]).stderr
-
-
-def test_a_lake_with_microseconds_in_its_changes_is_refused(tmp_path: Path) -> None:
-    settings = settings_at(tmp_path)
-    table = create_table(settings, SCHEMA)
-    # As an earlier version made it: the value of `v`, and the paths of `w`, were timestamps of microseconds.
-    (log,) = Path(table.changes.storage.address).glob("_delta_log/*.json")
-    text = log.read_text()
-    millis = r"{\"name\":\"value\",\"type\":\"long\""
-    assert millis in text
-    log.write_text(text.replace(millis, millis.replace("long", "timestamp")))
-    assert "timestamp" in str(DeltaTable(table.changes.storage.address).schema())
-    for opened in (lambda: open_table(settings, "shop.items"), lambda: create_table(settings, SCHEMA)):
-        with pytest.raises(WritetimeError, match=r"shop.items/changes holds .* column v as microseconds.*lake\.path"):
-            opened()
 
 
 def test_changes_of_microseconds_are_not_read_as_milliseconds(tmp_path: Path) -> None:

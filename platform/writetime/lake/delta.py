@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.extras import WhenUsed
+from writetime.core.format_version import FORMAT_VERSION
 from writetime.lake.parquet import PARTITION, WrittenFile
 from writetime.lake.storage import Storage
 
@@ -27,6 +28,7 @@ else:
     deltalake, exceptions, transaction = map(WhenUsed, ("deltalake", "deltalake.exceptions", "deltalake.transaction"))
 
 BUCKETS = "writetime.buckets"
+FORMAT = "writetime.format"
 _ATTEMPTS = 20
 # Every commit that removes files has this application id: Delta itself accepts two that remove the same files.
 _REWRITE = "writetime-rewrite"
@@ -106,7 +108,7 @@ class BucketedTable:
                 schema=deltalake.Schema.from_arrow(full),
                 mode="ignore",
                 partition_by=[PARTITION],
-                configuration={BUCKETS: str(buckets), **properties},
+                configuration={FORMAT: str(FORMAT_VERSION), BUCKETS: str(buckets), **properties},
                 storage_options=dict(self.storage.options),
                 raise_if_key_not_exists=False,
             )
@@ -117,12 +119,14 @@ class BucketedTable:
         """Return the newest version, or the requested one.
 
         Raises:
-            WritetimeError: there is no such table or version.
+            WritetimeError: there is no such table or version, or it has another format.
         """
         try:
-            return TableVersion(deltalake.DeltaTable(self.storage.address, version, dict(self.storage.options)))
+            found = TableVersion(deltalake.DeltaTable(self.storage.address, version, dict(self.storage.options)))
         except exceptions.DeltaError as e:
             raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
+        _require_format(self.storage, found.properties.get(FORMAT))
+        return found
 
     def find(self) -> TableVersion | None:
         """Return the newest version, None if the table has not been created.
@@ -322,6 +326,15 @@ class BucketedTable:
             except exceptions.DeltaError as e:
                 raise WritetimeError(f"{self.storage.address}: {e}") from None
         raise WritetimeError(f"{self.storage.address}: {_ATTEMPTS} commits failed, the last one with: {fault}")
+
+
+def _require_format(storage: Storage, version: str | None) -> None:
+    if version != str(FORMAT_VERSION):
+        has = "no format version, as before 0.1.0" if version is None else f"format version {version}"
+        raise WritetimeError(
+            f"{storage.address} has {has}, and this Writetime has format version {FORMAT_VERSION}: use the Writetime "
+            "that wrote it, or bring the table in again, under another lake.path or after you have removed its folder"
+        )
 
 
 def _conflict(storage: Storage) -> Conflict:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from writetime.changes.model import change_schema, field_name
+from writetime.changes.model import change_schema
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import check_buckets
@@ -24,7 +24,7 @@ from writetime.lake.delta import BUCKETS, BucketedTable, TableVersion
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
 from writetime.lake.storage import Storage, lake_storage
-from writetime.schema.mapping import arrow_type, stored_type
+from writetime.schema.mapping import arrow_type
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import SchemaError, TableSchema, is_later
 
@@ -163,15 +163,14 @@ def open_table(settings: Settings, name: str) -> LakeTable:
     """Open the table `keyspace.table` of the lake.
 
     Raises:
-        WritetimeError: the lake does not have it, its number of buckets is not the same in all of its parts, or an
-            earlier Writetime made it.
+        WritetimeError: the lake does not have it, its number of buckets is not the same in all of its parts, or it
+            has another format.
     """
     storage = table_storage(settings, name)
     table = LakeTable(storage, 0)
     if not table.changes.exists():
         raise WritetimeError(f"{storage.address} has no changes: bring the table {name} in with `writetime backfill`")
     found = {part.storage.address: part.load().properties.get(BUCKETS) for part in table.parts}
-    _require_milliseconds(table)
     first = found[table.changes.storage.address]
     for address, buckets in found.items():
         if buckets is None or buckets != first:
@@ -180,30 +179,6 @@ def open_table(settings: Settings, name: str) -> LakeTable:
                 "changes; restore the property"
             )
     return LakeTable(storage, check_buckets(int(first or 0)))
-
-
-def _require_milliseconds(table: LakeTable) -> None:
-    """Reject a table whose changes hold timestamps as microseconds, as in earlier versions: Delta cannot change the
-    type.
-    """
-    changes = table.changes.load()
-    schema = table.schema(changes)
-    fields = pa.schema(changes.table.schema())
-    for column in schema.columns:
-        if stored_type(column.type) != arrow_type(column.type) and _has_timestamp(
-            fields.field(field_name(column)).type
-        ):
-            raise WritetimeError(
-                f"{table.changes.storage.address} holds the timestamps of column {column.name} as microseconds, as an "
-                "earlier Writetime did, and they are milliseconds now: bring the table in again, under another "
-                "lake.path or after you have removed its folder"
-            )
-
-
-def _has_timestamp(arrow: pa.DataType) -> bool:
-    if pa.types.is_timestamp(arrow):
-        return True
-    return any(_has_timestamp(arrow.field(i).type) for i in range(arrow.num_fields))
 
 
 def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
