@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test check test-long test-python test-without-servers test-scylla ui prepared compiled style lint bench clean
+.PHONY: setup instance port demo test check coverage test-long test-python test-without-servers test-scylla ui prepared compiled style lint bench clean
 
 setup: $(STAMP)
 
@@ -49,7 +49,11 @@ test: $(if $(T),setup,prepared)
 check: prepared
 	@$(PYTEST) --without-servers --ignore tests/security
 
-# The same, with the long tests of faults at their full length.
+# The branches that the tests without servers cover.
+coverage: compiled
+	@$(PYTEST) --without-servers --ignore tests/security --cov --cov-report term
+
+# The same as `make test`, with the long tests of faults at their full length.
 test-long: prepared
 	@$(PYTEST) --long
 
@@ -80,7 +84,7 @@ prepared: setup
 compiled: setup
 	@$(BIN)/python -m tools.compile
 
-# Without the audit: what is published about a package tomorrow must not fail the tests.
+# Without the audit: a vulnerability that is published tomorrow must not fail the tests.
 style: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
