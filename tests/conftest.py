@@ -33,8 +33,10 @@ _LONGEST_FIRST = (
     "scylla_cdc",
     "docs",
     "lake",
-    "integration",
+    "ingest",
+    "http",
     "workqueue",
+    "repository",
     "security",
 )
 

@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Message
 from pydantic import SecretStr
 
-from tests.integration.serving import (
+from tests.http.serving import (
     EVENT,
     NO_BROKER,
     NO_DATABASE,
