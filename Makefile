@@ -66,7 +66,7 @@ test-without-servers: setup
 
 # The whole platform on a ScyllaDB that runs already, with vnodes and then with tablets. DATA is the data folder of the
 # node and NODETOOL its command, both for backfills.
-SCYLLA_TESTS := tests/scylla tests/integration tests/faults tests/workqueue tests/replay
+SCYLLA_TESTS := tests/scylla tests/clients tests/ingest tests/http tests/demo tests/faults tests/workqueue tests/replay
 test-scylla: setup
 ifdef SCYLLA
 	@status=0; for tablets in off on; do \

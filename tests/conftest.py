@@ -33,8 +33,10 @@ _LONGEST_FIRST = (
     "scylla_cdc",
     "docs",
     "lake",
-    "integration",
+    "ingest",
+    "http",
     "workqueue",
+    "repository",
     "security",
 )
 
@@ -76,6 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also compare the recordings of a ScyllaDB in this folder (see tests/recorded)",
     )
     parser.addoption("--long", action="store_true", help="run long tests of faults at their full length")
+    parser.addoption("--servers", metavar="DIR", help="use the servers that run in this folder, and leave them running")
     parser.addoption("--without-servers", action="store_true", help="run tests/security, and tests without servers")
     scylla = parser.getgroup("scylla", "a running ScyllaDB (see tests/scylla)")
     scylla.addoption("--scylla", metavar="HOST:PORT", help="use this ScyllaDB instead of an embedded Cassandra")
@@ -151,6 +154,7 @@ def server_settings(
     make_keyspace: Callable[[Settings], None],
 ) -> Iterator[Settings]:
     """Settings of running servers that belong to this test session alone; with `--scylla`, the database does not."""
+    kept = pytestconfig.getoption("--servers")
     home = tmp_path_factory.mktemp("servers")
     for name in [n for n in os.environ if n.startswith("WRITETIME_") and n != "WRITETIME_CACHE"]:
         del os.environ[name]
@@ -158,7 +162,10 @@ def server_settings(
     Path(os.environ["WRITETIME_CONFIG"]).write_text("")
     address = pytestconfig.getoption("--scylla")
     cassandra = scylla_server.cassandra_section(address) if address else None
-    with running_servers(home, cassandra, make_keyspace) as settings:
+    # Each process of xdist has its own.
+    folder = Path(kept).resolve() / os.environ.get("PYTEST_XDIST_WORKER", "main") if kept else home
+    folder.mkdir(parents=True, exist_ok=True)
+    with running_servers(folder, cassandra, make_keyspace, keep=bool(kept)) as settings:
         yield settings
 
 

@@ -10,10 +10,10 @@ import fastavro
 import pytest
 
 from tests.capture.agents import assert_view, complete, progress_of, put_back, status_of
-from tests.capture.fake_registry import BAD_ANSWERS, Answer, FakeRegistry, error, fake_registry
 from tests.capture.registry import RegistryServer, with_login
 from tests.support.avro import before_milliseconds, plain
 from tests.support.captured import Captured
+from tests.support.fake_registry import BAD_ANSWERS, Answer, FakeRegistry, error, fake_registry
 from tests.support.messages import messages
 from tests.support.waiting import wait_for
 from writetime.capture import agent

@@ -29,7 +29,7 @@ CHECKED = {
     "make test": "this is a part of it",
     "make ui": "the web UI is started by tests/browser",
     "make ui WORKSPACE=demo/workspace.yaml": "the same; tests/assets/test_demo.py runs the demo",
-    "writetime down": "tests share the servers; tests/integration/test_servers.py stops some",
+    "writetime down": "tests share the servers; tests/servers/test_servers.py stops some",
 }
 _PATIENCE_SECONDS = 120.0
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.capture.fake_registry import BAD_ANSWERS, JSON_ANSWERS, Answer, FakeRegistry, answer, error, fake_registry
+from tests.support.fake_registry import BAD_ANSWERS, JSON_ANSWERS, Answer, FakeRegistry, answer, error, fake_registry
 from tests.support.waiting import wait_for
 from writetime.clients import schema_registry
 from writetime.clients.schema_registry import Registry, SchemaRefused

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 from kafka import KafkaProducer
 
-from tests.integration.sinking import an_event, dead_letters, produce, rows, run_once
+from tests.ingest.sinking import an_event, dead_letters, produce, rows, run_once
 from writetime.cli.main import main
 from writetime.core.config import Settings
 from writetime.ingest import deadletters, writer

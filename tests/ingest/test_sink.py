@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.integration.sinking import AT, an_event, dead_letters, produce, rows, run_once, with_ingest
+from tests.ingest.sinking import AT, an_event, dead_letters, produce, rows, run_once, with_ingest
 from writetime.clients.database import connect
 from writetime.clients.kafka import client_config, commit_offsets
 from writetime.core.config import Settings

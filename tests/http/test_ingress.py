@@ -17,7 +17,7 @@ from cassandra.cluster import Session
 from confluent_kafka import Message
 from pydantic import SecretStr
 
-from tests.integration.serving import (
+from tests.http.serving import (
     EVENT,
     NO_BROKER,
     NO_DATABASE,

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from tests.integration.serving import (
+from tests.http.serving import (
     EVENT,
     NO_BROKER,
     NO_DATABASE,
