@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 
 from tests.conftest import write_settings
-from tests.lake.made import SCHEMA, add, settings_at, write
+from tests.support.made import SCHEMA, add, settings_at, write
 from writetime.cli.main import main
 from writetime.core.errors import WritetimeError
 from writetime.lake import state, views
