@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
-from tests.conftest import write_settings
 from tests.support.made import SCHEMA, add, settings_at, write
+from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.core.errors import WritetimeError
 from writetime.lake import state, views
