@@ -304,6 +304,34 @@ def test_garbage_in_shared_topics_stops_no_table(settings: Settings, caplog: pyt
     assert schemas.get(fingerprint(avro)) is None
 
 
+@pytest.mark.parametrize("version", [None, 2])
+def test_messages_of_another_format_hold_their_table_only(
+    settings: Settings, version: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = published(settings, "a", "b")
+    own = change_avro(schema_of(settings, "b"))
+    other = {name: value for name, value in own.items() if name != "format"} | ({"format": version} if version else {})
+    produce(settings, SCHEMAS_TOPIC, (b"%016x" % fingerprint(own), json.dumps(other).encode()))
+    look(Tables(settings, [first, second]))
+    assert count(settings, first) == 3
+    named = f"format version {version}" if version else "no format version, as before 0.1.0"
+    assert f"as the schema of {second} in it cannot be read: WritetimeError: its schema has {named}" in caplog.text
+    found = reports(settings)[second]
+    assert found.status == "set aside"
+    assert "no schema of format version 1" in (found.fault or "")
+    # The schema that the messages were written with comes again, and one more message with a schema of another version.
+    produce(settings, SCHEMAS_TOPIC, (b"%016x" % fingerprint(own), json.dumps(own).encode()))
+    look(Tables(settings, [second]))
+    assert count(settings, second) == 3
+    publish(settings, schema_of(settings, "b"), 9)
+    produce(settings, SCHEMAS_TOPIC, (b"%016x" % fingerprint(own), json.dumps(other).encode()))
+    look(Tables(settings, [second]))
+    assert count(settings, second) == 3
+    fault = reports(settings)[second].fault or ""
+    assert f": its schema has {named}" in fault
+    assert "writetime forget" in fault
+
+
 def test_topics_that_name_no_table_are_ignored(settings: Settings) -> None:
     name = settings.cassandra.keyspace
     ensure_topics(settings, {f"changes...{name}": {}, f"changes.{name}": {}, f"changes.{name}.a.dead": {}}, 1)

@@ -22,6 +22,7 @@ from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, top
 from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.format_version import FORMAT_VERSION
 from writetime.core.instants import instant_text
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import BUCKETS, TableVersion
@@ -175,7 +176,10 @@ class Landing:
             self._opened = None
             if not any(ends.values()):
                 return 0
-            raise WritetimeError(f"{self._topic} has no schema in the topic of the schemas: no agent has written to it")
+            raise WritetimeError(
+                f"{self._topic} has no schema of format version {FORMAT_VERSION} in the topic of the schemas: no agent "
+                "of this Writetime has written to it"
+            )
         if self._opened is None or self._opened.buckets != int(now.properties[BUCKETS]):
             self._opened = open_table(self._settings, self.name)
         table = self._opened

@@ -15,6 +15,7 @@ from writetime.lake.table import LakeTable, create_table, stored_schema
 from writetime.lake.views import time_now
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import TableSchema, is_later
+from writetime.wire.change_messages import require_format
 from writetime.wire.publishing import SCHEMAS_TOPIC, RegisteredSchema
 
 log = logging.getLogger(__name__)
@@ -47,9 +48,10 @@ class LakeSchemas:
 
     def _parsed(self, registered: RegisteredSchema) -> TableSchema | None:
         """Return the table's schema as registered; None if it belongs to another table or cannot be read, which is
-        logged once. A message with such a schema cannot land, others can.
+        logged once. A message with such a schema cannot land, others can. So it is with one of another format version.
         """
         try:
+            require_format(registered.avro)
             schema = from_json(registered.avro["table"])
         except Exception as e:
             if registered.offset not in self._unreadable:

@@ -3,7 +3,8 @@
 A record has the fields of `writetime.changes.model.change_schema`, by name. Everything that a table may gain or lose
 (its columns, the fields of its types) is nullable with the default null, so a reader with any schema of the table reads
 messages written under any other. The schema also has the table's, as the property `table` (`schema.stored`). So a
-consumer learns of new tables and columns, and of drops and their times, from `writetime.schemas` alone.
+consumer learns of new tables and columns, and of drops and their times, from `writetime.schemas` alone. The property
+`format` is the version of the format of the messages.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from writetime.changes.model import KINDS, change_schema, field_name, udt_fields
 from writetime.clients.schema_registry import HEADER_BYTES as REGISTRY_HEADER_BYTES
 from writetime.core.arrow import pc
 from writetime.core.errors import WritetimeError
+from writetime.core.format_version import FORMAT_VERSION
 from writetime.lake.labels import without_labels
 from writetime.schema.avro import array_of, encode, encode_bytes, encode_long, joined, nullable, single_object_header
 from writetime.schema.avro_decode import AvroReader
@@ -63,7 +65,23 @@ def change_avro(schema: TableSchema) -> dict[str, Any]:
             _optional("captured_at", {"type": "long", "logicalType": "timestamp-micros"}),
         ])),
     ]  # fmt: skip
-    return {"type": "record", "name": "change", "namespace": namespace, "fields": fields, "table": to_json(schema)}
+    properties = {"format": FORMAT_VERSION, "table": to_json(schema)}
+    return {"type": "record", "name": "change", "namespace": namespace, "fields": fields, **properties}
+
+
+def require_format(avro: Mapping[str, Any]) -> None:
+    """Accept the Avro schema of changes only if their format is the one of this Writetime.
+
+    Raises:
+        WritetimeError: it has another format version, or none.
+    """
+    version = avro.get("format")
+    if version != FORMAT_VERSION:
+        has = "no format version, as before 0.1.0" if version is None else f"format version {version}"
+        raise WritetimeError(
+            f"its schema has {has}, and this Writetime has format version {FORMAT_VERSION}: land the message with the "
+            "Writetime that wrote it, or run `writetime forget` and capture the table again"
+        )
 
 
 def namespace_of(table: str) -> str:
@@ -306,7 +324,8 @@ class ChangeDecoder:
 
         Raises:
             WritetimeError: a message is neither in the single-object encoding nor in Confluent's wire format, its
-                schema is not known or does not fit the table's, or it does not follow its schema.
+                schema is not known, has another format version or does not fit the table's, or it does not follow
+                its schema.
         """
         array = messages if isinstance(messages, pa.Array) else pa.array(messages, _BINARY)
         if array.null_count:
@@ -363,6 +382,7 @@ class ChangeDecoder:
                 )
             if avro is None:
                 raise WritetimeError(f"{self._name}: no schema has {what}")
+            require_format(avro)
             is_void = self._is_of_earlier_table(avro)
             self._readers[header, name] = None if is_void else AvroReader(self._with_key_names(avro), self._written)
         return self._readers[header, name]
