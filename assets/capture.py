@@ -90,7 +90,7 @@ def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
     held = {source: str(s["held_by"]) for source, s in found.items() if s.get("held_by")}
     faults = {source: of_tables for source, s in found.items() if (of_tables := _faults_of_tables(s))}
     since = time.time() - kafka.settings.capture.stale_seconds
-    silent = {source: s["at"] for source, s in found.items() if s.get("at", 0) < since}
+    silent = {source: at for source, s in found.items() if (at := s.get("at", 0.0)) < since}
     return AssetCheckResult(
         passed=not held and not faults and not silent,
         metadata={
@@ -107,10 +107,10 @@ def _faults_of_tables(status: Mapping[str, Any]) -> dict[str, str]:
     """Return the tables that an agent does not capture, or whose snapshot failed, and why."""
     failed = {
         table: "its snapshot failed; the agent's log has the reason"
-        for table, snapshot in (status.get("snapshots") or {}).items()
+        for table, snapshot in status.get("snapshots", {}).items()
         if snapshot.get("status") == "failed"
     }
-    return failed | {table: str(fault) for table, fault in (status.get("not_captured") or {}).items()}
+    return failed | {table: str(fault) for table, fault in status.get("not_captured", {}).items()}
 
 
 def topic(table: FollowedTable) -> AssetsDefinition:

@@ -177,21 +177,22 @@ def summary(statuses: Collection[Mapping[str, Any]]) -> dict[str, float]:
     numbers: dict[str, float] = {
         "agents": len(statuses),
         "agents_held": sum(bool(s.get("held_by")) for s in statuses),
-        "silent_seconds": max((time.time() - s["at"] for s in statuses), default=0.0),
-        "backlog_share": max((_share(s["lag"]) for s in statuses), default=0.0),
-        "errors": sum(sum(s["errors"].values()) for s in statuses),
-        "changes": sum(sum(kinds.values()) for s in statuses for kinds in s["changes"].values()),
+        "silent_seconds": max((time.time() - s.get("at", 0.0) for s in statuses), default=0.0),
+        "backlog_share": max((_share(s.get("lag", {})) for s in statuses), default=0.0),
+        "errors": sum(sum(s.get("errors", {}).values()) for s in statuses),
+        "changes": sum(sum(kinds.values()) for s in statuses for kinds in s.get("changes", {}).values()),
     }
     for name in _LAG:
         together = max if name.endswith("_seconds") else sum
-        numbers[name] = together([s["lag"][name] for s in statuses] or [0])
+        numbers[name] = together([s.get("lag", {}).get(name, 0) for s in statuses] or [0])
     for name in _TOTALS:
-        numbers[name] = sum(s["totals"][name] for s in statuses if "totals" in s)
+        numbers[name] = sum(s.get("totals", {}).get(name, 0) for s in statuses)
     return numbers
 
 
 def _share(lag: Mapping[str, float]) -> float:
-    return lag["backlog_bytes"] / lag["backlog_limit_bytes"] if lag["backlog_limit_bytes"] else 0.0
+    limit = lag.get("backlog_limit_bytes", 0)
+    return lag.get("backlog_bytes", 0) / limit if limit else 0.0
 
 
 def counts_of(table: str, changes: pa.RecordBatch) -> dict[tuple[str, str], int]:

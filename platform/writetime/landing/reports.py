@@ -108,7 +108,7 @@ def _of_sources(
             continue
         until = found.tables[table].until if table in found.tables else None
         fault, at = _fault(found, table), found.status.get("at", 0.0)
-        silent = not isinstance(at, int | float) or at < stale
+        silent = at < stale
         # A table whose snapshot is being published has no watermark: that alone is not a fault. A fault that holds the
         # table itself stays until an operator closes the gap.
         if until is None or _is_held(found, table) or (until / 1e6 < stale if until else silent or fault):
@@ -120,18 +120,14 @@ def _of_sources(
 
 
 def _is_held(marks: SourceMarks, table: str) -> bool:
-    held = marks.status.get("held")
-    return isinstance(held, Mapping) and bool(held.get(table))
+    return bool(marks.status.get("held", {}).get(table))
 
 
 def _fault(marks: SourceMarks, table: str) -> str | None:
     """Return the fault in an agent's report that holds a table back."""
-    logs, held, snapshots = (marks.status.get(name) for name in ("logs", "held", "snapshots"))
-    snapshot = snapshots.get(table) if isinstance(snapshots, Mapping) else None
-    if isinstance(snapshot, Mapping) and snapshot.get("status") == "failed":
+    status = marks.status
+    if status.get("snapshots", {}).get(table, {}).get("status") == "failed":
         return "its snapshot failed; the agent's log has the reason"
-    if isinstance(logs, Mapping):
-        found = (logs.get(table) or {}).get("fault")
-    else:
-        found = (held.get(table) if isinstance(held, Mapping) else None) or marks.status.get("held_by")
-    return None if not found else str(found)
+    if "logs" in status:
+        return status["logs"].get(table, {}).get("fault") or None
+    return status.get("held", {}).get(table) or status.get("held_by") or None

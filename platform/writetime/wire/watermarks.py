@@ -11,7 +11,7 @@ A table that is landed has one message, too, with the key `landing/<keyspace>.<t
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 from pydantic import Field, TypeAdapter
@@ -20,6 +20,7 @@ from writetime.clients.kafka import ensure_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.generation import LATEST, Start, Truncation
+from writetime.wire.agent_status import AgentStatus, Seconds
 from writetime.wire.publishing import CompactedTopic, Sender
 
 WATERMARKS_TOPIC = "writetime.watermarks"
@@ -57,12 +58,12 @@ class TableMark:
 class SourceMarks:
     """The published progress of one source, by table. A retired source sends no more changes.
 
-    `status` is the agent's status, see `metrics`.
+    `status` is the agent's status, see `agent_status`.
     """
 
     tables: Mapping[str, TableMark] = field(default_factory=dict)
     retired: bool = False
-    status: Mapping[str, Any] = field(default_factory=dict)
+    status: AgentStatus = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,11 @@ class LandingReport:
     `attempts`. `changes` is the number that this process has landed.
     """
 
-    at: float
+    at: Seconds
     status: Literal["landing", "waiting", "set aside"] = "landing"
     changes: int = 0
     fault: str | None = None
-    since: float = 0.0
+    since: Seconds = 0.0
     attempts: int = 0
     place: Place | None = None
 
@@ -119,7 +120,7 @@ def send_report(sender: Sender, table: str, report: LandingReport | None) -> Non
     sender.produce(WATERMARKS_TOPIC, value, (_LANDING + table).encode(), 0)
 
 
-def statuses(settings: Settings) -> dict[str, Mapping[str, Any]]:
+def statuses(settings: Settings) -> dict[str, AgentStatus]:
     """Return the last status of the agent of each source that is not retired, by the source's name."""
     found = WatermarkTopic(settings).read()
     return {source: marks.status for source, marks in sorted(found.items()) if marks.status and not marks.retired}
