@@ -146,6 +146,23 @@ def test_segments_that_come_and_grow_are_followed(captured: Captured, tmp_path: 
     captured.assert_same("t")
 
 
+def test_files_that_are_no_known_segments_stop_no_other(captured: Captured, tmp_path: Path) -> None:
+    copies = [copy(path, tmp_path / "copies") for path in write_table(captured)]
+    later, other = strays = [tmp_path / "copies" / name for name in ("CommitLog-9-1700000000000.log", "agent.log")]
+    for stray in strays:
+        stray.write_bytes(b"\0" * 1000)
+    report = publish_segments(captured.settings, [str(tmp_path / "copies")], tmp_path / "checkpoint")
+    assert report.segments == len(copies)
+    assert report.faults == {
+        str(later): f"{later}: commit log version 9 is not supported; (7, 8) are",
+        str(other): f"{other} is not named like a commit log segment (CommitLog-7-1700000000000.log)",
+    }
+    captured.assert_same("t")
+    # One that a user names is refused.
+    with pytest.raises(WritetimeError, match=r"agent\.log is not named like a commit log segment"):
+        publish_segments(captured.settings, [str(other)], tmp_path / "another")
+
+
 def test_missing_changes_are_reported_until_they_are_read(captured: Captured, tmp_path: Path) -> None:
     broken, torn, mislabelled, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
     contents = {path: path.read_bytes() for path in (broken, torn, index_of(mislabelled))}

@@ -5,6 +5,7 @@ Unknown faults are injected at each boundary of a real agent; what Kafka refuses
 
 import fnmatch
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -239,6 +240,38 @@ def test_an_index_that_cannot_be_read_stops_no_other_segment(tmp_path: Path) -> 
     [(segment, fault)] = faults
     assert segment.id == 1
     assert fault.startswith("the index of CommitLog-7-1.log cannot be read: ")
+
+
+STRAY = ("CommitLog-9-1700000000000.log", "agent.log")
+REFUSED = ("commit log version 9 is not supported", "is not named like a commit log segment")
+
+
+def test_files_that_are_no_known_segments_stop_no_other(captured: Captured, caplog: pytest.LogCaptureFixture) -> None:
+    """A segment of a later version, and a file of something else."""
+    captured.write(f"CREATE TABLE {{ks}}.good {_TABLE}")
+    strays = [captured.node.cdc_raw / name for name in STRAY]
+    for stray in strays:
+        stray.write_bytes(b"\0" * 1000)
+    try:
+        with captured.agent():
+            write_rows(captured, "good")
+            wait_for(lambda: keys_of(captured, "good") == list(range(20)))
+            wait_for(lambda: status_of(captured).get("held_by"))
+            for stray, reason in zip(strays, REFUSED, strict=True):
+                assert re.search(rf"{re.escape(str(stray))}.*{reason}", caplog.text)
+            assert REFUSED[0] in status_of(captured)["held_by"]
+            assert status_of(captured)["lag"]["lag_segments"] >= 2
+            assert status_of(captured)["lag"]["lag_bytes"] >= 2000
+            assert not until(captured, "good")
+            assert all(stray.exists() for stray in strays)
+            for stray in strays:
+                stray.unlink()
+            captured.settle(60)
+            wait_for(lambda: until(captured, "good") > 0)
+    finally:
+        for stray in strays:
+            stray.unlink(missing_ok=True)
+    captured.assert_same("good", "marks")
 
 
 def test_a_segment_that_cannot_be_read_stops_no_other(

@@ -41,8 +41,8 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.lake.generation import Truncation
-from writetime.storage.errors import Missing
-from writetime.storage.segment import END, Segment, find_segments
+from writetime.storage.errors import Missing, Unsupported
+from writetime.storage.segment import END, Segment, list_segments
 from writetime.wire.watermarks import SourceMarks, TableMark
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,8 @@ class Agent:
         self._unannounced = True
         self._found: list[tuple[Segment, int]] = []
         self._unreadable: list[tuple[Segment, str]] = []
+        # Log files that are no segments of a known version, by path.
+        self._refused: Mapping[str, Unsupported] = {}
         self._lag = Lag()
         self._next_look = self._next_mark = self._next_announcement = 0.0
         self._next_save = self._next_status = self._next_warning = self._next_fault = 0.0
@@ -149,9 +151,9 @@ class Agent:
         """
         # Before the segments are listed, so that they have all writes until then.
         synced_until = self._node.synced_until() if time.monotonic() >= self._next_mark else None
-        listed = find_segments(str(self._folder.path))
+        listed, self._refused = list_segments(str(self._folder.path))
         found, self._unreadable = readable(listed)
-        faults = [fault for _, fault in self._unreadable]
+        faults = [*map(str, self._refused.values()), *(fault for _, fault in self._unreadable)]
         for segment, _ in found:
             # So that no segment can vanish unnoticed.
             self._progress.segments.setdefault(segment.id, SegmentProgress(segment.name))
@@ -405,7 +407,7 @@ class Agent:
             self._next_fault = time.monotonic() + _WARNING_SECONDS
             for fault in faults:
                 self._metrics.error("index")
-                log.error("%s; its segment is not read until it is repaired or moved away", fault)
+                log.error("%s; nothing is read from it until it is repaired or moved away", fault)
 
     # --- the status ---------------------------------------------------------------------------------------
 
@@ -415,16 +417,17 @@ class Agent:
         # The contents of a segment with an invalid index are unknown: all of it counts as unpublished.
         sizes += [(segment, segment.size() or 1) for segment, _ in self._unreadable]
         unread = [segment for segment, size in sizes if size]
+        refused = [size for path in self._refused if (size := _size(path)) is not None]
         now = time.monotonic()
         aside = self._folder.aside()
         since = min((gap.since for gap in self._gaps_now if gap.since and self._holds(gap)), default=None)
-        if not unread:
+        if not unread and not refused:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now
         self._lag = lag = Lag(
-            lag_bytes=sum(size for _, size in sizes) + self._folder.aside_bytes(),
-            lag_segments=len(unread) + aside,
+            lag_bytes=sum(size for _, size in sizes) + sum(refused) + self._folder.aside_bytes(),
+            lag_segments=len(unread) + len(refused) + aside,
             lag_seconds=max(
                 0.0 if self._behind_since is None else now - self._behind_since,
                 0.0 if since is None else time.time() - since / 1e6,
@@ -474,6 +477,14 @@ def _kind_of(fault: Exception) -> str:
         case OSError():
             return "disk"
     return "unexpected"
+
+
+def _size(path: str) -> int | None:
+    """Return the bytes of a file; None if it is gone."""
+    try:
+        return Path(path).stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _age(segment: Segment) -> float:

@@ -32,7 +32,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.lake.merging import Runner
 from writetime.storage.errors import Missing, StorageError
-from writetime.storage.segment import END, Segment, find_segments
+from writetime.storage.segment import END, Segment, list_segments
 from writetime.wire.publishing import Refused
 
 log = logging.getLogger(__name__)
@@ -73,8 +73,10 @@ class Archived:
 
 @dataclass(frozen=True)
 class Sight:
-    """What folders have: segments of which more may be there than is published, the addresses of all, and those whose
-    `_cdc.idx` cannot be read, with the reason. `unlisted` are the folders that cannot be listed."""
+    """What folders have: segments of which more may be there than is published; the addresses of all; and, with the
+    reason, log files that are no known segments, and segments whose `_cdc.idx` cannot be read. `unlisted` are the
+    folders that cannot be listed.
+    """
 
     looks: list[Look]
     there: set[str]
@@ -459,11 +461,17 @@ def _look(paths: Sequence[str], kept: Mapping[str, Archived]) -> Sight:
     sight = Sight([], set(), {})
     for path in paths:
         try:
-            found = find_segments(path)
+            found, refused = list_segments(path)
         except (WritetimeError, OSError) as e:
             # The other folders do not wait for it.
             sight.unlisted[path] = e
             continue
+        for file, error in refused.items():
+            if posixpath.basename(file) == posixpath.basename(path):
+                # The file that the user named.
+                sight.unlisted[path] = error
+            else:
+                sight.faults[posixpath.join(path, posixpath.basename(file))] = str(error)
         for segment in found:
             key = path if path.endswith(segment.name) else posixpath.join(path, segment.name)
             sight.there.add(key)

@@ -248,7 +248,20 @@ def find_segments(path: str) -> list[Segment]:
 
     Raises:
         Missing: there is nothing at the path.
-        Unsupported: a segment of a version that is not supported.
+        Unsupported: a log file there has another name, or is a segment of a version that is not supported.
+    """
+    segments, refused = list_segments(path)
+    for error in refused.values():
+        raise error
+    return segments
+
+
+def list_segments(path: str) -> tuple[list[Segment], dict[str, Unsupported]]:
+    """Return the segments at a path as `find_segments` does, and why each other log file there is refused, by its path.
+    So a program that works through a folder does not stop at one file.
+
+    Raises:
+        Missing: there is nothing at the path.
     """
     filesystem, path = resolve(path)
     info = filesystem.get_file_info(path)
@@ -256,16 +269,19 @@ def find_segments(path: str) -> list[Segment]:
         raise Missing(f"{path} does not exist")
     paths = [path]
     if info.type == fs.FileType.Directory:
-        paths = [i.path for i in filesystem.get_file_info(fs.FileSelector(path)) if i.path.endswith(".log")]
-    segments = []
+        paths = sorted(i.path for i in filesystem.get_file_info(fs.FileSelector(path)) if i.path.endswith(".log"))
+    segments, refused = [], {}
     for each in paths:
         match = _NAME.search(each)
         if match is None:
-            raise Unsupported(f"{each} is not named like a commit log segment (CommitLog-7-1700000000000.log)")
-        if int(match["version"]) not in VERSIONS:
-            raise Unsupported(f"{each}: commit log version {match['version']} is not supported; {VERSIONS} are")
-        segments.append(Segment(filesystem, each, int(match["version"]), int(match["id"])))
-    return sorted(segments, key=lambda s: s.id)
+            reason = f"{each} is not named like a commit log segment (CommitLog-7-1700000000000.log)"
+            refused[each] = Unsupported(reason)
+        elif int(match["version"]) not in VERSIONS:
+            reason = f"{each}: commit log version {match['version']} is not supported; {VERSIONS} are"
+            refused[each] = Unsupported(reason)
+        else:
+            segments.append(Segment(filesystem, each, int(match["version"]), int(match["id"])))
+    return sorted(segments, key=lambda s: s.id), refused
 
 
 def trusted(segments: Sequence[Segment]) -> list[tuple[Segment, int | None]]:
