@@ -15,6 +15,7 @@ import pytest
 from tests.scylla_cdc.agents import (
     assert_view,
     insert,
+    is_marked,
     land,
     reached,
     settings_for,
@@ -309,6 +310,35 @@ def test_truncations_that_cannot_be_read_hold_the_watermark(
     assert WatermarkTopic(settings).read()[source_of(late)].tables[late.schema.full_name].until == 0
     assert land(settings, late) == Counter(late.origins)
     assert_view(settings, late)
+
+
+def test_an_error_of_one_watermark_stops_no_other(
+    cdc: CdcDatabase, late: Logged, written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Logged(cdc.create(replace(LATE, name=f"other{time.time_ns()}")), written.groups[LATE.name], [], [])
+    for table in (late, other):
+        table.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
+        cdc.announce_tablets(table.schema, table.sets)
+    port = free_port()
+    settings = settings_for(cdc, tmp_path, late, other, window_seconds=0.5)
+    settings = settings.model_copy(update={"capture": settings.capture.model_copy(update={"metrics_port": port})})
+    mark, broken = cdc_log.LogAgent._mark, [True]
+
+    def fail(this: cdc_log.LogAgent, table: Any) -> None:
+        if broken and table.name == late.schema.full_name:
+            raise RuntimeError("a bug")
+        mark(this, table)
+
+    monkeypatch.setattr(cdc_log.LogAgent, "_mark", fail)
+    with agent(settings):
+        for table in (late, other):
+            insert(cdc, table, 1)
+        wait_until(settings, other, now())
+        wait_for_metrics(port, 'writetime_capture_errors_total{what="unexpected"}')
+        wait_for(lambda: late.schema.full_name in reached(settings))
+        assert not is_marked(settings, late)
+        broken.clear()
+        wait_until(settings, late, now())
 
 
 # What each does for a table while its agent lets it advance.

@@ -32,6 +32,7 @@ from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable
 from writetime.clients.kafka import topic_names
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
+from writetime.core.outages import is_outage
 from writetime.lake.generation import Truncation
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.checking import ImageCheck
@@ -285,7 +286,14 @@ class LogAgent:
         self._next_mark = time.monotonic() + _MARK_SECONDS
         self._look_for_truncations()
         for table in self._tables:
-            self._mark(table)
+            try:
+                self._mark(table)
+            except Exception as e:
+                if is_outage(e):
+                    raise
+                # The next look tries it again, and the other tables do not wait for it.
+                self._metrics.error("unexpected")
+                log.error("the watermark of %s cannot be announced: %s", table.name, reason_of(e), exc_info=True)
         return self._publisher.flush(stop)
 
     @contextmanager
