@@ -17,7 +17,7 @@ from tests.support.odd_names import NAMES
 from writetime.changes.model import field_name
 from writetime.cli.lake import filtered
 from writetime.lake import state, views
-from writetime.lake.labels import labelled, labelled_anew, recorded_labels
+from writetime.lake.labels import labelled, newly_labelled, recorded_labels
 from writetime.lake.table import LakeTable
 from writetime.schema.cql import parse_table
 from writetime.schema.names import distinct
@@ -84,7 +84,7 @@ def test_a_table_from_before_there_were_labels() -> None:
 @settings(max_examples=50, deadline=None)
 @example(["writetime_row", "WRITETIME_ROW_2", "rowid", "select", "true", "*", "name", "Name"])
 def test_a_condition_on_any_column(names: list[str]) -> None:
-    schema = labelled_anew(odd_names.table(names))
+    schema = newly_labelled(odd_names.table(names))
     labels = [c.label for c in schema.columns]
     rows = pa.table([pa.array([i, -i - 1, None]) for i in range(len(labels))], names=labels)
     assert distinct(labels) == labels

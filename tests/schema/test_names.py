@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.odd_names import NAMES, columns, table
 from writetime.changes.model import RESERVED, change_schema, field_name
-from writetime.lake.labels import extend, labelled, labelled_anew, without_labels
+from writetime.lake.labels import extend, labelled, newly_labelled, without_labels
 from writetime.lake.parquet import PARTITION
 from writetime.lake.table import view_schema
 from writetime.schema.cql import parse_table
@@ -54,7 +54,7 @@ def assert_apart(names: list[str]) -> None:
 @example(["token_bucket", "Token_Bucket", "token_bucket_2"])
 @example(["marker.expiry", "a", "a.value", "a_value", "a.b.c"])
 def test_labels_keep_names_distinct(names: list[str]) -> None:
-    schema = labelled_anew(table(names))
+    schema = newly_labelled(table(names))
     assert_apart([PARTITION, *view_schema(schema).names])
     assert_apart([PARTITION, *change_schema(schema).names])
     if any("." in name for name in names):
@@ -97,8 +97,8 @@ def test_a_name_that_is_like_no_other_stays() -> None:
 def test_fields_outside_of_the_lake(names: list[str]) -> None:
     fields = [field_name(c) for c in columns(names)]
     assert len({*fields, *RESERVED}) == len(names) + len(RESERVED)
-    assert without_labels(labelled_anew(table(names))).columns == table(names).columns
-    assert change_schema(without_labels(labelled_anew(table(names)))) == change_schema(table(names))
+    assert without_labels(newly_labelled(table(names))).columns == table(names).columns
+    assert change_schema(without_labels(newly_labelled(table(names)))) == change_schema(table(names))
 
 
 @EXAMPLES

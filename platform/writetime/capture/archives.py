@@ -493,12 +493,12 @@ def _look(paths: Sequence[str], kept: Mapping[str, Archived]) -> Sight:
 
 def _begin(look: Look, known: Archived | None) -> SegmentProgress | None:
     """Return the position from which a segment is read, by its record; None if it has nothing new."""
-    anew = SegmentProgress(look.segment.name)
+    from_start = SegmentProgress(look.segment.name)
     if known is None:
-        return anew
+        return from_start
     changed = known.file != look.file
     if known.progress.reason is not None and (known.progress.finished or known.progress.broken):
-        return anew if changed else None
+        return from_start if changed else None
     if known.progress.finished:
         # Nothing showed that this was its end.
         return replace(known.progress, finished=False) if changed or look.complete else None

@@ -16,7 +16,7 @@ from writetime.clients.database import DRIVER_FAULTS, connect
 from writetime.core.config import Settings, Table
 from writetime.core.errors import WritetimeError
 from writetime.core.settings_errors import told
-from writetime.lake.labels import labelled_anew
+from writetime.lake.labels import newly_labelled
 from writetime.lake.table import open_table
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
@@ -102,7 +102,7 @@ def _schema_of(
         raise WritetimeError(f"the database has no table {name}: create it, or correct the entry [tables.{name}]")
     if isinstance(schema, WritetimeError):
         raise schema
-    return labelled_anew(schema)
+    return newly_labelled(schema)
 
 
 def _schemas(settings: Settings) -> dict[str, TableSchema | WritetimeError] | None:

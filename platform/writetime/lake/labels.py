@@ -57,7 +57,7 @@ def labelled(schema: TableSchema, labels: Mapping[str, str]) -> TableSchema:
     )
 
 
-def labelled_anew(schema: TableSchema) -> TableSchema:
+def newly_labelled(schema: TableSchema) -> TableSchema:
     """Return a schema with the labels that a new table of the lake would get."""
     return labelled(schema, extend({}, schema.columns))
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from writetime.changes.model import change_schema, field_name
 from writetime.core.errors import WritetimeError
-from writetime.lake.labels import labelled_anew
+from writetime.lake.labels import newly_labelled
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlType, Native
@@ -29,7 +29,7 @@ def option_schemas(options: Mapping[str, str]) -> list[TableSchema]:
     text = options["schema"]
     if "CREATE" not in text.upper():
         text = Path(text).read_text()
-    return [labelled_anew(schema) for schema in parse_schemas(text)]
+    return [newly_labelled(schema) for schema in parse_schemas(text)]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import parse_instant
 from writetime.core.settings_errors import told
-from writetime.lake.labels import labelled_anew
+from writetime.lake.labels import newly_labelled
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.offsets import (
     Offset,
@@ -105,7 +105,7 @@ class _Asked:
 
     def current_schema(self) -> TableSchema:
         with open_source(self.settings, self.table) as source:
-            return labelled_anew(source.schema)
+            return newly_labelled(source.schema)
 
     def read(self, part: Part, table: TableSchema, selection: Selection) -> Iterator[pa.RecordBatch]:
         """Read a part. Its rows count only if neither the table nor the rows that the log keeps changed meanwhile."""

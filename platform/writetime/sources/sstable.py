@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from writetime.core.errors import WritetimeError
-from writetime.lake.labels import labelled_anew
+from writetime.lake.labels import newly_labelled
 from writetime.schema.table import TableSchema
 from writetime.sources.schemas import Selection, option_choice, option_fields, option_schemas, option_tokens
 from writetime.storage.batch import Origin
@@ -67,7 +67,7 @@ class SSTableSource(DataSource):
             if len(schemas) != 1:
                 raise WritetimeError(f"the option schema holds {len(schemas)} tables; one was expected")
             return schemas[0]
-        return labelled_anew(infer_schema(list(find_sstables(_path(self.options)))))
+        return newly_labelled(infer_schema(list(find_sstables(_path(self.options)))))
 
 
 def _path(options: Any) -> str:
