@@ -41,11 +41,9 @@ ui: port instance
 	@echo "Dagster: http://127.0.0.1:$(UI_PORT) (Ctrl-C stops it)"
 	@PYTHONWARNINGS='ignore:Function `dev_command` is superseded' $(BIN)/dagster dev -w $(WORKSPACE) -h 127.0.0.1 -p $(UI_PORT) --log-level warning
 
-# T=tests/lake/test_run.py runs these tests only, at once. CI shows the coverage, too, in a run of its own, which keeps
-# the tests as fast as they are.
+# T=tests/lake/test_run.py runs these tests only, at once.
 test: $(if $(T),setup,prepared)
 	@$(if $(T),$(BIN)/python -m pytest $(T),$(PYTEST) --durations=20)
-	@$(if $(CI),$(MAKE) --no-print-directory coverage)
 
 # What to run before each commit: style, and the tests that need no servers.
 check: prepared
