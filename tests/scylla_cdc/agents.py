@@ -83,7 +83,7 @@ def wait_for_metrics(port: int, *wanted: str) -> str:
 
 
 def land(settings: Settings, table: Logged) -> Counter[str]:
-    """Land what was published of a table; return which rows of the log the lake has then, and how often."""
+    """Land the published changes of a table; return how often the lake then has each row of the log."""
     Landing(settings, table.schema.full_name).drain()
     changes = open_table(settings, table.schema.full_name).changes
     schema = change_schema(table.schema)
