@@ -7,7 +7,7 @@ finds its own number there has nothing left to do, and of two that commit at onc
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ import pyarrow as pa
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.extras import WhenUsed
 from writetime.core.format_version import FORMAT_VERSION
+from writetime.lake.buckets import ALL
 from writetime.lake.parquet import PARTITION, WrittenFile
 from writetime.lake.storage import Storage
 
@@ -40,7 +41,7 @@ class Conflict(Transient):
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of the table. `size` is in bytes, `added_at` in microseconds."""
+    """A file of the table. `size` is in bytes, `added_at` in microseconds; `bucket` may be `ALL`."""
 
     path: str
     bucket: int
@@ -69,11 +70,13 @@ class TableVersion:
 
     @cached_property
     def by_bucket(self) -> dict[int, list[DataFile]]:
-        """The files of each bucket that has any."""
-        found: dict[int, list[DataFile]] = {}
-        for file in self.files:
-            found.setdefault(file.bucket, []).append(file)
-        return found
+        """The files of each bucket that has any, with the files of all buckets."""
+        return by_bucket(self.files, int(self.properties[BUCKETS]))
+
+    @cached_property
+    def by_folder(self) -> dict[int, list[DataFile]]:
+        """The files of each bucket, and those of all buckets as the bucket `ALL`."""
+        return by_folder(self.files)
 
     @cached_property
     def properties(self) -> Mapping[str, str]:
@@ -83,6 +86,21 @@ class TableVersion:
     def transaction(self, app_id: str) -> int | None:
         """Return the number of the application's last transaction."""
         return self.table.transaction_version(app_id)
+
+
+def by_folder(files: Iterable[DataFile]) -> dict[int, list[DataFile]]:
+    """Return the files of each bucket, and those of all buckets as the bucket `ALL`."""
+    found: dict[int, list[DataFile]] = {}
+    for file in files:
+        found.setdefault(file.bucket, []).append(file)
+    return found
+
+
+def by_bucket(files: Iterable[DataFile], buckets: int) -> dict[int, list[DataFile]]:
+    """Return the files of each bucket that has any; those of all buckets are in each."""
+    found = by_folder(files)
+    shared = found.pop(ALL, [])
+    return {b: found.get(b, []) + shared for b in (range(buckets) if shared else found)}
 
 
 class BucketedTable:

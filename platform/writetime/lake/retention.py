@@ -8,7 +8,7 @@ import pyarrow as pa
 from writetime.changes.model import change_schema
 from writetime.lake.history import after, raise_history, until
 from writetime.lake.merging import Runner, Source, merge_files
-from writetime.lake.parquet import WrittenFile, read_file, write_file
+from writetime.lake.parquet import WrittenFile, read_file, sort, write_rows
 from writetime.lake.state import BASE, folded_version, levels_to_fold
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
@@ -20,6 +20,7 @@ class _Trim:
     """Merge the parts of a bucket's old changes that were written up to a time; later parts stay as they are."""
 
     bucket: int
+    buckets: int
     source: Source
     schema: TableSchema
     instant: int
@@ -32,10 +33,11 @@ class _Trim:
         rest = pa.concat_tables(
             after(read_file(storage, f.path, full), self.schema, self.instant) for f in self.source.files
         )
+        rest = sort([rest])
         return [
-            write_file(storage, table, self.bucket, table["token"], self.prefix)
+            file
             for table in (base, rest)
-            if table.num_rows
+            for file in write_rows(storage, table, self.bucket, self.buckets, self.prefix)
         ]
 
 
@@ -52,10 +54,10 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
     schema = table.schema(changes)
     known = {f.path for f in table.changes.load(folded).files}
     tasks = []
-    for bucket, files in changes.by_bucket.items():
+    for bucket, files in changes.by_folder.items():
         if old := levels_to_fold([f for f in files if f.path in known and f.added_at <= instant]):
             source = Source(table.changes.storage, tuple(old))
-            tasks.append(_Trim(bucket, source, schema, instant, f"{BASE}{folded}-"))
+            tasks.append(_Trim(bucket, table.buckets, source, schema, instant, f"{BASE}{folded}-"))
     if not tasks:
         return 0
     raise_history(table, instant)
