@@ -30,6 +30,9 @@ else:
 
 BUCKETS = "writetime.buckets"
 FORMAT = "writetime.format"
+# Commits per checkpoint. Opening or updating a table reads the commits since the last one, so it costs the same at any
+# length of the log.
+_CHECKPOINT = {"delta.checkpointInterval": "20"}
 _ATTEMPTS = 20
 # Every commit that removes files has this application id: Delta itself accepts two that remove the same files.
 _REWRITE = "writetime-rewrite"
@@ -53,9 +56,19 @@ class DataFile:
 class TableVersion:
     """One version of a Delta table."""
 
-    def __init__(self, table: "deltalake.DeltaTable") -> None:
-        self.table = table
+    def __init__(self, table: "deltalake.DeltaTable", open_at: "Callable[[int], deltalake.DeltaTable]") -> None:
+        """Hold the present version of a table that may be updated later; `open_at` opens this version again then."""
+        self._table = table
+        self._open_at = open_at
+        self._numbers: dict[str, int | None] = {}
         self.version = table.version()
+
+    @property
+    def table(self) -> "deltalake.DeltaTable":
+        """The table at this version."""
+        if self._table.version() != self.version:
+            self._table = self._open_at(self.version)
+        return self._table
 
     @cached_property
     def files(self) -> list[DataFile]:
@@ -85,7 +98,9 @@ class TableVersion:
 
     def transaction(self, app_id: str) -> int | None:
         """Return the number of the application's last transaction."""
-        return self.table.transaction_version(app_id)
+        if app_id not in self._numbers:
+            self._numbers[app_id] = self.table.transaction_version(app_id)
+        return self._numbers[app_id]
 
 
 def by_folder(files: Iterable[DataFile]) -> dict[int, list[DataFile]]:
@@ -103,11 +118,26 @@ def by_bucket(files: Iterable[DataFile], buckets: int) -> dict[int, list[DataFil
     return {b: found.get(b, []) + shared for b in (range(buckets) if shared else found)}
 
 
-class BucketedTable:
-    """A Delta table that is partitioned by the bucket of the token."""
+@dataclass(frozen=True)
+class _Kept:
+    """A table that stays open, and the commit of its version, which shows whether it is still the same table."""
 
-    def __init__(self, storage: Storage) -> None:
+    table: "deltalake.DeltaTable"
+    version: TableVersion
+    commit: bytes
+
+
+class BucketedTable:
+    """A Delta table that is partitioned by the bucket of the token.
+
+    By default each `load` opens it. With `keep_open`, a later `load` reads only what is new in the log, for a process
+    that commits all the time and uses this object in one thread.
+    """
+
+    def __init__(self, storage: Storage, *, keep_open: bool = False) -> None:
         self.storage = storage
+        self._keep_open = keep_open
+        self._kept: _Kept | None = None
 
     def exists(self) -> bool:
         """Return whether the table has been created."""
@@ -126,7 +156,7 @@ class BucketedTable:
                 schema=deltalake.Schema.from_arrow(full),
                 mode="ignore",
                 partition_by=[PARTITION],
-                configuration={FORMAT: str(FORMAT_VERSION), BUCKETS: str(buckets), **properties},
+                configuration={FORMAT: str(FORMAT_VERSION), BUCKETS: str(buckets), **_CHECKPOINT, **properties},
                 storage_options=dict(self.storage.options),
                 raise_if_key_not_exists=False,
             )
@@ -139,12 +169,53 @@ class BucketedTable:
         Raises:
             WritetimeError: there is no such table or version, or it has another format.
         """
-        try:
-            found = TableVersion(deltalake.DeltaTable(self.storage.address, version, dict(self.storage.options)))
-        except exceptions.DeltaError as e:
-            raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
+        if version is None and self._keep_open:
+            return self._newest()
+        found = TableVersion(self._open_at(version), self._open_at)
         _require_format(self.storage, found.properties.get(FORMAT))
         return found
+
+    def _open_at(self, version: int | None) -> "deltalake.DeltaTable":
+        try:
+            return deltalake.DeltaTable(self.storage.address, version, dict(self.storage.options))
+        except exceptions.DeltaError as e:
+            raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
+
+    def _newest(self) -> TableVersion:
+        """Return the newest version, from the table that is open if its log goes on from there."""
+        kept = self._kept
+        if kept is None or not self._is_kept():
+            table = self._open_at(None)
+        elif self._commit_of(kept.version.version + 1) is None:
+            return kept.version
+        else:
+            table = kept.table
+            try:
+                table.update_incremental()
+            except exceptions.DeltaError:
+                # Commits between may be gone.
+                table = self._open_at(None)
+        self._kept = None
+        found = TableVersion(table, self._open_at)
+        _require_format(self.storage, found.properties.get(FORMAT))
+        commit = self._commit_of(found.version)
+        if commit is not None:
+            self._kept = _Kept(table, found, commit)
+        return found
+
+    def _is_kept(self) -> bool:
+        """Return whether the table that stays open is the one in the storage. A table that was removed and created
+        again may have any version, but its commits differ.
+        """
+        return self._kept is not None and self._commit_of(self._kept.version.version) == self._kept.commit
+
+    def _commit_of(self, version: int) -> bytes | None:
+        """Return the commit of a version, from its own file in the log; None if it is not there."""
+        try:
+            with self.storage.filesystem().open_input_stream(f"_delta_log/{version:020d}.json") as stream:
+                return stream.read()
+        except FileNotFoundError:
+            return None
 
     def find(self) -> TableVersion | None:
         """Return the newest version, None if the table has not been created.
@@ -152,7 +223,7 @@ class BucketedTable:
         Raises:
             WritetimeError: its folder exists and cannot be opened.
         """
-        return self.load() if self.exists() else None
+        return self.load() if self._is_kept() or self.exists() else None
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Return columns of all rows of the newest version.
@@ -307,11 +378,7 @@ class BucketedTable:
 
         Numbers of an application never fall, so those of any version are lower bounds of the newest ones.
         """
-        try:
-            with self.storage.filesystem().open_input_stream(f"_delta_log/{version:020d}.json") as stream:
-                actions = [json.loads(line) for line in stream.read().splitlines() if line]
-        except FileNotFoundError:
-            return {}
+        actions = [json.loads(line) for line in (self._commit_of(version) or b"").splitlines() if line]
         return {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
 
     def add_fields(self, schema: pa.Schema) -> None:

@@ -8,6 +8,7 @@ The table's schema is kept as JSON (`schema.stored`) in the properties of `chang
 (`lake.labels`).
 """
 
+import copy
 import json
 import re
 from collections.abc import Mapping
@@ -42,16 +43,25 @@ def view_schema(schema: TableSchema) -> pa.Schema:
 
 
 class LakeTable:
-    """A captured table that exists in the lake; see the module. `open_table` and `create_table` return it."""
+    """A captured table that exists in the lake; see the module. `open_table` and `create_table` return it.
 
-    def __init__(self, storage: Storage, buckets: int) -> None:
+    With `keep_open`, its changes stay open between the commits of one process; see `BucketedTable`.
+    """
+
+    def __init__(self, storage: Storage, buckets: int, *, keep_open: bool = False) -> None:
         self.name = PurePosixPath(storage.address).name
         self.buckets = buckets
-        self.changes = BucketedTable(storage.folder("changes"))
+        self.changes = BucketedTable(storage.folder("changes"), keep_open=keep_open)
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
         # The row events, if they were requested: `writetime.row_events.stream`.
         self.row_events = BucketedTable(storage.folder("row_events"))
+
+    def with_buckets(self, buckets: int) -> "LakeTable":
+        """Return the same table, with this number of buckets, and with what stays open."""
+        found = copy.copy(self)
+        found.buckets = buckets
+        return found
 
     @property
     def parts(self) -> tuple[BucketedTable, ...]:

@@ -108,7 +108,7 @@ class Landing:
         self.topics = topics or Topics(settings)
         self._registry = registry_of(settings)
         self._watermark_micros = min(_WATERMARK_MICROS, settings.capture.stale_seconds * 1e6 / 3)
-        self._lake = LakeTable(table_storage(settings, table), 0)
+        self._lake = LakeTable(table_storage(settings, table), 0, keep_open=True)
         self._schemas = LakeSchemas(settings, self._lake)
         self._opened: LakeTable | None = None
         # The schemas that the lake's table follows, as of that read of their topic.
@@ -181,7 +181,7 @@ class Landing:
                 "of this Writetime has written to it"
             )
         if self._opened is None or self._opened.buckets != int(now.properties[BUCKETS]):
-            self._opened = open_table(self._settings, self.name)
+            self._opened = self._lake.with_buckets(open_table(self._settings, self.name).buckets)
         table = self._opened
         if _follow_sources(table, now, sources):
             now = table.changes.load()
