@@ -86,19 +86,27 @@ def test_many_rows_are_split_when_they_are_merged(tmp_path: Path, monkeypatch: p
     assert view_rows(views.virtual(table)) == before == view_rows(views.virtual(table, views.time_now()))
 
 
-def test_tombstones_are_dropped_from_files_of_all_buckets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("few", [0, 13, 4096])
+def test_tombstones_are_dropped_beside_files_of_all_buckets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
     table = new_table(tmp_path, buckets=4)
+    monkeypatch.setattr(buckets, "FEW_ROWS", few)
     add(table, rows_of(random.Random(4), 50), 1)
-    state.fold(table)
     deletion = {**write(1, 0, 3), "marker": None, "tombstone": {"write_time": 3, "deletion_time": 0}}
-    add(table, [deletion, write(20_000, 0, 4, v="x")], 2)
+    add(table, [deletion], 2)
     state.fold(table)
+    monkeypatch.setattr(buckets, "FEW_ROWS", 4096)
+    add(table, [write(id_, 0, 4, v="x") for id_ in range(20_000, 20_009)], 3)
+    state.fold(table)
+    assert table.state.load().files[0].bucket == ALL
+    monkeypatch.setattr(buckets, "FEW_ROWS", few)
     before = view_rows(views.virtual(table))
-    assert state.drop_tombstones(table, 4) > 0
+    assert state.drop_tombstones(table, 4) == {0: 1, 13: 4, 4096: 1}[few]
     assert state.count_tombstones(table, table.state.load()) == 0
     assert view_rows(views.virtual(table)) == before
     # A late write under the dropped tombstone does not come back, and rows of other buckets are not affected.
-    add(table, [write(1, 0, 2, v="zombie"), write(30_000, 0, 2, v="late")], 3)
+    add(table, [write(1, 0, 2, v="zombie"), write(30_000, 0, 2, v="late")], 4)
     found = view_rows(views.virtual(table))
     assert len(found) == len(before) + 1
     assert not any(row["v"] == "zombie" for row in found)

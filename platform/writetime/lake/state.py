@@ -153,11 +153,14 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
         return may_hold(table.state.storage, file, DELETED, horizon // 1_000_000)
 
     old = {file.path for file in state.files if has_any(file)}
-    chosen = {b: levels for b, levels in state.by_bucket.items() if any(f.path in old for f in levels)}
+    if old and len(together(state.by_bucket, table.buckets)) == 1:
+        chosen = {ALL: state.files}
+    else:
+        chosen = {b: levels for b, levels in state.by_bucket.items() if any(f.path in old for f in levels)}
     removed = {f.path: f for levels in chosen.values() for f in levels}
     # Levels of all buckets leave the table, so the other buckets get their rows as levels of their own.
     shared = [f for f in removed.values() if f.bucket == ALL]
-    others = {b: shared for b in state.by_bucket if b not in chosen and shared}
+    others = {b: shared for b in state.by_bucket if shared and chosen.keys().isdisjoint({b, ALL})}
     merged = _merged(table, table.state.storage, chosen, schema, run, horizon=horizon)
     merged += _merged(table, table.state.storage, others, schema, run)
     also = {FOLDED: folded, HORIZON: horizon}
