@@ -6,13 +6,15 @@ finds its own number there has nothing left to do, and of two that commit at onc
 
 import json
 import random
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyarrow import fs
 
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.extras import WhenUsed
@@ -34,7 +36,10 @@ FORMAT = "writetime.format"
 # length of the log.
 _CHECKPOINT = {"delta.checkpointInterval": "20"}
 _ATTEMPTS = 20
-# Every commit that removes files has this application id: Delta itself accepts two that remove the same files.
+# Of the Delta protocol: a commit, and a checkpoint in one file, which is how delta-rs writes them.
+_LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
+# Every commit that removes files has this application id, so that Delta rejects all but one of those that are made at
+# once. Delta itself accepts two that remove the same files.
 _REWRITE = "writetime-rewrite"
 
 
@@ -291,7 +296,8 @@ class BucketedTable:
             also: numbers to keep with the commit, by application id.
 
         Raises:
-            Conflict: the table has been rewritten since `before`. Files that were appended since do no harm.
+            Conflict: one of the files, or one of the numbers, has been replaced since `before`. Other commits since do
+                no harm.
         """
         milliseconds = int(time.time() * 1000)
         removed = [
@@ -299,7 +305,8 @@ class BucketedTable:
             for f in remove
         ]
         actions = [_added(f, data_change) for f in add] + removed
-        self._retry(lambda: self._rewrite(before, actions, also or {}, info or {}))
+        paths = {f.path for f in remove}
+        self._retry(lambda: self._rewrite(before, paths, actions, also or {}, info=info or {}))
 
     def replace(
         self, before: TableVersion, add: Sequence[WrittenFile], schema: pa.Schema, also: Mapping[str, int]
@@ -313,25 +320,31 @@ class BucketedTable:
             also: as for `rewrite`.
 
         Raises:
-            Conflict: as `rewrite` raises it.
+            Conflict: the table has been rewritten since `before`.
         """
         actions = [_added(f, data_change=True) for f in add]
         fields = deltalake.Schema.from_arrow(pa.schema([(PARTITION, pa.int32()), *schema]))
-        self._retry(lambda: self._rewrite(before, actions, also, {}, fields))
+        self._retry(lambda: self._rewrite(before, set(), actions, also, fields=fields))
 
     def _rewrite(
         self,
         before: TableVersion,
+        removed: Set[str],
         actions: "Sequence[transaction.AddAction | transaction.RemoveAction]",
         also: Mapping[str, int],
-        info: Mapping[str, object],
+        *,
+        info: Mapping[str, object] | None = None,
         fields: "deltalake.Schema | None" = None,
     ) -> bool:
         now = self.load()
-        if any(now.transaction(app_id) != before.transaction(app_id) for app_id in (_REWRITE, *also)):
+        if any(now.transaction(app_id) != before.transaction(app_id) for app_id in also):
             raise _conflict(self.storage)
-        number = (before.transaction(_REWRITE) or 0) + 1
-        self._commit(now, actions, _transactions({_REWRITE: number, **also}), info, fields)
+        if now.transaction(_REWRITE) != before.transaction(_REWRITE) and not (
+            removed and removed <= {file.path for file in now.files}
+        ):
+            raise _conflict(self.storage)
+        number = (now.transaction(_REWRITE) or 0) + 1
+        self._commit(now, actions, _transactions({_REWRITE: number, **also}), info or {}, fields)
         return True
 
     def _commit(
@@ -380,6 +393,34 @@ class BucketedTable:
         """
         actions = [json.loads(line) for line in (self._commit_of(version) or b"").splitlines() if line]
         return {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
+
+    def trim_log(self, keep_from: int, hours: float, most_hours: float) -> int:
+        """Delete old commits and checkpoints; return how many files they were. A stream commits each second, and each
+        commit would be listed for ever otherwise.
+
+        Args:
+            keep_from: versions from this one on can still be opened.
+            hours: so can versions that were the newest one within these hours.
+            most_hours: but none from before these hours.
+        """
+        filesystem = self.storage.filesystem()
+        found = [
+            (int(match[1]), match[2] == "checkpoint.parquet", info)
+            for info in filesystem.get_file_info(fs.FileSelector("_delta_log"))
+            if (match := _LOG_FILE.fullmatch(info.base_name))
+        ]
+        now, hour = time.time_ns(), 3_600_000_000_000
+        until, always = now - round(hours * hour), now - round(most_hours * hour)
+
+        def is_start(version: int, at: int) -> bool:
+            return at <= always or (at <= until and version <= keep_from)
+
+        first = max((v for v, whole, info in found if whole and is_start(v, info.mtime_ns)), default=0)
+        # In order, so that a reader never finds a gap behind a checkpoint.
+        gone = sorted((v, info.path) for v, _, info in found if v < first)
+        for _, path in gone:
+            filesystem.delete_file(path)
+        return len(gone)
 
     def add_fields(self, schema: pa.Schema) -> None:
         """Add the fields, including nested ones, that the table does not have; they read as null in files written

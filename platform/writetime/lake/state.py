@@ -30,8 +30,9 @@ FOLDED = "changes"
 FAN = 4
 _SMALLEST = 1 << 16
 
-# The name of a file of merged history: `base-<version>-...`, the version of `changes` that it holds completely.
-BASE = "base-"
+# The names of files of merged history, and of files of several batches (`packing`): `base-<version>-...` and
+# `packed-<version>-...`. They hold no more than this version of `changes`.
+BASE, PACKED = "base-", "packed-"
 
 
 def folded_version(state: TableVersion) -> int | None:
@@ -94,7 +95,7 @@ def _known(table: LakeTable, version: int) -> set[str]:
 
 def _holds_no_more_than(file: DataFile, version: int) -> bool:
     name = file.path.rsplit("/", 1)[-1]
-    return name.startswith(BASE) and int(name.split("-")[1]) <= version
+    return name.startswith((BASE, PACKED)) and int(name.split("-")[1]) <= version
 
 
 def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
@@ -223,21 +224,21 @@ def _merged(
     return [level for levels in run(run_merge, tasks) for level in levels]
 
 
-def levels_to_fold(levels: Sequence[DataFile]) -> list[DataFile]:
-    """Return the levels of a bucket to fold into one: those of a size of which there are `FAN`, and all smaller ones.
+def levels_to_fold(levels: Sequence[DataFile], fan: int = FAN) -> list[DataFile]:
+    """Return the levels of a bucket to fold into one: those of a size of which there are `fan`, and all smaller ones.
 
-    Sizes are in classes, each `FAN` times the one before. The result of the fold counts in its own class at once.
+    Sizes are in classes, each `fan` times the one before. The result of the fold counts in its own class at once.
     """
     by_size = sorted(levels, key=lambda f: f.size)
     chosen = 0
-    for size_class, group in groupby(by_size, key=lambda f: _class(f.size)):
+    for size_class, group in groupby(by_size, key=lambda f: _class(f.size, fan)):
         count = len(list(group))
-        start = sum(_class(f.size) < size_class for f in by_size)
+        start = sum(_class(f.size, fan) < size_class for f in by_size)
         folded = sum(f.size for f in by_size[:chosen])
-        if count + (chosen > 0 and _class(folded) == size_class) >= FAN:
+        if count + (chosen > 0 and _class(folded, fan) == size_class) >= fan:
             chosen = start + count
     return by_size[:chosen]
 
 
-def _class(size: int) -> int:
-    return max(0, math.ceil(math.log(max(size, 1) / _SMALLEST, FAN)))
+def _class(size: int, fan: int) -> int:
+    return max(0, math.ceil(math.log(max(size, 1) / _SMALLEST, fan)))

@@ -30,6 +30,9 @@ from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import SchemaError, TableSchema, is_later
 
 SCHEMA = "writetime.schema"
+# How long a checkpoint of `changes` lists files that were removed (`retention.trim_stream`). A stream removes thousands
+# per hour, and each checkpoint has them all.
+_REMOVED = {"delta.deletedFileRetentionDuration": "interval 2 hours"}
 # Transactions of the parts: the number of the table's generation (`lake.generation`), and the number of the generation
 # in which a table was created with the name of an earlier one, 0 for the first.
 GENERATION, CREATED = "generation", "created"
@@ -202,7 +205,7 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     table = LakeTable(storage, buckets)
     labels = extend({}, schema.columns)
     made = labelled(schema, labels)
-    properties = {SCHEMA: _text(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
+    properties = {**_REMOVED, SCHEMA: _text(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
     # `changes` last: a table exists once all of its parts do.
     table.view.create(view_schema(made), buckets, {})
     table.state.create(change_schema(made), buckets, {})

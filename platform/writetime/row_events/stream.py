@@ -20,6 +20,7 @@ from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion
 from writetime.lake.horizon import horizon_of
 from writetime.lake.merging import Runner, Source
 from writetime.lake.parquet import WrittenFile, read_file, write_rows
+from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
 from writetime.lake.state import Staged, completed, files_since, folded_version, generation_of, pending, together
 from writetime.lake.storage import Storage
 from writetime.lake.table import CREATED, LakeTable, created_of
@@ -30,9 +31,7 @@ from writetime.row_events.events import Batch, event_schema, fitted_rows, row_ev
 from writetime.row_events.touched import expiring_tokens, merge_touched
 from writetime.schema.table import TableSchema
 
-SEQUENCE, GENERATION, CHANGES, STATE, AS_OF = (
-    f"row_events/{name}" for name in ("sequence", "generation", "changes", "state", "as_of")
-)
+SEQUENCE, GENERATION, AS_OF = (f"row_events/{name}" for name in ("sequence", "generation", "as_of"))
 PREFIX = "batch-"
 
 
@@ -48,8 +47,8 @@ class Position:
         """Return the numbers that a commit records, except for the batch's number."""
         return {
             GENERATION: self.batch.generation,
-            CHANGES: self.changes,
-            STATE: self.state,
+            ROWS_CHANGES: self.changes,
+            ROWS_STATE: self.state,
             AS_OF: self.batch.as_of,
         }
 
@@ -128,7 +127,7 @@ def has_other_table(table: LakeTable) -> bool:
 
 def position_of(stream: TableVersion) -> Position | None:
     """Return the position of the stream; None before its first batch."""
-    numbers = [stream.transaction(name) for name in (GENERATION, SEQUENCE, AS_OF, CHANGES, STATE)]
+    numbers = [stream.transaction(name) for name in (GENERATION, SEQUENCE, AS_OF, ROWS_CHANGES, ROWS_STATE)]
     if any(number is None for number in numbers):
         return None
     generation, sequence, as_of, changes, state = (number or 0 for number in numbers)
