@@ -14,16 +14,16 @@ from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.workqueue import faults, handling, running, shards
-from writetime.workqueue.buckets import Buckets
-from writetime.workqueue.deadletters import dead_letters, redrive
+from writetime.workqueue.bucket_life import Buckets
+from writetime.workqueue.dead_items import dead_letters, redrive
 from writetime.workqueue.enqueue import Enqueuer, NewItem
 from writetime.workqueue.inspect import inspect, worker_faults
 from writetime.workqueue.items import bucket_of, first_id, shard_of
+from writetime.workqueue.queue_tables import Tables
 from writetime.workqueue.reader import Reader
 from writetime.workqueue.runner import ShardRunner
 from writetime.workqueue.running import Running
 from writetime.workqueue.shards import Shares
-from writetime.workqueue.tables import Tables
 from writetime.workqueue.worker import Worker
 
 SHARDS = 2

@@ -13,7 +13,7 @@ from writetime.core.config import Settings
 from writetime.lake.storage import lake_storage
 from writetime.workqueue.items import Place, Status
 from writetime.workqueue.partition import LAST_ID, NO_ID
-from writetime.workqueue.tables import BucketRow, Tables
+from writetime.workqueue.queue_tables import BucketRow, Tables
 
 
 @dataclass(frozen=True)

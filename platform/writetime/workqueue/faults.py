@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from writetime.core.errors import WritetimeError, reason_of
-from writetime.workqueue.metrics import QueueMetrics
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.worker_metrics import QueueMetrics
 
 log = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import REST_SECONDS, TRIES, Faults
 from writetime.workqueue.handling import Handler, handle
 from writetime.workqueue.items import Entry, Status, time_of
-from writetime.workqueue.metrics import QueueMetrics, WorkerMetrics
 from writetime.workqueue.partition import Fenced
+from writetime.workqueue.queue_tables import Tables
 from writetime.workqueue.runner import ShardRunner
 from writetime.workqueue.shards import Hold, Shares
 from writetime.workqueue.statements import Unknown
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.worker_metrics import QueueMetrics, WorkerMetrics
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from typing import Any
 from writetime.core.errors import reason_of
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import REST_SECONDS, Faults
+from writetime.workqueue.queue_tables import ShardRow
 from writetime.workqueue.statements import Unknown
-from writetime.workqueue.tables import ShardRow
 
 log = logging.getLogger(__name__)
 

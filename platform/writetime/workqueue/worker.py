@@ -18,9 +18,9 @@ from functools import partial
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.workqueue.hints import Hint
-from writetime.workqueue.metrics import WorkerMetrics
+from writetime.workqueue.queue_tables import Tables
 from writetime.workqueue.running import Handler, Running
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.worker_metrics import WorkerMetrics
 
 
 class Worker:
