@@ -19,7 +19,7 @@ from writetime.changes.position import PARTITION_POSITION, STATIC_POSITION, posi
 from writetime.core.arrow import pc
 from writetime.core.instants import UUID_EPOCH
 from writetime.merge import merge
-from writetime.merge.values import plain
+from writetime.merge.value_order import plain
 from writetime.schema.columnar import decode
 from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema
