@@ -35,7 +35,6 @@ from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.lake.generation import Truncation
 from writetime.schema.table import TableSchema
-from writetime.scylla_cdc.checking import ImageCheck
 from writetime.scylla_cdc.findings import IN_SNAPSHOT
 from writetime.scylla_cdc.late import LateRows, LateStep
 from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError
@@ -49,6 +48,7 @@ from writetime.scylla_cdc.offsets import (
     snapshot_of,
 )
 from writetime.scylla_cdc.pages import Pages
+from writetime.scylla_cdc.postimages import ImageCheck
 from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
 from writetime.wire.topics import changes_topic
 from writetime.wire.watermarks import SourceMarks, TableMark

@@ -25,8 +25,8 @@ from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 from writetime.scylla_cdc import log as L
+from writetime.scylla_cdc.column_history import History
 from writetime.scylla_cdc.deltas import Rows
-from writetime.scylla_cdc.history import History
 
 _KINDS = {L.PREIMAGE: "preimage", L.POSTIMAGE: "postimage"}
 
