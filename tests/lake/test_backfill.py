@@ -24,7 +24,7 @@ from writetime.lake.spark import append_frame, in_spark
 from writetime.lake.table import create_table
 from writetime.schema.system import read_schema
 from writetime.sources.sstable import SSTableSource
-from writetime.storage.errors import CorruptFile
+from writetime.storage.file_errors import CorruptFile
 
 
 def corrupt(folder: Path) -> tuple[Path, bytes]:

@@ -41,7 +41,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.lake.generation import Truncation
-from writetime.storage.errors import Missing, Unsupported
+from writetime.storage.file_errors import Missing, Unsupported
 from writetime.storage.segment import END, Segment, list_segments
 from writetime.wire.watermarks import SourceMarks, TableMark
 

@@ -31,7 +31,7 @@ from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, conne
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.lake.merging import Runner
-from writetime.storage.errors import Missing, StorageError
+from writetime.storage.file_errors import Missing, StorageError
 from writetime.storage.segment import END, Segment, list_segments
 from writetime.wire.publishing import Refused
 

@@ -12,7 +12,7 @@ from writetime.capture.progress import SegmentProgress
 from writetime.capture.publisher import ChangePublisher, Sent
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import count_mutations
-from writetime.storage.errors import StorageError
+from writetime.storage.file_errors import StorageError
 from writetime.storage.segment import END, Segment
 
 log = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ from writetime.core.errors import WritetimeError, reason_of
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.values import BadValue
 from writetime.storage.batch import Origin
-from writetime.storage.errors import Missing, StorageError
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.file_errors import Missing, StorageError
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.split import Split
 from writetime.storage.sstable import SSTable
 
