@@ -31,7 +31,7 @@ from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark import in_spark
 from writetime.lake.table import open_table, view_schema
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.checks import from_unfit
 from writetime_dagster.assets.failures import by_kind

@@ -35,7 +35,7 @@ from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.landing.landing import Landing
 from writetime.row_events import publish, stream
 from writetime.schema.text import bytes_of_text
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 from writetime.wire.topics import row_events_topic
 
 LAST = (1 << 63) - 1

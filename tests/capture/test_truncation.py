@@ -17,7 +17,7 @@ from writetime.lake.horizon import captured_until
 from writetime.lake.table import LakeTable, open_table
 from writetime.landing.landing import Landing
 from writetime.row_events import stream
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 
 FUTURE = "USING TIMESTAMP 4000000000000000"
 

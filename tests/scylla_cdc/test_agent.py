@@ -46,7 +46,7 @@ from writetime.landing.landing import Landing
 from writetime.scylla_cdc.offsets import Offset
 from writetime.scylla_cdc.source import CdcSource
 from writetime.servers.process import free_port
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 from writetime.wire.watermarks import WatermarkTopic, statuses
 
 
