@@ -23,7 +23,7 @@ from dagster import (
     multi_observable_source_asset,
 )
 
-from writetime.capture.metrics import summary
+from writetime.capture.agent_metrics import summary
 from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.clients.topic_retention import waiting_too_long
 from writetime.lake.followed_tables import FollowedTable

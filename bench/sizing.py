@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.row_events import SCHEMA, tokens_of, updates
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.core import config
 from writetime.lake.table import open_table
 from writetime.landing.landing import Landing

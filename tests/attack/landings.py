@@ -25,7 +25,7 @@ from tests.attack import hostile
 from tests.attack.command import numbers
 from tests.attack.watched import Limits
 from tests.support.made import cell
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.changes.model import change_schema, field_name
 from writetime.changes.position import AT, position_encoder
 from writetime.clients.kafka import client_config

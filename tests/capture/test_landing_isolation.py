@@ -21,7 +21,7 @@ from confluent_kafka import Message, Producer
 from tests.capture.agents import count
 from tests.support.made import SCHEMA, batch, write
 from tests.support.status import status_lines
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.cli.main import main
 from writetime.cli.screen import Entries, fit
 from writetime.cli.status import status_parts

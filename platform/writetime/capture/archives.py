@@ -21,12 +21,12 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.decoding import Decoder
 from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.capture.handover import hand_over, unbalanced
+from writetime.capture.node_schemas import FixedSchemas, Node, SchemaWatch, Tables
 from writetime.capture.progress import SegmentProgress
-from writetime.capture.publisher import ChangePublisher
-from writetime.capture.schemas import FixedSchemas, Node, SchemaWatch, Tables
 from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, connect, driver_reason
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of

@@ -21,10 +21,10 @@ from uuid import UUID
 
 from cassandra.cluster import Session
 
+from writetime.capture.agent_metrics import AgentMetrics, Lag, counts_of, write_status
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.durable import lock_folder, read_json, write_json
-from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
-from writetime.capture.publisher import ChangePublisher
-from writetime.capture.schemas import SchemaEvents
+from writetime.capture.node_schemas import SchemaEvents
 from writetime.capture.snapshots import Snapshots
 from writetime.capture.taking import NamedTaker
 from writetime.capture.truncations import read_cluster_truncations

@@ -23,9 +23,9 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from writetime.capture.agent_metrics import AgentMetrics, counts_of
+from writetime.capture.change_publisher import ChangePublisher, Unpublishable
 from writetime.capture.durable import read_json, write_json
-from writetime.capture.metrics import AgentMetrics, counts_of
-from writetime.capture.publisher import ChangePublisher, Unpublishable
 from writetime.capture.taking import Taker
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of

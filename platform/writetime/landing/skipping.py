@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaException, Message, Producer
 
-from writetime.capture.publisher import MAX_MESSAGE_BYTES
+from writetime.capture.change_publisher import MAX_MESSAGE_BYTES
 from writetime.clients.kafka import (
     TIMEOUT_SECONDS,
     UnreadableHeaders,
