@@ -46,7 +46,7 @@ from writetime.clients import quality
 from writetime.clients.quality import gxe
 from writetime.core.errors import WritetimeError
 from writetime.replay import advance, check, extent, lag, sealed, trim
-from writetime.replay.rows import SCHEMA, read
+from writetime.replay.batch_rows import SCHEMA, read
 from writetime_dagster.assets.automation import is_under_way, on_schedule
 from writetime_dagster.assets.checks import from_findings
 from writetime_dagster.assets.failures import apart, by_kind
