@@ -29,7 +29,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
 from writetime.lake.buckets import buckets_of_share
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import create_table
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.failures import by_kind

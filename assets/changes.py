@@ -24,7 +24,7 @@ from writetime.changes.model import change_schema
 from writetime.lake import state
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.horizon import captured_until, horizon_of
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import LakeTable, is_in_lake, open_table, table_storage
 from writetime.landing.following import reported
 from writetime.landing.landing import Landing, is_published, not_landed

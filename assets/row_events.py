@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from writetime.clients.kafka import end_offsets, topic_names
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table
 from writetime.row_events.events import KINDS, event_schema
 from writetime.row_events.publish import not_published, publish, published_since

@@ -29,7 +29,7 @@ from writetime.core.errors import Transient
 from writetime.lake import views
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table, view_schema
 from writetime.verify.comparison import verify
 from writetime_dagster.assets import expectations

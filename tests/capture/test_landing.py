@@ -22,7 +22,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.delta import BucketedTable
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table
 from writetime.landing import landing
 from writetime.landing.landing import Landing, captured_tables, not_landed

@@ -28,8 +28,8 @@ from writetime.clients.kafka import (
 from writetime.core.config import Settings
 from writetime.lake.buckets import partition_of_bucket
 from writetime.lake.delta import DataFile, TableVersion
+from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import conform
-from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.row_events.events import event_schema
 from writetime.row_events.messages import encode_events, event_avro
