@@ -7,7 +7,7 @@ from functools import partial
 import click
 import pyarrow as pa
 
-from writetime.cli.text import print_table
+from writetime.cli.text_tables import print_table
 from writetime.core import config
 from writetime.core.printing import json_line, json_value
 from writetime.lake import state, views
