@@ -26,7 +26,7 @@ from writetime.lake.table import open_table
 from writetime.row_events.events import KINDS, event_schema
 from writetime.row_events.publish import not_published, publish, published_since
 from writetime.row_events.stream import extend
-from writetime.wire.topics import row_events_topic
+from writetime.wire.topic_names import row_events_topic
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of

@@ -23,7 +23,7 @@ from writetime.lake.table import open_table
 from writetime.landing.landing import Landing
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 
 REPLICAS = 3
 # The share of a core that is used, so that late work catches up: at half, an hour's outage is made up in an hour.

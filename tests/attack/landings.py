@@ -51,7 +51,7 @@ from writetime.storage.kernel.primitives import token
 from writetime.wire import watermarks
 from writetime.wire.change_messages import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
 from writetime.wire.publishing import SCHEMAS_TOPIC, Sender
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, SourceMarks, TableMark, ensure_watermarks_topic
 
 # The lake and Arrow reserve more than they touch.

@@ -28,7 +28,7 @@ from writetime.schema.cql import parse_table
 from writetime.storage.batch import BatchMaker
 from writetime.storage.segment import Segment, find_segments
 from writetime.wire.change_messages import ChangeEncoder
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 
 _TABLE = "(k int PRIMARY KEY, v int) WITH cdc = true"
 # What is wrong with this value, and with this table.

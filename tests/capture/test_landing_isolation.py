@@ -63,7 +63,7 @@ from writetime.scylla_cdc.findings import (
 from writetime.wire import publishing, watermarks
 from writetime.wire.change_messages import change_avro
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
-from writetime.wire.topics import changes_topic, dead_changes_topic
+from writetime.wire.topic_names import changes_topic, dead_changes_topic
 from writetime.wire.watermarks import (
     WATERMARKS_TOPIC,
     LandingReport,

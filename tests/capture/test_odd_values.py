@@ -36,7 +36,7 @@ from writetime.landing.landing import Landing
 from writetime.row_events import publish, stream
 from writetime.schema.text import bytes_of_text
 from writetime.verify.comparison import verify
-from writetime.wire.topics import row_events_topic
+from writetime.wire.topic_names import row_events_topic
 
 LAST = (1 << 63) - 1
 # Milliseconds: the ends of CQL's range, and of what microseconds hold.

@@ -24,7 +24,7 @@ from writetime.cli.main import main
 from writetime.clients.kafka import client_config, ensure_topics
 from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import statuses
 
 

@@ -49,7 +49,7 @@ from writetime.row_events import publish, stream
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.verify.comparison import verify
-from writetime.wire.topics import changes_topic, row_events_topic
+from writetime.wire.topic_names import changes_topic, row_events_topic
 from writetime.wire.watermarks import WatermarkTopic
 
 _PATIENCE_SECONDS = 240.0

@@ -50,7 +50,7 @@ from writetime.scylla_cdc.offsets import (
 from writetime.scylla_cdc.pages import Pages
 from writetime.scylla_cdc.postimages import ImageCheck
 from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import SourceMarks, TableMark
 
 log = logging.getLogger(__name__)

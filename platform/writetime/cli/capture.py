@@ -18,7 +18,7 @@ from writetime.landing.following import Tables
 from writetime.landing.forgetting import find_traces
 from writetime.landing.landing_metrics import LandingMetrics
 from writetime.landing.skipping import MessagePlace, skip
-from writetime.wire.topics import dead_changes_topic
+from writetime.wire.topic_names import dead_changes_topic
 from writetime.wire.watermarks import retire as retire_source
 
 

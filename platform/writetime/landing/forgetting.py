@@ -20,7 +20,7 @@ from writetime.lake.table import table_storage
 from writetime.schema.stored import from_json
 from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
-from writetime.wire.topics import changes_topic, dead_changes_topic, row_events_topic
+from writetime.wire.topic_names import changes_topic, dead_changes_topic, row_events_topic
 from writetime.wire.watermarks import WatermarkTopic, send_report
 
 

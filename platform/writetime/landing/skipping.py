@@ -29,7 +29,7 @@ from writetime.lake.delta import TableVersion
 from writetime.lake.horizon import newest_snapshot, registered_sources
 from writetime.lake.table import LakeTable, table_storage
 from writetime.lake.views import time_now
-from writetime.wire.topics import changes_topic, dead_changes_topic
+from writetime.wire.topic_names import changes_topic, dead_changes_topic
 from writetime.wire.watermarks import SourceMarks
 
 _PROPERTY = "writetime.skip."

@@ -36,7 +36,7 @@ from writetime.row_events.messages import encode_events, event_avro
 from writetime.row_events.stream import batch_files, has_other_table
 from writetime.schema.table import TableSchema
 from writetime.wire.publishing import Sender, ensure_schemas_topic
-from writetime.wire.topics import row_events_topic
+from writetime.wire.topic_names import row_events_topic
 
 PUBLISHED = "row_events/published"
 # Approximate number of events per transaction: it ends at the end of a part of at most this size.
