@@ -43,7 +43,7 @@ AGENTS = AssetKey(["capture", "agents"])
 commit_logs = AssetSpec(
     COMMIT_LOGS,
     group_name="sources",
-    kinds={"cassandra", "scylladb"},
+    kinds={"cassandra"},
     description="The commit logs of Cassandra's nodes, with the writes to tables with `cdc = true`, or the CDC logs of "
     "ScyllaDB tables.",
     metadata=documents("docs/formats.md", "docs/scylla-cdc.md"),
@@ -125,7 +125,6 @@ def topic(table: FollowedTable) -> AssetsDefinition:
                 deps=[key_of(table.name, "table"), AGENTS],
                 group_name="capture",
                 kinds={"kafka"},
-                owners=table.entry.owners,
                 description=f"The changes that agents publish to the topic `{changes_topic(table.name)}`: "
                 "each write with its write times, keyed and ordered by the partition key.",
                 metadata=documents("docs/capture.md"),

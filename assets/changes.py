@@ -47,7 +47,6 @@ def landed(table: FollowedTable) -> AssetsDefinition:
         deps=[key_of(table.name, "topic")],
         group_name="changes",
         kinds={"spark", "deltalake"},
-        owners=table.entry.owners,
         pool=pool_of(table.name, "changes"),
         metadata=_columns(table) | documents("docs/capture.md", "docs/lake.md"),
         check_specs=[
@@ -173,7 +172,6 @@ def merged(table: FollowedTable) -> AssetsDefinition:
         deps=[key_of(table.name, "backfill"), *([key_of(table.name, "changes")] if table.entry.capture else [])],
         group_name="changes",
         kinds={"spark", "deltalake"},
-        owners=table.entry.owners,
         pool=pool_of(table.name, "state"),
         metadata=_columns(table) | documents("docs/lake.md", "docs/semantics.md"),
         check_specs=[

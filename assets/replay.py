@@ -98,7 +98,7 @@ def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDef
                 source_key(queue),
                 deps=[upstream] if upstream else [],
                 group_name="replay",
-                kinds={"cassandra", "scylladb"},
+                kinds={"cassandra"},
                 description="Batches that `writetime.replay` published, and the progress of the queue's processors.",
             )
         ],

@@ -44,7 +44,6 @@ def events(table: FollowedTable) -> AssetsDefinition:
         deps=[key_of(table.name, "state")],
         group_name="row_events",
         kinds={"spark", "deltalake"},
-        owners=table.entry.owners,
         pool=pool_of(table.name, "row_events"),
         metadata=columns | documents("docs/row-events.md"),
         check_specs=[
@@ -105,7 +104,6 @@ def topic(table: FollowedTable) -> AssetsDefinition:
         deps=[key_of(table.name, "row_events")],
         group_name="row_events",
         kinds={"kafka"},
-        owners=table.entry.owners,
         pool=pool_of(table.name, "row_topic"),
         metadata=documents("docs/row-events.md"),
         check_specs=[

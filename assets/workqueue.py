@@ -54,7 +54,7 @@ _SHOWN = 20
         AssetSpec(
             EVENT_QUEUE,
             group_name="workqueue",
-            kinds={"cassandra", "scylladb"},
+            kinds={"cassandra"},
             description="Work items of all queues, put there by `POST /queues/<queue>/items` or `writetime.workqueue`.",
         )
     ]
