@@ -4,7 +4,6 @@ import dataclasses
 from collections import Counter
 from typing import Any, cast
 
-import great_expectations.expectations as gxe
 import pyarrow as pa
 import pytest
 from dagster import (
@@ -24,6 +23,7 @@ from tests.support.made import SCHEMA, add, batch, write
 from writetime.clients import quality
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
+from writetime.clients.quality import gxe
 from writetime.core.config import Settings, Table
 from writetime.core.errors import WritetimeError
 from writetime.lake.backfill import backfill as run_backfill

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import certifi
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -32,6 +33,15 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def fake() -> Iterator[FakeRegistry]:
     with fake_registry() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _one_authority(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client reads its authorities, and to read those of the system takes longer than most answers."""
+    path = tmp_path_factory.getbasetemp() / "one.crt"
+    end = "-----END CERTIFICATE-----\n"
+    path.write_text(certifi.contents().partition(end)[0] + end)
+    monkeypatch.setenv("WRITETIME_SCHEMA_REGISTRY__TLS_CA_FILE", str(path))
 
 
 def client(url: str, **login: str) -> Registry:
