@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test check coverage test-long test-python test-without-servers test-scylla ui prepared compiled style lint bench clean
+.PHONY: setup instance port demo test check coverage test-long test-python test-without-servers test-scylla ui prepared compiled style lint api bench clean
 
 setup: $(STAMP)
 
@@ -94,6 +94,10 @@ style: setup
 
 lint: style
 	@$(BIN)/python -m tools.audit
+
+# The reference of the Python interface, as HTML in .writetime/api.
+api: setup
+	@$(BIN)/python -m tools.api
 
 # Peers and project in one run on the same data; nothing else should run meanwhile.
 bench: setup

@@ -9,7 +9,7 @@ from tests.support.odd_texts import PIECES
 from writetime.changes.model import change_schema
 from writetime.changes.position import AT, position_encoder
 from writetime.merge.conform import conform
-from writetime.merge.values import comparable, serialised
+from writetime.merge.value_order import comparable, serialised
 from writetime.schema.avro import fingerprint
 from writetime.schema.columnar import decode
 from writetime.schema.cql import parse_table

@@ -28,15 +28,15 @@ from writetime.clients.kafka import (
 from writetime.core.config import Settings
 from writetime.lake.buckets import partition_of_bucket
 from writetime.lake.delta import DataFile, TableVersion
+from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import conform
-from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.row_events.events import event_schema
 from writetime.row_events.messages import encode_events, event_avro
 from writetime.row_events.stream import batch_files, has_other_table
 from writetime.schema.table import TableSchema
 from writetime.wire.publishing import Sender, ensure_schemas_topic
-from writetime.wire.topics import row_events_topic
+from writetime.wire.topic_names import row_events_topic
 
 PUBLISHED = "row_events/published"
 # Approximate number of events per transaction: it ends at the end of a part of at most this size.

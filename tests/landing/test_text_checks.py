@@ -12,7 +12,7 @@ from tests.support.examples import examples
 from tests.support.made import cell
 from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
-from writetime.landing.checking import check_texts
+from writetime.landing.text_checks import check_texts
 from writetime.schema.cql import parse_table
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native
