@@ -21,17 +21,19 @@ from writetime.core.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.servers.process import free_port
 
-# `make test` runs three processes, as tests wait a lot. A folder of tests is one piece of work, as its tests share
-# servers; long ones first.
+# Folders whose tests share servers of their own, or what these have written.
+_WHOLE = {"capture", "cluster", "merge", "scylla_cdc", "security", "storage"}
+
+# `make test` runs three processes, as tests wait a lot; long folders first.
 _LONGEST_FIRST = (
     "capture",
     "assets",
+    "docs",
     "storage",
     "cluster",
     "faults",
     "replay",
     "scylla_cdc",
-    "docs",
     "lake",
     "ingest",
     "http",
@@ -97,18 +99,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     scylla.addoption("--scylla-nodetool", metavar="COMMAND", help="the nodetool of this node, for its snapshots")
 
 
-class FolderScheduling(LoadScopeScheduling):
-    """Gives each folder of tests to one process, or each module if no tests share servers. (Groups by marks, as xdist
-    3.8 has them, are lost on pytest 9.2.)
+class Scheduling(LoadScopeScheduling):
+    """Gives each module to one process, or each whole folder that shares more than all tests do. (Groups by marks, as
+    xdist 3.8 has them, are lost on pytest 9.2.)
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.partition("::")[0] if self.config.getoption("--without-servers") else nodeid.split("/")[1]
+        folder = nodeid.split("/")[1]
+        is_whole = folder in _WHOLE and not self.config.getoption("--without-servers")
+        return folder if is_whole else nodeid.partition("::")[0]
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderScheduling:
-    """Let `pytest -n` keep folders together."""
-    return FolderScheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """Let `pytest -n` keep together what shares servers."""
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
