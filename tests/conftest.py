@@ -52,6 +52,9 @@ _SERVERS = {
     "started",
     "store",
 }
+# Fixtures that start servers for one folder of tests.
+_OWN_SERVERS = {"written"}
+_SECURITY = "tests/security/"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,7 +84,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--long", action="store_true", help="run long tests at their full length")
     parser.addoption("--servers", metavar="DIR", help="use the servers that run in this folder, and leave them running")
-    parser.addoption("--without-servers", action="store_true", help="run tests/security, and tests without servers")
+    parser.addoption("--without-servers", action="store_true", help="run tests that start no server")
+    parser.addoption(
+        "--without-shared-servers",
+        action="store_true",
+        help="run the same, and tests/security and tests/storage, which start their own",
+    )
     scylla = parser.getgroup("scylla", "a running ScyllaDB (see tests/scylla)")
     scylla.addoption("--scylla", metavar="HOST:PORT", help="use this ScyllaDB instead of an embedded Cassandra")
     scylla.addoption("--scylla-tablets", choices=["on", "off"], default="off", help="whether keyspaces use tablets")
@@ -90,10 +98,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class FolderScheduling(LoadScopeScheduling):
-    """Gives each folder of tests to one process. (Groups by marks, as xdist 3.8 has them, are lost on pytest 9.2.)"""
+    """Gives each folder of tests to one process, or each module if no tests share servers. (Groups by marks, as xdist
+    3.8 has them, are lost on pytest 9.2.)
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.split("/")[1]
+        return nodeid.partition("::")[0] if self.config.getoption("--without-servers") else nodeid.split("/")[1]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderScheduling:
@@ -106,7 +116,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--scylla"):
         _leave_out(config, items, lambda item: item.get_closest_marker("cassandra_only") is not None)
     if config.getoption("--without-servers"):
-        _leave_out(config, items, _needs_servers)
+        _leave_out(config, items, lambda item: _starts(item, _SERVERS | _OWN_SERVERS))
+    if config.getoption("--without-shared-servers"):
+        _leave_out(config, items, lambda item: _starts(item, _SERVERS) and not item.nodeid.startswith(_SECURITY))
     places = {part: i for i, part in enumerate(_LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.nodeid.split("/")[1], len(places)))
 
@@ -117,9 +129,8 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], which: Callable[
     config.hook.pytest_deselected(items=left_out)
 
 
-def _needs_servers(item: pytest.Item) -> bool:
-    security = item.nodeid.startswith("tests/security/")
-    return isinstance(item, pytest.Function) and not security and not _SERVERS.isdisjoint(item.fixturenames)
+def _starts(item: pytest.Item, servers: set[str]) -> bool:
+    return isinstance(item, pytest.Function) and not servers.isdisjoint(item.fixturenames)
 
 
 @contextmanager
