@@ -12,7 +12,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import FORMAT, TableVersion
-from writetime.lake.storage import Storage
+from writetime.lake.lake_storage import Storage
 from writetime.lake.table import LakeTable
 
 

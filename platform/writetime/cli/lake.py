@@ -10,7 +10,7 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from writetime.cli.text import print_table
+from writetime.cli.text_tables import print_table
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core import config
 from writetime.core.errors import WritetimeError

@@ -20,8 +20,8 @@ from writetime.core.errors import Transient, WritetimeError
 from writetime.core.extras import WhenUsed
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.lake.buckets import ALL
+from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, WrittenFile
-from writetime.lake.storage import Storage
 
 if TYPE_CHECKING:
     import deltalake

@@ -15,9 +15,9 @@ from writetime.lake.buckets import ALL, are_few, buckets_of
 from writetime.lake.delta import DataFile, TableVersion, by_bucket
 from writetime.lake.history import until
 from writetime.lake.horizon import DELETED, HORIZON, WRITTEN, horizon_of, may_hold
+from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import MergeTask, Runner, Source, run_merge
 from writetime.lake.parquet import WrittenFile, count_values, read_file
-from writetime.lake.storage import Storage
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
 from writetime.schema.table import TableSchema
 
