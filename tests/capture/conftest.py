@@ -24,10 +24,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
 
 
 @pytest.fixture
-def captured(node: FormatServer, server_settings: Settings, tmp_path: Path) -> Iterator[Captured]:
+def captured(node: FormatServer, kafka: Settings, tmp_path: Path) -> Iterator[Captured]:
     """A keyspace that is captured, until the test ends: else each agent would have the tables of all tests before."""
-    cassandra = server_settings.cassandra.model_copy(update={"port": node.port})
-    settings = server_settings.model_copy(
+    cassandra = kafka.cassandra.model_copy(update={"port": node.port})
+    settings = kafka.model_copy(
         update={"cassandra": cassandra, "capture": Capture(state_dir=tmp_path / "state", snapshot="schema-only")}
     )
     made = Captured(node, settings, f"c{uuid.uuid4().hex[:10]}", tmp_path)

@@ -43,9 +43,9 @@ Serve = Callable[..., "Running"]
 
 
 @pytest.fixture(scope="module")
-def broker(server_settings: Settings) -> Settings:
+def broker(kafka: Settings) -> Settings:
     """Settings with a topic for this module's tests."""
-    settings = changed(server_settings, topic=f"ingress-{uuid.uuid4().hex[:8]}", port=0)
+    settings = changed(kafka, topic=f"ingress-{uuid.uuid4().hex[:8]}", port=0)
     ensure_topics(settings, {settings.ingest.topic: {}}, partitions=4)
     return settings
 
