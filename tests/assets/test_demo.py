@@ -16,6 +16,12 @@ from tests.support.settings import write_settings
 from writetime.core.config import Settings
 
 ROOT = Path(__file__).parents[2]
+# All runs in the process of the web server, and so with one Spark. tests/assets/test_daemon.py has runs in workers.
+IN_ONE_PROCESS = """
+run_launcher:
+  module: tests.support.run_launcher
+  class: ThreadRunLauncher
+"""
 
 
 @pytest.fixture
@@ -44,7 +50,7 @@ def own(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
 def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
     home = tmp_path / "state" / "dagster"
     home.mkdir(parents=True)
-    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + IN_ONE_PROCESS)
     environment = {**os.environ, "DAGSTER_HOME": str(home), "DEMO_FLIGHTS": "400", "PYTHONFAULTHANDLER": "1"}
     demo = subprocess.Popen(
         [sys.executable, "-m", "demo"],
