@@ -1,4 +1,4 @@
-"""`make demo`, small: real runs through Dagster's run worker, the process that the web UI and the daemon start."""
+"""`make demo`, small, with all runs in the process of the web server that launches them."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from tests.support.settings import write_settings
 from writetime.core.config import Settings
 
 ROOT = Path(__file__).parents[2]
-# All runs in the process of the web server, and so with one Spark. tests/assets/test_daemon.py has runs in workers.
+# They share imports and the Java of Spark. tests/assets/test_daemon.py has runs in workers, as `make demo` itself.
 IN_ONE_PROCESS = """
 run_launcher:
   module: tests.support.run_launcher
@@ -44,7 +44,7 @@ def own(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
     client.close()
 
 
-# Eight runs of Dagster, each with a Spark of its own, beside other tests.
+# Eight runs of Dagster, beside other tests.
 @pytest.mark.usefixtures("queue_tables")
 @pytest.mark.timeout(1500)
 def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
