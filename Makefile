@@ -53,7 +53,7 @@ check: prepared
 coverage: compiled
 	@$(PYTEST) --without-servers --ignore tests/security --cov --cov-report term
 
-# The same as `make test`, with the long tests of faults at their full length.
+# The same as `make test`, with long tests of faults at their full length, and all examples of tests of properties.
 test-long: prepared
 	@$(PYTEST) --long
 

@@ -62,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     no_proof = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
     os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1 {no_proof}")
+    if config.getoption("--long"):
+        os.environ["LONG_TESTS"] = "1"
     os.environ["WRITETIME_CONFIG"] = str(Path(__file__).with_name("writetime.toml"))
     config.addinivalue_line(
         "markers", "cassandra_only(reason): needs what only Apache Cassandra has; deselected with --scylla"
@@ -77,7 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="also compare the recordings of a ScyllaDB in this folder (see tests/recorded)",
     )
-    parser.addoption("--long", action="store_true", help="run long tests of faults at their full length")
+    parser.addoption("--long", action="store_true", help="run long tests at their full length")
     parser.addoption("--servers", metavar="DIR", help="use the servers that run in this folder, and leave them running")
     parser.addoption("--without-servers", action="store_true", help="run tests/security, and tests without servers")
     scylla = parser.getgroup("scylla", "a running ScyllaDB (see tests/scylla)")

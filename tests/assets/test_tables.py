@@ -289,12 +289,11 @@ def test_a_table_that_fails_keeps_no_other_from_its_maintenance(
     assert f"{second}: RuntimeError: a bug" in str(failure.event_specific_data)
 
 
-def test_an_unknown_error_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "_SOON_SECONDS", 0)
+def test_an_unknown_error_is_tried_again() -> None:
     tried = []
 
     @asset
-    @failures.by_kind()
+    @failures.by_kind(soon_seconds=0)
     def broken() -> None:
         tried.append(1)
         raise RuntimeError("a bug")

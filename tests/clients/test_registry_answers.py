@@ -9,9 +9,10 @@ from typing import Any
 
 import certifi
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.fake_registry import BAD_ANSWERS, JSON_ANSWERS, Answer, FakeRegistry, answer, error, fake_registry
 from tests.support.waiting import wait_for
 from writetime.clients import schema_registry
@@ -186,7 +187,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([200, 201, 202, 299, 304, 400, 404, 418, 500, 599]), JSON)
 def test_any_json_is_an_answer_or_an_error(fake: FakeRegistry, status: int, content: Any) -> None:
     fake.instead = lambda m, path: answer(json.dumps(content).encode(), status)

@@ -1,9 +1,10 @@
 """Text that is not UTF-8: escaped where bytes become text, and restored to the same bytes."""
 
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.odd_texts import PIECES
 from writetime.changes.model import change_schema
 from writetime.changes.position import AT, position_encoder
@@ -19,7 +20,7 @@ from writetime.schema.types import Native, parse_cql
 from writetime.schema.values import decoder
 from writetime.wire.change_messages import ChangeDecoder, ChangeEncoder, change_avro
 
-EXAMPLES = settings(max_examples=300, deadline=None)
+EXAMPLES = examples(300)
 TEXT = Native("text")
 DATA = st.one_of(st.binary(max_size=12), st.lists(st.sampled_from(PIECES), max_size=6).map(b"".join))
 
