@@ -5,7 +5,7 @@ Files are sorted by token, so only the row groups of each file that hold one of 
 searched in the row groups whose statistics allow them, and there only in the columns of expiry.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from writetime.changes.model import change_schema, field_name, udt_fields
 from writetime.core.arrow import mask_of, pc
-from writetime.lake.change_files import open_changes, read_groups
+from writetime.lake.change_files import groups_between, open_changes, read_groups
 from writetime.lake.merging import PORTION_BYTES, Source
 from writetime.lake.parquet import conform
 from writetime.merge import merge
@@ -42,16 +42,16 @@ def expiring_tokens(sources: Iterable[Source], schema: TableSchema, after: int, 
     """
     wanted = expiry_paths(schema)
     found = [np.empty(0, np.int64)]
-    for file in _open(sources):
+    for file, within in _open(sources):
         columns = {c: file.schema.column(c).path for c in range(len(file.schema))}
         times = [c for c, path in columns.items() if path in wanted]
-        groups = [g for g in range(file.num_row_groups) if _may_hold(file.metadata.row_group(g), times, after, until)]
+        groups = [g for g in _groups(file, within) if _may_hold(file.metadata.row_group(g), times, after, until)]
         if groups:
             table = file.read_row_groups(groups, ["token", *(columns[c] for c in times)])
             hit = np.zeros(table.num_rows, bool)
             for column in table.drop_columns(["token"]).columns:
                 hit |= _any_between(column.combine_chunks(), after, until)
-            found.append(table["token"].to_numpy()[hit])
+            found.append(_of_range(table["token"].to_numpy()[hit], within))
     return np.unique(np.concatenate(found))
 
 
@@ -72,24 +72,37 @@ def _cell_paths(cql_type: CqlType) -> list[str]:
 
 
 def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray | None) -> Iterator[pa.Table]:
-    for file in _open(sources):
-        groups = range(file.num_row_groups)
+    for file, within in _open(sources):
+        groups = _groups(file, within)
         if tokens is not None:
             column = next(c for c in range(len(file.schema)) if file.schema.column(c).path == "token")
             groups = [g for g in groups if _has_token(file.metadata.row_group(g), column, tokens)]
         if not groups:
             continue
         table = read_groups(file, groups, wanted.names)
-        if tokens is not None:
-            table = table.filter(pa.array(np.isin(table["token"].to_numpy(), tokens)))
+        if tokens is not None or within is not None:
+            own = table["token"].to_numpy()
+            wanted_rows = np.ones(len(own), bool) if tokens is None else np.isin(own, tokens)
+            if within is not None:
+                wanted_rows &= (own >= within[0]) & (own <= within[1])
+            table = table.filter(pa.array(wanted_rows))
         yield conform(table, wanted, "a file of changes")
 
 
-def _open(sources: Iterable[Source]) -> Iterator[pq.ParquetFile]:
+def _open(sources: Iterable[Source]) -> Iterator[tuple[pq.ParquetFile, tuple[int, int] | None]]:
+    """Yield files, each with the range of the tokens to take from it; None for all."""
     for source in sources:
         for file in source.files:
             with open_changes(source.storage, file.path) as opened:
-                yield opened
+                yield opened, source.tokens_of(file)
+
+
+def _groups(file: pq.ParquetFile, within: tuple[int, int] | None) -> Sequence[int]:
+    return range(file.num_row_groups) if within is None else groups_between(file, *within)
+
+
+def _of_range(tokens: np.ndarray, within: tuple[int, int] | None) -> np.ndarray:
+    return tokens if within is None else tokens[(tokens >= within[0]) & (tokens <= within[1])]
 
 
 def _has_token(group: pq.RowGroupMetaData, column: int, tokens: np.ndarray) -> bool:
