@@ -59,10 +59,10 @@ WRITES = [
 
 @pytest.fixture(scope="module")
 def published(
-    node: FormatServer, server_settings: Settings, tmp_path_factory: pytest.TempPathFactory
+    node: FormatServer, kafka: Settings, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Captured]:
     """A keyspace with these writes, all of them published."""
-    with captured_keyspace(node, server_settings, tmp_path_factory.mktemp("published")) as captured:
+    with captured_keyspace(node, kafka, tmp_path_factory.mktemp("published")) as captured:
         captured.write(*TABLES)
         with captured.agent():
             captured.write(*WRITES)
