@@ -46,6 +46,7 @@ class Running:
         settings: WorkQueue,
         handlers: Mapping[str, Handler],
         name: str,
+        *,
         metrics: WorkerMetrics | None = None,
         pauses: Pauses = PAUSES,
     ) -> None:

@@ -61,7 +61,7 @@ class Worker:
 
     async def _run(self, tables: Tables, stop: threading.Event | None, *, until_idle: bool) -> Counter[str]:
         ended = asyncio.Event()
-        running = Running(tables, self._own, self._handlers, self.name, self._metrics, self._pauses)
+        running = Running(tables, self._own, self._handlers, self.name, metrics=self._metrics, pauses=self._pauses)
         watcher = asyncio.create_task(_watch(stop, ended))
         if self._hint is not None:
             loop = asyncio.get_running_loop()
