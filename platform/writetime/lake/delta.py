@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyarrow.fs import FileType
 
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.extras import WhenUsed
@@ -127,6 +128,12 @@ class BucketedTable:
             raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
         _require_format(self.storage, found.properties.get(FORMAT))
         return found
+
+    def is_newest(self, version: int) -> bool:
+        """Return whether the log has a version, and not the next one. It reads no file of the log."""
+        log = [f"_delta_log/{number:020d}.json" for number in (version, version + 1)]
+        present, next_one = (info.type == FileType.File for info in self.storage.filesystem().get_file_info(log))
+        return present and not next_one
 
     def find(self) -> TableVersion | None:
         """Return the newest version, None if the table has not been created.
