@@ -16,9 +16,9 @@ import pytest
 
 from tests.lookup.conftest import PARTITIONS
 from writetime.lake import views
+from writetime.lake.cache import Cache, open_files
 from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
-from writetime.lookup.cache import Cache
 from writetime.lookup.reading import Reader
 
 
@@ -38,7 +38,15 @@ def tokens(table: LakeTable) -> np.ndarray:
 
 
 def assert_right(table: LakeTable, cache: Cache) -> None:
-    assert Reader(table, cache).rows(tokens(table)).equals(expected(table))
+    """Look all rows up."""
+    assert opened(table, cache).rows(tokens(table)).equals(expected(table))
+
+
+def opened(table: LakeTable, cache: Cache) -> Reader:
+    """A reader of a process that has opened nothing yet."""
+    open_files.close_all()
+    table.cache = cache
+    return Reader(table)
 
 
 def files_of(cache: Cache) -> list[Path]:
@@ -54,7 +62,7 @@ def test_files_are_decoded_once(table: LakeTable, cache: Cache) -> None:
 
 
 def test_a_look_up_decodes_files_of_its_bucket_only(table: LakeTable, cache: Cache) -> None:
-    Reader(table, cache).rows(tokens(table)[:1])
+    opened(table, cache).rows(tokens(table)[:1])
     first = [len(files) for bucket, files in table.state.load().by_bucket.items() if bucket == 0]
     assert 0 < len(files_of(cache)) <= first[0] + 1
 
@@ -80,7 +88,7 @@ def test_damaged_files_are_made_again(table: LakeTable, cache: Cache, damage: st
 
 
 def test_a_cache_that_is_deleted_while_in_use(table: LakeTable, cache: Cache) -> None:
-    reader = Reader(table, cache)
+    reader = opened(table, cache)
     wanted = expected(table)
     for part in np.array_split(tokens(table), 10):
         reader.rows(part)
@@ -107,7 +115,7 @@ def test_the_longest_unused_file_is_deleted(table: LakeTable, cache: Cache) -> N
     file = table.state.load().files[0]
     total = sum(path.stat().st_size for path in files_of(cache))
     elsewhere = Storage(table.state.storage.address + "/../state")
-    replace(cache, limit=total + 3 * file.size - 1).decoded(elsewhere, file)
+    replace(cache, limit=total + 3 * file.size - 1).rows(elsewhere, file, np.array([0]))
     assert not last.exists()
     assert {first, *files} < set(files_of(cache))
 
@@ -138,7 +146,7 @@ def largest_file(size: int) -> Iterator[None]:
 @pytest.mark.parametrize("size", [0, 100, 2000])
 def test_a_full_disk(table: LakeTable, cache: Cache, size: int) -> None:
     wanted = expected(table)
-    found = Reader(table, cache)
+    found = opened(table, cache)
     all_tokens = tokens(table)
     with largest_file(size):
         assert found.rows(all_tokens).equals(wanted)
@@ -149,6 +157,23 @@ def test_a_full_disk(table: LakeTable, cache: Cache, size: int) -> None:
 def _read_often(table: LakeTable, cache: Cache, times: int) -> None:
     for _ in range(times):
         assert_right(table, cache)
+
+
+def test_files_stay_open(table: LakeTable, cache: Cache) -> None:
+    reader = opened(table, cache)
+    wanted = reader.rows(tokens(table))
+    for path in files_of(cache):
+        path.unlink()
+    assert Reader(table).rows(tokens(table)).equals(wanted)
+    assert files_of(cache) == []
+
+
+def test_few_files_stay_open(table: LakeTable, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_files, "MOST_FILES", 1)
+    monkeypatch.setattr(open_files, "MOST_BYTES", 100)
+    for each in (cache, replace(cache, limit=0)):
+        assert_right(table, each)
+        assert_right(table, each)
 
 
 def test_two_processes_at_once(table: LakeTable, cache: Cache) -> None:

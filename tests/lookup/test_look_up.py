@@ -20,7 +20,6 @@ from writetime.lake import state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.table import LakeTable
 from writetime.lookup import reading
-from writetime.lookup.cache import Cache
 from writetime.lookup.keys import keys_of, tokens_of
 from writetime.lookup.reading import Reader
 from writetime.schema.cql import parse_table
@@ -45,14 +44,14 @@ def in_duckdb(rows: pa.Table, where: str) -> list[dict[str, Any]]:
     return found.drop_columns(["row number"]).cast(rows.schema).to_pylist()
 
 
-def by_condition(table: LakeTable, cache: Cache, where: str) -> list[dict[str, Any]] | None:
+def by_condition(table: LakeTable, where: str) -> list[dict[str, Any]] | None:
     """The rows for which a condition is true, by a look-up; None if the condition names no keys."""
     keys = keys_of(where, table.schema())
     if keys is None:
         return None
     tokens = tokens_of(keys, table.schema())
     assert tokens is not None
-    return filtered(Reader(table, cache).rows(tokens), where).to_pylist()
+    return filtered(Reader(table).rows(tokens), where).to_pylist()
 
 
 @_SETTINGS
@@ -87,8 +86,8 @@ _CONDITIONS = st.recursive(
 
 @_SETTINGS
 @given(_CONDITIONS)
-def test_conditions(table: LakeTable, tmp_path: Path, where: str) -> None:
-    found = by_condition(table, Cache(tmp_path / "cache", 1 << 30, smallest=0), where)
+def test_conditions(table: LakeTable, where: str) -> None:
+    found = by_condition(table, where)
     if found is not None:
         assert found == in_duckdb(whole(table), where)
 
@@ -199,15 +198,15 @@ def test_conditions_on_texts(tmp_path: Path, kind: str) -> None:
     table = keyed_table(tmp_path / "lake", [kind])
     for value in [*_KEYS[kind], "nothing", *(text.upper() for text in _KEYS[kind])]:
         where = "k0 = '" + value.replace("'", "''") + "'"
-        found = by_condition(table, Cache(tmp_path / "cache", 1 << 30), where)
+        found = by_condition(table, where)
         if found is None:
             assert kind in ("varint", "decimal", "inet")
         else:
             assert found == in_duckdb(whole(table), where)
 
 
-def test_a_reader_sees_each_commit(table: LakeTable, tmp_path: Path) -> None:
-    reader = Reader(table, Cache(tmp_path / "cache", 1 << 30, smallest=0))
+def test_a_reader_sees_each_commit(table: LakeTable) -> None:
+    reader = Reader(table)
     tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
     for number in range(10, 16):
         assert reader.rows(tokens).equals(whole(table))
@@ -221,7 +220,7 @@ def test_a_reader_sees_each_commit(table: LakeTable, tmp_path: Path) -> None:
 
 
 def test_a_reader_opens_what_changed_only(table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = Reader(table, Cache(tmp_path / "cache", 1 << 30))
+    reader = Reader(table)
     tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
     first = reader.rows(tokens)
 
@@ -244,7 +243,7 @@ def test_expired_data_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     row["marker"] |= {"ttl": 10, "expiry": 1000}
     row["v"] |= {"ttl": 10, "deletion_time": 1000}
     add(table, [row], 1)
-    reader = Reader(table, Cache(tmp_path / "cache", 1 << 30))
+    reader = Reader(table)
     for second, rows in ((999, 1), (1000, 0)):
         monkeypatch.setattr(reading, "time_now", lambda second=second: second * 1_000_000)
         assert reader.rows(np.array([row["token"]])).num_rows == rows

@@ -12,7 +12,6 @@ from writetime.core.instants import parse_instant
 from writetime.lake import table as lake
 from writetime.lake import views
 from writetime.lake.table import LakeTable, view_schema
-from writetime.lookup.cache import Cache
 from writetime.lookup.keys import tokens_of
 from writetime.lookup.reading import Reader
 from writetime.row_events.events import event_schema
@@ -24,9 +23,9 @@ from writetime.schema.table import TableSchema
 class Table:
     """A captured table. Each method reads the lake as it is when it is called."""
 
-    def __init__(self, table: LakeTable, cache: Cache) -> None:
+    def __init__(self, table: LakeTable) -> None:
         self._table = table
-        self._reader = Reader(table, cache)
+        self._reader = Reader(table)
 
     @property
     def name(self) -> str:
@@ -95,5 +94,4 @@ def open_table(name: str, settings: Settings | None = None) -> Table:
     Raises:
         WritetimeError: the lake has no such table.
     """
-    settings = config.load() if settings is None else settings
-    return Table(lake.open_table(settings, name), Cache.of(settings))
+    return Table(lake.open_table(config.load() if settings is None else settings, name))

@@ -16,7 +16,6 @@ from writetime.core.printing import json_line, json_value
 from writetime.lake import views
 from writetime.lake.row_form import warning
 from writetime.lake.table import open_table, view_schema
-from writetime.lookup.cache import Cache
 from writetime.lookup.keys import keys_of, tokens_of
 from writetime.lookup.reading import Reader
 from writetime.schema.names import TakenNames, candidates
@@ -31,17 +30,13 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str) -> None
     """Print the rows of a table as the database would return them for SELECT *. The rows are those of now, or of a past
     time (--as-of).
     """
-    settings = config.load()
-    lake_table = open_table(settings, table)
+    lake_table = open_table(config.load(), table)
     schema = lake_table.schema()
     instant = None if as_of is None else parse_instant(as_of)
     unfit: Counter[str] = Counter()
     keys = keys_of(where, schema) if where and instant is None else None
     tokens = None if keys is None else tokens_of(keys, schema)
-    if tokens is None:
-        parts = views.virtual(lake_table, instant, unfit)
-    else:
-        parts = [Reader(lake_table, Cache.of(settings)).rows(tokens, unfit)]
+    parts = views.virtual(lake_table, instant, unfit) if tokens is None else [Reader(lake_table).rows(tokens, unfit)]
     wanted = (filtered(part, where) for part in parts) if where else parts
     if form == "jsonl":
         _print_lines(wanted)

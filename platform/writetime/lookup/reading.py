@@ -1,7 +1,7 @@
 """Reads the rows of some partitions through the state and the changes that are not folded in yet."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +12,8 @@ from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.parquet import conform
 from writetime.lake.row_form import fit
 from writetime.lake.state import pending
-from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
-from writetime.lookup.cache import Cache
-from writetime.lookup.decoded import Damaged, Decoded
 from writetime.merge import live_rows, merge
 from writetime.schema.table import TableSchema
 
@@ -24,24 +21,22 @@ from writetime.schema.table import TableSchema
 _OPEN_FOR = 600_000_000
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Opened:
-    """A table at its newest version, and the files of it that were used."""
+    """A table at its newest version."""
 
     state: TableVersion
     changes: TableVersion
     schema: TableSchema
     pending: dict[int, list[DataFile]]
     at: int
-    decoded: dict[str, Decoded] = field(default_factory=dict)
 
 
 class Reader:
     """Reads rows of one table. It keeps what it has opened, and looks for a newer version each time."""
 
-    def __init__(self, table: LakeTable, cache: Cache) -> None:
+    def __init__(self, table: LakeTable) -> None:
         self._table = table
-        self._cache = cache
         self._opened: _Opened | None = None
 
     @property
@@ -65,7 +60,7 @@ class Reader:
                 (self._table.changes.storage, opened.pending.get(int(bucket), ())),
             ):
                 for file in files:
-                    if found := self._read(opened, storage, file, wanted):
+                    if found := self._table.cache.rows(storage, file, wanted):
                         parts.append(conform(pa.Table.from_batches(found), full, file.path))
         now = time_now()
         return fit(live_rows(merge(parts, schema), schema, now // 1_000_000), schema, unfit)
@@ -79,21 +74,8 @@ class Reader:
         changes = self._table.changes.load()
         schema = self._table.schema(changes)
         self._opened = _Opened(state, changes, schema, pending(self._table, changes, state), now)
-        if opened:
-            paths = {f.path for f in state.files} | {f.path for files in self._opened.pending.values() for f in files}
-            self._opened.decoded = {path: kept for path, kept in opened.decoded.items() if path in paths}
         return self._opened
 
     def _is_newest(self, opened: _Opened) -> bool:
         parts = ((self._table.state, opened.state), (self._table.changes, opened.changes))
         return all(part.is_newest(found.version) for part, found in parts)
-
-    def _read(self, opened: _Opened, storage: Storage, file: DataFile, tokens: np.ndarray) -> list[pa.RecordBatch]:
-        if file.path not in opened.decoded:
-            opened.decoded[file.path] = self._cache.decoded(storage, file)
-        try:
-            return opened.decoded[file.path].rows(tokens)
-        except Damaged:
-            self._cache.discard(storage, file)
-            opened.decoded[file.path] = self._cache.decoded(storage, file)
-            return opened.decoded[file.path].rows(tokens)

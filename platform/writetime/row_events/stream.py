@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.core.errors import WritetimeError
+from writetime.lake.cache import Cache
 from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion
 from writetime.lake.horizon import horizon_of
 from writetime.lake.merging import Runner, Source
@@ -58,7 +59,7 @@ class RowTask:
     """Find the events of one bucket.
 
     `old` are the files from before the batch, `new` those of the batch's changes; `all_partitions` compares all
-    partitions and not only those that changed.
+    partitions and not only those that changed, which are read through the cache.
     """
 
     bucket: int
@@ -70,13 +71,15 @@ class RowTask:
     batch: Batch
     all_partitions: bool
     target: Storage
+    cache: Cache
 
     def events(self) -> pa.Table:
         """Compute the events."""
-        added = merge_touched(self.new, self.schema, None)
+        added = merge_touched(self.new, self.schema, None, self.cache)
         tokens = None if self.all_partitions else self._tokens(added)
-        old = merge_touched(self.old, self.schema, tokens)
-        was = old if self.schema == self.schema_before else merge_touched(self.old, self.schema_before, tokens)
+        old = merge_touched(self.old, self.schema, tokens, self.cache)
+        same = self.schema == self.schema_before
+        was = old if same else merge_touched(self.old, self.schema_before, tokens, self.cache)
         before = fitted_rows(was, self.schema_before, self.as_of_before)
         after = fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of)
         return row_events(before, after, self.schema, self.batch)
@@ -193,7 +196,7 @@ def _first_tasks(table: LakeTable, state: TableVersion, changes: TableVersion, b
     schema = table.schema(changes)
     target = table.row_events.storage
     return [
-        RowTask(bucket, (), _sources(table, state, new, bucket), schema, schema, 0, batch, True, target)
+        RowTask(bucket, (), _sources(table, state, new, bucket), schema, schema, 0, batch, True, target, table.cache)
         for bucket in sorted(state.by_bucket.keys() | new.keys())
     ]
 
@@ -245,6 +248,7 @@ def _next_tasks(
             batch,
             everything,
             table.row_events.storage,
+            table.cache,
         )
         for bucket in sorted(state.by_bucket.keys() | old.keys() | new.keys())
     ]

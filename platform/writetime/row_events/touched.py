@@ -1,8 +1,8 @@
 """Reads only the parts of a bucket's files that a batch needs: the partitions of some tokens, and those where cells
 expire.
 
-Files are sorted by token, so only the row groups of each file that hold one of the tokens are read. Expiring cells are
-searched in the row groups whose statistics allow them, and there only in the columns of expiry.
+Partitions are read through the cache of decoded files. Expiring cells are searched in the row groups whose statistics
+allow them, and there only in the columns of expiry.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from writetime.changes.model import change_schema, field_name, udt_fields
 from writetime.core.arrow import mask_of, pc
+from writetime.lake.cache import Cache
 from writetime.lake.change_files import open_changes, read_groups
 from writetime.lake.merging import PORTION_BYTES, Source
 from writetime.lake.parquet import conform
@@ -21,12 +22,12 @@ from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex
 
 
-def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray | None) -> pa.Table:
-    """Merge the rows of files with some tokens (sorted), or all rows; memory depends on the result."""
+def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray | None, cache: Cache) -> pa.Table:
+    """Merge the rows of files with some tokens (sorted, each once), or all rows; memory depends on the result."""
     state = merge([], schema)
     portion: list[pa.Table] = []
     size = 0
-    for table in _read(sources, change_schema(schema), tokens):
+    for table in _read(sources, change_schema(schema), tokens, cache):
         portion.append(table)
         size += table.nbytes
         if size > PORTION_BYTES:
@@ -71,18 +72,15 @@ def _cell_paths(cql_type: CqlType) -> list[str]:
     return [f"fields.{name}.deletion_time" for name, _ in udt_fields(cql_type)]
 
 
-def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray | None) -> Iterator[pa.Table]:
-    for file in _open(sources):
-        groups = range(file.num_row_groups)
-        if tokens is not None:
-            column = next(c for c in range(len(file.schema)) if file.schema.column(c).path == "token")
-            groups = [g for g in groups if _has_token(file.metadata.row_group(g), column, tokens)]
-        if not groups:
-            continue
-        table = read_groups(file, groups, wanted.names)
-        if tokens is not None:
-            table = table.filter(pa.array(np.isin(table["token"].to_numpy(), tokens)))
-        yield conform(table, wanted, "a file of changes")
+def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray | None, cache: Cache) -> Iterator[pa.Table]:
+    if tokens is None:
+        for file in _open(sources):
+            yield conform(read_groups(file, range(file.num_row_groups), wanted.names), wanted, "a file of changes")
+        return
+    for source in sources:
+        for file in source.files:
+            if found := cache.rows(source.storage, file, tokens):
+                yield conform(pa.Table.from_batches(found), wanted, file.path)
 
 
 def _open(sources: Iterable[Source]) -> Iterator[pq.ParquetFile]:
@@ -90,12 +88,6 @@ def _open(sources: Iterable[Source]) -> Iterator[pq.ParquetFile]:
         for file in source.files:
             with open_changes(source.storage, file.path) as opened:
                 yield opened
-
-
-def _has_token(group: pq.RowGroupMetaData, column: int, tokens: np.ndarray) -> bool:
-    statistics = group.column(column).statistics
-    first = np.searchsorted(tokens, statistics.min)
-    return bool(first < len(tokens) and tokens[first] <= statistics.max)
 
 
 def _may_hold(group: pq.RowGroupMetaData, columns: Iterable[int], after: int, until: int) -> bool:

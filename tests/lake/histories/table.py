@@ -21,12 +21,12 @@ from tests.support.merged import with_one_form
 from writetime.core import config
 from writetime.lake import retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots
+from writetime.lake.cache import Cache
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.parquet import PARTITION
 from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, create_table, view_schema
 from writetime.lookup import reading
-from writetime.lookup.cache import Cache
 from writetime.lookup.reading import Reader
 from writetime.row_events import stream
 from writetime.schema.table import TableSchema
@@ -58,6 +58,7 @@ class HistoryTable:
         """Take the table's schema as the database now has it."""
         self.schema = schema
         self._lake = create_table(self._settings, schema)
+        self._lake.cache = Cache(self._folder / "cache", 1 << 30, smallest=0)
 
     @property
     def lake(self) -> LakeTable:
@@ -122,7 +123,7 @@ class HistoryTable:
     def _looked_up(self, second: int) -> pa.Table:
         """Look up one partition after the other, then the same partitions at once."""
         tokens = np.unique(self.lake.changes.read(["token"])["token"].to_numpy())
-        reader = Reader(self.lake, Cache(self._folder / "cache", 1 << 30, smallest=0))
+        reader = Reader(self.lake)
         with patch.object(reading, "time_now", lambda: second * 1_000_000):
             parts = [reader.rows(tokens[i : i + 1]) for i in range(len(tokens))]
             at_once = reader.rows(tokens)

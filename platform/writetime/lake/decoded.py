@@ -51,6 +51,11 @@ class Decoded:
         self._batches = batches
         self._ends = [_ends(batch) for batch in batches]
 
+    @property
+    def memory(self) -> int:
+        """The bytes of memory that the rows take, apart from mapped files."""
+        return sum(batch.nbytes for batch in self._batches)
+
     def rows(self, tokens: np.ndarray) -> list[pa.RecordBatch]:
         """Return the rows with these tokens (sorted, each once), in order.
 
@@ -85,6 +90,7 @@ class _Mapped(Decoded):
         self._data = data
         self._places = batches
         self._ends = [(batch.first, batch.last) for batch in batches]
+        self._batches = []
         self._reader: Any = pa.ipc.open_file(data)
         self._used: dict[int, pa.RecordBatch] = {}
         if self._reader.num_record_batches != len(batches):

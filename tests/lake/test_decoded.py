@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.generate import SEED
-from writetime.lookup import decoded
-from writetime.lookup.decoded import Damaged, Decoded, decode, read, write
+from writetime.lake import decoded
+from writetime.lake.decoded import Damaged, Decoded, decode, read, write
 
 ROWS = 3000
 
