@@ -108,3 +108,19 @@ def test_rows_outlive_the_file(source: Path, monkeypatch: pytest.MonkeyPatch) ->
     found = read(path, 1)
     path.unlink()
     assert len(held(found, np.unique(pq.read_table(source)["token"]))) == ROWS
+
+
+def test_when_data_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source.parquet"
+    cell = pa.struct([("value", pa.string()), ("deletion_time", pa.int64())])
+    kept = [{"value": "a", "deletion_time": None}, {"value": "b", "deletion_time": 7}, None]
+    markers = [{"expiry": 9}, None, {"expiry": None}]
+    columns = {"token": [1, 2, 3], "c": pa.array(kept, cell), "marker": pa.array(markers)}
+    pq.write_table(pa.table(columns), source, row_group_size=1)
+    assert read(written(source, monkeypatch), 1).ending == (7, 9)
+    pq.write_table(pa.table(columns).select(["token"]), source)
+    assert read(written(source, monkeypatch), 1).ending is None
+    pq.write_table(pa.table(columns), source, write_statistics=False)
+    first, last = read(written(source, monkeypatch), 1).ending or (0, 0)
+    assert first < 7
+    assert last > 9

@@ -92,19 +92,28 @@ class Cache:
 
     def rows(self, storage: Storage, file: DataFile, tokens: np.ndarray) -> list[pa.RecordBatch]:
         """Return the rows of a file of the lake with these tokens (sorted, each once), in order."""
-        name = hashlib.sha256(f"{storage.address}/{file.path}".encode()).hexdigest()[:40]
-        path = self.folder / (name + _SUFFIX)
-        decoded = open_files.find(path) or self._opened(path, storage, file)
+        path = self._path(storage, file)
+        decoded = self._open(path, storage, file)
         try:
             return decoded.rows(tokens)
         except Damaged:
             open_files.close(path)
             path.unlink(missing_ok=True)
-            return self._opened(path, storage, file).rows(tokens)
+            return self._open(path, storage, file).rows(tokens)
 
-    def _opened(self, path: Path, storage: Storage, file: DataFile) -> Decoded:
-        decoded = self._decoded(path, storage, file)
-        open_files.keep(path, decoded)
+    def may_end(self, storage: Storage, file: DataFile, after: int, until: int) -> bool:
+        """Return whether data of a file of the lake may expire, or was deleted, in `after` < t <= `until` (seconds)."""
+        ending = self._open(self._path(storage, file), storage, file).ending
+        return ending is not None and ending[0] <= until and ending[1] > after
+
+    def _path(self, storage: Storage, file: DataFile) -> Path:
+        name = hashlib.sha256(f"{storage.address}/{file.path}".encode()).hexdigest()[:40]
+        return self.folder / (name + _SUFFIX)
+
+    def _open(self, path: Path, storage: Storage, file: DataFile) -> Decoded:
+        if (decoded := open_files.find(path)) is None:
+            decoded = self._decoded(path, storage, file)
+            open_files.keep(path, decoded)
         return decoded
 
     def _decoded(self, path: Path, storage: Storage, file: DataFile) -> Decoded:

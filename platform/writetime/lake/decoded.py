@@ -25,6 +25,8 @@ from writetime.core.arrow import take
 VERSION = 1
 MAGIC = b"WTDECODE"
 _TAIL = struct.Struct("<II8s")
+# Fields of changes that hold when data ends, at any depth. A column may have such a name, too: it ends more often then.
+ENDS = ("expiry", "deletion_time")
 # Bytes of a batch. A larger one takes more memory to decode; smaller ones, more searches.
 BATCH_BYTES = 128 << 20
 
@@ -45,9 +47,12 @@ class _Batch:
 
 
 class Decoded:
-    """The rows of one file."""
+    """The rows of one file. In `ending`, it has the first and the last second in which data of it expires or was
+    deleted; None if there is no such data.
+    """
 
-    def __init__(self, batches: list[pa.RecordBatch]) -> None:
+    def __init__(self, batches: list[pa.RecordBatch], ending: tuple[int, int] | None) -> None:
+        self.ending = ending
         self._batches = batches
         self._ends = [_ends(batch) for batch in batches]
 
@@ -86,7 +91,8 @@ class Decoded:
 class _Mapped(Decoded):
     """The rows of a decoded file that is mapped into memory."""
 
-    def __init__(self, data: pa.Buffer, batches: list[_Batch]) -> None:
+    def __init__(self, data: pa.Buffer, batches: list[_Batch], ending: tuple[int, int] | None) -> None:
+        self.ending = ending
         self._data = data
         self._places = batches
         self._ends = [(batch.first, batch.last) for batch in batches]
@@ -107,7 +113,7 @@ class _Mapped(Decoded):
 
 def decode(source: pq.ParquetFile) -> Decoded:
     """Return the rows of a file of the lake, in memory."""
-    return Decoded(list(_batches(source)))
+    return Decoded(list(_batches(source)), _ending(source.metadata))
 
 
 def write(source: pq.ParquetFile, path: Path, size: int) -> None:
@@ -121,7 +127,7 @@ def write(source: pq.ParquetFile, path: Path, size: int) -> None:
                 writer.write_batch(batch)
                 places.append((start, sink.tell() - start, *_ends(batch)))
         with pa.memory_map(str(part)) as mapped:
-            footer = _footer(mapped.read_buffer(), places, size)
+            footer = _footer(mapped.read_buffer(), places, size, _ending(source.metadata))
         with part.open("ab") as file:
             file.write(footer)
         part.replace(path)
@@ -152,12 +158,14 @@ def read(path: Path, size: int) -> Decoded:
         arrow = data.slice(0, end)
         if _crc_of_rest(arrow, batches) != footer["crc_of_rest"]:
             raise Damaged
-        return _Mapped(arrow, batches)
+        return _Mapped(arrow, batches, footer["ending"] and tuple(footer["ending"]))
     except (struct.error, ValueError, LookupError, TypeError, pa.ArrowException) as e:
         raise Damaged from e
 
 
-def _footer(data: pa.Buffer, places: list[tuple[int, int, int, int]], size: int) -> bytes:
+def _footer(
+    data: pa.Buffer, places: list[tuple[int, int, int, int]], size: int, ending: tuple[int, int] | None
+) -> bytes:
     batches = [
         _Batch(start, length, zlib.crc32(data.slice(start, length)), first, last)
         for start, length, first, last in places
@@ -166,6 +174,7 @@ def _footer(data: pa.Buffer, places: list[tuple[int, int, int, int]], size: int)
         "version": VERSION,
         "size": size,
         "end": data.size,
+        "ending": ending,
         "crc_of_rest": _crc_of_rest(data, batches),
         "batches": [vars(batch) for batch in batches],
     }
@@ -192,6 +201,18 @@ def _batches(source: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
             table = source.read_row_groups(groups, use_threads=False).combine_chunks()
             yield from (batch for batch in table.to_batches() if batch.num_rows)
             groups, size = [], 0
+
+
+def _ending(metadata: pq.FileMetaData) -> tuple[int, int] | None:
+    """Return `Decoded.ending` by the statistics of a Parquet file; all times if one is missing."""
+    schema = metadata.schema
+    columns = [c for c in range(metadata.num_columns) if schema.column(c).path.rpartition(".")[2] in ENDS]
+    columns = [c for c in columns if schema.column(c).physical_type == "INT64"]
+    found = [metadata.row_group(g).column(c).statistics for g in range(metadata.num_row_groups) for c in columns]
+    if any(statistics is None for statistics in found):
+        return -(1 << 63), (1 << 63) - 1
+    held = [statistics for statistics in found if statistics.has_min_max]
+    return (min(s.min for s in held), max(s.max for s in held)) if held else None
 
 
 def _ends(batch: pa.RecordBatch) -> tuple[int, int]:

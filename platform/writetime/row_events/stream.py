@@ -8,8 +8,8 @@ A batch reads only the partitions that the new changes touch and those where cel
 the state.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from writetime.lake.cache import Cache
 from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion
 from writetime.lake.horizon import horizon_of
 from writetime.lake.merging import Runner, Source
-from writetime.lake.parquet import WrittenFile, read_file, write_file
+from writetime.lake.parquet import WrittenFile, read_file, split_by_bucket, write_file
 from writetime.lake.state import Staged, completed, files_since, folded_version, generation_of, pending
 from writetime.lake.storage import Storage
 from writetime.lake.table import CREATED, LakeTable, created_of
@@ -34,6 +34,9 @@ SEQUENCE, GENERATION, CHANGES, STATE, AS_OF = (
     f"row_events/{name}" for name in ("sequence", "generation", "changes", "state", "as_of")
 )
 PREFIX = "batch-"
+# Up to so many bytes of changes, a batch is one task. It finds events of up to so many partitions at once.
+SMALL_BYTES = 4 << 20
+MANY_PARTITIONS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,18 @@ class RowTask:
     target: Storage
     cache: Cache
 
-    def events(self) -> pa.Table:
-        """Compute the events."""
-        added = merge_touched(self.new, self.schema, None, self.cache)
-        tokens = None if self.all_partitions else self._tokens(added)
+    def run(self) -> list[WrittenFile]:
+        """Write the events; nothing if there are none."""
+        added = self.added()
+        events = self.events(added, None if self.all_partitions else self.tokens(added))
+        return [self.write(events)] if events.num_rows else []
+
+    def added(self) -> pa.Table:
+        """Return the batch's changes, merged."""
+        return merge_touched(self.new, self.schema, None, self.cache)
+
+    def events(self, added: pa.Table, tokens: np.ndarray | None) -> pa.Table:
+        """Compute the events of partitions (their tokens are sorted, each once), or of all."""
         old = merge_touched(self.old, self.schema, tokens, self.cache)
         same = self.schema == self.schema_before
         was = old if same else merge_touched(self.old, self.schema_before, tokens, self.cache)
@@ -84,16 +95,36 @@ class RowTask:
         after = fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of)
         return row_events(before, after, self.schema, self.batch)
 
-    def run(self) -> WrittenFile | None:
-        """Write the events; None if there are none."""
-        events = self.events()
-        if not events.num_rows:
-            return None
+    def tokens(self, added: pa.Table) -> np.ndarray:
+        """Return the tokens of partitions that changed, or where data expires."""
+        seconds = self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000
+        return np.union1d(added["token"].to_numpy(), expiring_tokens(self.old, self.schema, *seconds, self.cache))
+
+    def write(self, events: pa.Table) -> WrittenFile:
+        """Write events of the bucket."""
         return write_file(self.target, events, self.bucket, events["token"], f"{PREFIX}{self.batch.sequence}-")
 
-    def _tokens(self, added: pa.Table) -> np.ndarray:
-        seconds = self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000
-        return np.union1d(added["token"].to_numpy(), expiring_tokens(self.old, self.schema, *seconds))
+
+@dataclass(frozen=True)
+class SmallBatch:
+    """Find the events of all buckets in one task: a task for each would cost more than its rows."""
+
+    parts: tuple[RowTask, ...]
+    buckets: int
+
+    def run(self) -> list[WrittenFile]:
+        """Write the events; nothing if there are none."""
+        old = tuple(source for part in self.parts for source in part.old)
+        new = tuple(source for part in self.parts for source in part.new)
+        whole = replace(self.parts[0], old=old, new=new)
+        added = whole.added()
+        tokens = whole.tokens(added)
+        if len(tokens) > MANY_PARTITIONS:
+            # Much expires at once.
+            return [file for part in self.parts for file in part.run()]
+        events = whole.events(added, tokens)
+        parts = {part.bucket: part for part in self.parts}
+        return [parts[bucket].write(rows) for bucket, rows in split_by_bucket(events, self.buckets)]
 
 
 def create_stream(table: LakeTable) -> BucketedTable:
@@ -174,7 +205,7 @@ def extend(
     else:
         tasks = _first_tasks(table, state, changes, batch)
     try:
-        written = [file for file in run(RowTask.run, tasks) if file is not None]
+        written = [file for files in run(_run, tasks) for file in files]
     except FileNotFoundError as e:
         raise _too_late(table, e) from None
     if last is not None and follows and not written and last.changes == changes.version:
@@ -201,6 +232,10 @@ def _first_tasks(table: LakeTable, state: TableVersion, changes: TableVersion, b
     ]
 
 
+def _run(task: RowTask | SmallBatch) -> list[WrittenFile]:
+    return task.run()
+
+
 def batch_files(stream: TableVersion) -> list[tuple[int, DataFile]]:
     """Return the files of the stream with their batches, in order."""
     found = [(int(file.path.rsplit("/", 1)[-1].split("-")[1]), file) for file in stream.files]
@@ -224,7 +259,7 @@ def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:
 
 def _next_tasks(
     table: LakeTable, last: Position, state: TableVersion, changes: TableVersion, batch: Batch
-) -> list[RowTask]:
+) -> Sequence[RowTask | SmallBatch]:
     try:
         # Not a state that holds more, and not one that has dropped cells that lived at the last batch and expired
         # since.
@@ -237,7 +272,7 @@ def _next_tasks(
     new = completed(table, files_since(table, changes, last.changes), changes, state)
     schema_before, schema = table.schema(known), table.schema(changes)
     everything = _reshaped(schema_before, schema)
-    return [
+    tasks = [
         RowTask(
             bucket,
             _sources(table, state, old, bucket),
@@ -252,6 +287,8 @@ def _next_tasks(
         )
         for bucket in sorted(state.by_bucket.keys() | old.keys() | new.keys())
     ]
+    size = sum(file.size for files in new.values() for file in files)
+    return [SmallBatch(tuple(tasks), table.buckets)] if tasks and size <= SMALL_BYTES and not everything else tasks
 
 
 def _sources(

@@ -36,14 +36,17 @@ def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.nda
     return merge([state, *portion], schema)
 
 
-def expiring_tokens(sources: Iterable[Source], schema: TableSchema, after: int, until: int) -> np.ndarray:
+def expiring_tokens(sources: Iterable[Source], schema: TableSchema, after: int, until: int, cache: Cache) -> np.ndarray:
     """Return the tokens (sorted) of partitions where data expires, or was deleted, in `after` < t <= `until`.
 
     Both are in seconds.
     """
     wanted = expiry_paths(schema)
     found = [np.empty(0, np.int64)]
-    for file in _open(sources):
+    ending = [
+        Source(s.storage, tuple(f for f in s.files if cache.may_end(s.storage, f, after, until))) for s in sources
+    ]
+    for file in _open(ending):
         columns = {c: file.schema.column(c).path for c in range(len(file.schema))}
         times = [c for c, path in columns.items() if path in wanted]
         groups = [g for g in range(file.num_row_groups) if _may_hold(file.metadata.row_group(g), times, after, until)]
@@ -77,10 +80,23 @@ def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray | Non
         for file in _open(sources):
             yield conform(read_groups(file, range(file.num_row_groups), wanted.names), wanted, "a file of changes")
         return
+    alike: dict[pa.Schema, list[pa.RecordBatch]] = {}
+    size = 0
     for source in sources:
         for file in source.files:
-            if found := cache.rows(source.storage, file, tokens):
-                yield conform(pa.Table.from_batches(found), wanted, file.path)
+            for batch in cache.rows(source.storage, file, tokens):
+                alike.setdefault(batch.schema, []).append(batch)
+                size += batch.nbytes
+            if size > PORTION_BYTES:
+                yield from _conformed(alike, wanted)
+                alike, size = {}, 0
+    yield from _conformed(alike, wanted)
+
+
+def _conformed(alike: dict[pa.Schema, list[pa.RecordBatch]], wanted: pa.Schema) -> Iterator[pa.Table]:
+    """Yield batches of the same fields as one table, so that it is conformed once."""
+    for batches in alike.values():
+        yield conform(pa.Table.from_batches(batches).combine_chunks(), wanted, "a file of changes")
 
 
 def _open(sources: Iterable[Source]) -> Iterator[pq.ParquetFile]:

@@ -91,7 +91,7 @@ class HistoryTable:
             "fold": lambda _: state.fold(self.lake),
             "compact": lambda _: state.compact(self.lake),
             "refresh": lambda _: views.refresh(self.lake),
-            "extend": lambda _: stream.extend(self.lake, self._second * 1_000_000),
+            "extend": self._extend,
             "trim": lambda r: retention.trim_history(self.lake, r.choice([-1, 1000, views.time_now()])),
             "rebuild": lambda _: state.rebuild(self.lake),
         }
@@ -119,6 +119,14 @@ class HistoryTable:
     def _virtual(self, second: int) -> pa.Table:
         parts = [replace(view, as_of=second * 1_000_000).rows() for view in views.bucket_views(self.lake)]
         return pa.concat_tables([view_schema(self.schema).empty_table(), *parts])
+
+    def _extend(self, chooser: random.Random) -> None:
+        """Add a batch of row events: in one task, or in one per bucket."""
+        with (
+            patch.object(stream, "SMALL_BYTES", chooser.choice([0, stream.SMALL_BYTES])),
+            patch.object(stream, "MANY_PARTITIONS", chooser.choice([0, stream.MANY_PARTITIONS])),
+        ):
+            stream.extend(self.lake, self._second * 1_000_000)
 
     def _looked_up(self, second: int) -> pa.Table:
         """Look up one partition after the other, then the same partitions at once."""
