@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test check coverage test-long test-python test-without-servers test-scylla ui prepared compiled style lint bench clean
+.PHONY: setup instance port demo test check coverage test-long test-python test-without-servers test-scylla ui prepared compiled style lint api bench clean
 
 setup: $(STAMP)
 
@@ -49,20 +49,21 @@ test: $(if $(T),setup,prepared)
 check: prepared
 	@$(PYTEST) --without-servers --ignore tests/security
 
-# The branches that the tests without servers cover.
+# The branches that those tests and tests/storage cover.
 coverage: compiled
-	@$(PYTEST) --without-servers --ignore tests/security --cov --cov-report term
+	@$(PYTEST) --without-shared-servers --ignore tests/security --cov --cov-report term
 
-# The same as `make test`, with the long tests of faults at their full length.
+# The same as `make test`, with long tests of faults at their full length, and all examples of tests of properties.
 test-long: prepared
 	@$(PYTEST) --long
 
-# The tests that need no servers, and those of security, on each Python of this machine; each has its own environment.
+# The tests that need no servers, and those of tests/security and tests/storage, on each Python of this machine; each has
+# its own environment.
 test-python: setup
 	@$(BIN)/python -m tools.pythons
 
 test-without-servers: setup
-	@$(PYTEST) --without-servers
+	@$(PYTEST) --without-shared-servers
 
 # The whole platform on a ScyllaDB that runs already, with vnodes and then with tablets. DATA is the data folder of the
 # node and NODETOOL its command, both for backfills.
@@ -93,6 +94,10 @@ style: setup
 
 lint: style
 	@$(BIN)/python -m tools.audit
+
+# The reference of the Python interface, as HTML in .writetime/api.
+api: setup
+	@$(BIN)/python -m tools.api
 
 # Peers and project in one run on the same data; nothing else should run meanwhile.
 bench: setup

@@ -29,7 +29,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.backfill import backfill, complete_schema, find_snapshots
 from writetime.lake.buckets import buckets_of_share
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import create_table
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.failures import by_kind
@@ -60,8 +60,7 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
             key,
             deps=[key_of(table.name, "table")],
             group_name="backfill",
-            kinds={"cassandra", "scylladb"},
-            owners=table.entry.owners,
+            kinds={"cassandra"},
             description=f"Snapshots of {table.name} by its nodes: {', '.join(table.entry.snapshots)}.",
             metadata=documents("docs/lake.md"),
         )
@@ -71,7 +70,6 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
         deps=[key_of(table.name, "table")],
         group_name="backfill",
         kinds={"cassandra"},
-        owners=table.entry.owners,
         # A snapshot that is being read must not be deleted.
         pool=pool_of(table.name, "snapshots"),
         metadata=documents("docs/lake.md"),
@@ -103,7 +101,6 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
         deps=[key_of(table.name, "snapshots")],
         group_name="backfill",
         kinds={"spark", "deltalake"},
-        owners=table.entry.owners,
         partitions_def=token_ranges,
         backfill_policy=BackfillPolicy.multi_run(_RANGES_PER_RUN),
         automation_condition=AutomationCondition.eager(),
@@ -162,7 +159,8 @@ def _last_taken(context: AssetExecutionContext, table: FollowedTable) -> list[st
     taken = context.instance.get_latest_materialization_event(key_of(table.name, "snapshots"))
     if taken is None or taken.asset_materialization is None:
         raise WritetimeError(
-            f"there is no snapshot of {table.name}: materialize {table.name}/snapshots, or name snapshots in its entry"
+            f"there is no snapshot of {table.name}: materialize {key_of(table.name, 'snapshots').to_user_string()}, "
+            "or name snapshots in its entry"
         )
     folders = taken.asset_materialization.metadata["folders"].value
     assert isinstance(folders, list)

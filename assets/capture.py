@@ -23,13 +23,13 @@ from dagster import (
     multi_observable_source_asset,
 )
 
-from writetime.capture.metrics import summary
+from writetime.capture.agent_metrics import summary
 from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.clients.topic_retention import waiting_too_long
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.views import time_now
 from writetime.landing.landing import is_published, landed_offsets, not_landed
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import WatermarkTopic, statuses
 from writetime_dagster.assets.automation import on_schedule
 from writetime_dagster.assets.checks import from_waiting
@@ -43,7 +43,7 @@ AGENTS = AssetKey(["capture", "agents"])
 commit_logs = AssetSpec(
     COMMIT_LOGS,
     group_name="sources",
-    kinds={"cassandra", "scylladb"},
+    kinds={"cassandra"},
     description="The commit logs of Cassandra's nodes, with the writes to tables with `cdc = true`, or the CDC logs of "
     "ScyllaDB tables.",
     metadata=documents("docs/formats.md", "docs/scylla-cdc.md"),
@@ -125,7 +125,6 @@ def topic(table: FollowedTable) -> AssetsDefinition:
                 deps=[key_of(table.name, "table"), AGENTS],
                 group_name="capture",
                 kinds={"kafka"},
-                owners=table.entry.owners,
                 description=f"The changes that agents publish to the topic `{changes_topic(table.name)}`: "
                 "each write with its write times, keyed and ordered by the partition key.",
                 metadata=documents("docs/capture.md"),

@@ -24,7 +24,7 @@ from writetime.changes.model import change_schema
 from writetime.lake import state
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.horizon import captured_until, horizon_of
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import LakeTable, is_in_lake, open_table, table_storage
 from writetime.landing.following import reported
 from writetime.landing.landing import Landing, is_published, not_landed
@@ -47,7 +47,6 @@ def landed(table: FollowedTable) -> AssetsDefinition:
         deps=[key_of(table.name, "topic")],
         group_name="changes",
         kinds={"spark", "deltalake"},
-        owners=table.entry.owners,
         pool=pool_of(table.name, "changes"),
         metadata=_columns(table) | documents("docs/capture.md", "docs/lake.md"),
         check_specs=[
@@ -173,7 +172,6 @@ def merged(table: FollowedTable) -> AssetsDefinition:
         deps=[key_of(table.name, "backfill"), *([key_of(table.name, "changes")] if table.entry.capture else [])],
         group_name="changes",
         kinds={"spark", "deltalake"},
-        owners=table.entry.owners,
         pool=pool_of(table.name, "state"),
         metadata=_columns(table) | documents("docs/lake.md", "docs/semantics.md"),
         check_specs=[

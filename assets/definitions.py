@@ -39,12 +39,12 @@ def platform(
         return spec.merge_attributes(deps=(upstream or {}).get(spec.key, ()))
 
     return Definitions.merge(
-        tables.definitions({f"{settings.cassandra.keyspace}.{name}": writer for name, writer in own.items()}),
+        tables.definitions(settings, {f"{settings.cassandra.keyspace}.{name}": writer for name, writer in own.items()}),
         documented(
             Definitions.merge(
                 replay.definitions(settings.replay.queues, publishers or {}), segments.definitions, _stages()
             ),
-            settings.alerts.owners,
+            settings,
         ).map_asset_specs(func=depend),
         Definitions(
             resources={

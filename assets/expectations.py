@@ -13,8 +13,8 @@ from writetime.changes.model import KINDS, change_schema, field_name, udt_fields
 from writetime.clients.quality import gxe
 from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import FollowedTable
+from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, SORTED_BY, WrittenFile
-from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable, view_schema
 from writetime.row_events.events import KINDS as EVENT_KINDS
 from writetime.row_events.events import event_schema

@@ -24,11 +24,14 @@ _SOON_SECONDS = 2
 
 
 @contextmanager
-def by_kind() -> Iterator[None]:
+def by_kind(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
     """Retry a failure that may pass by itself. Fail at once, in one sentence, if an operator must fix it.
 
     Use it as a decorator, or around the body of a generator. Any other exception is a bug: it is retried three times,
     then its traceback stays, and the steps of other tables continue.
+
+    Args:
+        soon_seconds: the time before an unknown failure is retried.
     """
     try:
         yield
@@ -39,7 +42,7 @@ def by_kind() -> Iterator[None]:
             raise RetryRequested(_RETRIES, _WAIT_SECONDS) from e
         if isinstance(e, WritetimeError):
             raise Failure(str(e), allow_retries=False) from e
-        raise RetryRequested(_RETRIES, _SOON_SECONDS) from e
+        raise RetryRequested(_RETRIES, soon_seconds) from e
 
 
 def apart(names: Iterable[str], act: Callable[[str], _T]) -> tuple[dict[str, _T], dict[str, str]]:

@@ -111,7 +111,7 @@ def lag_is_far_from_retention(kafka: KafkaResource) -> AssetCheckResult:
     key=USER_EVENTS,
     deps=[USER_EVENTS_TOPIC],
     group_name="ingest",
-    kinds={"spark", "cassandra", "scylladb"},
+    kinds={"spark", "cassandra"},
     pool=SINK_POOL,
     check_specs=[
         AssetCheckSpec(

@@ -1,27 +1,38 @@
-"""The names of the assets of a followed table, and the columns, documents and owners that the web UI shows.
+"""The names of assets, and the columns, documents, owners, tags and kinds that the web UI shows.
 
-What belongs here: keys, pools, column schemas, references. Not here: assets.
+What belongs here: keys, pools, column schemas, common attributes. Not here: assets.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 from dagster import (
     AssetKey,
+    AssetsDefinition,
     AssetSpec,
     CodeReferencesMetadataValue,
     Definitions,
-    LocalFileCodeReference,
     TableColumn,
     TableColumnConstraints,
     TableSchema,
+    UrlCodeReference,
+    map_asset_specs,
 )
 
+from writetime.core.config import Settings
+from writetime.lake.followed_tables import FollowedTable
 from writetime.schema.table import TableSchema as CqlSchema
 
-_ROOT = Path(__file__).parents[1]
+# What a followed table has: its source, then its stages, and the checks that have an identifier of their own.
+PARTS = (
+    *("table", "snapshots", "backfill", "topic", "changes", "lag_and_freshness"),
+    *("state", "view", "row_events", "row_topic"),
+)
+# Files of the repository that pyproject.toml names.
+_FILES = "https://github.com/writetime/writetime/blob/main"
 _REFERENCES = "dagster/code_references"
+# The longest value that Dagster accepts in a tag. ScyllaDB's names may be longer.
+_TAG_CHARACTERS = 63
 # Documents of the asset groups that belong to no table.
 _DOCUMENTS = {
     "sources": "docs/ingest.md",
@@ -33,8 +44,13 @@ _DOCUMENTS = {
 
 
 def key_of(table: str, part: str) -> AssetKey:
-    """Return the key of an asset of the table `keyspace.table`: its source `table`, its `topic`, its `view`, ..."""
-    return AssetKey([table, part])
+    """Return the key of an asset of the table `keyspace.table`: `keyspace/table/table_view` and so on; the table itself
+    is `keyspace/table/table`.
+
+    The last part names the table, because graphs show only the last part of a key.
+    """
+    *keyspace, name = table.split(".", 1)
+    return AssetKey([*keyspace, name, name if part == "table" else f"{name}_{part}"])
 
 
 def pool_of(table: str, part: str) -> str:
@@ -44,20 +60,46 @@ def pool_of(table: str, part: str) -> str:
 
 def documents(*paths: str) -> dict[str, CodeReferencesMetadataValue]:
     """Return the metadata that links an asset to files of the repository: documents, CQL."""
-    references = [LocalFileCodeReference(file_path=str(_ROOT / path), label=path) for path in paths]
-    return {_REFERENCES: CodeReferencesMetadataValue(code_references=list(references))}
+    references = [UrlCodeReference(url=f"{_FILES}/{path}", label=path) for path in paths]
+    return {_REFERENCES: CodeReferencesMetadataValue(code_references=[*references])}
 
 
-def documented(definitions: Definitions, owners: Sequence[str]) -> Definitions:
-    """Return definitions with the common metadata of the platform's own assets: owners, and the document of their
-    stage.
+def documented(definitions: Definitions, settings: Settings) -> Definitions:
+    """Return the definitions of assets that belong to no table, with their common attributes: the owners of the
+    settings, the document of their group, and the kind of the database.
     """
 
     def complete(spec: AssetSpec) -> AssetSpec:
         given = {} if _REFERENCES in spec.metadata else documents(_DOCUMENTS[str(spec.group_name)])
-        return spec.merge_attributes(owners=owners, metadata=given)
+        completed = spec.merge_attributes(owners=settings.alerts.owners, metadata=given)
+        return _with_kind_of_database(completed, settings)
 
     return definitions.map_asset_specs(func=complete)
+
+
+def of_table(
+    assets: Sequence[AssetsDefinition | AssetSpec], table: FollowedTable, settings: Settings
+) -> list[AssetsDefinition | AssetSpec]:
+    """Return a table's assets with their common attributes: owners, tags of keyspace, table and stage, and the kind of
+    the database.
+    """
+    stages = {key_of(table.name, part): part for part in PARTS}
+    keyspace, name = table.name.split(".", 1)
+    tags = {"writetime/keyspace": keyspace[:_TAG_CHARACTERS], "writetime/table": name[:_TAG_CHARACTERS]}
+    owners = table.entry.owners or settings.alerts.owners
+
+    def complete(spec: AssetSpec) -> AssetSpec:
+        completed = spec.merge_attributes(owners=owners, tags={**tags, "writetime/stage": stages[spec.key]})
+        return _with_kind_of_database(completed, settings)
+
+    return [*map_asset_specs(complete, assets)]
+
+
+def _with_kind_of_database(spec: AssetSpec, settings: Settings) -> AssetSpec:
+    """Replace the kind `cassandra`, which assets use for the database, where the settings name ScyllaDB's logs."""
+    if settings.capture.source != "scylla-cdc" or "cassandra" not in spec.kinds:
+        return spec
+    return spec.replace_attributes(kinds=(spec.kinds - {"cassandra"}) | {"scylladb"})
 
 
 def cql_columns(schema: CqlSchema | None) -> dict[str, TableSchema]:
@@ -65,12 +107,27 @@ def cql_columns(schema: CqlSchema | None) -> dict[str, TableSchema]:
     return {} if schema is None else {"dagster/column_schema": TableSchema([*_columns(schema)])}
 
 
+def view_columns(schema: CqlSchema, view: pa.Schema) -> dict[str, TableSchema]:
+    """Return the metadata that shows the columns of a table's view, each with its CQL type and its place in the key.
+
+    Args:
+        schema: the table's.
+        view: the Arrow schema of the view, with the columns of the table in their order.
+    """
+    described = zip(_columns(schema), view, strict=True)
+    columns = [
+        TableColumn(field.name, str(field.type), f"CQL: {cql.type}. {cql.description or ''}".rstrip(), cql.constraints)
+        for cql, field in described
+    ]
+    return {"dagster/column_schema": TableSchema(columns)}
+
+
 def arrow_columns(schema: pa.Schema) -> dict[str, TableSchema]:
     """Return the metadata that shows the columns of a table of the lake."""
     return {"dagster/column_schema": TableSchema([TableColumn(f.name, str(f.type)) for f in schema])}
 
 
-def _columns(schema: CqlSchema) -> list[TableColumn]:
+def _columns(schema: CqlSchema) -> Sequence[TableColumn]:
     key = TableColumnConstraints(nullable=False)
     return [
         *(TableColumn(c.name, str(c.type), "Partition key.", key) for c in schema.partition_key),

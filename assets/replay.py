@@ -46,7 +46,7 @@ from writetime.clients import quality
 from writetime.clients.quality import gxe
 from writetime.core.errors import WritetimeError
 from writetime.replay import advance, check, extent, lag, sealed, trim
-from writetime.replay.rows import SCHEMA, read
+from writetime.replay.batch_rows import SCHEMA, read
 from writetime_dagster.assets.automation import is_under_way, on_schedule
 from writetime_dagster.assets.checks import from_findings
 from writetime_dagster.assets.failures import apart, by_kind
@@ -98,7 +98,7 @@ def queue_in_database(queue: str, upstream: AssetKey | None = None) -> AssetsDef
                 source_key(queue),
                 deps=[upstream] if upstream else [],
                 group_name="replay",
-                kinds={"cassandra", "scylladb"},
+                kinds={"cassandra"},
                 description="Batches that `writetime.replay` published, and the progress of the queue's processors.",
             )
         ],

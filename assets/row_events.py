@@ -21,12 +21,12 @@ from pyspark.sql import DataFrame
 from writetime.clients.kafka import end_offsets, topic_names
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table
 from writetime.row_events.events import KINDS, event_schema
 from writetime.row_events.publish import not_published, publish, published_since
 from writetime.row_events.stream import extend
-from writetime.wire.topics import row_events_topic
+from writetime.wire.topic_names import row_events_topic
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
@@ -44,7 +44,6 @@ def events(table: FollowedTable) -> AssetsDefinition:
         deps=[key_of(table.name, "state")],
         group_name="row_events",
         kinds={"spark", "deltalake"},
-        owners=table.entry.owners,
         pool=pool_of(table.name, "row_events"),
         metadata=columns | documents("docs/row-events.md"),
         check_specs=[
@@ -105,7 +104,6 @@ def topic(table: FollowedTable) -> AssetsDefinition:
         deps=[key_of(table.name, "row_events")],
         group_name="row_events",
         kinds={"kafka"},
-        owners=table.entry.owners,
         pool=pool_of(table.name, "row_topic"),
         metadata=documents("docs/row-events.md"),
         check_specs=[

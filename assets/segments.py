@@ -28,7 +28,7 @@ from pydantic import Field
 
 from writetime.capture.archives import checkpoint_of, publish_segments, unpublished
 from writetime.core.errors import WritetimeError
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime_dagster.assets.automation import failed_lately, is_under_way
 from writetime_dagster.assets.capture import COMMIT_LOGS
 from writetime_dagster.assets.failures import by_kind

@@ -37,7 +37,7 @@ from pydantic import Field
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.outages import is_outage
 from writetime.lake.followed_tables import FollowedTable, followed_tables
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.state import count_tombstones
 from writetime.lake.table import open_table
 from writetime.landing.landing import captured_tables, not_landed, watermarks_not_landed

@@ -23,7 +23,7 @@ from dagster import (
 )
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 
-from writetime.core import config
+from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import (
     FollowedTable,
@@ -36,7 +36,7 @@ from writetime.lake.followed_tables import (
 from writetime.schema.describe import to_cql
 from writetime_dagster.assets import backfill, capture, changes, expectations, row_events, table_jobs, views
 from writetime_dagster.assets.failures import by_kind
-from writetime_dagster.assets.naming import cql_columns, documents, key_of, pool_of
+from writetime_dagster.assets.naming import PARTS, cql_columns, documented, documents, key_of, of_table, pool_of
 from writetime_dagster.resources import DatabaseResource
 
 log = logging.getLogger(__name__)
@@ -55,31 +55,35 @@ class Writer:
     group: str
 
 
-def definitions(writers: Mapping[str, Writer]) -> Definitions:
+def definitions(settings: Settings, writers: Mapping[str, Writer]) -> Definitions:
     """Return the definitions of the tables that the settings name. An invalid entry is logged, and becomes an asset
     whose description is the reason.
 
     Args:
+        settings: of the installation.
         writers: the assets that write the platform's own tables, by the tables' names.
     """
     context = DefinitionsLoadContext.get()
-    loaded = _loaded(context)
-    found, refused = loaded or followed_tables(config.load())
+    loaded = _loaded(context, settings)
+    found, refused = loaded or followed_tables(settings)
     assets: list[AssetsDefinition | AssetSpec] = []
     checks: list[AssetChecksDefinition] = []
     tables: list[FollowedTable] = []
     identifiers: dict[str, str] = {}
     for table in found:
         try:
-            other = identifiers.setdefault(pool_of(table.name, "table"), table.name)
-            if other != table.name:
-                raise WritetimeError(f"Dagster cannot tell {table.name} and {other} apart: they give one identifier")
+            own = {pool_of(table.name, part): table.name for part in PARTS}
+            if others := {identifiers[i] for i in own.keys() & identifiers.keys()}:
+                raise WritetimeError(
+                    f"Dagster cannot tell {table.name} and {min(others)} apart: they give one identifier"
+                )
             if loaded is None:
                 # Each run would otherwise import the library for it again.
                 expectations.of_entry(table)
-            of_table = assets_of(table, writers.get(table.name))
-            assets += of_table[0]
-            checks += of_table[1]
+            its_assets, its_checks = assets_of(table, writers.get(table.name))
+            assets += of_table(its_assets, table, settings)
+            checks += its_checks
+            identifiers |= own
             tables.append(table)
         except Exception as e:
             refused.append(Refused(table.name, str(e)))
@@ -87,7 +91,9 @@ def definitions(writers: Mapping[str, Writer]) -> Definitions:
         log.warning("the table %s is refused: %s", entry.name, entry.reason)
     context.add_to_pending_reconstruction_metadata(_TABLES, json.dumps([table.name for table in tables]))
     return Definitions.merge(
-        Definitions(assets=[*assets, *map(_refused, refused)], asset_checks=checks), table_jobs.definitions(tables)
+        Definitions(assets=assets, asset_checks=checks),
+        documented(Definitions(assets=[_refused(entry) for entry in refused]), settings),
+        table_jobs.definitions(tables),
     )
 
 
@@ -122,8 +128,7 @@ def source(table: FollowedTable, writer: Writer | None) -> AssetsDefinition:
                 key,
                 deps=[writer.key] if writer else [],
                 group_name=writer.group if writer else "sources",
-                kinds={"cassandra", "scylladb"},
-                owners=table.entry.owners,
+                kinds={"cassandra"},
                 description=table.entry.description or f"The table {table.name} of the database.",
                 metadata={**cql_columns(table.schema), **text, **documents("docs/data-types.md", "cql")},
             )
@@ -156,7 +161,7 @@ def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
     return changes_are_logged
 
 
-def _loaded(context: DefinitionsLoadContext) -> tuple[list[FollowedTable], list[Refused]] | None:
+def _loaded(context: DefinitionsLoadContext, settings: Settings) -> tuple[list[FollowedTable], list[Refused]] | None:
     """Return the tables that the code location follows, inside a process of one of its runs; else None.
 
     A run does not ask the database again: it would fail for all of its tables if one had been dropped since.
@@ -164,7 +169,7 @@ def _loaded(context: DefinitionsLoadContext) -> tuple[list[FollowedTable], list[
     if context.load_type is not DefinitionsLoadType.RECONSTRUCTION or _TABLES not in context.reconstruction_metadata:
         return None
     names = json.loads(context.reconstruction_metadata[_TABLES])
-    return [table for table in read_entries(config.load())[0] if table.name in names], []
+    return [table for table in read_entries(settings)[0] if table.name in names], []
 
 
 def _cql(table: FollowedTable) -> str:
@@ -179,5 +184,5 @@ def _refused(entry: Refused) -> AssetSpec:
         tags={"writetime/refused": "true"},
         kinds={"cassandra"},
         description=f"**Refused:** {entry.reason}",
-        metadata={"refused": entry.reason},
+        metadata={"refused": entry.reason, **documents("docs/dagster.md")},
     )

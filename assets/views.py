@@ -29,13 +29,13 @@ from writetime.core.errors import Transient
 from writetime.lake import views
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table, view_schema
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.checks import from_unfit
 from writetime_dagster.assets.failures import by_kind
-from writetime_dagster.assets.naming import arrow_columns, documents, key_of, pool_of
+from writetime_dagster.assets.naming import documents, key_of, pool_of, view_columns
 from writetime_dagster.assets.staging import StagedFiles
 from writetime_dagster.resources import LakeResource, SparkResource
 
@@ -46,14 +46,13 @@ _SHOWN = 20
 def compacted(table: FollowedTable) -> AssetsDefinition:
     """Return the compacted view of a table."""
     key = key_of(table.name, "view")
-    columns = {} if table.schema is None else arrow_columns(view_schema(table.schema))
+    columns = {} if table.schema is None else view_columns(table.schema, view_schema(table.schema))
 
     @asset(
         key=key,
         deps=[key_of(table.name, "state")],
         group_name="views",
         kinds={"spark", "deltalake"},
-        owners=table.entry.owners,
         pool=pool_of(table.name, "view"),
         metadata=columns | documents("docs/lake.md", "docs/data-types.md"),
         check_specs=[

@@ -35,7 +35,7 @@ from pyspark.sql import functions as F
 
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
-from writetime.workqueue import audit, completed, drain
+from writetime.workqueue import audit, completed, spark_workers
 from writetime.workqueue.inspect import inspect, queues, worker_faults
 from writetime.workqueue.items import Place
 from writetime_dagster.assets.automation import is_under_way, on_schedule
@@ -54,7 +54,7 @@ _SHOWN = 20
         AssetSpec(
             EVENT_QUEUE,
             group_name="workqueue",
-            kinds={"cassandra", "scylladb"},
+            kinds={"cassandra"},
             description="Work items of all queues, put there by `POST /queues/<queue>/items` or `writetime.workqueue`.",
         )
     ]
@@ -224,7 +224,7 @@ def drain_queue_op(
 ) -> None:
     """Process the items of a queue on Spark."""
     handler = load_handler(config.handler)
-    outcomes = drain.drain(spark.spark_session, database.settings, config.queue, handler, config.tasks)
+    outcomes = spark_workers.drain(spark.spark_session, database.settings, config.queue, handler, config.tasks)
     context.add_output_metadata({"queue": config.queue, **dict(outcomes)})
 
 

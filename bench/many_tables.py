@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.support.made import SCHEMA, batch, write
 from tests.support.settings import write_settings
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.lake.views import time_now

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from bench.row_events import SCHEMA, tokens_of, updates
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.core import config
 from writetime.lake.table import open_table
 from writetime.landing.landing import Landing
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import free_port
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 
 REPLICAS = 3
 # The share of a core that is used, so that late work catches up: at half, an hour's outage is made up in an hour.

@@ -29,6 +29,7 @@ from writetime.runtime import jars
 from writetime.servers.process import port_answers
 from writetime.workqueue.audit import database_time
 from writetime_dagster.assets.backfill import token_ranges
+from writetime_dagster.assets.naming import key_of
 from writetime_dagster.assets.replay import RANGE_END, RANGE_START
 from writetime_dagster.resources import KafkaResource
 
@@ -265,15 +266,18 @@ def _replayed(boarded: RunResult, counted: figures.Figures) -> Stage:
 def _followed_table(
     settings: Settings, name: str, snapshot: list[RunResult], follow: RunResult, verify: RunResult
 ) -> Stage:
-    landed, view = follow.metadata[f"{name}/changes"], follow.metadata[f"{name}/view"]
-    proof = verify.check_metadata[f"{name}/view: rows_are_those_of_the_database"]
+    def asset(part: str) -> str:
+        return key_of(name, part).to_user_string()
+
+    landed, view = follow.metadata[asset("changes")], follow.metadata[asset("view")]
+    proof = verify.check_metadata[f"{asset('view')}: rows_are_those_of_the_database"]
     rows = view["dagster/row_count"]
     events = _events(settings, name)
-    published = follow.metadata[f"{name}/row_topic"]["events_published"]
-    of_kinds = [(follow.metadata[f"{name}/row_events"][f"events_{k}"], k) for k in ("create", "update", "delete")]
+    published = follow.metadata[asset("row_topic")]["events_published"]
+    of_kinds = [(follow.metadata[asset("row_events")][f"events_{k}"], k) for k in ("create", "update", "delete")]
     note = f"{landed['changes_landed']:,} changes captured, {landed['changes_not_landed']:,} waiting"
     if snapshot:
-        note += f"; {snapshot[-1].metadata[f'{name}/backfill']['sstables']} SSTables of a snapshot"
+        note += f"; {snapshot[-1].metadata[asset('backfill')]['sstables']} SSTables of a snapshot"
     return Stage(
         name.partition(".")[2],
         [
@@ -295,7 +299,7 @@ def _events(settings: Settings, name: str) -> Mapping[str, int]:
 
 def _rates(replayed: RunResult, ingest: list[RunResult], boarded: RunResult, follow: RunResult) -> dict[str, float]:
     events = [run.metadata["ingest/user_events"] for run in ingest]
-    landed: list[dict[str, Any]] = [of for name, of in follow.metadata.items() if name.endswith("/changes")]
+    landed: list[dict[str, Any]] = [of for name, of in follow.metadata.items() if name.endswith("_changes")]
     return {
         "events acknowledged": replayed.metadata["sources/flights"]["events_per_second"],
         "events stored": sum(e["messages"] for e in events) / sum(e["drain_seconds"] for e in events),

@@ -27,6 +27,6 @@ defs = Definitions.merge(
             ],
             jobs=[assets.replay_flights_job, assets.board_job],
         ),
-        settings.alerts.owners,
+        settings,
     ),
 )

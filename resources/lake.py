@@ -3,7 +3,7 @@
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from writetime.lake.storage import lake_storage
+from writetime.lake.lake_storage import lake_storage
 from writetime_dagster.resources.base import WritetimeResource
 
 

@@ -21,17 +21,19 @@ from writetime.core.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.servers.process import free_port
 
-# `make test` runs three processes, as tests wait a lot. A folder of tests is one piece of work, as its tests share
-# servers; long ones first.
+# Folders whose tests share servers of their own, or what these have written.
+_WHOLE = {"capture", "cluster", "merge", "scylla_cdc", "security", "storage"}
+
+# `make test` runs three processes, as tests wait a lot; long folders first.
 _LONGEST_FIRST = (
     "capture",
     "assets",
+    "docs",
     "storage",
     "cluster",
     "faults",
     "replay",
     "scylla_cdc",
-    "docs",
     "lake",
     "ingest",
     "http",
@@ -52,6 +54,9 @@ _SERVERS = {
     "started",
     "store",
 }
+# Fixtures that start servers for one folder of tests.
+_OWN_SERVERS = {"written"}
+_SECURITY = "tests/security/"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,6 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     no_proof = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
     os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1 {no_proof}")
+    if config.getoption("--long"):
+        os.environ["LONG_TESTS"] = "1"
     os.environ["WRITETIME_CONFIG"] = str(Path(__file__).with_name("writetime.toml"))
     config.addinivalue_line(
         "markers", "cassandra_only(reason): needs what only Apache Cassandra has; deselected with --scylla"
@@ -77,9 +84,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="also compare the recordings of a ScyllaDB in this folder (see tests/recorded)",
     )
-    parser.addoption("--long", action="store_true", help="run long tests of faults at their full length")
+    parser.addoption("--long", action="store_true", help="run long tests at their full length")
     parser.addoption("--servers", metavar="DIR", help="use the servers that run in this folder, and leave them running")
-    parser.addoption("--without-servers", action="store_true", help="run tests/security, and tests without servers")
+    parser.addoption("--without-servers", action="store_true", help="run tests that start no server")
+    parser.addoption(
+        "--without-shared-servers",
+        action="store_true",
+        help="run the same, and tests/security and tests/storage, which start their own",
+    )
     scylla = parser.getgroup("scylla", "a running ScyllaDB (see tests/scylla)")
     scylla.addoption("--scylla", metavar="HOST:PORT", help="use this ScyllaDB instead of an embedded Cassandra")
     scylla.addoption("--scylla-tablets", choices=["on", "off"], default="off", help="whether keyspaces use tablets")
@@ -87,16 +99,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     scylla.addoption("--scylla-nodetool", metavar="COMMAND", help="the nodetool of this node, for its snapshots")
 
 
-class FolderScheduling(LoadScopeScheduling):
-    """Gives each folder of tests to one process. (Groups by marks, as xdist 3.8 has them, are lost on pytest 9.2.)"""
+class Scheduling(LoadScopeScheduling):
+    """Gives each module to one process, or each whole folder that shares more than all tests do. (Groups by marks, as
+    xdist 3.8 has them, are lost on pytest 9.2.)
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.split("/")[1]
+        folder = nodeid.split("/")[1]
+        is_whole = folder in _WHOLE and not self.config.getoption("--without-servers")
+        return folder if is_whole else nodeid.partition("::")[0]
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderScheduling:
-    """Let `pytest -n` keep folders together."""
-    return FolderScheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """Let `pytest -n` keep together what shares servers."""
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -104,7 +120,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--scylla"):
         _leave_out(config, items, lambda item: item.get_closest_marker("cassandra_only") is not None)
     if config.getoption("--without-servers"):
-        _leave_out(config, items, _needs_servers)
+        _leave_out(config, items, lambda item: _starts(item, _SERVERS | _OWN_SERVERS))
+    if config.getoption("--without-shared-servers"):
+        _leave_out(config, items, lambda item: _starts(item, _SERVERS) and not item.nodeid.startswith(_SECURITY))
     places = {part: i for i, part in enumerate(_LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.nodeid.split("/")[1], len(places)))
 
@@ -115,9 +133,8 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], which: Callable[
     config.hook.pytest_deselected(items=left_out)
 
 
-def _needs_servers(item: pytest.Item) -> bool:
-    security = item.nodeid.startswith("tests/security/")
-    return isinstance(item, pytest.Function) and not security and not _SERVERS.isdisjoint(item.fixturenames)
+def _starts(item: pytest.Item, servers: set[str]) -> bool:
+    return isinstance(item, pytest.Function) and not servers.isdisjoint(item.fixturenames)
 
 
 @contextmanager

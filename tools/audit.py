@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"
 ACCEPTED = Path(__file__).with_name("accepted.toml")
 _URL = "https://api.osv.dev/v1/querybatch"
-_QUERIES_A_CALL = 500
+_QUERIES_PER_CALL = 500
 _TIMEOUT_SECONDS = 15.0
 
 
@@ -51,8 +51,13 @@ def packages() -> list[Package]:
     return list(dict.fromkeys(found))
 
 
-def vulnerabilities(asked: Sequence[Package], url: str) -> dict[Package, list[str]]:
+def vulnerabilities(asked: Sequence[Package], url: str, per_call: int) -> dict[Package, list[str]]:
     """Return the ids of known vulnerabilities per package; most have none.
+
+    Args:
+        asked: the packages.
+        url: OSV's.
+        per_call: how many queries go into one call.
 
     Raises:
         OSError: OSV does not answer.
@@ -61,7 +66,7 @@ def vulnerabilities(asked: Sequence[Package], url: str) -> dict[Package, list[st
     found: dict[Package, list[str]] = {}
     waiting: list[tuple[Package, str | None]] = [(package, None) for package in asked]
     while waiting:
-        part, waiting = waiting[:_QUERIES_A_CALL], waiting[_QUERIES_A_CALL:]
+        part, waiting = waiting[:per_call], waiting[per_call:]
         results = _ask(url, [_query(package, page) for package, page in part])
         if len(results) != len(part):
             raise ValueError(f"{len(results)} answers to {len(part)} queries")
@@ -89,12 +94,12 @@ def _ask(url: str, queries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return body["results"]
 
 
-def main() -> int:
+def main(per_call: int = _QUERIES_PER_CALL) -> int:
     """Print the findings; return the exit status."""
     accepted = {entry["id"]: entry["reason"] for entry in tomllib.loads(ACCEPTED.read_text()).get("accepted", [])}
     asked, url = packages(), os.environ.get("OSV_URL", _URL)
     try:
-        found = vulnerabilities(asked, url)
+        found = vulnerabilities(asked, url, per_call)
     except (OSError, ValueError) as e:
         print(f"audit: NOT DONE, because {url} gives no answer ({e}); nothing is known of {len(asked)} pinned packages")
         return 0

@@ -1,5 +1,5 @@
-"""Runs the tests that need no servers, and those of security, on each supported Python of this machine: `python -m
-tools.pythons`, as `make test-python` does.
+"""Runs the tests that need no servers, and those of security and of the database's files, on each supported Python of
+this machine: `python -m tools.pythons`, as `make test-python` does.
 
 Interpreters are searched on the PATH, then among the versions of pyenv. Each has its own environment below
 `.writetime/pythons`, with the packages of `requirements.lock`.

@@ -21,7 +21,7 @@ from bench.storage.measure import python, with_others
 from writetime.clients.spark import spark_conf
 from writetime.core.config import load
 from writetime.lake import state
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 
 
 @dataclass(frozen=True)

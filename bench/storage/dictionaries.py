@@ -14,7 +14,7 @@ import zstandard
 from bench.storage.measure import Cost, in_turns
 from tests.support.recordings import dictionary_table
 from tests.support.rewriting import recompress
-from writetime.storage.files import find_sstables
+from writetime.storage.locations import find_sstables
 from writetime.storage.sstable import SSTable
 
 # Passes are short: a file has 60,300 changes.

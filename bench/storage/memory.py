@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from writetime.storage.files import find_sstables
+from writetime.storage.locations import find_sstables
 from writetime.storage.sstable import SSTable
 
 

@@ -19,7 +19,7 @@ from tests.support.format_server import FormatServer
 from writetime.clients.spark import spark_conf
 from writetime.core.config import load
 from writetime.sources.sstable import SSTableSource
-from writetime.storage.files import Location
+from writetime.storage.locations import Location
 
 CREATE = (
     "CREATE TABLE bench.events (id uuid, n int, kind text, amount bigint, price double, at timestamp, note text, "

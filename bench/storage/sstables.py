@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.storage.measure import Comparison, best, child, here, printed, python
 from tests.support import oracle
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
 
 _DUMP = "org.apache.cassandra.tools.SSTableExport"

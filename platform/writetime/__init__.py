@@ -1,6 +1,6 @@
 """Writetime: the lake gives the answers that the database would give.
 
-import writetime
+    import writetime
 
     writetime.open_table("shop.orders").view()                    # rows, as the database would return them
     writetime.read_sstable("/backups/orders-.../snapshots/daily")  # changes, without the database

@@ -8,8 +8,8 @@ import writetime
 from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
 from writetime.schema.cql import parse_schemas
-from writetime.storage.files import find_sstables
 from writetime.storage.infer import infer_schema
+from writetime.storage.locations import find_sstables
 from writetime.storage.sstable import SSTable
 
 CASSANDRA = Path(__file__).parents[1] / "data" / "cassandra" / "oa"

@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, batch, write
-from writetime.capture.metrics import Lag, summary
+from writetime.capture.agent_metrics import Lag, summary
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.progress import Totals
-from writetime.capture.publisher import ChangePublisher
 from writetime.clients import topic_retention
 from writetime.core.config import Settings
 from writetime.lake import views

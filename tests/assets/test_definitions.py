@@ -3,12 +3,22 @@
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey, DagsterInstance, Definitions, RunRequest, TableSchema, build_schedule_context
+from dagster import (
+    AssetKey,
+    CodeReferencesMetadataValue,
+    DagsterInstance,
+    Definitions,
+    RunRequest,
+    TableSchema,
+    UrlCodeReference,
+    build_schedule_context,
+)
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetNode
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 from dagster._core.definitions.repository_definition import RepositoryLoadData
@@ -16,12 +26,14 @@ from dagster._core.definitions.repository_definition import RepositoryLoadData
 from demo import definitions as demo
 from tests.support.settings import write_settings
 from writetime.clients.database import connect
-from writetime.core.config import Settings
+from writetime.core.config import Alerts, Settings, load
+from writetime.lake.table import view_schema
+from writetime.schema.cql import parse_table
 from writetime.servers.process import free_port
 from writetime_dagster.assets import tables
-from writetime_dagster.assets.definitions import defs
+from writetime_dagster.assets.definitions import defs, platform
 from writetime_dagster.assets.ingest import DEAD_LETTERS, USER_EVENTS, USER_EVENTS_TOPIC, user_events_topic
-from writetime_dagster.assets.naming import documented, key_of
+from writetime_dagster.assets.naming import PARTS, documented, key_of, view_columns
 from writetime_dagster.assets.table_jobs import PROOF
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
@@ -48,7 +60,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def of_tables(**writers: tables.Writer) -> Definitions:
     """What there is of the tables of the settings file."""
     found = {f"shop.{name}": writer for name, writer in writers.items()}
-    return Definitions.merge(tables.definitions(found), Definitions(resources=RESOURCES))
+    return Definitions.merge(tables.definitions(load(), found), Definitions(resources=RESOURCES))
 
 
 def edges(definitions: Definitions) -> set[tuple[str, str]]:
@@ -108,7 +120,7 @@ def columns(node: BaseAssetNode) -> list[str]:
 
 def test_assets_of_no_table_have_the_owners_of_the_settings() -> None:
     own = Definitions(assets=[user_events_topic], resources=RESOURCES)
-    owned = documented(own, ["team:data"]).resolve_asset_graph()
+    owned = documented(own, load().model_copy(update={"alerts": Alerts(owners=["team:data"])})).resolve_asset_graph()
     assert owned.get(USER_EVENTS_TOPIC).owners == ["team:data"]
 
 
@@ -117,21 +129,27 @@ def test_a_table_is_one_entry(config: Path) -> None:
     config.write_text('[tables.shop.orders]\nowners = ["team:orders"]\n')
     found = of_tables(orders=tables.Writer(USER_EVENTS, "ingest"))
     assert edges(found) == {
-        ("ingest/user_events", "shop.orders/table"),
-        ("shop.orders/table", "shop.orders/topic"),
-        ("capture/agents", "shop.orders/topic"),
-        ("shop.orders/topic", "shop.orders/changes"),
-        ("shop.orders/table", "shop.orders/snapshots"),
-        ("shop.orders/snapshots", "shop.orders/backfill"),
-        ("shop.orders/changes", "shop.orders/state"),
-        ("shop.orders/backfill", "shop.orders/state"),
-        ("shop.orders/state", "shop.orders/view"),
-        ("shop.orders/state", "shop.orders/row_events"),
-        ("shop.orders/row_events", "shop.orders/row_topic"),
+        ("ingest/user_events", "shop/orders/orders"),
+        ("shop/orders/orders", "shop/orders/orders_topic"),
+        ("capture/agents", "shop/orders/orders_topic"),
+        ("shop/orders/orders_topic", "shop/orders/orders_changes"),
+        ("shop/orders/orders", "shop/orders/orders_snapshots"),
+        ("shop/orders/orders_snapshots", "shop/orders/orders_backfill"),
+        ("shop/orders/orders_changes", "shop/orders/orders_state"),
+        ("shop/orders/orders_backfill", "shop/orders/orders_state"),
+        ("shop/orders/orders_state", "shop/orders/orders_view"),
+        ("shop/orders/orders_state", "shop/orders/orders_row_events"),
+        ("shop/orders/orders_row_events", "shop/orders/orders_row_topic"),
     }
     graph = found.resolve_asset_graph()
-    own = [key for key in graph.get_all_asset_keys() if key.path[0] == "shop.orders"]
+    own = [key for key in graph.get_all_asset_keys() if key.path[0] == "shop"]
     assert all(graph.get(key).owners == ["team:orders"] and graph.get(key).kinds for key in own)
+    assert {graph.get(key).tags["writetime/stage"]: key for key in own} == {
+        part: key_of("shop.orders", part) for part in PARTS if part != "lag_and_freshness"
+    }
+    for key in own:
+        tags = graph.get(key).tags
+        assert (tags["writetime/keyspace"], tags["writetime/table"]) == ("shop", "orders")
     assert {graph.get(key).group_name for key in own} == GROUPS - {"sources", "workqueue", "replay"}
     repository = found.get_repository_def()
     assert set(repository.job_names) >= {
@@ -165,14 +183,70 @@ def test_a_table_is_one_entry(config: Path) -> None:
     }
 
 
+def test_assets_show_the_database_in_use(config: Path) -> None:
+    def kinds() -> set[str]:
+        platform_of = platform(load()).resolve_asset_graph()
+        return {kind for key in platform_of.get_all_asset_keys() for kind in platform_of.get(key).kinds}
+
+    config.write_text("[tables.shop.orders]\n[tables.shop.wrong]\ncolor = 3\n")
+    assert kinds() == {"cassandra", "spark", "deltalake", "kafka", "python"}
+    config.write_text(
+        '[tables.shop.orders]\n[capture]\nsource = "scylla-cdc"\ntables = ["shop.orders"]\nsnapshot = "never"\n'
+    )
+    assert kinds() == {"scylladb", "spark", "deltalake", "kafka", "python"}
+
+
+def test_a_table_without_owners_has_those_of_the_settings(config: Path) -> None:
+    config.write_text('[tables.shop.orders]\n[tables.shop.wrong]\ncolor = 3\n[alerts]\nowners = ["team:data"]\n')
+    graph = of_tables().resolve_asset_graph()
+    own = [key for key in graph.get_all_asset_keys() if key.path[0] == "shop"]
+    assert key_of("shop.wrong", "table") in own
+    assert all(graph.get(key).owners == ["team:data"] for key in own)
+
+
+def test_a_name_that_is_too_long_for_a_tag_is_cut(config: Path) -> None:
+    """ScyllaDB has names of up to 192 characters."""
+    name = "n" * 192
+    config.write_text(f"[tables.shop.{name}]\n")
+    graph = of_tables().resolve_asset_graph()
+    assert graph.get(key_of(f"shop.{name}", "view")).tags["writetime/table"] == name[:63]
+
+
+def test_columns_of_a_view_have_their_cql_types() -> None:
+    schema = parse_table(
+        "CREATE TABLE shop.orders (day date, id uuid, s text static, n list<int>, PRIMARY KEY (day, id))"
+    )
+    [found] = view_columns(schema, view_schema(schema)).values()
+    assert [(column.name, column.description) for column in found.columns] == [
+        ("day", "CQL: date. Partition key."),
+        ("id", "CQL: uuid. Clustering key."),
+        ("s", "CQL: text. Static: one per partition."),
+        ("n", "CQL: list<int>."),
+    ]
+
+
+def test_documents_are_files_of_the_repository(config: Path) -> None:
+    config.write_text('[tables.shop.orders]\n[tables.shop.wrong]\ncolor = 3\n[replay]\nqueues = ["mails"]\n')
+    graph = platform(load()).resolve_asset_graph()
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    for key in graph.get_all_asset_keys():
+        references = graph.get(key).metadata["dagster/code_references"]
+        assert isinstance(references, CodeReferencesMetadataValue)
+        for reference in references.code_references:
+            assert isinstance(reference, UrlCodeReference)
+            path = reference.url.removeprefix(f"{urls['Repository']}/blob/main/")
+            assert (ROOT / path).exists(), reference.url
+            assert reference.label == path
+
+
 def test_a_table_has_only_the_assets_of_its_entry(config: Path) -> None:
     config.write_text('[tables.shop.orders]\ncapture = false\nrow_events = false\nsnapshots = ["s3://a/b"]\n')
     found = of_tables()
     assert edges(found) == {
-        ("shop.orders/table", "shop.orders/snapshots"),
-        ("shop.orders/snapshots", "shop.orders/backfill"),
-        ("shop.orders/backfill", "shop.orders/state"),
-        ("shop.orders/state", "shop.orders/view"),
+        ("shop/orders/orders", "shop/orders/orders_snapshots"),
+        ("shop/orders/orders_snapshots", "shop/orders/orders_backfill"),
+        ("shop/orders/orders_backfill", "shop/orders/orders_state"),
+        ("shop/orders/orders_state", "shop/orders/orders_view"),
     }
     assert not {"land", "row_events", "snapshot"} & set(found.get_repository_def().job_names)
 
@@ -186,7 +260,7 @@ def test_a_table_has_only_the_assets_of_its_entry(config: Path) -> None:
         ('[tables.shop."wr ong"]', "a table's entry is written [tables.<keyspace>.<table>]"),
         ('[tables.shop.wrong]\nexpect = [{ type = "expect_nothing" }]', "expect_nothing not found"),
         ('[tables.shop.wrong]\nowners = ["somebody"]', "somebody"),
-        ("[tables.shop_orders.wrong]\n[tables.shop.orders_wrong]", "Dagster cannot tell"),
+        ("[tables.shop.b__b]\n[tables.shop__b__b.b]", "Dagster cannot tell shop__b__b.b and shop.b__b apart"),
     ],
 )
 def test_a_refused_table_reports_why_and_stops_no_other(entry: str, reason: str, config: Path) -> None:

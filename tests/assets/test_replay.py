@@ -29,7 +29,7 @@ from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.replay import Publisher, Subscriber
-from writetime.replay.retention import Trimmed
+from writetime.replay.batch_retention import Trimmed
 from writetime_dagster.assets import replay
 from writetime_dagster.assets.failures import apart
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import great_expectations.expectations as gxe
 import pytest
 from dagster import DagsterInstance, materialize
 from pyspark.sql import SparkSession
@@ -11,6 +10,7 @@ from tests.assets.runs import numbers
 from tests.support.event_replay import replayed
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, write
+from writetime.clients.quality import gxe
 from writetime.core.config import Settings
 from writetime.lake import state, views
 from writetime.lake.followed_tables import FollowedTable

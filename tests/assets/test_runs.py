@@ -26,7 +26,7 @@ from writetime.core.errors import WritetimeError
 from writetime_dagster.assets import runs
 from writetime_dagster.assets.failures import by_kind
 
-ORDERS = AssetKey(["shop.orders", "view"])
+ORDERS = AssetKey(["shop", "orders", "orders_view"])
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def orders() -> MaterializeResult:
     )
 
 
-@asset(key=AssetKey(["shop.orders", "state"]))
+@asset(key=AssetKey(["shop", "orders", "orders_state"]))
 @by_kind()
 def broken() -> None:
     """An asset whose fault a person has to mend."""
@@ -104,18 +104,18 @@ def test_report_and_alert(
         assert "| path | a\\|b |" in report
         assert "| until | 1970-01-02 00:00:00 UTC |" in report
         assert "## Checks: 0 of 2 passed" in report
-        assert "| shop.orders/view | rows_are_right | **failed** |" in report
+        assert "| shop/orders/orders_view | rows_are_right | **failed** |" in report
         [alert] = posted
         assert alert["title"] == f"run {run.run_id} of job {run.job_name}: success"
         assert alert["lines"] == [
-            "shop.orders/view: rows_are_right **failed**",
-            "shop.orders/view: fresh warns: a day old",
+            "shop/orders/orders_view: rows_are_right **failed**",
+            "shop/orders/orders_view: fresh warns: a day old",
         ]
         assert alert["text"].splitlines() == [alert["title"], *(f"- {line}" for line in alert["lines"])]
 
         report, run = ended(instance, broken)
         assert report.startswith(f"# {run.job_name}: failure")
-        assert posted[1]["lines"] == ["shop_orders__state: shop.orders is broken: mend it"]
+        assert posted[1]["lines"] == ["shop__orders__orders_state: shop.orders is broken: mend it"]
 
         # What does not take it does no harm, and its URL is a secret.
         monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", url + "wrong")

@@ -4,7 +4,6 @@ import dataclasses
 from collections import Counter
 from typing import Any, cast
 
-import great_expectations.expectations as gxe
 import pyarrow as pa
 import pytest
 from dagster import (
@@ -24,6 +23,7 @@ from tests.support.made import SCHEMA, add, batch, write
 from writetime.clients import quality
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
+from writetime.clients.quality import gxe
 from writetime.core.config import Settings, Table
 from writetime.core.errors import WritetimeError
 from writetime.lake.backfill import backfill as run_backfill
@@ -262,12 +262,11 @@ def test_a_table_that_fails_keeps_no_other_from_its_maintenance(
     assert f"{second}: RuntimeError: a bug" in str(failure.event_specific_data)
 
 
-def test_an_unknown_error_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "_SOON_SECONDS", 0)
+def test_an_unknown_error_is_tried_again() -> None:
     tried = []
 
     @asset
-    @failures.by_kind()
+    @failures.by_kind(soon_seconds=0)
     def broken() -> None:
         tried.append(1)
         raise RuntimeError("a bug")

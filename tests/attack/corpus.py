@@ -5,7 +5,7 @@ from pathlib import Path
 
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.segment import Segment, find_segments
 
 _DATA = Path(__file__).parents[1] / "data"

@@ -33,9 +33,9 @@ from tests.support.segments import mutations_of, one_section
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.storage import commitlog
 from writetime.storage.commitlog import CommitLogReader, count_mutations
-from writetime.storage.errors import StorageError
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.file_errors import StorageError
 from writetime.storage.infer import infer_schema
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.segment import END, Segment, find_segments
 from writetime.storage.sstable import WINDOW, OnCorrupt, SSTable
 from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN

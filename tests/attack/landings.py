@@ -25,7 +25,7 @@ from tests.attack import hostile
 from tests.attack.command import numbers
 from tests.attack.watched import Limits
 from tests.support.made import cell
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.changes.model import change_schema, field_name
 from writetime.changes.position import AT, position_encoder
 from writetime.clients.kafka import client_config
@@ -51,7 +51,7 @@ from writetime.storage.kernel.primitives import token
 from writetime.wire import watermarks
 from writetime.wire.change_messages import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
 from writetime.wire.publishing import SCHEMAS_TOPIC, Sender
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, SourceMarks, TableMark, ensure_watermarks_topic
 
 # The lake and Arrow reserve more than they touch.

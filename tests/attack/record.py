@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.attack.corpus import CASSANDRA
 from tests.support.format_server import FormatServer, cql_with_ids
 from tests.support.segments import mutations_of, one_section
-from writetime.storage.files import find_sstables
+from writetime.storage.locations import find_sstables
 from writetime.storage.segment import find_segments
 
 _KEYSPACE = "attack"

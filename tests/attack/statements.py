@@ -36,7 +36,7 @@ from tests.support.workload import TYPES
 from writetime.core.config import Capture, Settings
 from writetime.lake.table import open_table
 from writetime.landing.landing import Landing
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 
 _TABLES = 3
 _STATEMENTS = 50

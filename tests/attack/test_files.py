@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.attack.files import attack, rewritten
 from tests.attack.report import Report
 from tests.attack.watched import Limits, Watch, work
-from writetime.storage.errors import CorruptFile
-from writetime.storage.files import FEATURES
+from writetime.storage.file_errors import CorruptFile
+from writetime.storage.locations import FEATURES
 from writetime.storage.sstable import SSTable
 
 

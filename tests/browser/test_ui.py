@@ -30,6 +30,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
 TABLE = SCHEMA.full_name
+VIEW = f"{SCHEMA.keyspace}/{SCHEMA.name}/{SCHEMA.name}_view"
 EXPECT = [{"type": "expect_column_values_to_be_between", "column": "w", "max_value": 100}]
 ENTRY = f"""[tables.{TABLE}]
 description = "What the shop has."
@@ -126,13 +127,13 @@ def test_graph(page: Any, request: pytest.FixtureRequest) -> None:
 
 
 def test_checks(page: Any, request: pytest.FixtureRequest) -> None:
-    page.goto(f"/assets/{TABLE}/view?view=checks&checkDetail=rows_are_as_expected")
+    page.goto(f"/assets/{VIEW}?view=checks&checkDetail=rows_are_as_expected")
     see(page, "rows_are_those_of_the_state", "rows_are_as_expected", "rows_are_those_of_the_database", "Failed")
     keep(page, request, "asset-checks")
 
 
 def test_plots(page: Any, request: pytest.FixtureRequest) -> None:
-    page.goto(f"/assets/{TABLE}/view?view=overview")
+    page.goto(f"/assets/{VIEW}?view=overview")
     see(page, "What the shop has.", "Row count", "refresh_seconds", "Owners")
     page.get_by_role("button", name="Plots").click()
     page.wait_for_function("() => document.querySelectorAll('canvas').length >= 2")

@@ -34,8 +34,8 @@ from tests.support.programs import Program
 from tests.support.settings import write_settings
 from tests.support.workload import SHORT_TTL, TYPES, Clock, Counters, Filling, Writer, write_times
 from writetime.capture.agent import Agent
+from writetime.capture.node_schemas import Node
 from writetime.capture.progress import Progress
-from writetime.capture.schemas import Node
 from writetime.changes.model import change_schema
 from writetime.clients.database import connect
 from writetime.core import config

@@ -18,7 +18,7 @@ from writetime.landing.landing import Landing, captured_tables
 from writetime.schema.stored import from_json
 from writetime.schema.table import Column, SchemaError
 from writetime.schema.types import Native
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 
 
 def test_schemas_that_change(captured: Captured) -> None:

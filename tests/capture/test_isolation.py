@@ -17,9 +17,9 @@ import pytest
 from tests.capture.agents import put_back, status_of, until
 from tests.support.captured import Captured
 from tests.support.waiting import wait_for
-from writetime.capture import decoding, durable, publisher, segments, snapshots
+from writetime.capture import change_publisher, decoding, durable, segments, snapshots
+from writetime.capture.change_publisher import check_publishable
 from writetime.capture.progress import OPEN
-from writetime.capture.publisher import check_publishable
 from writetime.capture.segments import SegmentFolder
 from writetime.clients.kafka import ensure_topics
 from writetime.core.errors import WritetimeError
@@ -28,7 +28,7 @@ from writetime.schema.cql import parse_table
 from writetime.storage.batch import BatchMaker
 from writetime.storage.segment import Segment, find_segments
 from writetime.wire.change_messages import ChangeEncoder
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 
 _TABLE = "(k int PRIMARY KEY, v int) WITH cdc = true"
 # What is wrong with this value, and with this table.
@@ -124,7 +124,7 @@ def test_a_table_whose_schema_cannot_be_read_stops_no_other(
     bad = f"{captured.keyspace}.{_BAD}"
     with monkeypatch.context() as patch:
         is_bad = failing(system.from_rows, lambda schema, *_: schema.full_name == bad)
-        patch.setattr("writetime.capture.schemas.from_rows", is_bad)
+        patch.setattr("writetime.capture.node_schemas.from_rows", is_bad)
         with captured.agent():
             write_rows(captured, _BAD, "good")
             captured.settle(60)
@@ -161,9 +161,9 @@ def test_a_topic_that_kafka_refuses_stops_no_other(captured: Captured) -> None:
 def test_an_unknown_fault_of_a_topic_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
     bad = f"{captured.keyspace}.{_BAD}"
-    is_bad = failing(publisher.ChangePublisher._send, lambda _, __, schema, ___: schema.full_name == bad)
+    is_bad = failing(change_publisher.ChangePublisher._send, lambda _, __, schema, ___: schema.full_name == bad)
     with monkeypatch.context() as patch:
-        patch.setattr(publisher.ChangePublisher, "_send", is_bad)
+        patch.setattr(change_publisher.ChangePublisher, "_send", is_bad)
         with captured.agent():
             write_rows(captured, _BAD, "good")
             captured.settle(60)

@@ -22,11 +22,11 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.delta import BucketedTable
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table
 from writetime.landing import landing
 from writetime.landing.landing import Landing, captured_tables, not_landed
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 
 
 def view_columns(captured: Captured, table: str) -> list[str]:

@@ -21,7 +21,7 @@ from confluent_kafka import Message, Producer
 from tests.capture.agents import count
 from tests.support.made import SCHEMA, batch, write
 from tests.support.status import status_lines
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.cli.main import main
 from writetime.cli.screen import Entries, fit
 from writetime.cli.status import status_parts
@@ -63,7 +63,7 @@ from writetime.scylla_cdc.findings import (
 from writetime.wire import publishing, watermarks
 from writetime.wire.change_messages import change_avro
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
-from writetime.wire.topics import changes_topic, dead_changes_topic
+from writetime.wire.topic_names import changes_topic, dead_changes_topic
 from writetime.wire.watermarks import (
     WATERMARKS_TOPIC,
     LandingReport,

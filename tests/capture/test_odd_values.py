@@ -35,8 +35,8 @@ from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.landing.landing import Landing
 from writetime.row_events import publish, stream
 from writetime.schema.text import bytes_of_text
-from writetime.verify.verify import verify
-from writetime.wire.topics import row_events_topic
+from writetime.verify.comparison import verify
+from writetime.wire.topic_names import row_events_topic
 
 LAST = (1 << 63) - 1
 # Milliseconds: the ends of CQL's range, and of what microseconds hold.

@@ -28,7 +28,7 @@ from writetime.row_events import publish, stream
 from writetime.row_events.messages import event_avro
 from writetime.schema.cql import parse_schemas
 from writetime.wire.change_messages import change_avro
-from writetime.wire.topics import changes_topic, row_events_topic
+from writetime.wire.topic_names import changes_topic, row_events_topic
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,13 @@ from tests.support.captured import Captured
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
 from writetime.capture import agent
-from writetime.capture.metrics import read_status, summary
+from writetime.capture.agent_metrics import read_status, summary
 from writetime.capture.progress import Progress, SegmentProgress
 from writetime.cli.main import main
 from writetime.clients.kafka import client_config, ensure_topics
 from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import statuses
 
 

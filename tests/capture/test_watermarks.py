@@ -18,8 +18,8 @@ from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
 from writetime.capture import agent
 from writetime.capture.agent import Agent
+from writetime.capture.node_schemas import Node
 from writetime.capture.progress import Progress
-from writetime.capture.schemas import Node
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings

@@ -7,7 +7,7 @@ import pytest
 from cassandra.cluster import Session
 from cassandra.protocol import OverloadedErrorMessage
 
-from writetime.capture.schemas import Node, Unreachable
+from writetime.capture.node_schemas import Node, Unreachable
 from writetime.clients.database import node_of
 
 

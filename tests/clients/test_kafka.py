@@ -2,10 +2,11 @@
 
 import socket
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from writetime.clients import kafka
 from writetime.core import config
@@ -78,3 +79,28 @@ def test_outages_may_pass_and_refusals_last(name: str) -> None:
     error = KafkaError(getattr(KafkaError, name))
     assert kafka.may_pass(error) == (name in _MAY_PASS)
     assert issubclass(kafka._kind_of(error), Transient) == (name in _MAY_PASS)
+
+
+class OneUnknown:
+    """A consumer whose group's coordinator has moved, and then answers with an error for one of two partitions."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.calls = 0
+
+    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[Any]:
+        self.calls += 1
+        if self.calls == 1:
+            raise KafkaException(KafkaError(KafkaError.NOT_COORDINATOR))
+        known, unknown = partitions
+        error = KafkaError(self.code)
+        return [known, SimpleNamespace(topic=unknown.topic, partition=unknown.partition, offset=-1001, error=error)]
+
+
+@pytest.mark.parametrize("code", [KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.TOPIC_AUTHORIZATION_FAILED])
+def test_an_offset_that_cannot_be_read_is_not_taken_for_no_commit(code: int) -> None:
+    consumer: Any = OneUnknown(code)
+    with pytest.raises(WritetimeError, match="t/1: the offset of group g is not known") as raised:
+        kafka.committed(config.load(), consumer, "g", [TopicPartition("t", 0), TopicPartition("t", 1)])
+    assert consumer.calls == 2
+    assert isinstance(raised.value, Transient) == (code == KafkaError.COORDINATOR_LOAD_IN_PROGRESS)

@@ -1,7 +1,6 @@
-import great_expectations.expectations as gxe
 from pyspark.sql import SparkSession
 
-from writetime.clients.quality import markdown, validate
+from writetime.clients.quality import gxe, markdown, validate
 
 
 def test_findings_name_the_faults(spark: SparkSession) -> None:

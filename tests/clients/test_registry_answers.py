@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import certifi
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.fake_registry import BAD_ANSWERS, JSON_ANSWERS, Answer, FakeRegistry, answer, error, fake_registry
 from tests.support.waiting import wait_for
 from writetime.clients import schema_registry
@@ -32,6 +34,15 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def fake() -> Iterator[FakeRegistry]:
     with fake_registry() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _one_authority(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client reads its authorities, and to read those of the system takes longer than most answers."""
+    path = tmp_path_factory.getbasetemp() / "one.crt"
+    end = "-----END CERTIFICATE-----\n"
+    path.write_text(certifi.contents().partition(end)[0] + end)
+    monkeypatch.setenv("WRITETIME_SCHEMA_REGISTRY__TLS_CA_FILE", str(path))
 
 
 def client(url: str, **login: str) -> Registry:
@@ -176,7 +187,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([200, 201, 202, 299, 304, 400, 404, 418, 500, 599]), JSON)
 def test_any_json_is_an_answer_or_an_error(fake: FakeRegistry, status: int, content: Any) -> None:
     fake.instead = lambda m, path: answer(json.dumps(content).encode(), status)

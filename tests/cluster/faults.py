@@ -48,8 +48,8 @@ from writetime.landing.landing import Landing, captured_tables
 from writetime.row_events import publish, stream
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
-from writetime.verify.verify import verify
-from writetime.wire.topics import changes_topic, row_events_topic
+from writetime.verify.comparison import verify
+from writetime.wire.topic_names import changes_topic, row_events_topic
 from writetime.wire.watermarks import WatermarkTopic
 
 _PATIENCE_SECONDS = 240.0

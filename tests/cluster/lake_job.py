@@ -15,7 +15,7 @@ from writetime.clients.spark import spark_session
 from writetime.core import config
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.spark import in_spark
+from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import create_table
 from writetime.row_events.stream import extend
 

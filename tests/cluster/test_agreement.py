@@ -12,7 +12,7 @@ from tests.cluster.servers import REPLICATION, Servers
 from writetime.clients.database import connect, node_of, nodes_agree
 from writetime.core.errors import Transient, WritetimeError
 from writetime.schema.system import read_schema
-from writetime.verify.database import DatabaseTable
+from writetime.verify.database_table import DatabaseTable
 
 
 @contextmanager

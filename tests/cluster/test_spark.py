@@ -21,7 +21,7 @@ from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.table import open_table
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 
 _ROWS = 500
 KEYSPACE = "shop"

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.documents import ROOT, SCYLLA_TUTORIAL, blocks, documents, mentioned
 from tests.support.running import Folder
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.cli.main import main
 from writetime.clients.database import apply_schema, connect
 from writetime.clients.node_snapshots import take_snapshot

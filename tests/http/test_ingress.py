@@ -36,7 +36,7 @@ from writetime.http.ingress import serve
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event
 from writetime.servers.process import free_port
 from writetime.workqueue import inspect
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.queue_tables import Tables
 
 SILENT = free_port()
 Serve = Callable[..., "Running"]

@@ -20,11 +20,11 @@ from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.spark import append_frame, in_spark
+from writetime.lake.spark_tasks import append_frame, in_spark
 from writetime.lake.table import create_table
 from writetime.schema.system import read_schema
 from writetime.sources.sstable import SSTableSource
-from writetime.storage.errors import CorruptFile
+from writetime.storage.file_errors import CorruptFile
 
 
 def corrupt(folder: Path) -> tuple[Path, bytes]:

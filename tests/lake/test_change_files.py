@@ -11,8 +11,8 @@ import pytest
 from tests.support.made import SCHEMA, batch, cell, write
 from writetime.changes.model import change_schema
 from writetime.lake.change_files import open_changes, read_changes, read_groups
+from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import READ_SOON, conform, without_empty, write_file
-from writetime.lake.storage import Storage
 
 FULL = change_schema(SCHEMA)
 DELETED = {"write_time": 9, "deletion_time": 1, "tombstone": True}

@@ -100,7 +100,7 @@ def test_programs_that_have_read_end_well(tmp_path: Path) -> None:
     state.fold(table)
     views.refresh(table)
     reads = (
-        "import sys; from writetime.lake.delta import BucketedTable; from writetime.lake.storage import Storage; "
+        "import sys; from writetime.lake.delta import BucketedTable; from writetime.lake.lake_storage import Storage; "
         "assert BucketedTable(Storage(sys.argv[1])).read(['v']).num_rows == 20"
     )
     # Of those that aborted at their end, one in four did so on a busy machine.

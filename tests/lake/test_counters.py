@@ -30,7 +30,7 @@ from writetime.row_events.stream import extend
 from writetime.runtime.nodetool import nodetool
 from writetime.schema.system import read_schema
 from writetime.sources.sstable import SSTableSource
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 
 SEED = int(os.environ.get("GENERATOR_SEED", "1"))
 PARTITIONS = int(os.environ.get("COUNTER_PARTITIONS", "60"))

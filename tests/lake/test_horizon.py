@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import generated
 from tests.support.commands import run
 from tests.support.event_replay import replayed
+from tests.support.examples import examples
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.lake_views import held
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
@@ -69,7 +70,7 @@ def rows_at(table: LakeTable, second: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("schema", [generated.SCHEMA, generated.COUNTERS], ids=lambda s: s.name)
 @given(st.data(), st.randoms(use_true_random=False))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_no_view_and_no_event_shows_dropped_tombstones(
     schema: TableSchema, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, chooser: random.Random
 ) -> None:

@@ -7,10 +7,11 @@ import duckdb
 import duckdb_extension_delta
 import polars as pl
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from pyspark.sql import SparkSession
 
 from tests.support import odd_names
+from tests.support.examples import examples
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
 from tests.support.odd_names import NAMES
@@ -81,7 +82,7 @@ def test_a_table_from_before_there_were_labels() -> None:
 
 # SQL of DuckDB has no U+0000.
 @given(NAMES.filter(lambda names: "\0" not in "".join(names)))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @example(["writetime_row", "WRITETIME_ROW_2", "rowid", "select", "true", "*", "name", "Name"])
 def test_a_condition_on_any_column(names: list[str]) -> None:
     schema = newly_labelled(odd_names.table(names))

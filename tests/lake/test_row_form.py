@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.avro import made, numbers
+from tests.support.examples import examples
 from tests.support.generate import Generator
 from tests.support.made import add, settings_at, write
 from tests.support.row_form import FIRST, LAST, row_form
@@ -27,7 +28,7 @@ from writetime.schema.mapping import arrow_type, stored_type
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
-EXAMPLES = settings(max_examples=100, deadline=None)
+EXAMPLES = examples(100)
 SCHEMA = parse_table("CREATE TABLE shop.items (id int, n int, v timestamp, w set<timestamp>, PRIMARY KEY (id, n))")
 
 

@@ -19,7 +19,7 @@ from writetime.core.config import Settings
 from writetime.lake import retention, state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.table import create_table, open_table
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
 
 

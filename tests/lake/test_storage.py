@@ -9,7 +9,7 @@ from tests.support.made import SCHEMA, add, settings_at, write
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
-from writetime.lake.storage import Storage, lake_storage
+from writetime.lake.lake_storage import Storage, lake_storage
 from writetime.lake.table import create_table, open_table
 
 

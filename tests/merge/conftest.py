@@ -16,7 +16,7 @@ from tests.support.tables import ALTERED, counted, counter_writes, every_type, t
 from writetime.changes.model import change_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader
-from writetime.storage.files import Location
+from writetime.storage.locations import Location
 from writetime.storage.segment import find_segments
 from writetime.storage.sstable import SSTable
 

@@ -6,16 +6,17 @@ import random
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.merge import model
+from tests.support.examples import examples
 from tests.support.generated import COUNTERS, SCHEMA, Change, change, table
 from writetime.merge import live_rows, merge
 from writetime.schema.table import TableSchema
 
 SCHEMAS = pytest.mark.parametrize("schema", [SCHEMA, COUNTERS], ids=lambda s: s.name)
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = examples(60)
 
 
 def changes_of(schema: TableSchema, count: int = 8) -> st.SearchStrategy[list[Change]]:

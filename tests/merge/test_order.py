@@ -2,9 +2,10 @@
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from writetime.merge.order import group_by
 
 BYTES = st.lists(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]), max_size=10).map(bytes)
@@ -12,7 +13,7 @@ ITEM = st.tuples(st.integers(-1, 1), st.sampled_from([b"a", b"b"]), BYTES)
 
 
 @given(st.lists(ITEM, max_size=120))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_groups_are_numbered_in_order(items: list[tuple[int, bytes, bytes]]) -> None:
     first = np.array([item[0] for item in items], np.int64)
     second, third = (pa.array([item[i] for item in items], pa.binary()) for i in (1, 2))

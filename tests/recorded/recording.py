@@ -29,7 +29,7 @@ from writetime.schema.table import TableSchema
 from writetime.schema.types import parse_cql
 from writetime.schema.values import decoder
 from writetime.scylla_cdc.pages import Pages
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.locations import Location, find_sstables
 
 SECOND = 1_000_000
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 import pyarrow as pa
 
 from tests.recorded.recording import Recorded, Recording, log_settings, pages_of, session_of
-from writetime.scylla_cdc.checking import ImageCheck
 from writetime.scylla_cdc.findings import IMAGE_DISAGREES, IMAGE_NOT_COMPARED, STATIC_DROPPED
 from writetime.scylla_cdc.images import contradictions
 from writetime.scylla_cdc.offsets import interval
+from writetime.scylla_cdc.postimages import ImageCheck
 from writetime.scylla_cdc.source import CdcSource
 
 WITH_IMAGES = {"rec102.x_4", "rec103.x_1", "rec103.t5", "rec104.x_3", "rec104.t4", "rec105.x_2", "rec109.x_3"}

@@ -11,6 +11,7 @@ import pytest
 
 from tools import audit
 
+QUERIES_PER_CALL = 100
 KNOWN: dict[tuple[str, str], list[list[str]]] = {}
 
 
@@ -42,7 +43,6 @@ def osv(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Osv)
     threading.Thread(target=server.serve_forever).start()
     monkeypatch.setenv("OSV_URL", f"http://127.0.0.1:{server.server_port}/v1/querybatch")
-    monkeypatch.setattr(audit, "_QUERIES_A_CALL", 100)
     KNOWN.clear()
     yield
     server.shutdown()
@@ -62,24 +62,24 @@ def test_all_pinned_packages_are_checked() -> None:
 def test_a_known_vulnerability_fails_unless_it_is_accepted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert audit.main() == 0
+    assert audit.main(QUERIES_PER_CALL) == 0
     KNOWN["Maven", "org.apache.kafka:kafka_2.13"] = [["GHSA-jar"]]
-    assert audit.main() == 0
+    assert audit.main(QUERIES_PER_CALL) == 0
     (version,) = [package.version for package in audit.packages() if package.name == "org.apache.kafka:kafka_2.13"]
     assert f"known: org.apache.kafka:kafka_2.13 {version}: GHSA-jar" in capsys.readouterr().out
     KNOWN["PyPI", "orjson"] = [["GHSA-one"], ["PYSEC-two"]]
-    assert audit.main() == 1
+    assert audit.main(QUERIES_PER_CALL) == 1
     assert "GHSA-one, PYSEC-two" in capsys.readouterr().out
     accepted = tmp_path / "accepted.toml"
     accepted.write_text(
         "".join(f'[[accepted]]\nid = "{i}"\nreason = "r"\n' for i in ("GHSA-one", "PYSEC-two", "GHSA-old"))
     )
     monkeypatch.setattr(audit, "ACCEPTED", accepted)
-    assert audit.main() == 0
+    assert audit.main(QUERIES_PER_CALL) == 0
     assert "GHSA-old is accepted in accepted.toml" in capsys.readouterr().out
 
 
 def test_a_missing_answer_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSV_URL", "http://127.0.0.1:1/v1/querybatch")
-    assert audit.main() == 0
+    assert audit.main(QUERIES_PER_CALL) == 0
     assert "audit: NOT DONE" in capsys.readouterr().out

@@ -7,11 +7,12 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support import generated
 from tests.support.avro import as_avro, numbers, plain
+from tests.support.examples import examples
 from tests.support.generate import Generator
 from writetime.merge import merge
 from writetime.row_events.events import Batch, fitted_rows, row_events
@@ -22,7 +23,7 @@ from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, parse_cql
 from writetime.wire.change_messages import change_avro
 
-EXAMPLES = settings(max_examples=150, deadline=None)
+EXAMPLES = examples(150)
 
 
 def values(arrow: pa.DataType) -> st.SearchStrategy[Any]:

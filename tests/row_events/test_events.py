@@ -4,10 +4,11 @@ row.
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.event_replay import apply, in_order
+from tests.support.examples import examples
 from tests.support.generated import SCHEMA, Change, change, table
 from tests.support.lake_answers import view_rows
 from writetime.merge import live_rows, merge
@@ -15,7 +16,7 @@ from writetime.row_events.compare import different
 from writetime.row_events.events import Batch, fitted_rows, row_events
 from writetime.row_events.ids import siphash
 
-EXAMPLES = settings(max_examples=100, deadline=None)
+EXAMPLES = examples(100)
 BATCHES = st.lists(st.tuples(st.lists(change(), max_size=5), st.integers(0, 2)), max_size=4)
 
 

@@ -28,7 +28,7 @@ from writetime.schema.system import read_schema
 from writetime.schema.table import DroppedColumn
 from writetime.schema.types import Native
 from writetime.wire.publishing import SchemaTopic, Sender
-from writetime.wire.topics import row_events_topic
+from writetime.wire.topic_names import row_events_topic
 
 KILLED = """
 import os, sys

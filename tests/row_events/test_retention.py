@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import generated
 from tests.support.event_replay import SECOND, events, replayed
+from tests.support.examples import examples
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
 from writetime.lake import views
@@ -26,7 +27,7 @@ def published(table: LakeTable, sequence: int) -> None:
 
 
 @given(st.lists(st.lists(generated.change(), max_size=4), min_size=2, max_size=5), st.randoms(use_true_random=False))
-@settings(max_examples=12, deadline=None)
+@examples(12)
 def test_the_stream_is_the_view(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[generated.Change]], chooser: random.Random
 ) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import generated
 from tests.support.event_replay import SECOND, events, replayed
+from tests.support.examples import examples
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, new_table, write
 from writetime.core.errors import WritetimeError
@@ -35,7 +36,7 @@ def kinds(table: LakeTable, sequence: int) -> dict[tuple[int, int], str]:
 
 
 @given(st.lists(st.lists(generated.change(), max_size=4), max_size=4), st.randoms(use_true_random=False))
-@settings(max_examples=12, deadline=None)
+@examples(12)
 def test_the_stream_is_the_view(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[generated.Change]], chooser: random.Random
 ) -> None:

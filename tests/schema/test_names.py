@@ -3,9 +3,10 @@
 import json
 import re
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.odd_names import NAMES, columns, table
 from writetime.changes.model import RESERVED, change_schema, field_name
 from writetime.lake.labels import extend, labelled, newly_labelled, without_labels
@@ -17,7 +18,7 @@ from writetime.schema.mapping import avro_name
 from writetime.schema.names import distinct, fold
 from writetime.schema.stored import from_json, to_json
 
-EXAMPLES = settings(max_examples=300, deadline=None)
+EXAMPLES = examples(300)
 
 
 def alike(one: str, other: str) -> bool:

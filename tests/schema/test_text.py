@@ -1,14 +1,15 @@
 """Text that is not UTF-8: escaped where bytes become text, and restored to the same bytes."""
 
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.odd_texts import PIECES
 from writetime.changes.model import change_schema
 from writetime.changes.position import AT, position_encoder
 from writetime.merge.conform import conform
-from writetime.merge.values import comparable, serialised
+from writetime.merge.value_order import comparable, serialised
 from writetime.schema.avro import fingerprint
 from writetime.schema.columnar import decode
 from writetime.schema.cql import parse_table
@@ -19,7 +20,7 @@ from writetime.schema.types import Native, parse_cql
 from writetime.schema.values import decoder
 from writetime.wire.change_messages import ChangeDecoder, ChangeEncoder, change_avro
 
-EXAMPLES = settings(max_examples=300, deadline=None)
+EXAMPLES = examples(300)
 TEXT = Native("text")
 DATA = st.one_of(st.binary(max_size=12), st.lists(st.sampled_from(PIECES), max_size=6).map(b"".join))
 

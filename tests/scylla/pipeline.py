@@ -29,8 +29,8 @@ from writetime.lake.table import LakeTable, open_table, view_schema
 from writetime.landing.landing import Landing
 from writetime.row_events import publish, stream
 from writetime.schema.system import read_schema
-from writetime.verify.verify import Report, verify
-from writetime.wire.topics import row_events_topic
+from writetime.verify.comparison import Report, verify
+from writetime.wire.topic_names import row_events_topic
 
 # To how many tablets each table is split and merged, one after the other. More would not fit into the 100 tablets that
 # ScyllaDB allows for each shard, on a node with one shard.

@@ -20,7 +20,7 @@ from writetime.lake.table import open_table
 from writetime.landing.landing import Landing, is_published
 from writetime.schema.system import read_schema
 from writetime.scylla_cdc.log import SUFFIX
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 from writetime.wire.watermarks import TableMark, WatermarkTopic
 
 

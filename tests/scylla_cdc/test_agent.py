@@ -34,7 +34,7 @@ from tests.support.settings import write_settings
 from tests.support.status import status_lines
 from tests.support.waiting import wait_for
 from writetime.capture import cdc_log
-from writetime.capture.metrics import read_status
+from writetime.capture.agent_metrics import read_status
 from writetime.cli.status import agents_lines
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
@@ -46,7 +46,7 @@ from writetime.landing.landing import Landing
 from writetime.scylla_cdc.offsets import Offset
 from writetime.scylla_cdc.source import CdcSource
 from writetime.servers.process import free_port
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 from writetime.wire.watermarks import WatermarkTopic, statuses
 
 

@@ -13,8 +13,8 @@ from tests.support.generate import SEED
 from writetime.schema.table import Column, DroppedColumn, TableSchema
 from writetime.schema.types import Native
 from writetime.scylla_cdc import log as L
+from writetime.scylla_cdc.column_history import History
 from writetime.scylla_cdc.findings import IN_SNAPSHOT, STATIC_DROPPED
-from writetime.scylla_cdc.history import History
 from writetime.scylla_cdc.log import Gap, first_uuid
 
 INT = Native("int")

@@ -17,10 +17,10 @@ from tests.scylla_cdc.odd import STREAM, Odd
 from tests.support.programs import agent
 from tests.support.status import status_lines
 from tests.support.waiting import wait_for
-from writetime.scylla_cdc import checking
-from writetime.scylla_cdc.checking import ImageCheck
+from writetime.scylla_cdc import postimages
 from writetime.scylla_cdc.images import Disagreement, contradictions, disagreements
 from writetime.scylla_cdc.offsets import interval
+from writetime.scylla_cdc.postimages import ImageCheck
 from writetime.scylla_cdc.source import open_source
 from writetime.servers.process import free_port
 
@@ -160,7 +160,7 @@ def test_the_agent_counts_disagreements_and_continues(
             raise ValueError("this cannot be compared")
         yield from contradictions(*values)
 
-    monkeypatch.setattr(checking, "contradictions", compare)
+    monkeypatch.setattr(postimages, "contradictions", compare)
     with agent(settings):
         wait_until(settings, table, odd.start + 45 * SECOND)
         counted = 'writetime_capture_log_findings_total{{kind="{}",table="{}"}} {}'

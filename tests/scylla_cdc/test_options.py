@@ -15,7 +15,7 @@ from tests.scylla_cdc.odd import STREAM, Odd, read
 from tests.support.programs import agent
 from tests.support.status import status_lines
 from tests.support.waiting import wait_for
-from writetime.capture.metrics import read_status
+from writetime.capture.agent_metrics import read_status
 from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.offsets import Offset, first_offset, interval, next_offset, pieces_between
 from writetime.scylla_cdc.source import open_source

@@ -19,12 +19,12 @@ import pyarrow as pa
 import pytest
 
 from writetime.schema.cql import parse_table
-from writetime.scylla_cdc.checking import Checked, ImageCheck
+from writetime.scylla_cdc.column_history import History
 from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import IMAGE_DISAGREES, IMAGE_NOT_COMPARED
-from writetime.scylla_cdc.history import History
 from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.log import first_uuid, log_table
+from writetime.scylla_cdc.postimages import Checked, ImageCheck
 
 START = 1_700_000_000_000_000
 SCHEMA = parse_table("CREATE TABLE ks.t (p int, c int, s int static, v int, w int, PRIMARY KEY (p, c))")

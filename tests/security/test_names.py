@@ -23,7 +23,7 @@ from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.table import Column, DroppedColumn, TableSchema
 from writetime.schema.types import Native, Udt
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 
 NAMES = [
     *('a"b', '"', '""', "'q'", "größe", "列", "Mixed", "select", "desc", " lead", "trail ", "tab\tx", "nl\nx", "\\"),

@@ -35,7 +35,7 @@ from writetime.core.errors import Transient, WritetimeError
 from writetime.ingest import sink
 from writetime.lake.table import open_table
 from writetime.replay import lag
-from writetime.verify.verify import verify
+from writetime.verify.comparison import verify
 from writetime.workqueue import Worker
 from writetime_dagster.resources import DatabaseResource, KafkaResource, ZooKeeperResource
 

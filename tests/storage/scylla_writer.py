@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.locations import Location, find_sstables
 
 INT, TEXT, FLOAT, BLOB = "Int32Type", "UTF8Type", "FloatType", "BytesType"
 TEXTS, INTS = "SetType(UTF8Type)", "ListType(Int32Type)"

@@ -30,7 +30,7 @@ from writetime.schema.table import SchemaError, TableSchema
 from writetime.sources.commitlog import CommitLogSource, CommitLogStreamReader
 from writetime.storage import segment as segment_module
 from writetime.storage.commitlog import CommitLogReader, SegmentReport, count_mutations
-from writetime.storage.errors import CorruptFile, Missing, StorageError, TornTail
+from writetime.storage.file_errors import CorruptFile, Missing, StorageError, TornTail
 from writetime.storage.segment import END, Segment, find_segments
 
 Read = dict[str, list[pa.RecordBatch]]

@@ -14,7 +14,7 @@ from tests.support.segments import one_section
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader
-from writetime.storage.errors import CorruptFile
+from writetime.storage.file_errors import CorruptFile
 from writetime.storage.segment import Segment, find_segments
 
 ID = UUID("6d7a0c00-0000-11f0-8000-000000000001")

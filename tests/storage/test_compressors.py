@@ -18,8 +18,8 @@ from tests.support.guarded import in_a_process
 from tests.support.recordings import WIDE, recorded
 from tests.support.rewriting import copy, make_plain, recompress, set_compression
 from writetime.storage.compressors import FAULTS, decompressor
-from writetime.storage.errors import CorruptFile
-from writetime.storage.files import Location
+from writetime.storage.file_errors import CorruptFile
+from writetime.storage.locations import Location
 from writetime.storage.sstable import SSTable
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

@@ -10,8 +10,8 @@ from tests.storage import handmade
 from tests.storage.written import Written
 from tests.support.expected import as_rows
 from writetime.schema.table import TableSchema
-from writetime.storage.files import Location, find_sstables
 from writetime.storage.infer import infer_schema
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
 
 

@@ -11,8 +11,8 @@ from tests.storage.written import Written, changes, one_of_each
 from tests.support.expected import assert_same, without_origin
 from tests.support.rewriting import as_older, compression, copy, set_compression
 from writetime.schema.table import SchemaError
-from writetime.storage.errors import Missing, Unsupported
-from writetime.storage.files import find_sstables
+from writetime.storage.file_errors import Missing, Unsupported
+from writetime.storage.locations import find_sstables
 from writetime.storage.sstable import SSTable
 
 

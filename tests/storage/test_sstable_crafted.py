@@ -9,9 +9,9 @@ from tests.support import oracle
 from tests.support.expected import as_rows, assert_same, expected_changes, without_origin
 from tests.support.rewriting import copy, make_plain
 from writetime.schema.values import read_vint
-from writetime.storage.errors import StorageError
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.file_errors import StorageError
 from writetime.storage.kernel import primitives
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
 
 VERSIONS = ("nb", "oa", "da")

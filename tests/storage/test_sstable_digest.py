@@ -9,8 +9,8 @@ import pytest
 from tests.support.expected import as_rows
 from tests.support.recordings import RecordedTable, dictionary_table
 from tests.support.rewriting import copy, make_plain
-from writetime.storage.errors import CorruptFile, Missing
-from writetime.storage.files import Location
+from writetime.storage.file_errors import CorruptFile, Missing
+from writetime.storage.locations import Location
 from writetime.storage.sstable import Report, SSTable
 
 

@@ -13,9 +13,9 @@ from tests.support.expected import as_rows, assert_same
 from tests.support.guarded import guard, in_a_process
 from tests.support.rewriting import break_chunk, copy, make_plain, write_plain
 from writetime.schema.table import SchemaError
-from writetime.storage.errors import CorruptFile, StorageError
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.file_errors import CorruptFile, StorageError
 from writetime.storage.infer import infer_schema
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import WINDOW, OnCorrupt, Report, SSTable
 
 FLIPS_A_FILE = 40

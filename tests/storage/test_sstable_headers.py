@@ -31,8 +31,8 @@ from writetime.schema.cql import parse_schemas
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
 from writetime.schema.types import CqlType, parse_marshal
 from writetime.schema.values import read_vint
-from writetime.storage.errors import CorruptFile, Unsupported
-from writetime.storage.files import Location
+from writetime.storage.file_errors import CorruptFile, Unsupported
+from writetime.storage.locations import Location
 from writetime.storage.sstable import SSTable
 
 CQL = {INT: "int", TEXT: "text", FLOAT: "float", BLOB: "blob", TEXTS: "set<text>", INTS: "list<int>"}

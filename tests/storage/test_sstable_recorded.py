@@ -14,8 +14,8 @@ from tests.support.expected import as_rows
 from tests.support.recordings import RecordedTable, dictionary_table
 from tests.support.rewriting import PART, compression, copy, dictionary_of, parts, recompress, set_compression
 from writetime.core.errors import WritetimeError
-from writetime.storage.errors import CorruptFile, Unsupported
-from writetime.storage.files import Location
+from writetime.storage.file_errors import CorruptFile, Unsupported
+from writetime.storage.locations import Location
 from writetime.storage.sstable import SSTable
 
 # Each has columns that are simple and such that are not, in an order of its own; rec103 is compacted.

@@ -15,8 +15,8 @@ from tests.support.expected import as_rows
 from tests.support.guarded import guard, in_a_process
 from tests.support.rewriting import as_older, copy
 from writetime.schema.table import TableSchema
-from writetime.storage.errors import CorruptFile, StorageError
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.file_errors import CorruptFile, StorageError
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.row_index import read_blocks
 from writetime.storage.split import Cut, Split
 from writetime.storage.sstable import SSTable

@@ -22,9 +22,9 @@ from tests.support.rewriting import copy
 from writetime.changes.model import change_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin
-from writetime.storage.errors import CorruptFile, StorageError
-from writetime.storage.files import Location
+from writetime.storage.file_errors import CorruptFile, StorageError
 from writetime.storage.kernel.trie import trie_payloads
+from writetime.storage.locations import Location
 from writetime.storage.sstable import WINDOW, SSTable
 from writetime.storage.walker import MAX_TOKEN, MIN_TOKEN
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from writetime.schema.values import read_vint
-from writetime.storage.files import Location
 from writetime.storage.kernel.primitives import filter_byte, token
+from writetime.storage.locations import Location
 from writetime.storage.sstable import SSTable
 from writetime.storage.statistics import Header, wrap64
 

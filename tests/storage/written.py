@@ -10,7 +10,7 @@ from tests.storage import handmade
 from tests.support.expected import plain, without_origin
 from tests.support.format_server import FormatServer
 from writetime.schema.table import TableSchema
-from writetime.storage.files import Location
+from writetime.storage.locations import Location
 from writetime.storage.sstable import SSTable
 
 

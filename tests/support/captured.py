@@ -28,7 +28,7 @@ from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.wire.change_messages import ChangeDecoder
 from writetime.wire.publishing import SchemaTopic
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 
 REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
 

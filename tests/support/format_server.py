@@ -15,7 +15,7 @@ from writetime.schema.table import TableSchema
 from writetime.schema.types import quote_name
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.process import free_port
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.locations import Location, find_sstables
 
 
 def cql_with_ids(schemas: Iterable[TableSchema]) -> str:

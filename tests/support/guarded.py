@@ -16,9 +16,9 @@ from types import ModuleType
 import numpy as np
 
 from writetime.storage import commitlog, index, plan, row_index, walker
-from writetime.storage.files import Location
 from writetime.storage.kernel import trie
 from writetime.storage.kernel.primitives import token_at
+from writetime.storage.locations import Location
 from writetime.storage.segment import Section, Stretch
 
 _LIBC = ctypes.CDLL(None, use_errno=True)

@@ -18,7 +18,7 @@ from writetime.lake.parquet import PARTITION
 from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, view_schema
 from writetime.merge import live_rows
-from writetime.merge.values import has_forms
+from writetime.merge.value_order import has_forms
 from writetime.schema.table import TableSchema
 
 

@@ -10,7 +10,7 @@ from tests.support import answers
 from tests.support.expected import assert_same, plain
 from writetime.changes.model import field_name
 from writetime.merge import live_rows
-from writetime.merge.values import has_forms
+from writetime.merge.value_order import has_forms
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native, is_complex
 

@@ -14,8 +14,8 @@ from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 from writetime.schema.values import decoder
-from writetime.storage.files import Location, find_sstables
 from writetime.storage.infer import infer_schema
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
 
 SCYLLA = Path(__file__).parents[1] / "data" / "scylla"

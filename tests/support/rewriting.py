@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from writetime.storage.files import Location
+from writetime.storage.locations import Location
 from writetime.storage.sstable import SSTable
 
 Options = Sequence[tuple[bytes, bytes]]

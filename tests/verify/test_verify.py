@@ -18,8 +18,8 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import LakeTable, open_table
 from writetime.schema.system import read_schema
-from writetime.verify import verify as verifying
-from writetime.verify.verify import verify
+from writetime.verify import comparison
+from writetime.verify.comparison import verify
 from writetime.wire.publishing import Sender
 from writetime.wire.watermarks import LandingReport, ensure_watermarks_topic, send_report
 
@@ -58,7 +58,7 @@ def test_differences_and_lag(settings: Settings, session: Session, monkeypatch: 
     # The ranges are all tokens, each once.
     assert [r.first for r in report.ranges] == [-(1 << 63)] + [r.last + 1 for r in report.ranges[:-1]]
     assert report.ranges[-1].last == (1 << 63) - 1
-    monkeypatch.setattr(verifying, "RANGE_ROWS", 3)
+    monkeypatch.setattr(comparison, "RANGE_ROWS", 3)
     assert len(verify(settings, lake, 0).ranges) > len(report.ranges)
 
     # Written after the snapshot: lag.
@@ -89,7 +89,7 @@ def test_differences_and_lag(settings: Settings, session: Session, monkeypatch: 
     assert len(answer.stdout.splitlines()) == 2
     assert "by sstableloader, nodetool import or repair streaming" in answer.stderr
     assert "`writetime backfill`" in answer.stderr
-    monkeypatch.setattr(verifying, "SUSPECTS", 1)
+    monkeypatch.setattr(comparison, "SUSPECTS", 1)
     assert verify(settings, lake, 0).unsettled == 1
 
 

@@ -5,10 +5,11 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from writetime.capture.metrics import summary
+from tests.support.examples import examples
+from writetime.capture.agent_metrics import summary
 from writetime.cli.status import _landing_parts, _parts
 from writetime.core import config
 from writetime.landing.reports import _of_landing, _of_sources
@@ -59,7 +60,7 @@ def test_what_agents_report_is_read_whole(status: dict[str, Any]) -> None:
         assert list(_parts(marks.status, everything=True))
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(400, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([NODE, LOG, {}]), st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3))
 @example(NODE, {"snapshots": {TABLE: 1}})
 @example(NODE, {"held": [TABLE]})
@@ -74,7 +75,7 @@ def test_other_reports_are_invalid_or_read(status: dict[str, Any], odd: dict[str
     read_by_all(marks)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.fixed_dictionaries({"at": NUMBERS, "since": NUMBERS, "fault": LEAVES, "attempts": NUMBERS, "changes": LEAVES})
 )

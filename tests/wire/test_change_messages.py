@@ -9,11 +9,12 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import generated
 from tests.support.avro import as_avro, before_milliseconds, made, numbers, plain
+from tests.support.examples import examples
 from tests.support.generate import UDTS, Generator
 from writetime.changes.model import KINDS, RESERVED, change_schema
 from writetime.core.errors import WritetimeError
@@ -25,7 +26,7 @@ from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native
 from writetime.wire.change_messages import HEADER_BYTES, ChangeDecoder, ChangeEncoder, change_avro
 
-EXAMPLES = settings(max_examples=100, deadline=None)
+EXAMPLES = examples(100)
 
 
 def changes_of(r: random.Random, schema: TableSchema, count: int) -> pa.RecordBatch:

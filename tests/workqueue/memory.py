@@ -12,8 +12,17 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from writetime.workqueue.items import Entry, Place, Status
+from writetime.workqueue.queue_tables import (
+    PAGE_ROWS,
+    BucketRow,
+    Change,
+    DeadLetter,
+    ShardRow,
+    StateRow,
+    Statics,
+    Tables,
+)
 from writetime.workqueue.statements import Unknown
-from writetime.workqueue.tables import PAGE_ROWS, BucketRow, Change, DeadLetter, ShardRow, StateRow, Statics, Tables
 
 _T = TypeVar("_T")
 

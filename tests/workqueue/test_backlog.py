@@ -2,9 +2,10 @@
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from writetime.workqueue.backlog import Backlog
 from writetime.workqueue.items import Entry, IdMaker, Place
 from writetime.workqueue.limits import Rate, part
@@ -12,7 +13,7 @@ from writetime.workqueue.limits import Rate, part
 PLACE = Place("q", 0, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.integers(0, 50), st.booleans()), max_size=40),
     st.sampled_from([None, 1, 3]),

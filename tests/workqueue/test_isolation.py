@@ -13,17 +13,18 @@ from tests.workqueue.working import states, until, working
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.workqueue import faults, handling, running, shards
-from writetime.workqueue.buckets import Buckets
-from writetime.workqueue.deadletters import dead_letters, redrive
+from writetime.workqueue import handling
+from writetime.workqueue.bucket_life import Buckets
+from writetime.workqueue.dead_items import dead_letters, redrive
 from writetime.workqueue.enqueue import Enqueuer, NewItem
+from writetime.workqueue.faults import Pauses
 from writetime.workqueue.inspect import inspect, worker_faults
 from writetime.workqueue.items import bucket_of, first_id, shard_of
+from writetime.workqueue.queue_tables import Tables
 from writetime.workqueue.reader import Reader
 from writetime.workqueue.runner import ShardRunner
 from writetime.workqueue.running import Running
 from writetime.workqueue.shards import Shares
-from writetime.workqueue.tables import Tables
 from writetime.workqueue.worker import Worker
 
 SHARDS = 2
@@ -85,9 +86,6 @@ BOUNDARIES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
 def test_a_fault_of_one_shard_or_queue_stops_no_other(
     queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch, boundary: str
 ) -> None:
-    for module in (faults, shards, running):
-        monkeypatch.setattr(module, "REST_SECONDS", 3.0)
-    monkeypatch.setattr(faults, "_RETRY_SECONDS", 0.1)
     other = f"{jobs}-other"
     settings = with_queue(queue_settings, jobs, {"shards": SHARDS})
     with Enqueuer(settings) as enqueuer:
@@ -100,7 +98,8 @@ def test_a_fault_of_one_shard_or_queue_stops_no_other(
     sound = {n for n, i in enumerate(ids) if not whole_queue and shard_of(None, i, SHARDS) != 0}
     expected = {*sound, *(f"other {n}" for n in range(10))}
     done: set[Any] = set()
-    with working(settings, dict.fromkeys((jobs, other), lambda item: done.add(item.payload))):
+    pauses = Pauses(retry_seconds=0.1, rest_seconds=3.0)
+    with working(settings, dict.fromkeys((jobs, other), lambda item: done.add(item.payload)), pauses=pauses):
         until(lambda: expected <= done and len(broken) > 1)
         until(lambda: any(row.queue == jobs and "Injected" in row.reason for row in worker_faults(settings)))
         broken.clear()
@@ -126,13 +125,12 @@ def test_an_item_that_fails_outside_its_handler_is_dead_after_three_tries(
 def test_a_worker_until_idle_never_counts_a_shard_that_it_gave_up_as_done(
     queue_settings: Settings, jobs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "_RETRY_SECONDS", 0.1)
     settings = with_queue(queue_settings, jobs, {"shards": SHARDS})
     with Enqueuer(settings) as enqueuer:
         ids = enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(30)])
     break_method(monkeypatch, Reader, "poll", lambda r: _place(jobs, r.partition.place), [1])
     with pytest.raises(WritetimeError, match=f"queue {jobs}, shard 0: Injected: poll"):
-        Worker(settings, {jobs: lambda item: None}).run(until_idle=True)
+        Worker(settings, {jobs: lambda item: None}, pauses=Pauses(retry_seconds=0.1)).run(until_idle=True)
     assert states(settings, jobs).keys() == {i for i in ids if shard_of(None, i, SHARDS) == 1}
 
 

@@ -14,10 +14,10 @@ from writetime.clients import database
 from writetime.core.config import Queue, Settings
 from writetime.core.errors import WritetimeError
 from writetime.workqueue import Enqueuer, GiveUp, Item, NewItem, Worker, inspect, redrive
-from writetime.workqueue.deadletters import dead_letters
+from writetime.workqueue.dead_items import dead_letters
 from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidItem, TooLarge
 from writetime.workqueue.items import Place, bucket_of, first_id
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.queue_tables import Tables
 
 
 def test_items_run_once_in_the_order_of_their_keys(queue_settings: Settings, jobs: str) -> None:

@@ -9,8 +9,8 @@ from writetime.core.errors import WritetimeError
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader
-from writetime.storage.files import find_sstables
 from writetime.storage.infer import infer_schema
+from writetime.storage.locations import find_sstables
 from writetime.storage.segment import find_segments, trusted
 from writetime.storage.sstable import SSTable
 

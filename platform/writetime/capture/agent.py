@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from writetime.capture.agent_metrics import AgentMetrics, Lag, counts_of, write_status
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.decoding import Decoder
 from writetime.capture.handover import hand_over, unbalanced
-from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
+from writetime.capture.node_schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.progress import OPEN, Progress, SegmentProgress
-from writetime.capture.publisher import ChangePublisher
-from writetime.capture.schemas import Node, SchemaWatch, Unreachable
 from writetime.capture.segments import Gap, SegmentFolder, readable, space_of
 from writetime.capture.snapshots import Snapshots, id_of
 from writetime.capture.taking import NodeTaker
@@ -41,7 +41,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.lake.generation import Truncation
-from writetime.storage.errors import Missing, Unsupported
+from writetime.storage.file_errors import Missing, Unsupported
 from writetime.storage.segment import END, Segment, list_segments
 from writetime.wire.watermarks import SourceMarks, TableMark
 

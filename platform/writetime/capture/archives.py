@@ -21,17 +21,17 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.decoding import Decoder
 from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.capture.handover import hand_over, unbalanced
+from writetime.capture.node_schemas import FixedSchemas, Node, SchemaWatch, Tables
 from writetime.capture.progress import SegmentProgress
-from writetime.capture.publisher import ChangePublisher
-from writetime.capture.schemas import FixedSchemas, Node, SchemaWatch, Tables
 from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable, connect, driver_reason
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.lake.merging import Runner
-from writetime.storage.errors import Missing, StorageError
+from writetime.storage.file_errors import Missing, StorageError
 from writetime.storage.segment import END, Segment, list_segments
 from writetime.wire.publishing import Refused
 

@@ -21,10 +21,10 @@ from uuid import UUID
 
 from cassandra.cluster import Session
 
+from writetime.capture.agent_metrics import AgentMetrics, Lag, counts_of, write_status
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.capture.durable import lock_folder, read_json, write_json
-from writetime.capture.metrics import AgentMetrics, Lag, counts_of, write_status
-from writetime.capture.publisher import ChangePublisher
-from writetime.capture.schemas import SchemaEvents
+from writetime.capture.node_schemas import SchemaEvents
 from writetime.capture.snapshots import Snapshots
 from writetime.capture.taking import NamedTaker
 from writetime.capture.truncations import read_cluster_truncations
@@ -35,7 +35,6 @@ from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.lake.generation import Truncation
 from writetime.schema.table import TableSchema
-from writetime.scylla_cdc.checking import ImageCheck
 from writetime.scylla_cdc.findings import IN_SNAPSHOT
 from writetime.scylla_cdc.late import LateRows, LateStep
 from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError
@@ -49,8 +48,9 @@ from writetime.scylla_cdc.offsets import (
     snapshot_of,
 )
 from writetime.scylla_cdc.pages import Pages
+from writetime.scylla_cdc.postimages import ImageCheck
 from writetime.scylla_cdc.source import CdcSource, connect_for_pages, now
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import SourceMarks, TableMark
 
 log = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from writetime.capture.node_schemas import Schemas
 from writetime.capture.progress import SegmentProgress
-from writetime.capture.schemas import Schemas
 from writetime.core.errors import Transient, reason_of
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
-from writetime.storage.errors import CorruptFile, Missing, StorageError
+from writetime.storage.file_errors import CorruptFile, Missing, StorageError
 from writetime.storage.segment import END, Place, Segment
 
 log = logging.getLogger(__name__)

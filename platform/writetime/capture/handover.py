@@ -7,12 +7,12 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from writetime.capture.change_publisher import ChangePublisher, Sent
 from writetime.capture.decoding import Decoder
 from writetime.capture.progress import SegmentProgress
-from writetime.capture.publisher import ChangePublisher, Sent
 from writetime.schema.table import TableSchema
 from writetime.storage.commitlog import count_mutations
-from writetime.storage.errors import StorageError
+from writetime.storage.file_errors import StorageError
 from writetime.storage.segment import END, Segment
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from writetime.capture.progress import OPEN, SegmentProgress
 from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
-from writetime.storage.files import resolve
+from writetime.storage.locations import resolve
 from writetime.storage.segment import END, Segment
 
 log = logging.getLogger(__name__)

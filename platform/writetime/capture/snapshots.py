@@ -23,17 +23,17 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from writetime.capture.agent_metrics import AgentMetrics, counts_of
+from writetime.capture.change_publisher import ChangePublisher, Unpublishable
 from writetime.capture.durable import read_json, write_json
-from writetime.capture.metrics import AgentMetrics, counts_of
-from writetime.capture.publisher import ChangePublisher, Unpublishable
 from writetime.capture.taking import Taker
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.values import BadValue
 from writetime.storage.batch import Origin
-from writetime.storage.errors import Missing, StorageError
-from writetime.storage.files import Location, find_sstables
+from writetime.storage.file_errors import Missing, StorageError
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.split import Split
 from writetime.storage.sstable import SSTable
 

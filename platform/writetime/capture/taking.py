@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from writetime.capture.schemas import Node
+from writetime.capture.node_schemas import Node
 from writetime.clients.node_snapshots import delete, jmx_port, listed, take
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text

@@ -18,7 +18,7 @@ from writetime.landing.following import Tables
 from writetime.landing.forgetting import find_traces
 from writetime.landing.landing_metrics import LandingMetrics
 from writetime.landing.skipping import MessagePlace, skip
-from writetime.wire.topics import dead_changes_topic
+from writetime.wire.topic_names import dead_changes_topic
 from writetime.wire.watermarks import retire as retire_source
 
 
@@ -99,7 +99,7 @@ def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path |
     """
     # Only this command needs Spark.
     from writetime.clients.spark import spark_session
-    from writetime.lake.spark import in_spark
+    from writetime.lake.spark_tasks import in_spark
 
     settings, stop = config.load(), _stopped_by_signal() if follow else None
     kept = checkpoint or archives.checkpoint_of(settings)

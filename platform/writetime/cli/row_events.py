@@ -7,7 +7,7 @@ from functools import partial
 import click
 import pyarrow as pa
 
-from writetime.cli.text import print_table
+from writetime.cli.text_tables import print_table
 from writetime.core import config
 from writetime.core.printing import json_line, json_value
 from writetime.lake import state, views
@@ -15,7 +15,7 @@ from writetime.lake.table import LakeTable, open_table
 from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import publish as publish_events
 from writetime.row_events.stream import events_since, extend
-from writetime.wire.topics import row_events_topic
+from writetime.wire.topic_names import row_events_topic
 
 _REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
     "state": (state.rebuild, "files of changes merged"),

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from writetime.capture.metrics import read_status
+from writetime.capture.agent_metrics import read_status
 from writetime.cli.screen import Entries, fit
 from writetime.clients.kafka import answers, topic_names
 from writetime.core.config import Settings

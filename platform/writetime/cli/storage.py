@@ -20,8 +20,8 @@ from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
-from writetime.storage.files import find_sstables
 from writetime.storage.infer import infer_schema
+from writetime.storage.locations import find_sstables
 from writetime.storage.segment import find_segments, trusted
 from writetime.storage.sstable import OnCorrupt, Report, SSTable
 

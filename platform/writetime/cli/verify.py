@@ -8,7 +8,7 @@ import orjson
 
 from writetime.core import config
 from writetime.lake.table import open_table
-from writetime.verify.verify import verify as compare
+from writetime.verify.comparison import verify as compare
 
 _CAUSE = (
     "rows may differ because data entered without the commit log, by sstableloader, nodetool import or repair "

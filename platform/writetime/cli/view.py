@@ -8,7 +8,7 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from writetime.cli.text import print_table
+from writetime.cli.text_tables import print_table
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import parse_instant

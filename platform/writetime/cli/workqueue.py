@@ -14,13 +14,13 @@ from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
 from writetime.core.printing import printable
-from writetime.workqueue import deadletters
+from writetime.workqueue import dead_items
 from writetime.workqueue.enqueue import Enqueuer
 from writetime.workqueue.hints import KafkaHint
 from writetime.workqueue.inspect import inspect, queues
 from writetime.workqueue.items import instant
-from writetime.workqueue.metrics import WorkerMetrics
 from writetime.workqueue.worker import Worker
+from writetime.workqueue.worker_metrics import WorkerMetrics
 
 
 @click.command()
@@ -63,7 +63,7 @@ def inspect_command(queue: str | None, letters: bool) -> None:
             state = inspect(settings, name)
             click.echo(json.dumps({"depth": state.depth, **asdict(state)}))
             continue
-        for letter in deadletters.dead_letters(settings, name):
+        for letter in dead_items.dead_letters(settings, name):
             redriven = f"redriven as {letter.redriven_as}" if letter.redriven_as else "-"
             click.echo(
                 f"{letter.item_id}\t{instant(letter.dead_at):%Y-%m-%dT%H:%M:%SZ}\t{letter.attempts} attempts\t"
@@ -90,4 +90,4 @@ def enqueue_command(queue: str, payload: str, key: str | None, delay: float) -> 
 @click.argument("queue")
 def redrive_command(queue: str) -> None:
     """Enqueue the dead letters that were not redriven yet again, as new items."""
-    click.echo(f"{deadletters.redrive(config.load(), queue)} redriven")
+    click.echo(f"{dead_items.redrive(config.load(), queue)} redriven")

@@ -234,13 +234,29 @@ def committed_offsets(settings: Settings, topic: str, group: str) -> dict[int, i
     """Return the offset that the group has committed for each partition; None if it has committed nothing."""
     partitions = [TopicPartition(topic, p) for p in partitions_of(settings, topic)]
     with _member_of(settings, group) as consumer:
-        answer = _ask(settings, f"group {group}", lambda _: consumer.committed(partitions, TIMEOUT_SECONDS))
+        answer = committed(settings, consumer, group, partitions)
+    return {tp.partition: tp.offset if tp.offset >= 0 else None for tp in answer}
+
+
+def committed(
+    settings: Settings, consumer: Consumer, group: str, partitions: list[TopicPartition]
+) -> list[TopicPartition]:
+    """Return partitions with the offsets that the group of a consumer has committed, and their metadata; the offset is
+    negative where nothing is committed.
+
+    A partition may have an error instead, which is not the same as no commit: whoever takes it for that reads all
+    messages again. And a group whose coordinator is not known yet is asked again.
+
+    Raises:
+        WritetimeError: an offset cannot be read; a `Transient` if that may pass.
+    """
+    answer = _ask(settings, f"group {group}", lambda _: consumer.committed(partitions, TIMEOUT_SECONDS))
     for tp in answer:
         if tp.error is not None:
             raise _kind_of(tp.error)(
-                f"{topic}/{tp.partition}: the offset of group {group} is not known: {tp.error.str()}"
+                f"{tp.topic}/{tp.partition}: the offset of group {group} is not known: {tp.error.str()}"
             )
-    return {tp.partition: tp.offset if tp.offset >= 0 else None for tp in answer}
+    return answer
 
 
 def commit_offsets(settings: Settings, topic: str, group: str, offsets: Mapping[int, int]) -> None:

@@ -181,7 +181,8 @@ class Alerts(_Section):
 
     owners: list[str] = Field(
         default=[],
-        description='Owners of assets that belong to no table: mail addresses, or names such as "team:data".',
+        description="Owners of assets that belong to no table, or whose table names none: mail addresses, or "
+        'names such as "team:data".',
     )
     webhook: SecretStr | None = Field(default=None, description="A URL that accepts JSON with `text`, as chats do.")
     reports: Path = Field(default=Path(".writetime/reports"), description="The folder for the report of each run.")

@@ -1,4 +1,8 @@
-"""Events on their way to the broker: queued, sent by librdkafka's threads, acknowledged on the event loop."""
+"""Events on their way to the broker: queued, sent by librdkafka's threads, acknowledged on the event loop.
+
+confluent-kafka has a producer for asyncio (`AIOProducer`), but it refuses headers, which events need
+(`FIRST_SEEN_HEADER`). It also makes a future per message; a call here has one for all of its events.
+"""
 
 import asyncio
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ from writetime.workqueue.enqueue import (
     NewItem,
     TooLarge,
 )
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.queue_tables import Tables
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import reason_of
 from writetime.ingest.deadletters import DeadLetters
 from writetime.ingest.event import InvalidEvent, decode
-from writetime.ingest.offsets import PartitionProgress
+from writetime.ingest.partition_progress import PartitionProgress
 from writetime.ingest.writer import TRIES, EventWriter, Outcome, Write
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from cassandra.cluster import Session
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from writetime.clients.database import connect
-from writetime.clients.kafka import beginning_offsets, client_config, may_pass
+from writetime.clients.kafka import beginning_offsets, client_config, committed
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.ingest.pipeline import EventPipeline, Receipt
@@ -168,9 +168,10 @@ class _Service:
         """Return the first and the committed offsets; wait for a broker that does not answer."""
         while True:
             try:
-                return beginning_offsets(self._settings, self._topic), consumer.committed(partitions, timeout=30)
-            except (Transient, KafkaException) as e:
-                if self._stop.is_set() or (isinstance(e, KafkaException) and not may_pass(e.args[0])):
+                reached = committed(self._settings, consumer, self._settings.ingest.group, partitions)
+                return beginning_offsets(self._settings, self._topic), reached
+            except Transient as e:
+                if self._stop.is_set():
                     raise
                 log.warning("topic %s: the offsets cannot be read yet: %s", self._topic, reason_of(e))
                 self._stop.wait(_WAIT_SECONDS)

@@ -33,9 +33,9 @@ from writetime.schema.cql import parse_table
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin
-from writetime.storage.errors import Missing
-from writetime.storage.files import Location, find_sstables, parse_name, read_file, resolve
+from writetime.storage.file_errors import Missing
 from writetime.storage.infer import infer_schema
+from writetime.storage.locations import Location, find_sstables, parse_name, read_file, resolve
 from writetime.storage.sstable import SSTable
 
 

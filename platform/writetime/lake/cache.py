@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from writetime.core.config import Settings
 from writetime.lake.decoded import Damaged, Decoded, decode, read, write
 from writetime.lake.delta import DataFile
-from writetime.lake.storage import Storage
+from writetime.lake.lake_storage import Storage
 
 # Bytes of a decoded file per byte of Parquet, as a bound for the room to make.
 _GROWTH = 3
@@ -28,12 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class OpenFiles:
-    """The decoded files that a process has opened, as checks and maps them once. The longest unused ones are closed."""
+    """The decoded files that a process has opened, so that it checks and maps each once. It closes the longest unused
+    ones if there are more than `most_files`, or if those that are not mapped take more than `most_bytes` of memory.
+    """
 
-    MOST_FILES = 4096
-    MOST_BYTES = 128 << 20
-
-    def __init__(self) -> None:
+    def __init__(self, most_files: int = 4096, most_bytes: int = 128 << 20) -> None:
+        self._most_files = most_files
+        self._most_bytes = most_bytes
         self._files: OrderedDict[Path, Decoded] = OrderedDict()
         self._memory = 0
         self._lock = threading.Lock()
@@ -51,7 +52,7 @@ class OpenFiles:
             self._drop(path)
             self._files[path] = decoded
             self._memory += decoded.memory
-            while len(self._files) > self.MOST_FILES or self._memory > self.MOST_BYTES:
+            while len(self._files) > self._most_files or self._memory > self._most_bytes:
                 self._drop(next(iter(self._files)))
 
     def close(self, path: Path) -> None:

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from writetime.core.arrow import pc
+from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import conform
-from writetime.lake.storage import Storage
 from writetime.merge.conform import REPEATING
 
 _FLAG, _PRESENCE = "tombstone", "write_time"

@@ -3,7 +3,7 @@
     files = ChangeWriter.of(table, schema).write(batches)
     table.changes.append(files, "capture/node-1", batch_number)
 
-Tasks write the files; the driver commits those of a batch in one step. `lake.spark.append_frame` does both.
+Tasks write the files; the driver commits those of a batch in one step. `lake.spark_tasks.append_frame` does both.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
+from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import (
     READ_SOON,
     WRITTEN_SCHEMA,
@@ -22,7 +23,6 @@ from writetime.lake.parquet import (
     without_empty,
     write_file,
 )
-from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 

@@ -18,8 +18,8 @@ from pyarrow.fs import FileType
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.extras import WhenUsed
 from writetime.core.format_version import FORMAT_VERSION
+from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, WrittenFile
-from writetime.lake.storage import Storage
 
 if TYPE_CHECKING:
     import deltalake

@@ -26,10 +26,10 @@ from writetime.core.instants import uuid_micros
 from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import TRUNCATED, newest_snapshot, registered_sources
+from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, write_file
 from writetime.lake.state import BASE, generation_of, rebuild
-from writetime.lake.storage import Storage
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of, view_schema
 from writetime.schema.table import TableSchema
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from writetime.core.errors import WritetimeError
 from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.history import instant_text, pc, select
-from writetime.lake.storage import Storage
+from writetime.lake.lake_storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 

@@ -10,8 +10,8 @@ from writetime.changes.model import change_schema
 from writetime.lake.change_files import read_changes
 from writetime.lake.delta import DataFile
 from writetime.lake.horizon import without_dropped
+from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PROBED, WrittenFile, without_empty, write_file
-from writetime.lake.storage import Storage
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from writetime.core.arrow import one_chunk, pc
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import buckets_of
-from writetime.lake.storage import Storage
+from writetime.lake.lake_storage import Storage
 
 PARTITION = "token_bucket"
 """The Delta tables' partition column."""

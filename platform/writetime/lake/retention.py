@@ -7,10 +7,10 @@ import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.lake.history import after, raise_history, until
+from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner, Source, merge_files
 from writetime.lake.parquet import WrittenFile, read_file, write_file
 from writetime.lake.state import BASE, folded_version, levels_to_fold
-from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 

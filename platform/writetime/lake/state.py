@@ -13,9 +13,9 @@ from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
 from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.horizon import DELETED, HORIZON, WRITTEN, horizon_of, may_hold
+from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import MergeTask, Runner, Source, run_merge
 from writetime.lake.parquet import WrittenFile, count_values
-from writetime.lake.storage import Storage
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
 from writetime.schema.table import TableSchema
 

@@ -24,7 +24,7 @@ from writetime.lake.cache import Cache
 from writetime.lake.delta import BUCKETS, BucketedTable, TableVersion
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
-from writetime.lake.storage import Storage, lake_storage
+from writetime.lake.lake_storage import Storage, lake_storage
 from writetime.schema.mapping import arrow_type
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import SchemaError, TableSchema, is_later

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.history import require_history, until
+from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner, Source, merge_files
 from writetime.lake.parquet import WrittenFile, write_file
 from writetime.lake.row_form import fit
 from writetime.lake.state import Staged, pending
-from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.merge import live_rows
 from writetime.schema.table import TableSchema

@@ -22,7 +22,7 @@ from writetime.landing.landing import Landing, Topics, no_topic
 from writetime.landing.landing_metrics import LandingMetrics
 from writetime.landing.reports import Reporter
 from writetime.wire.publishing import SCHEMAS_TOPIC
-from writetime.wire.topics import changes_topic, table_of_topic
+from writetime.wire.topic_names import changes_topic, table_of_topic
 from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, SourceMarks
 
 log = logging.getLogger(__name__)

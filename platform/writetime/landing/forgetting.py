@@ -15,12 +15,12 @@ from writetime.capture.durable import lock_folder, read_json, write_json
 from writetime.capture.segments import switched_file
 from writetime.clients.kafka import delete_topics, topic_names
 from writetime.core.config import Capture, Settings
-from writetime.lake.storage import lake_storage
+from writetime.lake.lake_storage import lake_storage
 from writetime.lake.table import table_storage
 from writetime.schema.stored import from_json
 from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
-from writetime.wire.topics import changes_topic, dead_changes_topic, row_events_topic
+from writetime.wire.topic_names import changes_topic, dead_changes_topic, row_events_topic
 from writetime.wire.watermarks import WatermarkTopic, send_report
 
 

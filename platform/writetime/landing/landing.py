@@ -47,7 +47,7 @@ from writetime.landing.tasks import DECODED_TOGETHER, Part, write_part
 from writetime.scylla_cdc.log import SUFFIX
 from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import RegisteredSchema, SchemaTopic
-from writetime.wire.topics import changes_topic, table_of_topic
+from writetime.wire.topic_names import changes_topic, table_of_topic
 from writetime.wire.watermarks import Place, SourceMarks, TableMark, WatermarkTopic
 
 # Messages of a partition per batch, for few large files in the lake and batches of limited duration.

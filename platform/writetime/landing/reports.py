@@ -17,7 +17,7 @@ from writetime.lake.delta import TableVersion
 from writetime.lake.horizon import registered_sources
 from writetime.lake.table import LakeTable
 from writetime.wire.publishing import Sender
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import LandingReport, SourceMarks, WatermarkTopic, ensure_watermarks_topic, send_report
 
 log = logging.getLogger(__name__)

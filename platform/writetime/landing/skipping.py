@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaException, Message, Producer
 
-from writetime.capture.publisher import MAX_MESSAGE_BYTES
+from writetime.capture.change_publisher import MAX_MESSAGE_BYTES
 from writetime.clients.kafka import (
     TIMEOUT_SECONDS,
     UnreadableHeaders,
@@ -29,7 +29,7 @@ from writetime.lake.delta import TableVersion
 from writetime.lake.horizon import newest_snapshot, registered_sources
 from writetime.lake.table import LakeTable, table_storage
 from writetime.lake.views import time_now
-from writetime.wire.topics import changes_topic, dead_changes_topic
+from writetime.wire.topic_names import changes_topic, dead_changes_topic
 from writetime.wire.watermarks import SourceMarks
 
 _PROPERTY = "writetime.skip."

@@ -15,10 +15,10 @@ from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.generation import Start, which_count
 from writetime.lake.parquet import WrittenFile
-from writetime.landing.checking import check_texts
+from writetime.landing.text_checks import check_texts
 from writetime.schema.table import TableSchema
 from writetime.wire.change_messages import ChangeDecoder
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 
 DECODED_TOGETHER = 20_000
 """The number of messages that are decoded at once."""

@@ -6,7 +6,7 @@
 Merging is a join in a lattice: any split, order and duplication of the same changes gives the same state.
 """
 
+from writetime.merge.folding import merge
 from writetime.merge.live import live_rows
-from writetime.merge.state import merge
 
 __all__ = ["live_rows", "merge"]

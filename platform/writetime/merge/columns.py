@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from writetime.changes.model import udt_fields
 from writetime.core.arrow import numbers, pc, take_present
-from writetime.merge.cells import NEVER, cell_times, deletion_times
 from writetime.merge.counters import merge_counter
 from writetime.merge.order import group_by
+from writetime.merge.precedence import NEVER, cell_times, deletion_times
 from writetime.merge.tombstones import Deletion, chosen
-from writetime.merge.values import comparable, has_forms, serialised, serialised_row
+from writetime.merge.value_order import comparable, has_forms, serialised, serialised_row
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 

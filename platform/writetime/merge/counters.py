@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from writetime.changes.model import GLOBAL, LOCAL
 from writetime.core.arrow import mask_of, numbers, pc, take
-from writetime.merge.cells import NEVER, Times, cell_times
+from writetime.merge.precedence import NEVER, Times, cell_times
 from writetime.merge.tombstones import Deletion
 from writetime.schema.table import SchemaError
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from writetime.changes.model import field_name
 from writetime.core.arrow import numbers, one_chunk, pc
-from writetime.merge.cells import NEVER, Times, cell_times, deletion_times, marker_times
 from writetime.merge.columns import dropped_times
 from writetime.merge.counters import newest_shards
 from writetime.merge.order import Order
-from writetime.merge.values import has_forms, serialised_row
+from writetime.merge.precedence import NEVER, Times, cell_times, deletion_times, marker_times
+from writetime.merge.value_order import has_forms, serialised_row
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 

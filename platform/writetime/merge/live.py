@@ -5,7 +5,7 @@ import pyarrow as pa
 
 from writetime.changes.model import field_name, udt_fields
 from writetime.core.arrow import mask_of, numbers, one_chunk, pc, take
-from writetime.merge.cells import EXPIRED_TTL
+from writetime.merge.precedence import EXPIRED_TTL
 from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from writetime.changes.model import PARTITION_TOMBSTONE, RANGE_TOMBSTONE, TOMBSTONE
 from writetime.merge import kernels
-from writetime.merge.cells import NEVER, Times, deletion_times
 from writetime.merge.order import Order
+from writetime.merge.precedence import NEVER, Times, deletion_times
 
 
 @dataclass(frozen=True)

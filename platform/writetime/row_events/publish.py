@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from writetime.clients.kafka import (
     TIMEOUT_SECONDS,
     client_config,
+    committed,
     end_offsets,
     ensure_topics,
     messages_between,
@@ -28,15 +29,15 @@ from writetime.clients.kafka import (
 from writetime.core.config import Settings
 from writetime.lake.buckets import partition_of_bucket
 from writetime.lake.delta import DataFile, TableVersion
+from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import conform
-from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.row_events.events import event_schema
 from writetime.row_events.messages import encode_events, event_avro
 from writetime.row_events.stream import batch_files, has_other_table
 from writetime.schema.table import TableSchema
 from writetime.wire.publishing import Sender, ensure_schemas_topic
-from writetime.wire.topics import row_events_topic
+from writetime.wire.topic_names import row_events_topic
 
 PUBLISHED = "row_events/published"
 # Approximate number of events per transaction: it ends at the end of a part of at most this size.
@@ -106,6 +107,7 @@ class _Publisher(Sender):
     """A transactional producer of one topic; a transaction is open from the first event to the commit."""
 
     def __init__(self, settings: Settings, topic: str, schema: TableSchema) -> None:
+        self._settings = settings
         self._schema = schema
         self._topic = topic
         self._partitions = len(partitions_of(settings, topic))
@@ -136,10 +138,8 @@ class _Publisher(Sender):
 
     def reached(self) -> Reached | None:
         """Return the position that the last committed transaction reached, if the broker knows it."""
-        (found,) = self.do(self._consumer.committed, [TopicPartition(self._topic, 0)], TIMEOUT_SECONDS)
-        if found.error is not None or found.offset < 0:
-            return None
-        return Reached(found.offset, int(found.metadata))
+        (found,) = committed(self._settings, self._consumer, self._group, [TopicPartition(self._topic, 0)])
+        return Reached(found.offset, int(found.metadata or 0)) if found.offset >= 0 else None
 
     def send(self, events: pa.RecordBatch, bucket: int, buckets: int, reached: Reached) -> None:
         """Send events of one bucket, after which the position in the stream is `reached`."""

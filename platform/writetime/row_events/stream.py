@@ -18,10 +18,10 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.cache import Cache
 from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion
 from writetime.lake.horizon import horizon_of
+from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner, Source
 from writetime.lake.parquet import WrittenFile, read_file, split_by_bucket, write_file
 from writetime.lake.state import Staged, completed, files_since, folded_version, generation_of, pending
-from writetime.lake.storage import Storage
 from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
 from writetime.lake.views import time_now

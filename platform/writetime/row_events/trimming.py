@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from writetime.core.arrow import numbers, one_chunk, pc
 from writetime.lake.delta import DataFile, TableVersion
+from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile, read_file, write_file
-from writetime.lake.storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.merge.order import group_by
 from writetime.row_events.events import CREATE, DELETE, KINDS, event_schema

@@ -1,5 +1,8 @@
 """Avro: decodes records to Arrow columns, message by message in one compiled loop, without a Python object per value.
 
+Neither fastavro nor Apache's library does this: both return each record as a dict, from which Arrow would have to build
+the columns again.
+
 The writer's schema is compiled to a program, once: a list of instructions in the order in which the values of a record
 are encoded. The loop runs it for each message and stores each value in its column. A value that the reader does not
 need is skipped; a field that the writer did not know is null. Reference: Apache Avro 1.12 Specification, "Binary

@@ -1,5 +1,8 @@
-"""Table schemas from CQL text: CREATE TYPE, CREATE TABLE and the ALTER TABLE statements of a snapshot's
-`schema.cql`."""
+"""Table schemas from CQL text: CREATE TYPE, CREATE TABLE and the ALTER TABLE statements of a snapshot's `schema.cql`.
+
+Cassandra's own parser is Java. The driver makes its metadata from the system tables of a live node and parses no CQL,
+and files are read without a node. Only these statements have to be understood, so expressions suffice.
+"""
 
 import re
 from collections.abc import Iterable, Iterator

@@ -108,7 +108,7 @@ def _inet(data: bytes) -> str:
 _NATIVES: dict[str, Decoder] = {
     "bigint": _unpack("q"),
     "boolean": lambda data: data != b"\0",
-    # As CQL sends it; in files it consists of shards: `storage.counters`.
+    # As CQL sends it; in files it consists of shards: `storage.counter_contexts`.
     "counter": _unpack("q"),
     "date": lambda data: struct.unpack(">I", data)[0] - (1 << 31),
     "decimal": _decimal,

@@ -36,7 +36,7 @@ from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, is_complex
 from writetime.schema.values import UnknownFields, split_fields, split_sequence
 from writetime.scylla_cdc import log as L
-from writetime.scylla_cdc.history import History, nulls_of, where_in
+from writetime.scylla_cdc.column_history import History, nulls_of, where_in
 from writetime.scylla_cdc.log import LogError
 from writetime.storage.kernel.primitives import tokens
 

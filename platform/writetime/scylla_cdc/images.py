@@ -19,14 +19,14 @@ from writetime.changes.position import PARTITION_POSITION, STATIC_POSITION, posi
 from writetime.core.arrow import pc
 from writetime.core.instants import UUID_EPOCH
 from writetime.merge import merge
-from writetime.merge.values import plain
+from writetime.merge.value_order import plain
 from writetime.schema.columnar import decode
 from writetime.schema.mapping import stored_type
 from writetime.schema.table import TableSchema
 from writetime.schema.types import is_complex
 from writetime.scylla_cdc import log as L
+from writetime.scylla_cdc.column_history import History
 from writetime.scylla_cdc.deltas import Rows
-from writetime.scylla_cdc.history import History
 
 _KINDS = {L.PREIMAGE: "preimage", L.POSTIMAGE: "postimage"}
 

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from writetime.scylla_cdc.findings import CLOSED_SET, LATE
-from writetime.scylla_cdc.reading import Piece
+from writetime.scylla_cdc.pieces import Piece
 
 Counts = defaultdict[int, Counter[bytes]]
 """Numbers of rows, by the start of the window and by stream."""

@@ -11,7 +11,7 @@ from typing import Any
 from writetime.core.config import ScyllaCdc
 from writetime.core.instants import instant_text
 from writetime.scylla_cdc.log import Gap, LogError
-from writetime.scylla_cdc.reading import Piece
+from writetime.scylla_cdc.pieces import Piece
 from writetime.scylla_cdc.source import CdcSource, Lack, now
 
 log = logging.getLogger(__name__)

@@ -16,16 +16,16 @@ from writetime.core.errors import WritetimeError
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
 from writetime.schema.values import BadValue, UnknownFields
-from writetime.scylla_cdc.checking import Checked, ImageCheck
+from writetime.scylla_cdc.column_history import LEEWAY, History
 from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import CLOSED_SET
-from writetime.scylla_cdc.history import LEEWAY, History
 from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.late import LateStep
 from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError, check_log
 from writetime.scylla_cdc.options import cdc_options
 from writetime.scylla_cdc.pages import Pages, retried
-from writetime.scylla_cdc.reading import Piece, read_pieces
+from writetime.scylla_cdc.pieces import Piece, read_pieces
+from writetime.scylla_cdc.postimages import Checked, ImageCheck
 from writetime.scylla_cdc.streams import StreamSets
 
 # Why a log does not have new writes: CDC is off, or logs keys without values.

@@ -18,7 +18,7 @@ from writetime.schema.types import Native, quote_table
 from writetime.schema.values import split_sequence
 from writetime.scylla_cdc.log import LogError
 from writetime.scylla_cdc.pages import Pages
-from writetime.scylla_cdc.reading import Piece
+from writetime.scylla_cdc.pieces import Piece
 
 _TIMESTAMP = Native("timestamp")
 _CURRENT = 0

@@ -55,6 +55,11 @@ class CassandraServer(EmbeddedServer):
             f"-Dlogback.configurationFile={logback}",
             "-Dcassandra-foreground=yes",
             "-Dcassandra.ring_delay_ms=1000",
+            # The clock by which it judges timeouts would otherwise wake 500 times per second, half of the CPU of an
+            # idle node.
+            "-Dcassandra.approximate_time_precision_ms=50",
+            # How long it lives on after it has reported its end to other nodes.
+            "-Dcassandra.shutdown_announce_in_ms=100",
             "-Dcassandra.skip_wait_for_gossip_to_settle=0",
             f"-Dcassandra.jmx.local.port={self.jmx_port}",
             "-Dcom.sun.management.jmxremote.authenticate=false",

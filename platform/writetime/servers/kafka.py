@@ -93,5 +93,7 @@ class KafkaServer(EmbeddedServer):
             "transaction.state.log.min.isr": 1,
             "transaction.state.log.num.partitions": 8,
             "group.initial.rebalance.delay.ms": 0,
+            # An idle controller would otherwise write a record twice per second.
+            "metadata.max.idle.interval.ms": 5000,
             "group.min.session.timeout.ms": 1000,
         }

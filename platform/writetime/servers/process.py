@@ -1,4 +1,9 @@
-"""A server process of this machine: started once, probed until it answers, found again by its pid file, stopped."""
+"""A server process of this machine: started once, probed until it answers, found again by its pid file, stopped.
+
+A server outlives the command that starts it, and any later command finds it. A supervisor such as supervisord would be
+one more process to start, to find and to stop, and neither systemd nor Docker is on every machine. psutil finds the
+processes.
+"""
 
 import fcntl
 import os

@@ -29,7 +29,7 @@ from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
 from writetime.sources.schemas import Selection, option_choice, option_fields, option_schemas
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
-from writetime.storage.errors import Missing
+from writetime.storage.file_errors import Missing
 from writetime.storage.segment import END, Segment, find_segments, trusted
 
 log = logging.getLogger(__name__)

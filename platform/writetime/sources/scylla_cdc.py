@@ -43,7 +43,7 @@ from writetime.scylla_cdc.offsets import (
     shared_out,
     snapshot_of,
 )
-from writetime.scylla_cdc.reading import Piece
+from writetime.scylla_cdc.pieces import Piece
 from writetime.scylla_cdc.source import open_source
 from writetime.sources.schemas import Selection, option_fields
 

@@ -25,8 +25,8 @@ from writetime.lake.labels import newly_labelled
 from writetime.schema.table import TableSchema
 from writetime.sources.schemas import Selection, option_choice, option_fields, option_schemas, option_tokens
 from writetime.storage.batch import Origin
-from writetime.storage.files import Location, find_sstables
 from writetime.storage.infer import infer_schema
+from writetime.storage.locations import Location, find_sstables
 from writetime.storage.split import Split
 from writetime.storage.sstable import OnCorrupt, Report, SSTable
 

@@ -16,8 +16,8 @@ from writetime.core.errors import reason_of
 from writetime.schema.text import texts_of
 from writetime.schema.types import Collection, Native
 from writetime.schema.values import BadValue, decoder, read_vint
-from writetime.storage import counters
-from writetime.storage.errors import CorruptFile
+from writetime.storage import counter_contexts
+from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel import layout as L
 from writetime.storage.kernel.repeat import repeat_values
 from writetime.storage.plan import Buffers, Line, Plan
@@ -323,7 +323,7 @@ class _Work:
         """Return the parts of counter cells: the sums of their shards, their times, and the shards."""
         arrays, count = self._arrays[line.index], len(times[0])
         offsets = arrays[L.OFFSETS][: count + 1]
-        found = counters.decode(offsets, arrays[L.VALUES][: offsets[count]])
+        found = counter_contexts.decode(offsets, arrays[L.VALUES][: offsets[count]])
         validity = _validity(arrays[L.STATE][:count], L.HAS_VALUE)
         values = pa.Array.from_buffers(pa.int64(), count, [validity, pa.py_buffer(found.sums)])
         write_times = np.repeat(arrays[L.WRITE_TIME][:count], found.per_counter)

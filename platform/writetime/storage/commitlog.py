@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from writetime.schema.table import SchemaError, TableSchema
 from writetime.storage.batch import BatchMaker, Origin
-from writetime.storage.errors import CorruptFile, TornTail
+from writetime.storage.file_errors import CorruptFile, TornTail
 from writetime.storage.kernel import frames
 from writetime.storage.kernel import layout as L
 from writetime.storage.kernel.room import room

@@ -9,8 +9,8 @@ import numpy as np
 
 from writetime.storage.compressors import FAULTS, decompressor, fill
 from writetime.storage.digest import Digest
-from writetime.storage.errors import CorruptFile, Missing
-from writetime.storage.files import Location, open_file
+from writetime.storage.file_errors import CorruptFile, Missing
+from writetime.storage.locations import Location, open_file
 
 # For an uncompressed file without a chunk length; and the number of chunks that are read at once.
 _CHUNK_LENGTH = 1 << 16

@@ -9,7 +9,7 @@ import cramjam
 import lz4.block
 import zstandard
 
-from writetime.storage.errors import CorruptFile, Unsupported
+from writetime.storage.file_errors import CorruptFile, Unsupported
 
 # Decompresses a block into a buffer of its size; returns the number of bytes.
 Decompress = Callable[[memoryview, memoryview], int]

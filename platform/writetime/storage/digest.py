@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from writetime.storage.errors import CorruptFile
-from writetime.storage.files import Location
+from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel.memory import compiled
+from writetime.storage.locations import Location
 
 _POLYNOMIAL = 0xEDB88320
 # The most digits of a CRC32.

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from writetime.storage.errors import CorruptFile
-from writetime.storage.files import Location
+from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel.memory import compiled, load8, load16
 from writetime.storage.kernel.primitives import filter_byte, read_vint, skip, token
 from writetime.storage.kernel.room import room
 from writetime.storage.kernel.trie import trie_leaf, trie_payloads
+from writetime.storage.locations import Location
 
 # The flag in a leaf's payload for a byte of the key's hash before the position.
 _HASHED = 8

@@ -10,8 +10,8 @@ from writetime.schema.compatible import is_readable
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import Column, DroppedColumn, SchemaError, TableSchema
 from writetime.schema.types import CqlType, CqlTypeError
-from writetime.storage.errors import Missing
-from writetime.storage.files import Location, read_file
+from writetime.storage.file_errors import Missing
+from writetime.storage.locations import Location, read_file
 from writetime.storage.statistics import Header, read_header
 
 _TABLE_FOLDER = re.compile(r"(?P<name>\w+)-(?P<id>[0-9a-f]{32})$")

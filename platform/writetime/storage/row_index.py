@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from writetime.schema.types import MarshalKey
-from writetime.storage.errors import CorruptFile
-from writetime.storage.files import Location
+from writetime.storage.file_errors import CorruptFile
 from writetime.storage.index import PartitionIndex, signed
 from writetime.storage.kernel.memory import compiled, load8, load16, load32, load64, load_int32
 from writetime.storage.kernel.primitives import read_vint, skip
 from writetime.storage.kernel.room import room
 from writetime.storage.kernel.trie import trie_payloads
+from writetime.storage.locations import Location
 
 _CLUSTERING = 4
 _OPEN = 8

@@ -22,8 +22,8 @@ import numpy as np
 from pyarrow import NativeFile, fs
 
 from writetime.storage.compressors import FAULTS, Decompressor, decompressor
-from writetime.storage.errors import CorruptFile, Missing, TornTail, Unsupported
-from writetime.storage.files import open_file, read_file, resolve
+from writetime.storage.file_errors import CorruptFile, Missing, TornTail, Unsupported
+from writetime.storage.locations import open_file, read_file, resolve
 
 _NAME = re.compile(r"CommitLog-(?P<version>\d+)-(?P<id>\d+)\.log$")
 # Versions: 6 is that of 3.x, 7 of 4.x (and of 5.0 in its compatibility mode), 8 of 5.0.

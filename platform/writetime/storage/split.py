@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from writetime.schema.types import MarshalKey
-from writetime.storage.files import Location
 from writetime.storage.index import PartitionIndex
+from writetime.storage.locations import Location
 from writetime.storage.row_index import Blocks, read_blocks
 
 

@@ -14,12 +14,12 @@ from writetime.schema.table import SchemaError, TableSchema
 from writetime.schema.types import CqlType
 from writetime.storage.batch import Origin
 from writetime.storage.compression import DataFile, key_at, open_data
-from writetime.storage.errors import CorruptFile
-from writetime.storage.files import Features, Location
+from writetime.storage.file_errors import CorruptFile
 from writetime.storage.former import former_columns
 from writetime.storage.index import PartitionIndex, read_index
 from writetime.storage.infer import schema_of_headers
 from writetime.storage.kernel.primitives import token
+from writetime.storage.locations import Features, Location
 from writetime.storage.row_index import read_blocks
 from writetime.storage.split import Cut, Split, cuts
 from writetime.storage.statistics import read_header

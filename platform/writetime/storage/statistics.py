@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from writetime.schema.table import Column, storage_order
 from writetime.schema.types import CqlType, CqlTypeError, MarshalKey, is_complex, parse_marshal, parse_marshal_key
 from writetime.schema.values import read_vint
-from writetime.storage.errors import CorruptFile, Unsupported
-from writetime.storage.files import Location
+from writetime.storage.file_errors import CorruptFile, Unsupported
+from writetime.storage.locations import Location
 
 _VALIDATION, _HEADER = 0, 3
 # EncodingStats: the three minimums count from the middle of 2015 (in UTC).

@@ -8,12 +8,12 @@ import pyarrow as pa
 from writetime.schema.table import DroppedColumn, TableSchema
 from writetime.storage.batch import BatchMaker, Origin
 from writetime.storage.compression import DataFile, key_at
-from writetime.storage.errors import CorruptFile
-from writetime.storage.files import Features
+from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel import layout as L
 from writetime.storage.kernel.primitives import token
 from writetime.storage.kernel.room import room
 from writetime.storage.kernel.walk_sstable import walk_sstable
+from writetime.storage.locations import Features
 from writetime.storage.plan import Buffers, Plan
 from writetime.storage.split import Cut, Split
 from writetime.storage.statistics import Header

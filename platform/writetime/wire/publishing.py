@@ -6,6 +6,7 @@ registry is configured, messages are in Confluent's wire format instead. The top
 landing learns of tables and columns from it.
 """
 
+import functools
 import json
 import logging
 import re
@@ -287,7 +288,9 @@ def _namespace_of(avro: Mapping[str, Any]) -> str:
     return avro["namespace"].removeprefix("writetime.")
 
 
-def _read_schema(key: bytes, value: bytes | None) -> tuple[int, dict[str, Any] | None]:
+# An agent registers all of its schemas again at each start, so most messages are the same as earlier ones.
+@functools.lru_cache(4096)
+def _read_schema(key: bytes, value: bytes | None) -> tuple[int, Mapping[str, Any] | None]:
     if not _FINGERPRINT.fullmatch(key):
         raise ValueError(f"its key {key[:32]!r} is not a fingerprint of 16 hexadecimal digits")
     if value is None:

@@ -1,6 +1,6 @@
 """Work queues in the database: items are inserted plainly; fenced conditional writes change their states."""
 
-from writetime.workqueue.deadletters import redrive
+from writetime.workqueue.dead_items import redrive
 from writetime.workqueue.enqueue import Enqueuer, EnqueueUnknown, NewItem
 from writetime.workqueue.inspect import inspect
 from writetime.workqueue.items import GiveUp, Item

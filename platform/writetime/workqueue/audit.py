@@ -10,10 +10,10 @@ from deltalake import DeltaTable
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
-from writetime.lake.storage import lake_storage
+from writetime.lake.lake_storage import lake_storage
 from writetime.workqueue.items import Place, Status
 from writetime.workqueue.partition import LAST_ID, NO_ID
-from writetime.workqueue.tables import BucketRow, Tables
+from writetime.workqueue.queue_tables import BucketRow, Tables
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ process's monotonic clock. So the wall clocks of enqueuers and workers do not ma
 import time
 from collections.abc import Callable
 
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.queue_tables import Tables
 
 LOOK_SECONDS = 60.0
 

@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.workqueue.items import Place
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.queue_tables import Tables
 
 SCHEMA = pa.schema(
     [

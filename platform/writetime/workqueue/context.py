@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from writetime.core.config import Queue, WorkQueue
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.items import Place
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.queue_tables import Tables
 
 
 @dataclass(frozen=True)

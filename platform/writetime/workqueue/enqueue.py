@@ -18,7 +18,7 @@ from writetime.core.errors import WritetimeError
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, IdMaker, Place, bucket_of, instant, shard_of, time_of
-from writetime.workqueue.tables import Tables, as_json
+from writetime.workqueue.queue_tables import Tables, as_json
 
 _T = TypeVar("_T")
 

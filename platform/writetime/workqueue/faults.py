@@ -6,18 +6,30 @@ A place is a queue, a shard, a bucket or an item. It is retried three times; the
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from writetime.core.errors import WritetimeError, reason_of
-from writetime.workqueue.metrics import QueueMetrics
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.queue_tables import Tables
+from writetime.workqueue.worker_metrics import QueueMetrics
 
 log = logging.getLogger(__name__)
 
 TRIES = 3
-_RETRY_SECONDS = 1.0
-REST_SECONDS = 60.0
 _MAX_REASON_CHARACTERS = 1000
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """How long a place waits after a fault."""
+
+    # Before the first retry; twice that before the second.
+    retry_seconds: float = 1.0
+    # After the last one.
+    rest_seconds: float = 60.0
+
+
+PAUSES = Pauses()
 
 
 class _Seen(NamedTuple):
@@ -29,8 +41,15 @@ class Faults:
     """The faults of one worker."""
 
     def __init__(
-        self, tables: Tables, worker: str, monotonic: Callable[[], float], metrics: Mapping[str, QueueMetrics]
+        self,
+        tables: Tables,
+        worker: str,
+        monotonic: Callable[[], float],
+        metrics: Mapping[str, QueueMetrics],
+        pauses: Pauses,
     ) -> None:
+        self.rest_seconds = pauses.rest_seconds
+        self._retry_seconds = pauses.retry_seconds
         self._tables = tables
         self._worker = worker
         self._monotonic = monotonic
@@ -39,14 +58,14 @@ class Faults:
         self._reports: set[asyncio.Task[None]] = set()
 
     def note(self, queue: str, place: str, error: BaseException) -> float:
-        """Record a fault; return for how many seconds its place must rest: `REST_SECONDS` after enough attempts."""
+        """Record a fault; return for how many seconds its place must rest: `rest_seconds` after enough attempts."""
         now = self._monotonic()
         # A place that worked for two rests has recovered.
-        self._seen = {name: seen for name, seen in self._seen.items() if now - seen.at < 2 * REST_SECONDS}
+        self._seen = {name: seen for name, seen in self._seen.items() if now - seen.at < 2 * self.rest_seconds}
         before = self._seen.get((queue, place))
         times = before.times + 1 if before else 1
         self._seen[queue, place] = _Seen(times, now)
-        pause = _RETRY_SECONDS * times if times < TRIES else REST_SECONDS
+        pause = self._retry_seconds * times if times < TRIES else self.rest_seconds
         reason = "; ".join([reason_of(error), *getattr(error, "__notes__", ())])
         if metrics := self._metrics.get(queue):
             metrics.faulted(place.rpartition(", ")[2].split()[0])

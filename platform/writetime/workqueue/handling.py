@@ -9,7 +9,7 @@ from typing import Any
 
 from writetime.core.errors import reason_of
 from writetime.workqueue.items import Entry, GiveUp, Item, Status
-from writetime.workqueue.tables import as_json
+from writetime.workqueue.queue_tables import as_json
 
 Handler = Callable[[Item], Any] | Callable[[Item], Awaitable[Any]]
 

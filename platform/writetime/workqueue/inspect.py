@@ -11,10 +11,10 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import printable
 from writetime.workqueue.clock import DatabaseClock
-from writetime.workqueue.deadletters import read_letters
+from writetime.workqueue.dead_items import read_letters
 from writetime.workqueue.items import Place, Status, time_of
 from writetime.workqueue.partition import LAST_ID, NO_ID
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.queue_tables import Tables
 
 
 @dataclass(frozen=True)

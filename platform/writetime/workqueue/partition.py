@@ -16,7 +16,7 @@ from uuid import UUID
 from writetime.core.errors import WritetimeError
 from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Place, first_id, time_of
-from writetime.workqueue.tables import Change, Statics, Tables
+from writetime.workqueue.queue_tables import Change, Statics, Tables
 
 NO_ID = first_id(0)
 LAST_ID = UUID(int=2**128 - 1)

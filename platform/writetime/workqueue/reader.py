@@ -12,7 +12,7 @@ from uuid import UUID
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.items import Entry, first_id, time_of
 from writetime.workqueue.partition import LAST_ID, NO_ID, Partition
-from writetime.workqueue.tables import PAGE_ROWS, StateRow
+from writetime.workqueue.queue_tables import PAGE_ROWS, StateRow
 
 # After a look back, this many times its duration pass without another one.
 _LOOK_BACK_PAUSES = 9

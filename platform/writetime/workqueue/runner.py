@@ -9,17 +9,17 @@ from functools import partial
 from uuid import UUID
 
 from writetime.workqueue.backlog import Backlog
-from writetime.workqueue.buckets import Buckets
+from writetime.workqueue.bucket_life import Buckets
 from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import Faults
 from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, Status
 from writetime.workqueue.limits import part
 from writetime.workqueue.partition import Partition
+from writetime.workqueue.queue_tables import BucketRow, Change, DeadLetter
 from writetime.workqueue.reader import Reader
 from writetime.workqueue.shards import Hold
 from writetime.workqueue.statements import Unknown
-from writetime.workqueue.tables import BucketRow, Change, DeadLetter
 
 log = logging.getLogger(__name__)
 

@@ -17,15 +17,15 @@ from writetime.core.config import WorkQueue
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.context import QueueContext
-from writetime.workqueue.faults import REST_SECONDS, TRIES, Faults
+from writetime.workqueue.faults import PAUSES, TRIES, Faults, Pauses
 from writetime.workqueue.handling import Handler, handle
 from writetime.workqueue.items import Entry, Status, time_of
-from writetime.workqueue.metrics import QueueMetrics, WorkerMetrics
 from writetime.workqueue.partition import Fenced
+from writetime.workqueue.queue_tables import Tables
 from writetime.workqueue.runner import ShardRunner
 from writetime.workqueue.shards import Hold, Shares
 from writetime.workqueue.statements import Unknown
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.worker_metrics import QueueMetrics, WorkerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,9 @@ class Running:
         settings: WorkQueue,
         handlers: Mapping[str, Handler],
         name: str,
+        *,
         metrics: WorkerMetrics | None = None,
+        pauses: Pauses = PAUSES,
     ) -> None:
         self._tables = tables
         self._settings = settings
@@ -55,7 +57,7 @@ class Running:
         self._metrics = {} if metrics is None else {queue: metrics.of(queue) for queue in handlers}
         self._monotonic = asyncio.get_running_loop().time
         self._clock = DatabaseClock(tables, self._monotonic)
-        self._faults = Faults(tables, name, self._monotonic, self._metrics)
+        self._faults = Faults(tables, name, self._monotonic, self._metrics, pauses)
         self._shares: dict[str, Shares] = {}
         self._runners: dict[Hold, tuple[ShardRunner, asyncio.Task[None]]] = {}
         self._contexts: dict[str, QueueContext] = {}
@@ -164,7 +166,7 @@ class Running:
     async def _work_on(self, queue: str) -> None:
         """Manage a queue, which is opened first if necessary."""
         while queue not in self._shares:
-            await asyncio.sleep(REST_SECONDS)
+            await asyncio.sleep(self._faults.rest_seconds)
             try:
                 await self._open(queue)
             except Exception as e:

@@ -17,9 +17,9 @@ from typing import Any
 
 from writetime.core.errors import reason_of
 from writetime.workqueue.context import QueueContext
-from writetime.workqueue.faults import REST_SECONDS, Faults
+from writetime.workqueue.faults import Faults
+from writetime.workqueue.queue_tables import ShardRow
 from writetime.workqueue.statements import Unknown
-from writetime.workqueue.tables import ShardRow
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Shares:
         shard = hold.row.shard
         pause = self._faults.note(self._queue, f"shard {shard}", error)
         self.aside[shard] = self._monotonic() + pause
-        if pause >= REST_SECONDS:
+        if pause >= self._faults.rest_seconds:
             self.given_up[shard] = reason_of(error)
         self._background(self._free(hold.row))
 

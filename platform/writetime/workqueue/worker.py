@@ -17,10 +17,11 @@ from functools import partial
 
 from writetime.clients.database import connect
 from writetime.core.config import Settings
+from writetime.workqueue.faults import PAUSES, Pauses
 from writetime.workqueue.hints import Hint
-from writetime.workqueue.metrics import WorkerMetrics
+from writetime.workqueue.queue_tables import Tables
 from writetime.workqueue.running import Handler, Running
-from writetime.workqueue.tables import Tables
+from writetime.workqueue.worker_metrics import WorkerMetrics
 
 
 class Worker:
@@ -32,14 +33,16 @@ class Worker:
         handlers: Mapping[str, Handler],
         hint: Hint | None = None,
         metrics: WorkerMetrics | None = None,
+        pauses: Pauses = PAUSES,
     ) -> None:
-        """Set a worker up; `run` starts it. `hint` wakes it up before its next poll."""
+        """Set a worker up; `run` starts it. `hint` wakes it up before its next poll; `pauses` follow faults."""
         self.name = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._settings = settings
         self._own = settings.workqueue
         self._handlers = dict(handlers)
         self._hint = hint
         self._metrics = metrics
+        self._pauses = pauses
 
     def run(self, stop: threading.Event | None = None, *, until_idle: bool = False) -> Counter[str]:
         """Process items until `stop` is set, or until there is nothing to do; then end gracefully.
@@ -58,7 +61,7 @@ class Worker:
 
     async def _run(self, tables: Tables, stop: threading.Event | None, *, until_idle: bool) -> Counter[str]:
         ended = asyncio.Event()
-        running = Running(tables, self._own, self._handlers, self.name, self._metrics)
+        running = Running(tables, self._own, self._handlers, self.name, metrics=self._metrics, pauses=self._pauses)
         watcher = asyncio.create_task(_watch(stop, ended))
         if self._hint is not None:
             loop = asyncio.get_running_loop()

@@ -7,7 +7,7 @@ Sources: `io.tries.TrieNode` of Cassandra, sstables/trie/bti_node_type.hh and bt
 
 import numpy as np
 
-from writetime.storage.errors import CorruptFile
+from writetime.storage.file_errors import CorruptFile
 from writetime.storage.kernel.memory import compiled, inlined, load8, load16
 from writetime.storage.kernel.room import room
 

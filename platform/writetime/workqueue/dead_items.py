@@ -12,7 +12,7 @@ from writetime.core.config import Settings
 from writetime.workqueue.clock import DatabaseClock
 from writetime.workqueue.insist import insist
 from writetime.workqueue.items import Entry, IdMaker, Place, Status, bucket_of, shard_of, time_of
-from writetime.workqueue.tables import DeadLetter, Tables
+from writetime.workqueue.queue_tables import DeadLetter, Tables
 
 
 def dead_letters(settings: Settings, queue: str) -> list[DeadLetter]:

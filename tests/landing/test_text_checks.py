@@ -5,13 +5,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.made import cell
 from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
-from writetime.landing.checking import check_texts
+from writetime.landing.text_checks import check_texts
 from writetime.schema.cql import parse_table
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native
@@ -107,7 +108,7 @@ def test_places_of_list_elements_and_nodes_of_counters_are_texts_too() -> None:
 
 @pytest.mark.parametrize("name", SOUND)
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_whatever_the_database_writes_is_taken(name: str, data: st.DataObject) -> None:
     sizes = {"uuid": [16], "timeuuid": [16], "inet": [4, 16], "decimal": range(5, 40), "varint": range(1, 40)}
     size = data.draw(st.sampled_from(sizes[name]))

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from tests.support.merged import History
 from writetime.changes.position import AT, position_encoder
-from writetime.merge.values import comparable, plain, serialised
+from writetime.merge.value_order import comparable, plain, serialised
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import Column
 from writetime.schema.types import Udt, freeze

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from writetime.core.config import Settings
 from writetime.replay import Publisher, replay, sealed
-from writetime.replay.rows import SCHEMA, _ranges, _rows
+from writetime.replay.batch_rows import SCHEMA, _ranges, _rows
 
 
 def test_items_are_rows(replay_settings: Settings, queue: str) -> None:

@@ -7,12 +7,12 @@ import pyarrow as pa
 
 from writetime.changes.model import KINDS, RANGE_TOMBSTONE, ROW, change_schema, field_name
 from writetime.core.arrow import decoded, one_chunk, take
-from writetime.merge.cells import NEVER, marker_times
 from writetime.merge.columns import dropped_times, merge_column
 from writetime.merge.conform import conform
 from writetime.merge.counters import mergeable_counters
 from writetime.merge.forms import with_newest_forms
 from writetime.merge.order import Order, order_changes
+from writetime.merge.precedence import NEVER, marker_times
 from writetime.merge.tombstones import Tombstones, find_tombstones
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Native

@@ -22,8 +22,8 @@ from cassandra.cluster import Cluster, Session
 from cassandra.connection import Connection
 from cassandra.pool import Host
 
+from writetime.capture.change_publisher import check_publishable
 from writetime.capture.durable import read_json, write_json
-from writetime.capture.publisher import check_publishable
 from writetime.clients.database import DRIVER_FAULTS, node_of
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.schema.stored import from_json, to_json

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pyarrow import NativeFile, fs
 
-from writetime.storage.errors import CorruptFile, Missing, StorageError, Unsupported
+from writetime.storage.file_errors import CorruptFile, Missing, StorageError, Unsupported
 
 _NAME = re.compile(r"(?P<version>[a-z]{2})-(?P<id>[0-9A-Za-z_]+)-(?P<format>big|bti)-(?P<component>[A-Za-z0-9_.+]+)$")
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from writetime.ingest.offsets import MAX_METADATA_BYTES, PartitionProgress, decode_done, encode_done
+from writetime.ingest.partition_progress import MAX_METADATA_BYTES, PartitionProgress, decode_done, encode_done
 
 gaps = st.one_of(st.just(1), st.integers(1, 5), st.integers(1, 10**6))
 

@@ -24,7 +24,7 @@ from writetime.schema.table import TableSchema
 from writetime.wire import watermarks
 from writetime.wire.change_messages import ChangeEncoder, change_avro
 from writetime.wire.publishing import Refused, Sender, ensure_schemas_topic
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from writetime.row_events.ids import siphash
 from writetime.row_events.touched import merge_touched
 from writetime.schema.avro import encode, joined, nullable
 from writetime.schema.table import TableSchema
-from writetime.verify.database import DatabaseTable
+from writetime.verify.database_table import DatabaseTable
 
 # Approximate number of rows of the database in memory at once.
 RANGE_ROWS = 200_000

@@ -14,9 +14,9 @@ from writetime.workqueue.context import QueueContext
 from writetime.workqueue.faults import Faults
 from writetime.workqueue.items import Entry
 from writetime.workqueue.partition import Fenced, Partition
+from writetime.workqueue.queue_tables import BucketRow
 from writetime.workqueue.reader import Reader
 from writetime.workqueue.statements import Unknown
-from writetime.workqueue.tables import BucketRow
 
 
 class Buckets:
