@@ -1,4 +1,4 @@
-"""Shared by all tests: one set of embedded servers and one Spark session, started on first use."""
+"""Shared by all tests: embedded servers and a Spark session, each started on first use."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.support import scylla_server
-from tests.support.servers import running_servers
+from tests.support.servers import server_addresses, start
 from tests.support.settings import write_settings
 from writetime.clients import database
 from writetime.clients.spark import spark_conf
@@ -42,17 +42,20 @@ _LONGEST_FIRST = (
     "security",
 )
 
-# Fixtures that start servers, or whose tests do. `spark` and others need one of them.
+# Fixtures that start servers, or whose tests do. Others need one of them.
 _SERVERS = {
+    "cassandra",
     "histories",
+    "kafka",
     "master",
     "node",
     "own_zookeeper",
     "postgres",
-    "server_settings",
     "servers",
+    "spark",
     "started",
     "store",
+    "zookeeper",
 }
 # Fixtures that start servers for one folder of tests.
 _OWN_SERVERS = {"written"}
@@ -165,12 +168,10 @@ def make_keyspace(pytestconfig: pytest.Config) -> Iterator[Callable[[Settings], 
 
 
 @pytest.fixture(scope="session")
-def server_settings(
-    pytestconfig: pytest.Config,
-    tmp_path_factory: pytest.TempPathFactory,
-    make_keyspace: Callable[[Settings], None],
-) -> Iterator[Settings]:
-    """Settings of running servers that belong to this test session alone; with `--scylla`, the database does not."""
+def addresses(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Settings of servers that belong to this test session alone; with `--scylla`, the database does not. The fixtures
+    `cassandra`, `kafka` and `zookeeper` start them.
+    """
     kept = pytestconfig.getoption("--servers")
     home = tmp_path_factory.mktemp("servers")
     for name in [n for n in os.environ if n.startswith("WRITETIME_") and n != "WRITETIME_CACHE"]:
@@ -178,19 +179,54 @@ def server_settings(
     os.environ["WRITETIME_CONFIG"] = str(home / "none.toml")
     Path(os.environ["WRITETIME_CONFIG"]).write_text("")
     address = pytestconfig.getoption("--scylla")
-    cassandra = scylla_server.cassandra_section(address) if address else None
+    own = scylla_server.cassandra_section(address) if address else None
     # Each process of xdist has its own.
     folder = Path(kept).resolve() / os.environ.get("PYTEST_XDIST_WORKER", "main") if kept else home
     folder.mkdir(parents=True, exist_ok=True)
-    with running_servers(folder, cassandra, make_keyspace, keep=bool(kept)) as settings:
+    with server_addresses(folder, own, keep=bool(kept)) as settings:
         yield settings
 
 
 @pytest.fixture(scope="session")
-def spark(server_settings: Settings) -> Iterator[SparkSession]:
+def zookeeper(addresses: Settings) -> Settings:
+    """Settings of a ZooKeeper that runs."""
+    start(addresses, "zookeeper")
+    return addresses
+
+
+@pytest.fixture(scope="session")
+def kafka(addresses: Settings) -> Settings:
+    """Settings of a broker that runs."""
+    start(addresses, "kafka")
+    return addresses
+
+
+@pytest.fixture(scope="session")
+def cassandra(addresses: Settings, make_keyspace: Callable[[Settings], None]) -> Settings:
+    """Settings of a database that runs, with the keyspace and its tables."""
+    start(addresses, "cassandra")
+    make_keyspace(addresses)
+    database.apply_schema(addresses)
+    return addresses
+
+
+@pytest.fixture(scope="session")
+def _launched(addresses: Settings) -> None:
+    """Start all at once: one after the other takes longer."""
+    start(addresses, "zookeeper", "kafka", "cassandra")
+
+
+@pytest.fixture(scope="session")
+def server_settings(_launched: None, zookeeper: Settings, kafka: Settings, cassandra: Settings) -> Settings:
+    """Settings of all three, which run."""
+    return cassandra
+
+
+@pytest.fixture(scope="session")
+def spark(addresses: Settings) -> Iterator[SparkSession]:
     """The one Spark session of the tests; assets use it because it is active."""
     builder = SparkSession.builder
-    for name, value in spark_conf(server_settings).items():
+    for name, value in spark_conf(addresses).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     yield session

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -123,55 +124,65 @@ def test_a_table_that_no_agent_has_published_stops_nothing(settings: Settings, s
     assert "start `writetime agent`" in str(checks["lake_is_fresh"].metadata["fix"].value)
 
 
-def test_agents_are_observed(settings: Settings) -> None:
-    """By the last report of each: here two nodes, of which one is held."""
-    ensure_watermarks_topic(settings)
-    sender = Sender(settings, "test")
-    one = {"at": time.time(), "errors": {"node": 1}, "changes": {"k.t": {"row": 5}}, "held_by": None, "snapshots": {}}
-    one |= {
-        "lag": dataclasses.asdict(Lag(lag_bytes=7, oldest_segment_seconds=2, backlog_bytes=5, backlog_limit_bytes=10))
-    }
-    one |= {"totals": dataclasses.asdict(Totals(segments=3, mutations_set_aside=2))}
-    other = one | {
-        "held_by": "a reason",
-        "lag": dataclasses.asdict(Lag(lag_bytes=1, oldest_segment_seconds=9, aside_segments=1)),
-    }
-    for source, status in (("observed-1", one), ("observed-2", other)):
-        watermarks.send(sender, source, SourceMarks(status=status))
-    assert sender.flush()
-    try:
-        result = capture.agents(kafka=KafkaResource())
-        assert isinstance(result, ObserveResult)
-        metadata: Any = result.metadata
-        by_agent = metadata["by_agent"].value
-        assert (by_agent["observed-1"], by_agent["observed-2"]) == (one, other)
-        assert metadata["held_by"].value["observed-2"] == "a reason"
-        check: Any = capture.no_agent_is_held_up(kafka=KafkaResource())
-        assert not check.passed
-        assert check.metadata["held_by"].value["observed-2"] == "a reason"
-        # So do a table that is not captured, and a snapshot that failed.
-        tables = {
-            "not_captured": {"k.t": "a view"},
-            "snapshots": {"k.u": {"status": "failed"}, "k.v": {"status": "done"}},
-        }
-        watermarks.send(sender, "observed-1", SourceMarks(status=one | tables))
-        assert sender.flush()
-        check = capture.no_agent_is_held_up(kafka=KafkaResource())
-        found = check.metadata["tables_with_faults"].value["observed-1"]
-        assert found.keys() == {"k.t", "k.u"}
-        assert found["k.t"] == "a view"
-        watermarks.send(sender, "observed-1", SourceMarks(status=one))
-        assert sender.flush()
-        numbers = {name: metadata[name] for name in summary([])}
-    finally:
-        for source in ("observed-1", "observed-2"):
-            watermarks.retire(settings, source)
-    alone = summary([one, other])
+class Agents:
+    """Two agents that report, of which one is held."""
+
+    def __init__(self, settings: Settings) -> None:
+        ensure_watermarks_topic(settings)
+        self.sender = Sender(settings, "test")
+        lag = Lag(lag_bytes=7, oldest_segment_seconds=2, backlog_bytes=5, backlog_limit_bytes=10)
+        self.sound = status_of(lag)
+        self.held = status_of(Lag(lag_bytes=1, oldest_segment_seconds=9, aside_segments=1), held_by="a reason")
+        self.report("observed-1", self.sound)
+        self.report("observed-2", self.held)
+
+    def report(self, source: str, status: dict[str, Any]) -> None:
+        watermarks.send(self.sender, source, SourceMarks(status=status))
+        assert self.sender.flush()
+
+
+def status_of(lag: Lag, **more: Any) -> dict[str, Any]:
+    """What an agent reports."""
+    found = {"at": time.time(), "errors": {"node": 1}, "changes": {"k.t": {"row": 5}}, "held_by": None, "snapshots": {}}
+    totals = dataclasses.asdict(Totals(segments=3, mutations_set_aside=2))
+    return found | {"lag": dataclasses.asdict(lag), "totals": totals} | more
+
+
+@pytest.fixture
+def agents(settings: Settings) -> Iterator[Agents]:
+    yield Agents(settings)
+    for source in ("observed-1", "observed-2"):
+        watermarks.retire(settings, source)
+
+
+def test_agents_are_observed(agents: Agents) -> None:
+    """By the last report of each."""
+    result = capture.agents(kafka=KafkaResource())
+    assert isinstance(result, ObserveResult)
+    metadata: Any = result.metadata
+    by_agent = metadata["by_agent"].value
+    assert (by_agent["observed-1"], by_agent["observed-2"]) == (agents.sound, agents.held)
+    assert metadata["held_by"].value["observed-2"] == "a reason"
+    alone = summary([agents.sound, agents.held])
     assert (alone["agents"], alone["agents_held"], alone["lag_bytes"], alone["aside_segments"]) == (2, 1, 8, 1)
     assert (alone["oldest_segment_seconds"], alone["backlog_share"], alone["mutations_set_aside"]) == (9, 0.5, 4)
     assert (alone["errors"], alone["changes"]) == (2, 10)
     # Other tests' agents may be there, too.
+    numbers = {name: metadata[name] for name in summary([])}
     assert all(numbers[name] >= round(alone[name], 3) for name in alone if name != "silent_seconds")
+
+
+def test_an_agent_that_is_held_fails_the_check(agents: Agents) -> None:
+    """So do a table that is not captured, and a snapshot that failed."""
+    check: Any = capture.no_agent_is_held_up(kafka=KafkaResource())
+    assert not check.passed
+    assert check.metadata["held_by"].value["observed-2"] == "a reason"
+    snapshots = {"k.u": {"status": "failed"}, "k.v": {"status": "done"}}
+    agents.report("observed-1", agents.sound | {"not_captured": {"k.t": "a view"}, "snapshots": snapshots})
+    check = capture.no_agent_is_held_up(kafka=KafkaResource())
+    found = check.metadata["tables_with_faults"].value["observed-1"]
+    assert found.keys() == {"k.t", "k.u"}
+    assert found["k.t"] == "a view"
 
 
 def test_a_quiet_table_is_fresh_and_a_silent_node_is_not(settings: Settings, spark: SparkSession) -> None:

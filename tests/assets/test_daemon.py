@@ -50,8 +50,9 @@ def ended(instance: DagsterInstance, job: str, tag: str) -> list[DagsterRun]:
     return [run for run in instance.get_runs() if run.job_name == job and tag in run.tags and run.is_finished]
 
 
-@pytest.mark.usefixtures("queue_tables")
-def test_schedule_sensors_and_backfill(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def reports(settings: Settings, queue_tables: None, tmp_path: Path) -> Path:
+    """A table with a snapshot, work that is stuck, and a folder for the reports of runs, in the settings file."""
     table = f"{settings.cassandra.keyspace}.items"
     with connect(settings) as session:
         session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
@@ -68,31 +69,44 @@ def test_schedule_sensors_and_backfill(settings: Settings, tmp_path: Path, monke
     write_settings(made, tmp_path / "writetime.toml")
     with Enqueuer(made) as enqueuer:
         enqueuer.enqueue("nobody works", {"to": "ada"})
-    home, log = tmp_path / "dagster", tmp_path / "daemon.log"
+    return tmp_path / "reports"
+
+
+@pytest.fixture
+def instance(reports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DagsterInstance]:
+    """Dagster by these settings, with a schedule and a sensor that are on, as if for long: the daemon makes up for the
+    ticks that it has missed."""
+    home = tmp_path / "dagster"
     home.mkdir()
     shutil.copy(ROOT / "dagster.yaml", home)
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     dagster("schedule", "start", "observe_schedule", *AT)
     dagster("sensor", "start", "stuck_work", *AT)
     with DagsterInstance.from_config(str(home)) as instance:
-        # As if it had been on for long: the daemon makes up for the ticks that it has missed.
         for state in instance.all_instigator_state():
             if isinstance(state.instigator_data, ScheduleInstigatorData):
                 since = ScheduleInstigatorData(state.instigator_data.cron_schedule, time.time() - 900)
                 instance.update_instigator_state(state.with_data(since))
-        with daemon(log):
-            share = token_ranges.get_partition_keys()[5]
-            dagster("job", "backfill", "-j", "backfill", "--partitions", share, "--noprompt", *AT)
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while True:
-                observed = ended(instance, "observe", "dagster/schedule_name")
-                looked = ended(instance, "queue_health", "dagster/sensor_name")
-                filled = ended(instance, "backfill", "dagster/backfill")
-                reports = {path.stem for path in (tmp_path / "reports").glob("*.md")}
-                wanted = {f"{run.job_name}-{run.run_id}" for run in observed + looked + filled}
-                if observed and looked and filled and wanted <= reports:
-                    break
-                assert time.monotonic() < deadline, log.read_text()[-5000:]
-                time.sleep(1)
-        assert {run.status for run in observed + looked + filled} == {DagsterRunStatus.SUCCESS}
-        assert os.listdir(tmp_path / "lake" / table)
+        yield instance
+
+
+def test_schedule_sensors_and_backfill(
+    settings: Settings, reports: Path, instance: DagsterInstance, tmp_path: Path
+) -> None:
+    log = tmp_path / "daemon.log"
+    with daemon(log):
+        share = token_ranges.get_partition_keys()[5]
+        dagster("job", "backfill", "-j", "backfill", "--partitions", share, "--noprompt", *AT)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            observed = ended(instance, "observe", "dagster/schedule_name")
+            looked = ended(instance, "queue_health", "dagster/sensor_name")
+            filled = ended(instance, "backfill", "dagster/backfill")
+            written = {path.stem for path in reports.glob("*.md")}
+            wanted = {f"{run.job_name}-{run.run_id}" for run in observed + looked + filled}
+            if observed and looked and filled and wanted <= written:
+                break
+            assert time.monotonic() < deadline, log.read_text()[-5000:]
+            time.sleep(1)
+    assert {run.status for run in observed + looked + filled} == {DagsterRunStatus.SUCCESS}
+    assert os.listdir(tmp_path / "lake" / f"{settings.cassandra.keyspace}.items")

@@ -14,6 +14,7 @@ from dagster import (
     CodeReferencesMetadataValue,
     DagsterInstance,
     Definitions,
+    RepositoryDefinition,
     RunRequest,
     TableSchema,
     UrlCodeReference,
@@ -124,11 +125,16 @@ def test_assets_of_no_table_have_the_owners_of_the_settings() -> None:
     assert owned.get(USER_EVENTS_TOPIC).owners == ["team:data"]
 
 
-def test_a_table_is_one_entry(config: Path) -> None:
-    """All stages follow, with the table in the middle of what writes it and what reads it."""
+@pytest.fixture
+def of_orders(config: Path) -> Definitions:
+    """What there is of one table, which ingest writes."""
     config.write_text('[tables.shop.orders]\nowners = ["team:orders"]\n')
-    found = of_tables(orders=tables.Writer(USER_EVENTS, "ingest"))
-    assert edges(found) == {
+    return of_tables(orders=tables.Writer(USER_EVENTS, "ingest"))
+
+
+def test_a_table_is_one_entry(of_orders: Definitions) -> None:
+    """All stages follow, with the table in the middle of what writes it and what reads it."""
+    assert edges(of_orders) == {
         ("ingest/user_events", "shop/orders/orders"),
         ("shop/orders/orders", "shop/orders/orders_topic"),
         ("capture/agents", "shop/orders/orders_topic"),
@@ -141,7 +147,10 @@ def test_a_table_is_one_entry(config: Path) -> None:
         ("shop/orders/orders_state", "shop/orders/orders_row_events"),
         ("shop/orders/orders_row_events", "shop/orders/orders_row_topic"),
     }
-    graph = found.resolve_asset_graph()
+
+
+def test_assets_of_a_table_have_its_owners_groups_and_tags(of_orders: Definitions) -> None:
+    graph = of_orders.resolve_asset_graph()
     own = [key for key in graph.get_all_asset_keys() if key.path[0] == "shop"]
     assert all(graph.get(key).owners == ["team:orders"] and graph.get(key).kinds for key in own)
     assert {graph.get(key).tags["writetime/stage"]: key for key in own} == {
@@ -151,7 +160,10 @@ def test_a_table_is_one_entry(config: Path) -> None:
         tags = graph.get(key).tags
         assert (tags["writetime/keyspace"], tags["writetime/table"]) == ("shop", "orders")
     assert {graph.get(key).group_name for key in own} == GROUPS - {"sources", "workqueue", "replay"}
-    repository = found.get_repository_def()
+
+
+def test_jobs_of_a_table(of_orders: Definitions) -> None:
+    repository = of_orders.get_repository_def()
     assert set(repository.job_names) >= {
         *("observe", "snapshot", "backfill", "land", "views", "row_events", "follow", "verify", "maintain")
     }
@@ -164,7 +176,10 @@ def test_a_table_is_one_entry(config: Path) -> None:
         if any(node.name.endswith(PROOF) for node in repository.get_job(name).nodes)
     }
     assert with_proof == {"verify", "__ASSET_JOB"}
-    assert {key.name for key in repository.asset_graph.asset_check_keys} == {
+
+
+def test_checks_of_a_table(of_orders: Definitions) -> None:
+    assert {key.name for key in of_orders.get_repository_def().asset_graph.asset_check_keys} == {
         "changes_are_logged",
         "all_messages_landed",
         "lag_is_bounded",
@@ -323,7 +338,14 @@ def test_a_table_that_is_dropped_fails_no_run_of_the_others(settings: Settings, 
     assert landed(DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)) == {one}
 
 
-def test_jobs_schedules_and_sensors(config: Path) -> None:
+@pytest.fixture
+def repositories(config: Path) -> list[RepositoryDefinition]:
+    """What belongs to no table, and what there is of one."""
+    config.write_text("[tables.shop.orders]\n")
+    return [defs.get_repository_def(), of_tables().get_repository_def()]
+
+
+def test_jobs() -> None:
     repository = defs.get_repository_def()
     own = {"ingest", "dead_letters", "agents", "completed_events", "queue_health", "drain_queue"}
     own |= {"publish_segments", "ingest_lag", "queue_audit"}
@@ -332,15 +354,29 @@ def test_jobs_schedules_and_sensors(config: Path) -> None:
     assert set(of_demo.job_names) - set(repository.job_names) >= {"replay_flights", "board"}
     assert repository.get_job("ingest").asset_layer.executable_asset_keys == {USER_EVENTS, DEAD_LETTERS}
     assert AssetKey(["sources", "flights"]) in of_demo.get_job("replay_flights").asset_layer.executable_asset_keys
-    config.write_text("[tables.shop.orders]\n")
-    found = of_tables().get_repository_def()
-    sensors = {s.name for r in (repository, found) for s in r.sensor_defs}
-    assert sensors == {
+    # What reads all items is not for each five minutes.
+    nodes = {name: {node.name for node in repository.get_job(name).nodes} for name in ("queue_health", "ingest_lag")}
+    assert nodes == {
+        "queue_health": {"event_queue", "workqueue__event_queue_no_work_is_stuck"},
+        "ingest_lag": {"user_events_topic", "sources__user_events_topic_lag_is_far_from_retention"},
+    }
+
+
+def test_every_job_has_a_description(repositories: list[RepositoryDefinition]) -> None:
+    jobs = [r.get_job(name) for r in repositories for name in r.job_names if not name.startswith("__")]
+    assert all(job.description for job in jobs)
+
+
+def test_sensors(repositories: list[RepositoryDefinition]) -> None:
+    assert {s.name for r in repositories for s in r.sensor_defs} == {
         *("captured_changes", "stuck_work", "user_events_lag", "new_snapshots", "schema_changes"),
         "new_segments",
         *("failed_runs", "finished_runs", "canceled_runs"),
     }
-    assert sorted((s.name, s.cron_schedule) for r in (repository, found) for s in r.schedule_defs) == [
+
+
+def test_schedules(repositories: list[RepositoryDefinition]) -> None:
+    assert sorted((s.name, s.cron_schedule) for r in repositories for s in r.schedule_defs) == [
         ("agents_schedule", "*/5 * * * *"),
         ("completed_events_schedule", "25 * * * *"),
         ("dead_letters_schedule", "5-59/15 * * * *"),
@@ -355,16 +391,6 @@ def test_jobs_schedules_and_sensors(config: Path) -> None:
         ("verify_schedule", "30 3 * * *"),
         ("views_schedule", "*/15 * * * *"),
     ]
-    # What reads all items is not for each five minutes.
-    nodes = {name: {node.name for node in repository.get_job(name).nodes} for name in ("queue_health", "ingest_lag")}
-    assert nodes == {
-        "queue_health": {"event_queue", "workqueue__event_queue_no_work_is_stuck"},
-        "ingest_lag": {"user_events_topic", "sources__user_events_topic_lag_is_far_from_retention"},
-    }
-    jobs = [
-        j for r in (repository, found) for name in r.job_names if not name.startswith("__") for j in [r.get_job(name)]
-    ]
-    assert all(job.description for job in jobs)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`make demo`, small: real runs through Dagster's run worker, the process that the web UI and the daemon start."""
+"""`make demo`, small, with all runs in the process of the web server that launches them."""
 
 import os
 import re
@@ -16,6 +16,12 @@ from tests.support.settings import write_settings
 from writetime.core.config import Settings
 
 ROOT = Path(__file__).parents[2]
+# They share imports and the Java of Spark. tests/assets/test_daemon.py has runs in workers, as `make demo` itself.
+IN_ONE_PROCESS = """
+run_launcher:
+  module: tests.support.run_launcher
+  class: ThreadRunLauncher
+"""
 
 
 @pytest.fixture
@@ -38,13 +44,13 @@ def own(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
     client.close()
 
 
-# Eight runs of Dagster, each with a Spark of its own, beside other tests.
+# Eight runs of Dagster, beside other tests.
 @pytest.mark.usefixtures("queue_tables")
 @pytest.mark.timeout(1500)
 def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
     home = tmp_path / "state" / "dagster"
     home.mkdir(parents=True)
-    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + IN_ONE_PROCESS)
     environment = {**os.environ, "DAGSTER_HOME": str(home), "DEMO_FLIGHTS": "400", "PYTHONFAULTHANDLER": "1"}
     demo = subprocess.Popen(
         [sys.executable, "-m", "demo"],

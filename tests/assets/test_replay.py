@@ -84,22 +84,9 @@ def test_batches_come_into_the_lake(
     with Publisher(settings, QUEUE) as publisher:
         for items in BATCHES:
             publisher.publish(items)
-        # A run at a time, of so many batches; what failed is asked for again.
-        assert tick(instance) == [("1", "3")]
-        under_way = instance.add_run(DagsterRun(job_name=replay.name_of(QUEUE), status=DagsterRunStatus.STARTED))
-        assert tick(instance) == []
-        instance.report_run_failed(under_way)
-        assert tick(instance) == [("1", "3")]
-        first = run(instance, "1", "3")
-        assert first.success
+        assert_one_run_at_a_time(instance)
+        assert_reported_by_partition(run(instance, "1", "3"))
         assert rows(spark) == wanted(BATCHES[:3])
-        events = first.get_asset_materialization_events()
-        assert sorted((e.partition, e.materialization.metadata["items"].value) for e in events) == [
-            ("1", 2),
-            ("2", 0),
-            ("3", 1),
-        ]
-        assert [check.passed for check in first.get_asset_check_evaluations()] == [True]
         assert tick(instance) == [("4", "4")]
         # A backfill of two partitions: one is in the lake already, one is not.
         assert run(instance, "3", "4").success
@@ -107,11 +94,51 @@ def test_batches_come_into_the_lake(
         assert tick(instance) == []
         publisher.publish([b"5-0"])
     assert tick(instance) == [("5", "5")]
+    assert_lag_by_processor(settings)
+    told = checked()
+    assert (told.passed, told.metadata["batches"].value, told.metadata["items"].value) == (True, 5, 6)
+    delete_batches_that_the_lake_has(monkeypatch)
+    # What is gone is not asked for again.
+    instance.wipe_assets([replay.batches_key(QUEUE)])
+    assert tick(instance) == [("4", "5")]
+    assert not run(instance, "3", "4").success
+    assert rows(spark) == wanted(BATCHES)
+    # A batch that is not what was published fails the run, and the check.
+    with database.connect(settings) as session:
+        session.execute(f"TRUNCATE {settings.cassandra.keyspace}.replay_blocks", timeout=60)
+    assert not run(instance, "5", "5").success
+    assert rows(spark) == wanted(BATCHES)
+    assert tick(instance) == [("4", "5")]
+    told = checked()
+    assert (told.passed, told.metadata["faults"].value) == (False, 2)
 
-    check, observe = replay.batches_are_complete(QUEUE), replay.queue_in_database(QUEUE)
+
+def assert_one_run_at_a_time(instance: DagsterInstance) -> None:
+    """Of so many batches; what failed is asked for again."""
+    assert tick(instance) == [("1", "3")]
+    under_way = instance.add_run(DagsterRun(job_name=replay.name_of(QUEUE), status=DagsterRunStatus.STARTED))
+    assert tick(instance) == []
+    instance.report_run_failed(under_way)
+    assert tick(instance) == [("1", "3")]
+
+
+def assert_reported_by_partition(result: ExecuteInProcessResult) -> None:
+    """A run of the first three batches."""
+    assert result.success
+    events = result.get_asset_materialization_events()
+    assert sorted((e.partition, e.materialization.metadata["items"].value) for e in events) == [
+        ("1", 2),
+        ("2", 0),
+        ("3", 1),
+    ]
+    assert [check.passed for check in result.get_asset_check_evaluations()] == [True]
+
+
+def assert_lag_by_processor(settings: Settings) -> None:
+    """Of the lake, and of a subscriber that fails at the fourth batch of five."""
     with Subscriber(settings, QUEUE, "billing") as subscriber, pytest.raises(ZeroDivisionError):
         subscriber.run(lambda batch: 1 // (4 - batch.n))
-    observed = observe(database=RESOURCES["database"])
+    observed = replay.queue_in_database(QUEUE)(database=RESOURCES["database"])
     assert isinstance(observed, ObserveResult)
     assert observed.metadata is not None
     seconds = observed.metadata["lag_seconds/billing"]
@@ -126,31 +153,23 @@ def test_batches_come_into_the_lake(
         "lag_seconds/billing": seconds,
         "lag_seconds/lake": lake_seconds,
     }
-    told = check(database=RESOURCES["database"])
-    assert isinstance(told, AssetCheckResult)
-    assert (told.passed, told.metadata["batches"].value, told.metadata["items"].value) == (True, 5, 6)
 
-    # Retention waits for the lake, too; what is gone is not asked for again.
+
+def checked() -> AssetCheckResult:
+    """The result of the check that all batches are complete."""
+    told = replay.batches_are_complete(QUEUE)(database=RESOURCES["database"])
+    assert isinstance(told, AssetCheckResult)
+    return told
+
+
+def delete_batches_that_the_lake_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention waits for the lake, too."""
     monkeypatch.setenv("WRITETIME_REPLAY__KEEP_DAYS", json.dumps({QUEUE: 1e-9}))
     context = build_op_context(resources={"database": RESOURCES["database"]})
     replay.trim_queues_op(context)
     trimmed = context.get_output_metadata("result")
     assert trimmed is not None
     assert trimmed["batches_deleted"] == 3
-    instance.wipe_assets([replay.batches_key(QUEUE)])
-    assert tick(instance) == [("4", "5")]
-    assert not run(instance, "3", "4").success
-    assert rows(spark) == wanted(BATCHES)
-
-    # A batch that is not what was published fails the run, and the check.
-    with database.connect(settings) as session:
-        session.execute(f"TRUNCATE {settings.cassandra.keyspace}.replay_blocks", timeout=60)
-    assert not run(instance, "5", "5").success
-    assert rows(spark) == wanted(BATCHES)
-    assert tick(instance) == [("4", "5")]
-    told = check(database=RESOURCES["database"])
-    assert isinstance(told, AssetCheckResult)
-    assert (told.passed, told.metadata["faults"].value) == (False, 2)
 
 
 def trimming(error: Exception) -> Callable[[Settings, str], Trimmed]:

@@ -43,45 +43,74 @@ from writetime_dagster.resources import DatabaseResource, LakeResource, SparkRes
 RESOURCES: dict[str, Any] = {"spark": SparkResource(), "lake": LakeResource(), "database": DatabaseResource()}
 
 
-def test_snapshot_to_view(settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+class Materialized:
+    """A followed table, and the runs of its assets."""
+
+    def __init__(self, name: str, instance: DagsterInstance) -> None:
+        self.name, self.instance = name, instance
+        self.table = FollowedTable(name, Table(capture=False))
+
+    def run(self, *assets: Any, **kwargs: Any) -> ExecuteInProcessResult:
+        return materialize(list(assets), instance=self.instance, resources=RESOURCES, **kwargs)
+
+    def snapshot(self) -> str:
+        """Take two snapshots; the second run deletes what the first has taken. Return the folder of the second."""
+        tags = [numbers(self.run(backfill.snapshots(self.table)), key_of(self.name, "snapshots")) for _ in range(2)]
+        [folder] = cast(list[str], tags[1]["folders"])
+        assert folder.endswith(str(tags[1]["tag"]))
+        with pytest.raises(WritetimeError):
+            find_snapshots(cast(list[str], tags[0]["folders"]))
+        return folder
+
+    def backfill_of_wrong_changes(self, settings: Settings, partition: str, patch: pytest.MonkeyPatch) -> None:
+        """What is not as expected is not committed."""
+        wrong = [gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=["none"])]
+        patch.setattr(expectations, "of_changes", lambda: wrong)
+        failed = self.run(backfill.backfilled(self.table), partition_key=partition, raise_on_error=False)
+        assert [check.passed for check in failed.get_asset_check_evaluations()] == [False]
+        assert not failed.success
+        assert open_table(settings, self.name).changes.load().files == []
+
+    def backfill(self, partition: str) -> object:
+        """Return how many changes came in."""
+        result = self.run(backfill.backfilled(self.table), partition_key=partition)
+        assert all(check.passed for check in result.get_asset_check_evaluations())
+        return numbers(result, key_of(self.name, "backfill"))["changes_added"]
+
+
+def make_items(settings: Settings) -> tuple[str, list[dict[str, Any]]]:
+    """A table in the database: its name, and its rows."""
     name = f"{settings.cassandra.keyspace}.items"
     with connect(settings) as session:
         session.execute(f"CREATE TABLE {name} (id int, n int, v text, s int STATIC, PRIMARY KEY (id, n))")
         for i in range(60):
             session.execute(f"INSERT INTO {name} (id, n, v) VALUES ({i // 2}, {i % 2}, 'v{i}')")
         session.execute(f"UPDATE {name} SET s = 1 WHERE id = 500")
-        wanted = cql_rows(session, read_schema(session, name))
-    table = FollowedTable(name, Table(capture=False))
-    added = []
+        return name, cql_rows(session, read_schema(session, name))
+
+
+def test_snapshot_to_view(settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, wanted = make_items(settings)
     with DagsterInstance.ephemeral() as instance:
-
-        def run(*assets: Any, **kwargs: Any) -> ExecuteInProcessResult:
-            return materialize(list(assets), instance=instance, resources=RESOURCES, **kwargs)
-
-        # The second run deletes what the first has taken.
-        tags = [numbers(run(backfill.snapshots(table)), key_of(name, "snapshots")) for _ in range(2)]
-        [folder] = cast(list[str], tags[1]["folders"])
-        assert folder.endswith(str(tags[1]["tag"]))
-        with pytest.raises(WritetimeError):
-            find_snapshots(cast(list[str], tags[0]["folders"]))
+        made = Materialized(name, instance)
+        folder = made.snapshot()
         partition = backfill.token_ranges.get_partition_keys()[3]
         with monkeypatch.context() as patch:
-            wrong = [gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=["none"])]
-            patch.setattr(expectations, "of_changes", lambda: wrong)
-            failed = run(backfill.backfilled(table), partition_key=partition, raise_on_error=False)
-        assert [check.passed for check in failed.get_asset_check_evaluations()] == [False]
-        assert not failed.success
-        assert open_table(settings, name).changes.load().files == []
+            made.backfill_of_wrong_changes(settings, partition, patch)
         # The same range twice; the others without Dagster, as each run takes its time.
-        for _ in range(2):
-            result = run(backfill.backfilled(table), partition_key=partition)
-            assert all(check.passed for check in result.get_asset_check_evaluations())
-            added.append(numbers(result, key_of(name, "backfill"))["changes_added"])
+        first, again = (cast(int, made.backfill(partition)) for _ in range(2))
         in_lake = open_table(settings, name)
         others = dict(run_backfill(in_lake, find_snapshots([folder])))
-        assert added[1] == others[3] == 0
-        assert added[0] + sum(others.values()) == len(wanted)
-        result = run(changes.merged(table), views.compacted(table), views.proof(table))
+        assert again == others[3] == 0
+        assert first + sum(others.values()) == len(wanted)
+        result = made.run(changes.merged(made.table), views.compacted(made.table), views.proof(made.table))
+    assert_checks(result, len(wanted))
+    assert numbers(result, key_of(name, "view"))["dagster/row_count"] == len(wanted)
+    assert view_rows(compacted(in_lake)) == wanted
+
+
+def assert_checks(result: ExecuteInProcessResult, rows: int) -> None:
+    """Each check of the state and the view has passed."""
     checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
     assert all(check.passed for check in checks.values())
     assert checks.keys() == {
@@ -93,9 +122,7 @@ def test_snapshot_to_view(settings: Settings, spark: SparkSession, monkeypatch: 
         "rows_are_those_of_the_database",
     }
     assert checks["levels_are_a_state"].metadata["expectations_met"].value == len(expectations.of_levels())
-    assert checks["rows_are_those_of_the_database"].metadata["rows_in_the_database"].value == len(wanted)
-    assert numbers(result, key_of(name, "view"))["dagster/row_count"] == len(wanted)
-    assert view_rows(compacted(in_lake)) == wanted
+    assert checks["rows_are_those_of_the_database"].metadata["rows_in_the_database"].value == rows
 
 
 def proof(name: str) -> AssetCheckResult:

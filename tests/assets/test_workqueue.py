@@ -54,66 +54,75 @@ def test_a_queue_is_drained_checked_and_copied_to_the_lake(
     monkeypatch.setenv("WRITETIME_WORKQUEUE__QUEUES", '{"jobs": {"shards": 4, "max_attempts": 1, "max_depth": 99}}')
     with Enqueuer(RESOURCES["database"].settings) as enqueuer:
         enqueuer.enqueue_many("jobs", [NewItem(n, key=str(n % 7)) for n in range(100)])
-
     with DagsterInstance.ephemeral() as instance:
-        context = build_sensor_context(instance)
-        # Too deep, and then too old, too.
-        assert isinstance(workqueue.stuck_work(context, database=RESOURCES["database"]), RunRequest)
-        observed, [check] = health(instance)
-        assert (observed["depth"].value, check.passed) == (100, False)
-        assert check.description == "queue jobs: 100 items are not finished"
-        monkeypatch.setenv("WRITETIME_WORKQUEUE__STUCK_SECONDS", "0.001")
-        _, [check] = health(instance)
-        assert [check.metadata[name].value for name in ("stuck_queues", "deep_queues")] == [1, 1]
-        run_config = {"ops": {"drain_queue_op": {"config": {"queue": "jobs", "handler": f"{__name__}:handle"}}}}
-        assert defs.get_job_def("drain_queue").execute_in_process(run_config, instance, resources=RESOURCES).success
-        assert isinstance(workqueue.stuck_work(context, database=RESOURCES["database"]), SkipReason)
-        observed, [check] = health(instance)
-        assert (observed["depth"].value, check.passed) == (0, True)
-
+        drain_a_queue_that_is_stuck(instance, monkeypatch)
         for _ in range(2):
             result = materialize([workqueue.completed_events], instance=instance, resources=RESOURCES)
             [event] = result.get_asset_materialization_events()
             assert event.materialization.metadata["dagster/row_count"].value == 99
-
-    lost = workqueue.no_item_is_lost(database=RESOURCES["database"])
-    assert isinstance(lost, AssetCheckResult)
+    lost = looked_for_losses()
     assert lost.passed
     assert [lost.metadata[name].value for name in ("completed", "dead", "open")] == [99, 1, 0]
     rows = RESOURCES["lake"].read(spark, workqueue.COMPLETED_TABLE).collect()
     assert {(r.payload, r.result) for r in rows} == {(str(n), f'{{"twice":{n * 2}}}') for n in range(100) if n != 13}
+    assert compared_with_the_lake() == (True, [99, 99, 0, 0])
+    assert_lakes_that_differ_are_found(settings, monkeypatch)
+    assert compared_with_the_lake() == (True, [99, 99, 0, 0])
+    # A dead item without its letter is told.
+    with database.connect(settings) as session:
+        session.execute(f"TRUNCATE {settings.cassandra.keyspace}.queue_dead_letters", timeout=60)
+    assert not looked_for_losses().passed
 
-    keyspace = settings.cassandra.keyspace
 
-    def brought() -> tuple[bool, list[Any]]:
-        names = ("completed", "in_the_lake", "not_in_the_lake_yet", "buckets_differing")
-        check = workqueue.lake_has_what_is_completed(database=RESOURCES["database"], lake=RESOURCES["lake"])
-        assert isinstance(check, AssetCheckResult)
-        return check.passed, [check.metadata[name].value for name in names]
+def drain_a_queue_that_is_stuck(instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sensor and its check find it before, and nothing after."""
+    context = build_sensor_context(instance)
+    # Too deep, and then too old, too.
+    assert isinstance(workqueue.stuck_work(context, database=RESOURCES["database"]), RunRequest)
+    observed, [check] = health(instance)
+    assert (observed["depth"].value, check.passed) == (100, False)
+    assert check.description == "queue jobs: 100 items are not finished"
+    monkeypatch.setenv("WRITETIME_WORKQUEUE__STUCK_SECONDS", "0.001")
+    _, [check] = health(instance)
+    assert [check.metadata[name].value for name in ("stuck_queues", "deep_queues")] == [1, 1]
+    run_config = {"ops": {"drain_queue_op": {"config": {"queue": "jobs", "handler": f"{__name__}:handle"}}}}
+    assert defs.get_job_def("drain_queue").execute_in_process(run_config, instance, resources=RESOURCES).success
+    assert isinstance(workqueue.stuck_work(context, database=RESOURCES["database"]), SkipReason)
+    observed, [check] = health(instance)
+    assert (observed["depth"].value, check.passed) == (0, True)
 
-    assert brought() == (True, [99, 99, 0, 0])
-    # What the lake lacks may come while its bucket is open; what it has too much of is wrong at once.
+
+def looked_for_losses() -> AssetCheckResult:
+    """The result of the check that no item is lost."""
+    found = workqueue.no_item_is_lost(database=RESOURCES["database"])
+    assert isinstance(found, AssetCheckResult)
+    return found
+
+
+def compared_with_the_lake() -> tuple[bool, list[Any]]:
+    """The result of the check of the lake, and its numbers."""
+    names = ("completed", "in_the_lake", "not_in_the_lake_yet", "buckets_differing")
+    check = workqueue.lake_has_what_is_completed(database=RESOURCES["database"], lake=RESOURCES["lake"])
+    assert isinstance(check, AssetCheckResult)
+    return check.passed, [check.metadata[name].value for name in names]
+
+
+def assert_lakes_that_differ_are_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the lake lacks may come while its bucket is open; what it has too much of is wrong at once."""
     have = audit.in_lake(settings, workqueue.COMPLETED_TABLE)
     lacking = {place: InLake(found.items - 1, found.read_at) for place, found in have.items()}
     with monkeypatch.context() as patch:
         patch.setattr(audit, "in_lake", lambda *_: lacking)
-        assert brought() == (True, [99, 99 - len(have), len(have), 0])
-        close = f"UPDATE {keyspace}.queue_buckets SET closed = 1 WHERE queue = %s AND shard = %s AND bucket = %s"
+        assert compared_with_the_lake() == (True, [99, 99 - len(have), len(have), 0])
+        buckets = f"{settings.cassandra.keyspace}.queue_buckets"
+        close = f"UPDATE {buckets} SET closed = 1 WHERE queue = %s AND shard = %s AND bucket = %s"
         with database.connect(settings) as session:
             for place in have:
                 session.execute(close, place)
-        assert brought() == (False, [99, 99 - len(have), 0, len(have)])
+        assert compared_with_the_lake() == (False, [99, 99 - len(have), 0, len(have)])
         more = {place: InLake(found.items + 1, 0) for place, found in have.items()}
         patch.setattr(audit, "in_lake", lambda *_: more)
-        assert brought() == (False, [99, 99 + len(have), 0, len(have)])
-    assert brought() == (True, [99, 99, 0, 0])
-
-    # A dead item without its letter is told.
-    with database.connect(settings) as session:
-        session.execute(f"TRUNCATE {keyspace}.queue_dead_letters", timeout=60)
-    told = workqueue.no_item_is_lost(database=RESOURCES["database"])
-    assert isinstance(told, AssetCheckResult)
-    assert not told.passed
+        assert compared_with_the_lake() == (False, [99, 99 + len(have), 0, len(have)])
 
 
 @pytest.mark.usefixtures("queue_tables")

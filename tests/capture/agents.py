@@ -19,6 +19,11 @@ def progress_of(captured: Captured) -> dict[str, Any]:
     return json.loads((captured.settings.capture.state_dir / "progress.json").read_text())
 
 
+def node_id(captured: Captured) -> str:
+    """The host id of the node, by which its agent reports."""
+    return str(captured.node.session().execute("SELECT host_id FROM system.local").one().host_id)
+
+
 def complete(captured: Captured) -> list[Path]:
     """The segments that the node is done with."""
     found, _ = readable(find_segments(str(captured.node.cdc_raw)))

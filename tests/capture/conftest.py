@@ -1,15 +1,14 @@
 """One node for all tests of capture; each test has its own keyspace, agent state and segments."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.capture.endtoend import NODE
-from tests.support.captured import Captured
+from tests.support.captured import Captured, captured_keyspace
 from tests.support.format_server import FormatServer
-from writetime.core.config import Capture, Settings
+from writetime.core.config import Settings
 
 
 @pytest.fixture(scope="package")
@@ -24,15 +23,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FormatServer]:
 
 
 @pytest.fixture
-def captured(node: FormatServer, server_settings: Settings, tmp_path: Path) -> Iterator[Captured]:
-    """A keyspace that is captured, until the test ends: else each agent would have the tables of all tests before."""
-    cassandra = server_settings.cassandra.model_copy(update={"port": node.port})
-    settings = server_settings.model_copy(
-        update={"cassandra": cassandra, "capture": Capture(state_dir=tmp_path / "state", snapshot="schema-only")}
-    )
-    made = Captured(node, settings, f"c{uuid.uuid4().hex[:10]}", tmp_path)
-    yield made
-    made.end()
+def captured(node: FormatServer, kafka: Settings, tmp_path: Path) -> Iterator[Captured]:
+    """A keyspace that is captured, until the test ends."""
+    with captured_keyspace(node, kafka, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

@@ -76,20 +76,32 @@ def test_changes_of_an_agent_are_published(
         captured.settle()
     of_agent = published(captured)
     assert of_agent.total() >= 44
-    # By the command, from a URL.
     write_settings(captured.settings, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
-    command = ["publish-segments", f"file://{copies}", "--checkpoint", str(tmp_path / "checkpoint")]
-    answer = CliRunner().invoke(main, command, catch_exceptions=False)
-    segments = len(find_segments(str(copies)))
-    assert answer.exit_code == 0, answer.output
-    assert answer.output.startswith(f"{segments} segments, ")
-    assert f"{of_agent.total()} changes of {captured.keyspace}.t" in answer.output
+    publish_by_the_command(captured, copies, of_agent.total())
     assert published(captured) == Counter({change: 2 * count for change, count in of_agent.items()})
+    # The asset knows nothing of that checkpoint: as if a run had died before it kept what it did.
+    publish_by_the_asset(captured, copies, of_agent.total())
+    assert published(captured) == Counter({change: 3 * count for change, count in of_agent.items()})
+    captured.assert_same("t")
+
+
+def publish_by_the_command(captured: Captured, copies: Path, changes: int) -> None:
+    """From a URL, and nothing a second time."""
+    checkpoint = copies.with_name("checkpoint")
+    command = ["publish-segments", f"file://{copies}", "--checkpoint", str(checkpoint)]
+    answer = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert answer.exit_code == 0, answer.output
+    assert answer.output.startswith(f"{len(find_segments(str(copies)))} segments, ")
+    assert f"{changes} changes of {captured.keyspace}.t" in answer.output
     answer = CliRunner().invoke(main, command, catch_exceptions=False)
     assert answer.output == "0 segments, 0 mutations: no changes\n"
-    # By the asset, which knows nothing of that checkpoint: as if a run had died before it kept what it did.
+
+
+def publish_by_the_asset(captured: Captured, copies: Path, changes: int) -> None:
+    """As the sensor asks for it, once the settings name the folder."""
     resources = {"spark": SparkResource(), "kafka": KafkaResource()}
+    segments = len(find_segments(str(copies)))
     with DagsterInstance.ephemeral() as instance:
 
         def tick() -> RunRequest | SkipReason:
@@ -101,8 +113,7 @@ def test_changes_of_an_agent_are_published(
         refused = materialize([published_segments], instance=instance, resources=resources, raise_on_error=False)
         [failure] = refused.get_step_failure_events()
         assert "no folder of segments is named" in str(failure.step_failure_data.error)
-        capture = captured.settings.capture.model_copy(update={"segments": [str(copies)]})
-        write_settings(captured.settings.model_copy(update={"capture": capture}), tmp_path / "writetime.toml")
+        write_settings(captured.with_options(segments=[str(copies)]), copies.with_name("writetime.toml"))
         asked = tick()
         assert isinstance(asked, RunRequest)
         assert asked.tags["writetime/segments"] == str(segments)
@@ -111,10 +122,8 @@ def test_changes_of_an_agent_are_published(
     [event] = result.asset_materializations_for_node("capture__published_segments")
     metadata: Any = event.metadata
     assert metadata["segments"].value == segments
-    assert metadata["by_table"].value[f"{captured.keyspace}.t"] == of_agent.total()
+    assert metadata["by_table"].value[f"{captured.keyspace}.t"] == changes
     assert all(check.passed for check in result.get_asset_check_evaluations())
-    assert published(captured) == Counter({change: 3 * count for change, count in of_agent.items()})
-    captured.assert_same("t")
 
 
 def test_segments_that_come_and_grow_are_followed(captured: Captured, tmp_path: Path) -> None:
@@ -164,6 +173,7 @@ def test_files_that_are_no_known_segments_stop_no_other(captured: Captured, tmp_
 
 
 def test_missing_changes_are_reported_until_they_are_read(captured: Captured, tmp_path: Path) -> None:
+    copies, checkpoint = str(tmp_path / "copies"), tmp_path / "checkpoint"
     broken, torn, mislabelled, *sound = [copy(path, tmp_path / "copies") for path in write_table(captured)]
     contents = {path: path.read_bytes() for path in (broken, torn, index_of(mislabelled))}
     changed = bytearray(contents[broken])
@@ -173,45 +183,47 @@ def test_missing_changes_are_reported_until_they_are_read(captured: Captured, tm
     torn.write_bytes(contents[torn][: len(contents[torn]) // 2])
     shutil.move(index_of(torn), tmp_path)
     index_of(mislabelled).write_text("no offset")
-
-    def publish() -> Report:
-        return publish_segments(captured.settings, [str(tmp_path / "copies")], tmp_path / "checkpoint")
-
-    def waiting() -> set[str]:
-        return set(unpublished([str(tmp_path / "copies")], tmp_path / "checkpoint"))
-
     # Only a run will show the state of the one whose index has nothing.
-    assert waiting() == {str(path) for path in (broken, torn, *sound)}
-    report = publish()
-    assert waiting() == set()
+    assert set(unpublished([copies], checkpoint)) == {str(path) for path in (broken, torn, *sound)}
+    report = publish_segments(captured.settings, [copies], checkpoint)
+    assert unpublished([copies], checkpoint) == []
     assert set(report.faults) == {str(path) for path in (broken, torn, mislabelled)}
     assert all(Path(path).stem in reason for path, reason in report.faults.items())
     assert report.segments == len(sound) + 2
     # It is tried again, and reported again.
-    assert set(publish().faults) == set(report.faults)
+    assert set(publish_segments(captured.settings, [copies], checkpoint).faults) == set(report.faults)
+    for path, content in contents.items():
+        path.write_bytes(content)
+    assert set(unpublished([copies], checkpoint)) == {str(path) for path in (broken, torn, mislabelled)}
+    assert publish_segments(captured.settings, [copies], checkpoint).faults == {}
+    assert unpublished([copies], checkpoint) == []
+    captured.assert_same("t")
+    assert_reported_if_it_vanishes(captured, mislabelled)
+
+
+def assert_reported_if_it_vanishes(captured: Captured, growing: Path) -> None:
+    """A segment that grows is gone before its end."""
+    index_of(growing).write_text("1000")
+    folder = growing.parent.with_name("other")
+    folder.mkdir()
+    for path in (growing, index_of(growing)):
+        shutil.move(path, folder)
+    checkpoint = folder.with_name("another")
+    report = publish_segments(captured.settings, [str(folder)], checkpoint)
+    assert (len(report.growing), report.faults) == (1, {})
+    (folder / growing.name).unlink()
+    [reason] = publish_segments(captured.settings, [str(folder)], checkpoint).faults.values()
+    assert "vanished before all of it was read (up to offset " in reason
+
+
+def test_a_folder_that_is_not_there_and_a_checkpoint_in_use_are_refused(captured: Captured, tmp_path: Path) -> None:
     with pytest.raises(WritetimeError, match="copies/none does not exist"):
         publish_segments(captured.settings, [str(tmp_path / "copies/none")], tmp_path / "checkpoint")
     kept = Checkpoint(tmp_path / "checkpoint")
+    (tmp_path / "copies").mkdir()
     with pytest.raises(WritetimeError, match="uses the state folder"):
-        publish()
+        publish_segments(captured.settings, [str(tmp_path / "copies")], tmp_path / "checkpoint")
     kept.close()
-    for path, content in contents.items():
-        path.write_bytes(content)
-    assert waiting() == {str(path) for path in (broken, torn, mislabelled)}
-    assert publish().faults == {}
-    assert waiting() == set()
-    captured.assert_same("t")
-    # One that grows is gone before its end.
-    index_of(mislabelled).write_text("1000")
-    (tmp_path / "other").mkdir()
-    for path in (mislabelled, index_of(mislabelled)):
-        shutil.move(path, tmp_path / "other")
-    other = [str(tmp_path / "other")]
-    report = publish_segments(captured.settings, other, tmp_path / "another")
-    assert (len(report.growing), report.faults) == (1, {})
-    (tmp_path / "other" / mislabelled.name).unlink()
-    [reason] = publish_segments(captured.settings, other, tmp_path / "another").faults.values()
-    assert "vanished before all of it was read (up to offset " in reason
 
 
 @dataclass

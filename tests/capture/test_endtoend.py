@@ -9,9 +9,7 @@ from writetime.core.config import Settings
 from writetime.servers.kafka import KafkaServer
 
 
-def test_the_lake_matches_the_database_after_any_kill(
-    node: FormatServer, server_settings: Settings, tmp_path: Path
-) -> None:
-    report = EndToEnd(node, KafkaServer(server_settings), server_settings, tmp_path, SEED).run(0)
+def test_the_lake_matches_the_database_after_any_kill(node: FormatServer, kafka: Settings, tmp_path: Path) -> None:
+    report = EndToEnd(node, KafkaServer(kafka), kafka, tmp_path, SEED).run(0)
     print(report)
     assert min(report.acknowledged, report.rows, report.segments, report.delivered, report.alterations) > 0

@@ -20,34 +20,36 @@ from writetime.schema.table import Column, SchemaError
 from writetime.schema.types import Native
 from writetime.verify.comparison import verify
 
+# Each write comes right after the change that it needs.
+BEFORE = [
+    "CREATE TYPE {ks}.point (x int, y int)",
+    "CREATE TABLE {ks}.t (k int, c int, s text static, a int, l list<int>, f frozen<point>, u point, "
+    "PRIMARY KEY (k, c)) WITH cdc = true",
+    "INSERT INTO {ks}.t (k, c, s, a, l, f, u) VALUES (1, 1, 's', 1, [1], {x: 1, y: 1}, {x: 1, y: 1})",
+]
+AFTER = [
+    "ALTER TABLE {ks}.t ADD late decimal",
+    "INSERT INTO {ks}.t (k, c, late) VALUES (1, 2, 1.50)",
+    "ALTER TYPE {ks}.point ADD z text",
+    "INSERT INTO {ks}.t (k, c, f, u) VALUES (1, 3, {x: 1, z: 'new'}, {y: 2, z: 'new'})",
+    "ALTER TABLE {ks}.t DROP a",
+    "ALTER TABLE {ks}.t DROP l",
+    "INSERT INTO {ks}.t (k, c, s) VALUES (2, 1, 'after')",
+    "ALTER TABLE {ks}.t ADD a int",
+    "INSERT INTO {ks}.t (k, c, a) VALUES (2, 2, 7)",
+    "CREATE TABLE {ks}.young (k int PRIMARY KEY, v text) WITH cdc = true",
+    "INSERT INTO {ks}.young (k, v) VALUES (1, 'v')",
+    "CREATE TABLE {ks}.gone (k int PRIMARY KEY) WITH cdc = true",
+    "INSERT INTO {ks}.gone (k) VALUES (1)",
+]
+
 
 def test_schemas_that_change(captured: Captured) -> None:
-    """Each write comes right after the change that it needs, with the agent there or not."""
-    before = [
-        "CREATE TYPE {ks}.point (x int, y int)",
-        "CREATE TABLE {ks}.t (k int, c int, s text static, a int, l list<int>, f frozen<point>, u point, "
-        "PRIMARY KEY (k, c)) WITH cdc = true",
-        "INSERT INTO {ks}.t (k, c, s, a, l, f, u) VALUES (1, 1, 's', 1, [1], {x: 1, y: 1}, {x: 1, y: 1})",
-    ]
-    after = [
-        "ALTER TABLE {ks}.t ADD late decimal",
-        "INSERT INTO {ks}.t (k, c, late) VALUES (1, 2, 1.50)",
-        "ALTER TYPE {ks}.point ADD z text",
-        "INSERT INTO {ks}.t (k, c, f, u) VALUES (1, 3, {x: 1, z: 'new'}, {y: 2, z: 'new'})",
-        "ALTER TABLE {ks}.t DROP a",
-        "ALTER TABLE {ks}.t DROP l",
-        "INSERT INTO {ks}.t (k, c, s) VALUES (2, 1, 'after')",
-        "ALTER TABLE {ks}.t ADD a int",
-        "INSERT INTO {ks}.t (k, c, a) VALUES (2, 2, 7)",
-        "CREATE TABLE {ks}.young (k int PRIMARY KEY, v text) WITH cdc = true",
-        "INSERT INTO {ks}.young (k, v) VALUES (1, 'v')",
-        "CREATE TABLE {ks}.gone (k int PRIMARY KEY) WITH cdc = true",
-        "INSERT INTO {ks}.gone (k) VALUES (1)",
-    ]
+    """With the agent there or not."""
     with captured.agent():
-        captured.write(*before)
+        captured.write(*BEFORE)
         captured.settle()
-        captured.write(*after)
+        captured.write(*AFTER)
         gone = captured.schema("gone")
         captured.settle()
         # Known to the agent, dropped before it reads the last write.
@@ -118,18 +120,25 @@ def test_key_columns_that_are_renamed(captured: Captured, tmp_path: Path) -> Non
     report = verify(captured.settings, table, 0)
     assert report.differences == []
     assert sum(r.database_rows for r in report.ranges) == 2
-    found = find_snapshots([str(folder) for folder in take_snapshot(captured.settings, name, tmp_path.name)])
-    assert [c.name for c in found.schema.clustering] == ["d", "c"]
-    assert sum(changes for _, changes in backfill(create_table(captured.settings, found.schema), found))
+    backfill_later_names(captured, tmp_path)
     assert view_rows(views.virtual(table)) == wanted
-    backfilled = create_table(with_lake(captured.settings, tmp_path / "new"), found.schema)
-    assert sum(changes for _, changes in backfill(backfilled, found))
-    assert [c.name for c in backfilled.schema().clustering] == ["d", "c"]
-    assert Landing(with_lake(captured.settings, tmp_path / "new"), name).drain() == 3
-    assert verify(captured.settings, backfilled, 0).differences == []
     captured.write("ALTER TABLE {ks}.t RENAME p TO r", "ALTER TABLE {ks}.t ADD p int")
     with captured.agent(), pytest.raises(SchemaError, match="the key column p was renamed, and another column"):
         wait_for(lambda: Landing(captured.settings, name).drain())
+
+
+def backfill_later_names(captured: Captured, tmp_path: Path) -> None:
+    """Bring a snapshot into the lake that has the earlier names, and into a new one, which keeps the later ones."""
+    name = f"{captured.keyspace}.t"
+    found = find_snapshots([str(folder) for folder in take_snapshot(captured.settings, name, tmp_path.name)])
+    assert [c.name for c in found.schema.clustering] == ["d", "c"]
+    assert sum(changes for _, changes in backfill(create_table(captured.settings, found.schema), found))
+    other = with_lake(captured.settings, tmp_path / "new")
+    backfilled = create_table(other, found.schema)
+    assert sum(changes for _, changes in backfill(backfilled, found))
+    assert [c.name for c in backfilled.schema().clustering] == ["d", "c"]
+    assert Landing(other, name).drain() == 3
+    assert verify(captured.settings, backfilled, 0).differences == []
 
 
 def test_a_type_within_clustering_columns_that_grows(captured: Captured) -> None:

@@ -57,12 +57,14 @@ def failing(wrapped: Callable[..., Any], is_bad: Callable[..., bool]) -> Callabl
     return call
 
 
+def has_poison(array: Any, maker: BatchMaker, _: Any, name: str, *__: Any) -> bool:
+    """Whether an array of keys has the value that is wrong."""
+    return maker._plan.schema.name == _BAD and name == "k" and _POISON in array.to_pylist()
+
+
 def test_a_value_that_cannot_be_read_stops_no_other(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
     state = captured.settings.capture.state_dir
-
-    def has_poison(array: Any, maker: BatchMaker, _: Any, name: str, *__: Any) -> bool:
-        return maker._plan.schema.name == _BAD and name == "k" and _POISON in array.to_pylist()
 
     with monkeypatch.context() as patch:
         patch.setattr(BatchMaker, "_array", failing(BatchMaker._array, has_poison))
@@ -429,9 +431,6 @@ def test_a_segment_that_cannot_be_set_aside_is_kept(
 ) -> None:
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
     aside = captured.settings.capture.state_dir / "aside"
-
-    def has_poison(array: Any, maker: BatchMaker, _: Any, name: str, *__: Any) -> bool:
-        return maker._plan.schema.name == _BAD and name == "k" and _POISON in array.to_pylist()
 
     with monkeypatch.context() as patch:
         patch.setattr(BatchMaker, "_array", failing(BatchMaker._array, has_poison))

@@ -142,20 +142,25 @@ def is_strict(data: bytes) -> bool:
     return True
 
 
-def test_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
+def texts_of_cassandra(captured: Captured) -> list[bytes]:
+    """Bytes that Cassandra's validator takes for text: also surrogates, C0 80, and more than U+10FFFF."""
     r = random.Random(5)
     candidates = [piece for piece in PIECES if piece]
     candidates += [b"".join(r.choices(PIECES, k=3)) for _ in range(60)]
     candidates += [r.randbytes(3) for _ in range(20)]
     candidates = sorted({c for c in candidates if c})
-    # Bytes of text are what Cassandra's validator takes: surrogates, C0 80, and more than U+10FFFF.
-    texts = accepted(landed, "text", candidates)
+    texts = accepted(captured, "text", candidates)
     for data in (b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xf7\xbf\xbf\xbf", "\ufdd0".encode()):
         assert data in texts
     for data in (b"\xff", b"\x80", b"\xc1\x81", b"\xe0\x80\x80", b"\xf0\x80\x80\x80", b"\xef\xb7"):
         assert data not in texts
     assert all(data in texts for data in candidates if is_strict(data))
-    assert all(data.isascii() for data in accepted(landed, "ascii", candidates))
+    assert all(data.isascii() for data in accepted(captured, "ascii", candidates))
+    return texts
+
+
+def test_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
+    texts = texts_of_cassandra(landed)
     landed.write(
         "CREATE TYPE {ks}.w (a text, b int)",
         "CREATE TABLE {ks}.t (p text, q frozen<list<text>>, c text, d frozen<tuple<text, int>>, st text static, "
@@ -187,49 +192,59 @@ def test_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
     assert {bytes_of_text(text) for text in found["p"].to_pylist()} == set(texts)
 
 
-def test_commands_print_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
-    """`sstable` prints the changes, and `view` the rows, with each byte that is not UTF-8 escaped."""
-    forms = {
-        "61eda08062": "a\ufdd0ed\ufdd0a0\ufdd080b",
-        "61c08062": "a\ufdd0c0\ufdd080b",
-        "61f580808062": "a\ufdd0f5\ufdd080\ufdd080\ufdd080b",
-        "6162": "ab",
-    }
-    landed.write("CREATE TABLE {ks}.t (p text, c text, v text, m map<text, text>, PRIMARY KEY (p, c))")
-    for data in forms:
+# Bytes of text, and the text that stands for them: each byte that is not UTF-8 is escaped.
+FORMS = {
+    "61eda08062": "a\ufdd0ed\ufdd0a0\ufdd080b",
+    "61c08062": "a\ufdd0c0\ufdd080b",
+    "61f580808062": "a\ufdd0f5\ufdd080\ufdd080\ufdd080b",
+    "6162": "ab",
+}
+
+
+def command(*arguments: str) -> str:
+    answer = CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+    assert answer.exit_code == 0, answer.output
+    return answer.stdout
+
+
+def snapshot_of_forms(captured: Captured, tag: str) -> tuple[str, str]:
+    """A table with such texts in all places: its name, and the folder of its snapshot."""
+    captured.write("CREATE TABLE {ks}.t (p text, c text, v text, m map<text, text>, PRIMARY KEY (p, c))")
+    for data in FORMS:
         text = f"blobAsText(0x{data})"
-        landed.write(f"INSERT INTO {{ks}}.t (p, c, v, m) VALUES ({text}, {text}, {text}, {{{text}: {text}}})")
-    table = f"{landed.keyspace}.t"
-    folders = [str(folder) for folder in take_snapshot(landed.settings, table, tmp_path.name)]
+        captured.write(f"INSERT INTO {{ks}}.t (p, c, v, m) VALUES ({text}, {text}, {text}, {{{text}: {text}}})")
+    table = f"{captured.keyspace}.t"
+    [folder] = take_snapshot(captured.settings, table, tag)
+    return table, str(folder)
 
-    def command(*arguments: str) -> str:
-        answer = CliRunner().invoke(main, list(arguments), catch_exceptions=False)
-        assert answer.exit_code == 0, answer.output
-        return answer.stdout
 
-    [folder] = folders
+def test_sstable_prints_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
+    table, folder = snapshot_of_forms(landed, tmp_path.name)
     changes = [json.loads(line) for line in command("sstable", folder).splitlines()]
-    assert [change["kind"] for change in changes] == ["row"] * len(forms)
+    assert [change["kind"] for change in changes] == ["row"] * len(FORMS)
     found = {change["p"]: change for change in changes}
-    assert found.keys() == set(forms.values())
+    assert found.keys() == set(FORMS.values())
     for text, change in found.items():
         assert (change["c"], change["v"]["value"]) == (text, text)
         [element] = change["m"]["elements"]
         assert (element["path"], element["value"]) == (text, text)
-        assert bytes_of_text(text).hex() in forms
+        assert bytes_of_text(text).hex() in FORMS
     command("sstable", folder, "--output", str(tmp_path / "changes.parquet"))
-    assert set(pq.read_table(tmp_path / "changes.parquet")["p"].to_pylist()) == set(forms.values())
-    assert json.loads(command("sstable", folder, "--stats"))[table]["changes"] == len(forms)
-    # In the lake.
-    assert "4 changes added" in command("backfill", table, *folders)
+    assert set(pq.read_table(tmp_path / "changes.parquet")["p"].to_pylist()) == set(FORMS.values())
+    assert json.loads(command("sstable", folder, "--stats"))[table]["changes"] == len(FORMS)
+
+
+def test_view_prints_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
+    table, folder = snapshot_of_forms(landed, tmp_path.name)
+    assert "4 changes added" in command("backfill", table, folder)
     rows = [json.loads(line) for line in command("view", table, "--format", "jsonl").splitlines()]
-    assert {row["p"] for row in rows} == set(forms.values())
+    assert {row["p"] for row in rows} == set(FORMS.values())
     assert all(row == {"p": row["p"], "c": row["p"], "v": row["p"], "m": {row["p"]: row["p"]}} for row in rows)
     head, *lines = command("view", table).splitlines()
     assert head.split() == ["p", "c", "m", "v"]
-    assert len(lines) == len(forms)
+    assert len(lines) == len(FORMS)
     # On a terminal, U+FDD0 is shown as an escape.
-    for text in forms.values():
+    for text in FORMS.values():
         assert any(line.startswith(printable(text)) for line in lines)
 
 
@@ -267,8 +282,12 @@ def test_names_that_are_alike(landed: Captured, tmp_path: Path) -> None:
     table = open_table(landed.settings, f"{landed.keyspace}.t")
     after = {c.name: c.label for c in table.schema().columns}
     assert before.items() <= after.items()
-    rows = pa.concat_tables(views.virtual(table))
-    for name, label in after.items():
+    assert_rows_found_by_labels(pa.concat_tables(views.virtual(table)), after)
+
+
+def assert_rows_found_by_labels(rows: pa.Table, labels: dict[str, str]) -> None:
+    """A condition on any column finds the rows with its value, and no others."""
+    for name, label in labels.items():
         if name not in ("u", "U", "L", "l"):
             wanted = max(v for v in rows[label].to_pylist() if v is not None)
             found = filtered(rows, f"{quoted(label)} = {wanted}")

@@ -60,8 +60,36 @@ def read(registry: RegistryServer, value: bytes) -> Any:
 
 
 def test_messages_of_both_forms(registered: Captured, registry: RegistryServer) -> None:
+    """Those by a registry, and in the same topic those without one."""
     name = f"{registered.keyspace}.t"
     topic = changes_topic(name)
+    publish_while_the_schema_changes(registered)
+    found = [read(registry, value) for _, _, value in messages(registered.settings, topic)]
+    assert len(found) == 12
+    wanted = registered.changes("t").to_pylist()
+    assert [(r["kind"], r["key"], r["position"], r["token"]) for r in found] == [
+        (r["kind"], r["key"], r["position"], r["token"]) for r in wanted
+    ]
+    assert {r["w"]["fields"]["b"]["value"] for r in found if r["w"] and r["w"]["fields"].get("b")} == {"b"}
+    assert len(registry.ask("GET", f"/subjects/{topic}-value/versions")) > 1
+    assert registry.ask("GET", f"/config/{topic}-value")["compatibilityLevel"] == "FULL_TRANSITIVE"
+    own = registered.settings
+    registered.settings = own.model_copy(update={"schema_registry": SchemaRegistry()})
+    with registered.agent():
+        registered.write("INSERT INTO {ks}.t (k, c, m) VALUES (0, 2, {'b': 2})")
+        wait_for(lambda: len(messages(own, topic)) == 13)
+    with pytest.raises(WritetimeError, match=r"set schema_registry\.url"):
+        Landing(registered.settings, name).drain()
+    registered.settings = own
+    assert {value[0] for _, _, value in messages(own, topic)} == {0x00, 0xC3}
+    assert Landing(own, name).drain() == 13
+    assert_view(registered, "t")
+    registered.assert_same("t")
+    assert_row_events(registered, registry)
+
+
+def publish_while_the_schema_changes(registered: Captured) -> None:
+    """Let an agent publish twelve changes of a table, whose type and columns change."""
     registered.write(
         "CREATE TYPE {ks}.u (a int)",
         "CREATE TABLE {ks}.t (k int, c int, v text, w u, x frozen<u>, s int static, PRIMARY KEY (k, c)) "
@@ -79,33 +107,15 @@ def test_messages_of_both_forms(registered: Captured, registry: RegistryServer) 
             "DELETE FROM {ks}.t WHERE k = 2",
         )
         registered.settle()
-    found = [read(registry, value) for _, _, value in messages(registered.settings, topic)]
-    assert len(found) == 12
-    wanted = registered.changes("t").to_pylist()
-    assert [(r["kind"], r["key"], r["position"], r["token"]) for r in found] == [
-        (r["kind"], r["key"], r["position"], r["token"]) for r in wanted
-    ]
-    assert {r["w"]["fields"]["b"]["value"] for r in found if r["w"] and r["w"]["fields"].get("b")} == {"b"}
-    assert len(registry.ask("GET", f"/subjects/{topic}-value/versions")) > 1
-    assert registry.ask("GET", f"/config/{topic}-value")["compatibilityLevel"] == "FULL_TRANSITIVE"
-    # The same topic without a registry: what is written and read is both forms.
-    own = registered.settings
-    registered.settings = own.model_copy(update={"schema_registry": SchemaRegistry()})
-    with registered.agent():
-        registered.write("INSERT INTO {ks}.t (k, c, m) VALUES (0, 2, {'b': 2})")
-        wait_for(lambda: len(messages(own, topic)) == 13)
-    with pytest.raises(WritetimeError, match=r"set schema_registry\.url"):
-        Landing(registered.settings, name).drain()
-    registered.settings = own
-    assert {value[0] for _, _, value in messages(own, topic)} == {0x00, 0xC3}
-    assert Landing(own, name).drain() == 13
-    assert_view(registered, "t")
-    registered.assert_same("t")
-    # Row events.
-    table = open_table(own, name)
+
+
+def assert_row_events(registered: Captured, registry: RegistryServer) -> None:
+    """Another library reads them, too, and they are those of the database's rows."""
+    name = f"{registered.keyspace}.t"
+    table = open_table(registered.settings, name)
     stream.extend(table)
-    assert publish.publish(own, table) > 0
-    events = [read(registry, value) for _, _, value in messages(own, row_events_topic(name))]
+    assert publish.publish(registered.settings, table) > 0
+    events = [read(registry, value) for _, _, value in messages(registered.settings, row_events_topic(name))]
     assert {e["kind"] for e in events} == {"CREATE"}
     assert sorted((e["after"]["k"], e["after"]["c"]) for e in events) == sorted(
         (r.k, r.c) for r in registered.node.session().execute(f"SELECT k, c FROM {name}").all()

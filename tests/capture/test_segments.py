@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
-from tests.capture.agents import complete, progress_of, put_back
+from tests.capture.agents import complete, node_id, progress_of, put_back
 from tests.support.captured import Captured
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
@@ -58,6 +58,7 @@ def test_published_segments_are_archived_or_deleted_or_kept(captured: Captured, 
 def test_the_status_of_an_agent(
     captured: Captured, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In its metrics, in Kafka, where whoever looks at all agents finds it, in the log, and by the command."""
     caplog.set_level(logging.INFO, "writetime")
     monkeypatch.setattr(agent, "_MARK_SECONDS", 0.1)
     table = f"{captured.keyspace}.marks"
@@ -65,17 +66,12 @@ def test_the_status_of_an_agent(
     with captured.agent(metrics_port=port, backlog_warning=1e-9):
         captured.settle()
         wait_for((captured.settings.capture.state_dir / "status.json").exists)
-        with pytest.raises(WritetimeError, match="another agent"):
-            Progress(captured.settings.capture.state_dir)
-        # With another state folder, it would delete the segments that the first one reads.
-        with pytest.raises(WritetimeError, match="another agent publishes the segments in"):
-            agent.run(captured.with_options(state_dir=tmp_path / "other", metrics_port=None), threading.Event())
+        assert_another_agent_is_refused(captured, tmp_path)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             metrics = answer.read().decode()
         time.sleep(1.1)  # The status is written every second.
         captured.settle()
-        # And goes to Kafka, where whoever looks at all agents finds it.
-        node = str(captured.node.session().execute("SELECT host_id FROM system.local").one().host_id)
+        node = node_id(captured)
         wait_for(lambda: table in statuses(captured.settings).get(node, {}).get("changes", {}))
     said = statuses(captured.settings)[node]
     assert f'writetime_capture_changes_total{{kind="row",table="{table}"}}' in metrics
@@ -90,6 +86,18 @@ def test_the_status_of_an_agent(
     assert any("of the node's cdc_total_space" in r.getMessage() for r in caplog.records)
     write_settings(captured.settings, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    assert_shown_by_the_command(table, node)
+
+
+def assert_another_agent_is_refused(captured: Captured, tmp_path: Path) -> None:
+    with pytest.raises(WritetimeError, match="another agent"):
+        Progress(captured.settings.capture.state_dir)
+    # With another state folder, it would delete the segments that the first one reads.
+    with pytest.raises(WritetimeError, match="another agent publishes the segments in"):
+        agent.run(captured.with_options(state_dir=tmp_path / "other", metrics_port=None), threading.Event())
+
+
+def assert_shown_by_the_command(table: str, node: str) -> None:
     shown = CliRunner().invoke(main, ["status"]).output
     assert f"{table}: " in shown
     assert "of cdc_total_space" in shown

@@ -3,16 +3,20 @@
 import json
 import shutil
 import signal
+import subprocess
 import threading
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cassandra.concurrent import execute_concurrent_with_args
 
+from tests.capture.agents import node_id
 from tests.support.captured import Captured
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.waiting import wait_for
@@ -71,19 +75,16 @@ def is_done(captured: Captured, *tables: str) -> bool:
     return all(snapshots(captured).get(table, {}).get("status") == "done" for table in tables)
 
 
-def test_a_snapshot_beside_live_writes_and_a_kill(landed: Captured) -> None:
-    create = "CREATE TABLE {ks}.t (k int, c int, s text static, v text, w map<text, int>, PRIMARY KEY (k, c))"
-    landed.write(create + " WITH compaction = {'class': 'SizeTieredCompactionStrategy', 'enabled': false}")
-    fill(landed, "t")
-    landed.write("ALTER TABLE {ks}.t WITH cdc = true")
-    name = f"{landed.keyspace}.t"
+@contextmanager
+def live_writes(captured: Captured) -> Iterator[None]:
+    """Update rows of table `t` and delete ranges of it, all the time."""
     stop = threading.Event()
 
     def write() -> None:
         number = 0
         while not stop.is_set():
             number += 1
-            landed.write(
+            captured.write(
                 f"UPDATE {{ks}}.t SET v = 'live {number}', w = w + {{'b': {number}}} WHERE k = {number % 97} AND c = 7",
                 f"DELETE FROM {{ks}}.t WHERE k = {(number * 7) % 97} AND c > {number * 3} AND c < {number * 3 + 50}",
             )
@@ -91,50 +92,78 @@ def test_a_snapshot_beside_live_writes_and_a_kill(landed: Captured) -> None:
 
     writer = threading.Thread(target=write)
     writer.start()
-    process = landed.program()
     try:
-        while not snapshots(landed).get("t", {}).get("read"):
+        yield
+    finally:
+        stop.set()
+        writer.join()
+
+
+@contextmanager
+def agent_program(captured: Captured) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent as a program, until the end at the latest."""
+    process = captured.program()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def kill_while_it_reads(captured: Captured) -> None:
+    """Kill an agent when it has a part of the snapshot, which is not all of it: the lake does not report it as
+    complete."""
+    with agent_program(captured) as process:
+        while not snapshots(captured).get("t", {}).get("read"):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        killed = snapshots(landed)["t"]
-        assert killed["status"] == "taken"
-        assert 0 < killed["published"] < ROWS
-        Landing(landed.settings, name).drain()
-        # Not all of it is there, so the lake does not report it as complete.
-        assert captured_until(open_table(landed.settings, name).changes.load()) == 0
-        process = landed.program()
-        wait_for(lambda: is_done(landed, "t", "marks"))
-        stop.set()
-        writer.join()
-        landed.settle()
-        written_at = time_now()
-        node = next(iter(WatermarkTopic(landed.settings).read()))
-        wait_for(lambda: WatermarkTopic(landed.settings).read()[node].tables[name].until > written_at)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    finally:
-        stop.set()
-        writer.join()
-        process.kill()
-        process.wait()
-    progress = snapshots(landed)["t"]
+    killed = snapshots(captured)["t"]
+    assert killed["status"] == "taken"
+    assert 0 < killed["published"] < ROWS
+    name = f"{captured.keyspace}.t"
+    Landing(captured.settings, name).drain()
+    assert captured_until(open_table(captured.settings, name).changes.load()) == 0
+
+
+def assert_read_once(captured: Captured) -> None:
+    """What was read and kept before the kill was not read again."""
+    progress = snapshots(captured)["t"]
     assert progress["changes"] == progress["published"] > 0.9 * ROWS
     assert progress["read"] == progress["sstables"] == FILES + 1
-    assert not list(landed.node.folder.glob(f"data/{landed.keyspace}/*/snapshots/writetime-*"))
-    # What was read and kept before the kill was not read again.
-    origins = [o for o in landed.changes("t")["origin"].to_pylist() if o["source"] == "sstable"]
+    assert not list(captured.node.folder.glob(f"data/{captured.keyspace}/*/snapshots/writetime-*"))
+    origins = [o for o in captured.changes("t")["origin"].to_pylist() if o["source"] == "sstable"]
     files = Counter(o["file"] for o in origins)
     assert len(files) == FILES + 1
     assert progress["published"] <= sum(files.values()) < progress["published"] + 1.5 * ROWS / FILES
-    assert {o["node"] for o in origins} == {node}
+    assert {o["node"] for o in origins} == {node_id(captured)}
+
+
+def test_a_snapshot_beside_live_writes_and_a_kill(landed: Captured) -> None:
+    create = "CREATE TABLE {ks}.t (k int, c int, s text static, v text, w map<text, int>, PRIMARY KEY (k, c))"
+    landed.write(create + " WITH compaction = {'class': 'SizeTieredCompactionStrategy', 'enabled': false}")
+    fill(landed, "t")
+    landed.write("ALTER TABLE {ks}.t WITH cdc = true")
+    name = f"{landed.keyspace}.t"
+    with ExitStack() as until_written:
+        until_written.enter_context(live_writes(landed))
+        kill_while_it_reads(landed)
+        with agent_program(landed) as process:
+            wait_for(lambda: is_done(landed, "t", "marks"))
+            until_written.close()
+            landed.settle()
+            written_at = time_now()
+            wait_for(lambda: WatermarkTopic(landed.settings).read()[node_id(landed)].tables[name].until > written_at)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+    assert_read_once(landed)
     Landing(landed.settings, name).drain()
     table = open_table(landed.settings, name)
     assert view_rows(virtual(table)) == cql_rows(landed.node.session(), landed.schema("t"))
     changes = table.changes.load()
     assert captured_until(changes) > written_at
-    assert progress["taken_at"] <= (history_from(changes) or 0)
+    assert snapshots(landed)["t"]["taken_at"] <= (history_from(changes) or 0)
 
 
 def without_cdc(captured: Captured, table: str) -> str:
@@ -156,33 +185,40 @@ def metrics_of(port: int) -> str:
         return answer.read().decode()
 
 
+class Damage:
+    """Damages one snapshot and deletes another one, of those that are taken by the first call of nodetool."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, broken: str, gone: str) -> None:
+        self.broken, self.gone = broken, gone
+        self.calls: list[tuple[str, ...]] = []
+        self._ask, self._take = node_snapshots.nodetool, node_snapshots.take
+        monkeypatch.setattr(node_snapshots, "nodetool", self.nodetool)
+        monkeypatch.setattr("writetime.capture.taking.take", self.take)
+
+    def nodetool(self, port: int, *arguments: str) -> None:
+        self.calls.append(arguments)
+        self._ask(port, *arguments)
+
+    def take(self, *arguments: Any) -> dict[str, list[Path]]:
+        found = self._take(*arguments)
+        if len(self.calls) == 1:
+            (data,) = found[self.broken][0].glob("*-Data.db")
+            content = bytearray(data.read_bytes())
+            content[len(content) // 2] ^= 0xFF
+            # A file of its own, as it is the table's, too.
+            data.unlink()
+            data.write_bytes(content)
+            shutil.rmtree(found[self.gone][0])
+        return found
+
+
 def test_snapshots_that_are_broken_or_gone(
     landed: Captured, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three tables that are taken at once, one snapshot is damaged and one deleted before the agent reads it."""
     tables = {name: without_cdc(landed, name) for name in ("broken", "gone", "sound")}
     landed.write(*(f"ALTER TABLE {name} WITH cdc = true" for name in tables.values()))
-    calls: list[tuple[str, ...]] = []
-    ask, take = node_snapshots.nodetool, node_snapshots.take
-
-    def nodetool(port: int, *arguments: str) -> None:
-        calls.append(arguments)
-        ask(port, *arguments)
-
-    def take_and_damage(*arguments: Any) -> dict[str, list[Path]]:
-        found = take(*arguments)
-        if len(calls) == 1:
-            (data,) = found[tables["broken"]][0].glob("*-Data.db")
-            content = bytearray(data.read_bytes())
-            content[len(content) // 2] ^= 0xFF
-            # A file of its own, as it is the table's, too.
-            data.unlink()
-            data.write_bytes(content)
-            shutil.rmtree(found[tables["gone"]][0])
-        return found
-
-    monkeypatch.setattr(node_snapshots, "nodetool", nodetool)
-    monkeypatch.setattr("writetime.capture.taking.take", take_and_damage)
+    damage = Damage(monkeypatch, tables["broken"], tables["gone"])
     monkeypatch.setattr("writetime.capture.snapshots._AGAIN_SECONDS", 0.1)
     port = free_port()
     with landed.agent(metrics_port=port):
@@ -190,28 +226,38 @@ def test_snapshots_that_are_broken_or_gone(
         shown = metrics_of(port)
         status = json.loads((landed.settings.capture.state_dir / "status.json").read_text())
     assert [of_snapshot(landed, name) for name in tables] == [0, 3, 3]
-    assert f'writetime_capture_snapshot_done{{table="{tables["sound"]}"}} 1.0' in shown
-    assert f'writetime_capture_snapshot_done{{table="{tables["broken"]}"}} 0.0' in shown
-    assert f'writetime_capture_snapshot_changes{{table="{tables["gone"]}"}} 3.0' in shown
-    assert f"{tables['broken']}: its snapshot {snapshots(landed)['broken']['tag']} is given up" in caplog.text
-    assert "repair the table (nodetool scrub)" in caplog.text
-    assert f"{tables['gone']}: the snapshot" in caplog.text
-    assert "is gone, a new one is taken" in caplog.text
     assert status["snapshots"][tables["broken"]]["status"] == "failed"
+    assert_shown(tables, shown)
+    assert_logged(tables, snapshots(landed)["broken"]["tag"], caplog.text)
     # One call took them all, and one more that which was gone; each tag was deleted once.
-    assert [sorted(c[-1].split(",")) for c in calls if c[0] == "snapshot"] == [
+    assert [sorted(c[-1].split(",")) for c in damage.calls if c[0] == "snapshot"] == [
         sorted([*tables.values(), f"{landed.keyspace}.marks"]),
         [tables["gone"]],
     ]
-    assert len([c for c in calls if c[0] == "clearsnapshot"]) <= 3
+    assert len([c for c in damage.calls if c[0] == "clearsnapshot"]) <= 3
     # The watermark waits for that one alone, and a start takes it again.
-    marks = next(iter(WatermarkTopic(landed.settings).read().values())).tables
+    marks = WatermarkTopic(landed.settings).read()[node_id(landed)].tables
     assert (marks[tables["broken"]].until, marks[tables["sound"]].until > 0) == (0, True)
     with landed.agent():
         wait_for(lambda: is_done(landed, "broken"))
         assert not list(landed.node.folder.glob(f"data/{landed.keyspace}/*/snapshots/writetime-*/*"))
     assert of_snapshot(landed, "broken") == 3
     landed.assert_same(*tables)
+
+
+def assert_shown(tables: dict[str, str], metrics: str) -> None:
+    """Which snapshots are done."""
+    assert f'writetime_capture_snapshot_done{{table="{tables["sound"]}"}} 1.0' in metrics
+    assert f'writetime_capture_snapshot_done{{table="{tables["broken"]}"}} 0.0' in metrics
+    assert f'writetime_capture_snapshot_changes{{table="{tables["gone"]}"}} 3.0' in metrics
+
+
+def assert_logged(tables: dict[str, str], broken_tag: str, log: str) -> None:
+    """The faults, and what to do."""
+    assert f"{tables['broken']}: its snapshot {broken_tag} is given up" in log
+    assert "repair the table (nodetool scrub)" in log
+    assert f"{tables['gone']}: the snapshot" in log
+    assert "is gone, a new one is taken" in log
 
 
 def test_modes(landed: Captured) -> None:

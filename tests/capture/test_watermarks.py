@@ -4,14 +4,16 @@ import json
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cassandra.cluster import Session
 from click.testing import CliRunner
 
-from tests.capture.agents import complete
+from tests.capture.agents import complete, node_id
 from tests.support.captured import REPLICATION, Captured
 from tests.support.lake_views import held
 from tests.support.settings import write_settings
@@ -26,7 +28,7 @@ from writetime.core.config import Settings
 from writetime.lake import state
 from writetime.lake.delta import TableVersion
 from writetime.lake.horizon import captured_until, next_horizon, registered_sources
-from writetime.lake.table import open_table
+from writetime.lake.table import LakeTable, open_table
 from writetime.lake.views import time_now, virtual
 from writetime.landing.landing import Landing, watermarks_not_landed
 from writetime.wire.watermarks import SourceMarks, TableMark, WatermarkTopic, statuses
@@ -39,11 +41,6 @@ def landed(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     captured.settings = captured.settings.model_copy(update={"lake": lake})
     monkeypatch.setattr(agent, "_MARK_SECONDS", 0.05)
     return captured
-
-
-def node_id(captured: Captured) -> str:
-    """The node's host id."""
-    return str(captured.node.session().execute("SELECT host_id FROM system.local").one().host_id)
 
 
 def mark(captured: Captured, table: str = "marks") -> TableMark:
@@ -120,18 +117,21 @@ def test_no_watermark_passes_unpublished_writes(landed: Captured) -> None:
     one.round(stop)
     assert mark(landed).until == before
     wait_for(lambda: one.round(threading.Event()) or mark(landed).until > written_at)
-    # A segment that cannot be read holds it, until it is put back as it was.
+    assert_a_broken_segment_holds_the_watermark(landed, one)
+    assert_a_vanished_segment_holds_the_watermark(landed, one)
+    one.close()
+    progress.close()
+
+
+def assert_a_broken_segment_holds_the_watermark(landed: Captured, one: Agent) -> None:
+    """Until the segment is put back as it was."""
     landed.fill(3)
     *_, path = complete(landed)
     held_from = mark(landed).until
     content = path.read_bytes()
-    broken = bytearray(content)
-    broken[len(broken) // 2] ^= 1
     index = path.with_name(f"{path.stem}_cdc.idx")
     index_content = index.read_text()
-    copy = path.with_suffix(".broken")
-    copy.write_bytes(broken)
-    copy.replace(path)
+    break_segment(path)
     wait_for(lambda: one.round(threading.Event()) or not path.exists())
     time.sleep(0.1)
     one.round(threading.Event())
@@ -146,7 +146,19 @@ def test_no_watermark_passes_unpublished_writes(landed: Captured) -> None:
     wait_for(lambda: one.round(threading.Event()) or not path.exists())
     wait_for(lambda: one.round(threading.Event()) or one.held_by is None)
     assert mark(landed).until > held_from
-    # So does one that vanished, until someone deletes the file that records it.
+
+
+def break_segment(path: Path) -> None:
+    """Flip a bit, in a file of its own, as the node still has the sound one."""
+    broken = bytearray(path.read_bytes())
+    broken[len(broken) // 2] ^= 1
+    copy = path.with_suffix(".broken")
+    copy.write_bytes(broken)
+    copy.replace(path)
+
+
+def assert_a_vanished_segment_holds_the_watermark(landed: Captured, one: Agent) -> None:
+    """Until someone deletes the file that records it."""
     landed.fill(2)
     for path in complete(landed):
         path.unlink()
@@ -159,69 +171,85 @@ def test_no_watermark_passes_unpublished_writes(landed: Captured) -> None:
     reason.unlink()
     wait_for(lambda: one.round(threading.Event()) or one.held_by is None)
     assert mark(landed).until > held_from
-    one.close()
-    progress.close()
+
+
+class SecondNode:
+    """Another node with an agent, which has a table that the first one has, too."""
+
+    def __init__(self, first: Captured, settings: Settings, session: Session) -> None:
+        self.captured = copy(first)
+        self.captured.settings = settings
+        self.session = session
+        self.name = f"{first.keyspace}.t"
+        self.id = str(session.execute("SELECT host_id FROM system.local").one().host_id)
+        session.execute(f"CREATE KEYSPACE {first.keyspace} WITH replication = {REPLICATION}")
+        create = f"CREATE TABLE {self.name} (k int PRIMARY KEY, v text) WITH id = {uuid.uuid4()} AND cdc = true"
+        for execute in (first.write, session.execute):
+            execute(f"{create} AND gc_grace_seconds = 1")
+
+    def until(self) -> int:
+        marks = WatermarkTopic(self.captured.settings).read().get(self.id, SourceMarks())
+        return marks.tables.get(self.name, TableMark(0)).until
+
+    def passed(self, instant: int) -> bool:
+        """Whether its agent has published what was written up to then."""
+        # Tests of other folders have dropped tables on this node, whose last writes cannot be read: a gap, which
+        # is closed by hand.
+        for reason in (self.captured.settings.capture.state_dir / "aside").glob("*.reason.json"):
+            reason.unlink()
+        return self.until() > instant
+
+
+@pytest.fixture
+def second(landed: Captured, server_settings: Settings, tmp_path: Path) -> Iterator[SecondNode]:
+    capture = landed.settings.capture.model_copy(update={"state_dir": tmp_path / "other"})
+    settings = landed.settings.model_copy(update={"cassandra": server_settings.cassandra, "capture": capture})
+    with connect(settings) as session:
+        yield SecondNode(landed, settings, session)
+
+
+def due(table: LakeTable) -> int:
+    """Up to when tombstones may be dropped."""
+    return next_horizon(table, time_now(), 1e-9) or 0
 
 
 def test_tombstones_wait_for_the_slowest_node(
-    landed: Captured, server_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    landed: Captured, second: SecondNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two nodes, each with an agent, write to one table; tombstones go as far as both are landed."""
     monkeypatch.setattr("writetime.landing.landing._WATERMARK_MICROS", 1)
-    name, grace = f"{landed.keyspace}.t", 1_000_000
-    other = copy(landed)
-    capture = landed.settings.capture.model_copy(update={"state_dir": tmp_path / "other"})
-    other.settings = landed.settings.model_copy(update={"cassandra": server_settings.cassandra, "capture": capture})
-    create = f"CREATE TABLE {name} (k int PRIMARY KEY, v text) WITH id = {uuid.uuid4()} AND gc_grace_seconds = 1"
-    with connect(other.settings) as session:
-        session.execute(f"CREATE KEYSPACE {landed.keyspace} WITH replication = {REPLICATION}")
-        for execute in (landed.write, session.execute):
-            execute(f"{create} AND cdc = true")
-        second = str(session.execute("SELECT host_id FROM system.local").one().host_id)
-
-        def until(node: str) -> int:
-            return WatermarkTopic(landed.settings).read().get(node, SourceMarks()).tables.get(name, TableMark(0)).until
-
-        def second_passed(instant: int) -> bool:
-            # Tests of other folders have dropped tables on this node, whose last writes cannot be read: a gap, which
-            # is closed by hand.
-            for reason in (tmp_path / "other" / "aside").glob("*.reason.json"):
-                reason.unlink()
-            return until(second) > instant
-
-        def due() -> int:
-            return next_horizon(table, time_now(), 1e-9) or 0
-
-        with landed.agent():
-            with other.agent():
-                landed.write(*(f"INSERT INTO {{ks}}.t (k, v) VALUES ({k}, 'first')" for k in (1, 2)))
-                session.execute(f"INSERT INTO {name} (k, v) VALUES (3, 'second')")
-                written = time_now()
-                wait_for(lambda: second_passed(written) and until(node_id(landed)) > written)
-            landed.write("DELETE FROM {ks}.t WHERE k = 1")
-            deleted = time_now()
-            wait_for(lambda: until(node_id(landed)) > deleted + 2 * grace)
-            assert Landing(landed.settings, name).drain() == 4
-            table = open_table(landed.settings, name)
-            changes = table.changes.load()
-            assert registered_sources(changes) == {node_id(landed), second}
-            assert captured_until(changes) == until(second) < deleted
-            state.fold(table)
-            state.drop_tombstones(table, due())
-            assert [row["k"] for row in held(table).to_pylist() if row["tombstone"]] == [1]
-            with other.agent():
-                wait_for(lambda: second_passed(deleted + 2 * grace))
-                assert Landing(landed.settings, name).drain() == 0
-                assert due() > deleted
-                assert state.drop_tombstones(table, due()) == 1
-                assert not any(row["tombstone"] or row["k"] == 1 for row in held(table).to_pylist())
-                # A write from before the deletion that comes now, as by a hint, is deleted as it was.
-                session.execute(f"INSERT INTO {name} (k, v) VALUES (1, 'late') USING TIMESTAMP {deleted - grace}")
-                wait_for(lambda: Landing(landed.settings, name).drain() == 1)
-        for step in (lambda _: None, state.fold, state.rebuild):
-            step(table)
-            rows = [row for part in virtual(table) for row in part.to_pylist()]
-            assert sorted((row["k"], row["v"]) for row in rows) == [(2, "first"), (3, "second")]
+    name, grace = second.name, 1_000_000
+    with landed.agent():
+        with second.captured.agent():
+            landed.write(*(f"INSERT INTO {{ks}}.t (k, v) VALUES ({k}, 'first')" for k in (1, 2)))
+            second.session.execute(f"INSERT INTO {name} (k, v) VALUES (3, 'second')")
+            written = time_now()
+            wait_for(lambda: second.passed(written) and mark(landed, "t").until > written)
+        landed.write("DELETE FROM {ks}.t WHERE k = 1")
+        deleted = time_now()
+        wait_for(lambda: mark(landed, "t").until > deleted + 2 * grace)
+        assert Landing(landed.settings, name).drain() == 4
+        table = open_table(landed.settings, name)
+        changes = table.changes.load()
+        assert registered_sources(changes) == {node_id(landed), second.id}
+        assert captured_until(changes) == second.until() < deleted
+        state.fold(table)
+        state.drop_tombstones(table, due(table))
+        assert [row["k"] for row in held(table).to_pylist() if row["tombstone"]] == [1]
+        with second.captured.agent():
+            wait_for(lambda: second.passed(deleted + 2 * grace))
+            assert Landing(landed.settings, name).drain() == 0
+            assert due(table) > deleted
+            assert state.drop_tombstones(table, due(table)) == 1
+            assert not any(row["tombstone"] or row["k"] == 1 for row in held(table).to_pylist())
+            # A write from before the deletion that comes now, as by a hint, is deleted as it was.
+            late = f"INSERT INTO {name} (k, v) VALUES (1, 'late') USING TIMESTAMP {deleted - grace}"
+            second.session.execute(late)
+            wait_for(lambda: Landing(landed.settings, name).drain() == 1)
+    for step in (lambda _: None, state.fold, state.rebuild):
+        step(table)
+        rows = [row for part in virtual(table) for row in part.to_pylist()]
+        assert sorted((row["k"], row["v"]) for row in rows) == [(2, "first"), (3, "second")]
 
 
 def test_a_gap_holds_no_table_whose_snapshot_was_begun_after_it(landed: Captured) -> None:

@@ -69,13 +69,39 @@ def cells(session: Session, table: str) -> list[Any]:
 @pytest.mark.usefixtures("queue_tables")
 def test_from_the_work_queue_to_the_view(own: Settings) -> None:
     settings, table = own, f"{own.cassandra.keyspace}.{board.TABLE}"
-    items = list(enrichment.items(flights.flights(1000)))
     with pytest.raises(WritetimeError, match="create it with ensure_board"):
         board.work(settings)
     for _ in range(2):
         board.ensure_board(settings)
+    publish_1000_flights(settings)
+    # The database agrees with the data set: in total, and for each flight.
+    expected = figures.published_figures(1000)
+    assert figures.database_figures(settings) == expected
+    with connect(settings) as session:
+        session.execute(f"USE {settings.cassandra.keyspace}")
+        compare(session)
+        before = cells(session, table)
+        # A replay changes nothing.
+        seek(settings, published.QUEUE, board.PROCESSOR, 1)
+        assert board.work(settings) == Applied(3, 1000)
+        assert cells(session, table) == before
+        assert figures.database_figures(settings) == expected
+        correction = apply_a_later_batch_first(settings)
+        found = f"SELECT tail, arrival_delay FROM {table} WHERE origin = 'EWR' AND day = '2013-01-01' LIMIT 1"
+        assert session.execute(found).one() == ("N1", -60)
+        if settings.capture.source == "commitlog":
+            # The lake's view has the same figures. (tests/scylla brings in snapshots of ScyllaDB, by its own nodetool.)
+            run("backfill", table, *run("snapshot", table).split())
+            run("maintain", table)
+            assert figures.lake_figures(settings) == figures.database_figures(settings) == expected
+        before = cells(session, table)
+        assert_a_batch_with_what_is_no_flight_is_refused(settings, correction)
+        assert cells(session, table) == before
 
-    # A flight that is not enriched yet holds up those after it, and nothing is published twice.
+
+def publish_1000_flights(settings: Settings) -> None:
+    """A flight that is not enriched yet holds up those after it, and nothing is published twice."""
+    items = list(enrichment.items(flights.flights(1000)))
     enrich(settings, [*items[:299], *items[300:600]])
     assert published.publish(settings) == Published(299, 1, 299, 300)
     assert published.publish(settings) == Published(0, 0, 299, 300)
@@ -87,45 +113,25 @@ def test_from_the_work_queue_to_the_view(own: Settings) -> None:
     assert board.work(settings) == Applied(2, 701)
     assert board.work(settings) == Applied(0, 0)
 
-    # The database agrees with the data set: in total, and for each flight.
-    expected = figures.published_figures(1000)
-    assert figures.database_figures(settings) == expected
-    with connect(settings) as session:
-        session.execute(f"USE {settings.cassandra.keyspace}")
-        compare(session)
-        before = cells(session, table)
 
-        # A replay changes nothing.
-        seek(settings, published.QUEUE, board.PROCESSOR, 1)
-        assert board.work(settings) == Applied(3, 1000)
-        assert cells(session, table) == before
-        assert figures.database_figures(settings) == expected
+def apply_a_later_batch_first(settings: Settings) -> dict[str, Any]:
+    """Correct the first flight by a later batch, which wins, also if an earlier one is applied after it."""
+    [first, *_] = replay(settings, published.QUEUE)
+    correction = orjson.loads(first.items[0]) | {"tail": "N1", "arrival_delay": -60}
+    with Publisher(settings, published.QUEUE) as publisher:
+        publisher.publish([orjson.dumps(correction)], producer="correction", sequence=1)
+        assert publisher.last_sequence(published.PRODUCER) == 1000
+    assert board.work(settings) == Applied(1, 1)
+    with Board(settings) as late:
+        late.apply(first)
+    return correction
 
-        # A later batch wins, also if an earlier one is applied after it.
-        [first, *_] = replay(settings, published.QUEUE)
-        correction = orjson.loads(first.items[0]) | {"tail": "N1", "arrival_delay": -60}
-        with Publisher(settings, published.QUEUE) as publisher:
-            publisher.publish([orjson.dumps(correction)], producer="correction", sequence=1)
-            assert publisher.last_sequence(published.PRODUCER) == 1000
-        assert board.work(settings) == Applied(1, 1)
-        with Board(settings) as late:
-            late.apply(first)
-        found = f"SELECT tail, arrival_delay FROM {table} WHERE origin = 'EWR' AND day = '2013-01-01' LIMIT 1"
-        assert session.execute(found).one() == ("N1", -60)
 
-        if settings.capture.source == "commitlog":
-            # The lake's view has the same figures. (tests/scylla brings in snapshots of ScyllaDB, by its own nodetool.)
-            run("backfill", table, *run("snapshot", table).split())
-            run("maintain", table)
-            assert figures.lake_figures(settings) == figures.database_figures(settings) == expected
-
-        # What is no flight is named, and nothing of its batch is written.
-        before = cells(session, table)
-        with Publisher(settings, published.QUEUE) as publisher:
-            n = publisher.publish([orjson.dumps(correction | {"tail": "N2"}), b'{"flight": "UA1545"}'])
-        with pytest.raises(WritetimeError, match=rf"batch flights-{n}, item 1 is not an enriched flight: .*UA1545"):
-            board.work(settings)
-        assert cells(session, table) == before
+def assert_a_batch_with_what_is_no_flight_is_refused(settings: Settings, flight: dict[str, Any]) -> None:
+    with Publisher(settings, published.QUEUE) as publisher:
+        n = publisher.publish([orjson.dumps(flight | {"tail": "N2"}), b'{"flight": "UA1545"}'])
+    with pytest.raises(WritetimeError, match=rf"batch flights-{n}, item 1 is not an enriched flight: .*UA1545"):
+        board.work(settings)
 
 
 class LosesAnswers(Enqueuer):

@@ -43,9 +43,9 @@ Serve = Callable[..., "Running"]
 
 
 @pytest.fixture(scope="module")
-def broker(server_settings: Settings) -> Settings:
+def broker(kafka: Settings) -> Settings:
     """Settings with a topic for this module's tests."""
-    settings = changed(server_settings, topic=f"ingress-{uuid.uuid4().hex[:8]}", port=0)
+    settings = changed(kafka, topic=f"ingress-{uuid.uuid4().hex[:8]}", port=0)
     ensure_topics(settings, {settings.ingest.topic: {}}, partitions=4)
     return settings
 
@@ -256,15 +256,55 @@ def test_ready_names_a_missing_topic_and_a_stop(broker: Settings) -> None:
     assert "stopping" in stopping.json()["reason"]
 
 
-def test_the_openapi_document_is_true(broker: Settings) -> None:
-    limits = {"max_event_bytes": 1_024, "max_pending_events": 1, "ack_timeout_seconds": 1.0}
-    calls: list[tuple[str, str, httpx.Response]] = []
+ITEMS = "/queues/{queue}/items"
+Call = tuple[str, str, httpx.Response]
 
-    def call(ingress: Running, method: str, path: str, **options: Any) -> None:
+
+class Calls:
+    """Calls of ingresses: the method, the path as it is documented, and the answer."""
+
+    def __init__(self) -> None:
+        self.made: list[Call] = []
+
+    def call(self, ingress: Running, method: str, path: str, **options: Any) -> None:
         address = path.replace("{queue}", "some jobs")
-        calls.append((method, path, ingress.client.request(method, address, **options)))
+        self.made.append((method, path, ingress.client.request(method, address, **options)))
 
-    items = "/queues/{queue}/items"
+    def call_one_that_is_working(self, up: Running) -> None:
+        for body in (EVENT, [EVENT], {}, {**EVENT, "payload": "x" * 1_024}):
+            self.call(up, "POST", "/events", json=body)
+        for path in ("/health", "/ready", "/metrics", "/openapi.json"):
+            self.call(up, "GET", path)
+        for body in ({"payload": 1}, [{"payload": 1, "key": "k"}], {}, {"payload": "x" * 300_000}):
+            self.call(up, "POST", ITEMS, json=body)
+
+    def call_one_that_is_cut_off(self, cut_off: Running) -> None:
+        """From its broker and its database; a second event comes while one waits."""
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(self.call, cut_off, "POST", "/events", json=EVENT)
+            while not cut_off.metrics()["writetime_ingress_events_pending"]:
+                time.sleep(0.01)
+            self.call(cut_off, "POST", "/events", json=EVENT)
+            waiting.result()
+        self.call(cut_off, "GET", "/ready")
+        self.call(cut_off, "POST", ITEMS, json={"payload": 1})
+        refused = self.made[-1][2].json()
+        assert refused["itemIds"] == []
+        assert " id" not in refused["reason"]
+
+    def call_one_without_an_answer(self, unanswered: Running) -> None:
+        """Its database does not answer; a second item comes while one waits."""
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(self.call, unanswered, "POST", ITEMS, json={"payload": 1})
+            until(lambda: unanswered.app._items._pending == 1)
+            self.call(unanswered, "POST", ITEMS, json={"payload": 1})
+            waiting.result()
+
+
+def test_the_openapi_document_is_true(broker: Settings) -> None:
+    """All answers that it has, and no others, are those of ingresses that work or lack a server."""
+    limits = {"max_event_bytes": 1_024, "max_pending_events": 1, "ack_timeout_seconds": 1.0}
+    calls = Calls()
     with (
         running(changed(broker, **limits)) as up,
         running(cut_off_from(changed(broker, NO_BROKER, **limits), NO_DATABASE)) as cut_off,
@@ -272,42 +312,27 @@ def test_the_openapi_document_is_true(broker: Settings) -> None:
         socket.create_server(("127.0.0.1", SILENT)),
     ):
         document = up.client.get("/openapi.json").json()
-        with ThreadPoolExecutor() as pool:
-            waiting = pool.submit(call, cut_off, "POST", "/events", json=EVENT)
-            while not cut_off.metrics()["writetime_ingress_events_pending"]:
-                time.sleep(0.01)
-            call(cut_off, "POST", "/events", json=EVENT)
-            waiting.result()
-        for body in (EVENT, [EVENT], {}, {**EVENT, "payload": "x" * 1_024}):
-            call(up, "POST", "/events", json=body)
-        for path in ("/health", "/ready", "/metrics", "/openapi.json"):
-            call(up, "GET", path)
-        call(cut_off, "GET", "/ready")
-        for body in ({"payload": 1}, [{"payload": 1, "key": "k"}], {}, {"payload": "x" * 300_000}):
-            call(up, "POST", items, json=body)
-        call(cut_off, "POST", items, json={"payload": 1})
-        assert calls[-1][2].json()["itemIds"] == []
-        assert " id" not in calls[-1][2].json()["reason"]
-        with ThreadPoolExecutor() as pool:
-            waiting = pool.submit(call, unanswered, "POST", items, json={"payload": 1})
-            until(lambda: unanswered.app._items._pending == 1)
-            call(unanswered, "POST", items, json={"payload": 1})
-            waiting.result()
-
+        calls.call_one_that_is_cut_off(cut_off)
+        calls.call_one_that_is_working(up)
+        calls.call_one_without_an_answer(unanswered)
     documented = {
         (method.upper(), path, int(status))
         for path, operations in document["paths"].items()
         for method, operation in operations.items()
         for status in operation["responses"]
     }
-    assert {(method, path, answer.status_code) for method, path, answer in calls} == documented
-    for method, path, answer in calls:
-        response = document["paths"][path][method.lower()]["responses"][str(answer.status_code)]
-        content_type = answer.headers["content-type"].partition(";")[0]
-        assert content_type in response["content"]
-        assert set(response.get("headers", {})) <= {name.title() for name in answer.headers}
-        if content_type == "application/json":
-            assert fits(answer.json(), response["content"][content_type]["schema"], document)
+    assert {(method, path, answer.status_code) for method, path, answer in calls.made} == documented
+    for method, path, answer in calls.made:
+        assert_documented(answer, document["paths"][path][method.lower()]["responses"], document)
+
+
+def assert_documented(answer: httpx.Response, responses: dict[str, Any], document: dict[str, Any]) -> None:
+    response = responses[str(answer.status_code)]
+    content_type = answer.headers["content-type"].partition(";")[0]
+    assert content_type in response["content"]
+    assert set(response.get("headers", {})) <= {name.title() for name in answer.headers}
+    if content_type == "application/json":
+        assert fits(answer.json(), response["content"][content_type]["schema"], document)
 
 
 def fits(body: dict[str, Any], schema: dict[str, Any], document: dict[str, Any]) -> bool:

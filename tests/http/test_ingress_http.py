@@ -289,9 +289,9 @@ def test_an_upgrade_is_ignored_and_the_body_is_kept(ingress: Running) -> None:
             assert answer.body["reason"].startswith("userId" if b"5" in body else "eventType")
 
 
-def test_the_http_client_of_java_is_understood(server_settings: Settings, tmp_path: Path) -> None:
+def test_the_http_client_of_java_is_understood(kafka: Settings, tmp_path: Path) -> None:
     """It asks for HTTP/2 in each call, by default."""
-    settings = changed(server_settings, topic=f"java-{uuid.uuid4().hex[:8]}", port=0)
+    settings = changed(kafka, topic=f"java-{uuid.uuid4().hex[:8]}", port=0)
     ensure_topics(settings, {settings.ingest.topic: {}}, partitions=1)
     with running(settings) as ingress:
         said = run_java(tmp_path, f"http://127.0.0.1:{ingress.port}/events", "3")

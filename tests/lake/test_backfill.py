@@ -3,7 +3,9 @@
 import contextlib
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +23,7 @@ from writetime.core.errors import Transient, WritetimeError
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.spark_tasks import append_frame, in_spark
-from writetime.lake.table import create_table
+from writetime.lake.table import LakeTable, create_table
 from writetime.schema.system import read_schema
 from writetime.sources.sstable import SSTableSource
 from writetime.storage.file_errors import CorruptFile
@@ -35,7 +37,18 @@ def corrupt(folder: Path) -> tuple[Path, bytes]:
     return path, sound
 
 
-def test_backfill(settings: Settings, spark: SparkSession, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Cluster:
+    """A table on three nodes: its name, the snapshot of each, and the rows."""
+
+    table: str
+    nodes: list[str]
+    wanted: list[dict[str, Any]]
+
+
+@pytest.fixture
+def cluster(settings: Settings, tmp_path: Path) -> Cluster:
+    """The snapshots of one node stand for those of three: two have the later one."""
     table = f"{settings.cassandra.keyspace}.items"
     with connect(settings) as session:
         session.execute(
@@ -57,15 +70,40 @@ def test_backfill(settings: Settings, spark: SparkSession, tmp_path: Path) -> No
     clear_snapshot(settings, table, "first")
     assert not first.exists()
     assert second.exists()
+    return Cluster(table, list(map(str, nodes)), wanted)
 
-    # One bucket cannot be read: the others are done, and it is run again alone.
-    found = find_snapshots([str(node) for node in nodes])
+
+def test_backfill(cluster: Cluster, spark: SparkSession, tmp_path: Path) -> None:
+    """Bucket by bucket, all of it in Spark, and in the shell: each has the rows of the database."""
+    found = find_snapshots(cluster.nodes)
     lake = create_table(settings_at(tmp_path / "direct", buckets=4), found.schema)
-    path, sound = corrupt(nodes[0])
+    done = backfill_after_a_fault(lake, cluster.nodes)
+    state.fold(lake)
+    assert view_rows(views.virtual(lake)) == cluster.wanted
+    # Three copies of most cells were added, and the state has one of each.
+    rows = sum(file.rows for file in lake.state.load().files)
+    assert rows < sum(file.rows for file in lake.changes.load().files) / 2
+    # A snapshot contains nothing about the time before it.
+    with pytest.raises(WritetimeError, match="the changes kept show"):
+        list(views.virtual(lake, found.taken_at - 1))
+    assert view_rows(views.virtual(lake, views.time_now())) == cluster.wanted
+    by_spark = create_table(settings_at(tmp_path / "spark", buckets=4), found.schema)
+    assert sum(count for _, count in backfill(by_spark, found, [0, 1], run=in_spark(spark))) == done[0] + done[1]
+    backfill_as_frames(spark, by_spark, cluster)
+    assert run("backfill", cluster.table, *cluster.nodes).endswith("folded into the state\n")
+    output = tmp_path / "rows.parquet"
+    output.write_bytes(CliRunner().invoke(main, ["view", cluster.table, "--format", "parquet"]).stdout_bytes)
+    assert pq.read_table(output).num_rows == len(cluster.wanted)
+
+
+def backfill_after_a_fault(lake: LakeTable, nodes: list[str]) -> dict[int, int]:
+    """One bucket cannot be read: the others are done, and it is run again alone. Return the changes of the others."""
+    found = find_snapshots(nodes)
+    path, sound = corrupt(Path(nodes[0]))
     done = {}
     for bucket in range(4):
         with contextlib.suppress(CorruptFile):
-            done |= dict(backfill(lake, find_snapshots([str(node) for node in nodes]), [bucket]))
+            done |= dict(backfill(lake, find_snapshots(nodes), [bucket]))
     assert list(done) == [0, 1, 2]
     with pytest.raises(CorruptFile, match=path.name):
         list(backfill(lake, found))
@@ -74,33 +112,19 @@ def test_backfill(settings: Settings, spark: SparkSession, tmp_path: Path) -> No
     again = dict(backfill(lake, found))
     assert again == {0: 0, 1: 0, 2: 0, 3: again[3]}
     assert again[3] > 0
-    state.fold(lake)
-    assert view_rows(views.virtual(lake)) == wanted
-    # Three copies of most cells were added, and the state has one of each.
-    rows = sum(file.rows for file in lake.state.load().files)
-    assert rows < sum(file.rows for file in lake.changes.load().files) / 2
-    # A snapshot contains nothing about the time before it.
-    with pytest.raises(WritetimeError, match="the changes kept show"):
-        list(views.virtual(lake, found.taken_at - 1))
-    assert view_rows(views.virtual(lake, views.time_now())) == wanted
+    return done
 
-    # All of it in Spark: the tasks of the lake, and changes that come as a DataFrame.
-    by_spark = create_table(settings_at(tmp_path / "spark", buckets=4), found.schema)
-    assert sum(count for _, count in backfill(by_spark, found, [0, 1], run=in_spark(spark))) == done[0] + done[1]
+
+def backfill_as_frames(spark: SparkSession, lake: LakeTable, cluster: Cluster) -> None:
+    """Bring in changes that come as a DataFrame, each once, and fold and refresh by the tasks of the lake."""
     spark.dataSource.register(SSTableSource)
-    frames = [spark.read.format("sstable").option("split_bytes", "16384").load(str(node)) for node in nodes]
+    frames = [spark.read.format("sstable").option("split_bytes", "16384").load(node) for node in cluster.nodes]
     for number, frame in enumerate(frames):
-        assert append_frame(by_spark, frame, "nodes", number)
-    assert not append_frame(by_spark, frames[2], "nodes", 2)
-    assert state.fold(by_spark, in_spark(spark)) > 0
-    assert views.refresh(by_spark, in_spark(spark)) == len(wanted)
-    assert view_rows(views.virtual(by_spark)) == wanted
-
-    # The same in the shell.
-    assert run("backfill", table, *map(str, nodes)).endswith("folded into the state\n")
-    output = tmp_path / "rows.parquet"
-    output.write_bytes(CliRunner().invoke(main, ["view", table, "--format", "parquet"]).stdout_bytes)
-    assert pq.read_table(output).num_rows == len(wanted)
+        assert append_frame(lake, frame, "nodes", number)
+    assert not append_frame(lake, frames[2], "nodes", 2)
+    assert state.fold(lake, in_spark(spark)) > 0
+    assert views.refresh(lake, in_spark(spark)) == len(cluster.wanted)
+    assert view_rows(views.virtual(lake)) == cluster.wanted
 
 
 def test_paths_that_are_no_snapshots(tmp_path: Path) -> None:

@@ -43,10 +43,15 @@ def plain(files: list[tuple[Storage, str]]) -> pa.Table:
     return pa.concat_tables(conform(table, FULL, "") for table in tables)
 
 
+def whole(files: list[tuple[Storage, str]]) -> list[tuple[Storage, str, None]]:
+    """Files to be read completely."""
+    return [(storage, path, None) for storage, path in files]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_file(tmp_path: Path, kind: str) -> None:
     files = [made(tmp_path, kind, TIMES)]
-    (found,) = read_changes(files, FULL)
+    (found,) = read_changes(whole(files), FULL)
     assert found.cast(FULL).equals(plain(files))
     storage, path = files[0]
     with open_changes(storage, path) as file:
@@ -60,7 +65,7 @@ def test_files_of_several_kinds(tmp_path: Path) -> None:
     # Its keys do not repeat, so they have no dictionary, and its fields are those of the first.
     rows = pa.Table.from_batches([batch([write(i, i, 5, v=str(i), w=i) for i in range(2000)])])
     files.append((files[0][0], write_file(files[0][0], without_empty(rows), 0, rows["token"]).path))
-    found = read_changes([*files, files[0]], FULL)
+    found = read_changes(whole([*files, files[0]]), FULL)
     assert len(found) < len(files)
     wanted = plain([*files, files[0]])
     assert counted(pa.concat_tables(table.cast(FULL) for table in found)) == counted(wanted)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, batch, new_table, write
-from writetime.lake import retention, state, views
+from writetime.lake import buckets, retention, state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import Conflict, DataFile
 from writetime.lake.parquet import PARTITION, SORTED_BY
@@ -24,7 +24,8 @@ def values(table: LakeTable) -> list[tuple[int, int, str]]:
     return sorted((row["id"], row["n"], row["v"]) for row in view_rows(views.virtual(table)))
 
 
-def test_files_are_sorted_and_of_one_bucket(tmp_path: Path) -> None:
+def test_files_are_sorted_and_of_one_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "FEW_ROWS", 0)
     table = new_table(tmp_path)
     rows = [write(id_, n, 5, v="x") for n, id_ in itertools.product(range(3, 0, -1), range(50))]
     files = ChangeWriter.of(table, SCHEMA).write([batch(rows[:70]), batch(rows[70:]), batch([])])

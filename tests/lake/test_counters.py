@@ -24,11 +24,12 @@ from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.table import create_table
+from writetime.lake.table import LakeTable, create_table
 from writetime.row_events.messages import encode_events, event_avro
 from writetime.row_events.stream import extend
 from writetime.runtime.nodetool import nodetool
 from writetime.schema.system import read_schema
+from writetime.schema.table import TableSchema
 from writetime.sources.sstable import SSTableSource
 from writetime.verify.comparison import verify
 
@@ -133,8 +134,17 @@ def test_from_cql_to_views_events_and_verify(settings: Settings, spark: SparkSes
         assert verify(settings, lake, 0).differences == []
         session.execute(f"UPDATE {table} SET n = n + 1 WHERE k = 100 AND c = 1")
         assert [d.lagging for d in verify(settings, lake, 0).differences] == [True]
-
     # What is counted in a view is a number, in a change it has its shards.
+    assert_events_have_numbers(lake, schema)
+    assert_shards_add_up_in_spark(spark, snapshots[-1])
+    lines = [orjson.loads(line) for line in run("sstable", snapshots[-1], "--fields", "k,n").splitlines()]
+    for cell in (line["n"] for line in lines if "shards" in line.get("n", {})):
+        (shard,) = cell["shards"]
+        assert (shard["count"], shard["write_time"], shard["kind"]) == (cell["value"], cell["write_time"], "global")
+
+
+def assert_events_have_numbers(lake: LakeTable, schema: TableSchema) -> None:
+    """As another library reads the messages."""
     assert event_avro(schema)["fields"][-2]["type"][1]["fields"][-1]["type"] == ["null", "long"]
     for part in events(lake):
         batch = part.combine_chunks().to_batches()[0]
@@ -142,13 +152,12 @@ def test_from_cql_to_views_events_and_verify(settings: Settings, spark: SparkSes
             read = fastavro.schemaless_reader(io.BytesIO(data[10:]), event_avro(schema), None)
             assert isinstance(read, dict)
             assert read["after"] == after
+
+
+def assert_shards_add_up_in_spark(spark: SparkSession, snapshot: str) -> None:
     spark.dataSource.register(SSTableSource)
-    frame = spark.read.format("sstable").option("fields", "n").load(snapshots[-1])
+    frame = spark.read.format("sstable").option("fields", "n").load(snapshot)
     added = "aggregate(n.shards, 0L, (total, shard) -> total + shard.count) AS added"
     cells = frame.where("n.write_time IS NOT NULL").selectExpr("n.value", "n.tombstone", added).collect()
     assert {cell.tombstone for cell in cells} == {False, True}
     assert all(cell.value == cell.added and (cell.value is None) == cell.tombstone for cell in cells)
-    lines = [orjson.loads(line) for line in run("sstable", snapshots[-1], "--fields", "k,n").splitlines()]
-    for cell in (line["n"] for line in lines if "shards" in line.get("n", {})):
-        (shard,) = cell["shards"]
-        assert (shard["count"], shard["write_time"], shard["kind"]) == (cell["value"], cell["write_time"], "global")

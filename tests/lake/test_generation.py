@@ -1,7 +1,8 @@
 """The changes that count after a truncation, in any order of changes and records of nodes."""
 
+import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,52 +43,71 @@ def keys(table: LakeTable) -> list[int]:
     return sorted(row["id"] for row in view_rows(views.virtual(table)))
 
 
+class Nodes:
+    """Writes to a table of the lake, from before and after the truncation of each node."""
+
+    def __init__(self, table: LakeTable, chooser: random.Random) -> None:
+        self.table = table
+        self.chooser = chooser
+        truncated = {node: Truncation(1_000, 50, chooser.randrange(100)) for node in NODES}
+        self.starts = {node: Start(truncation=found, snapshot_at=2_000) for node, found in truncated.items()}
+        self.learned: dict[str, Start] = {}
+        self.wanted: set[int] = set()
+        self._ids = itertools.count(1)
+        self._numbers = itertools.count(1)
+
+    def learn(self) -> None:
+        """Let the lake learn of the truncation of one node, and later of that of both."""
+        self.learned |= dict(self.chooser.sample(sorted(self.starts.items()), 1 if len(self.learned) == 0 else 2))
+        renew(self.table, self.learned)
+
+    def add(self) -> None:
+        """Add five changes that were logged, or that a snapshot has."""
+        rows = []
+        for id_ in itertools.islice(self._ids, 5):
+            node = self.chooser.choice(NODES)
+            found, counts = self._found(node)
+            if counts:
+                self.wanted.add(id_)
+            # What came after the lake learned of it is left out by landing.
+            if counts or node not in self.learned:
+                rows.append(write(id_, 1, self.chooser.choice([5, LATE]), v="x") | found)
+        add(self.table, rows, next(self._numbers))
+
+    def _found(self, node: str) -> tuple[dict[str, Any], bool]:
+        """Where a change was found, and whether it counts."""
+        if self.chooser.random() < 0.5:
+            place = self.chooser.choice([(49, 99), (50, self.chooser.randrange(100)), (51, 0)])
+            truncation = self.starts[node].truncation
+            assert truncation is not None
+            return logged(node, *place), place >= (50, truncation.offset)
+        taken_at = self.chooser.choice([900, 1_500, 2_000, 2_500])
+        return from_snapshot(node, taken_at), taken_at >= 2_000
+
+
 @pytest.mark.parametrize("order", range(6))
 def test_each_node_forgets_its_earlier_log(tmp_path: Path, order: int) -> None:
     """The rows that count do not depend on when the lake folded, and learned of the truncation of each node."""
-    r = random.Random(SEED + order)
     table = new_table(tmp_path)
-    truncated = {node: Truncation(1_000, 50, r.randrange(100)) for node in NODES}
-    starts = {node: Start(truncation=truncation, snapshot_at=2_000) for node, truncation in truncated.items()}
-    wanted, number, id_ = set(), 0, 0
-    steps = ["changes"] * 6 + ["fold"] * 2 + ["events"] * 2 + ["learn"] * 3
-    r.shuffle(steps)
-    learned: dict[str, Start] = {}
+    nodes = Nodes(table, random.Random(SEED + order))
+    act: dict[str, Callable[[], object]] = {
+        "add": nodes.add,
+        "fold": lambda: state.fold(table),
+        "events": lambda: stream.extend(table),
+        "learn": nodes.learn,
+    }
+    steps = ["add"] * 6 + ["fold"] * 2 + ["events"] * 2 + ["learn"] * 3
+    nodes.chooser.shuffle(steps)
     for step in [*steps, "learn", "learn"]:
-        if step == "fold":
-            state.fold(table)
-        elif step == "events":
-            stream.extend(table)
-        elif step == "learn":
-            learned |= dict(r.sample(sorted(starts.items()), 1 if len(learned) == 0 else 2))
-            renew(table, learned)
-        else:
-            rows = []
-            for _ in range(5):
-                id_ += 1
-                node = r.choice(NODES)
-                place = r.choice([(49, 99), (50, r.randrange(100)), (51, 0)])
-                found = r.choice([logged(node, *place), from_snapshot(node, r.choice([900, 1_500, 2_000, 2_500]))])
-                is_logged = found["origin"]["source"] == "commitlog"
-                counts = (
-                    place >= (50, truncated[node].offset)
-                    if is_logged
-                    else found["origin"]["captured_at"].microsecond >= 2_000
-                )
-                wanted |= {id_} if counts else set()
-                # What came after the lake learned of it is left out by landing.
-                if counts or node not in learned:
-                    rows.append(write(id_, 1, r.choice([5, LATE]), v="x") | found)
-            number += 1
-            add(table, rows, number)
-    assert keys(table) == sorted(wanted)
+        act[step]()
+    assert keys(table) == sorted(nodes.wanted)
     state.fold(table)
-    assert keys(table) == sorted(wanted)
+    assert keys(table) == sorted(nodes.wanted)
     stream.extend(table)
     consumer = Consumer()
     consumer.follow(table)
     assert in_order(consumer.rows) == view_rows(views.virtual(table))
-    assert not renew(table, starts)
+    assert not renew(table, nodes.starts)
 
 
 def test_a_renewal_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from tests.support.generate import KEYSPACE, SEED, create_udts
 from writetime.core.config import Settings
 
 
-def test_the_lake_matches_the_database(server_settings: Settings) -> None:
-    with Node(server_settings.cassandra.port) as node:
+def test_the_lake_matches_the_database(cassandra: Settings) -> None:
+    with Node(cassandra.cassandra.port) as node:
         # Another folder of tests may have used it on this server.
         node.execute(f"DROP KEYSPACE IF EXISTS {KEYSPACE}")
         for statement in create_udts():

@@ -99,57 +99,73 @@ COMPLEX = parse_table(
 )
 
 
-def test_the_parts_of_a_change() -> None:
-    def element(path: int, at: int) -> dict[str, Any]:
-        return {"path": path, "value": path, "write_time": at, "tombstone": False}
+def element(path: int, at: int) -> dict[str, Any]:
+    return {"path": path, "value": path, "write_time": at, "tombstone": False}
 
-    def tombstone(at: int) -> dict[str, int]:
-        return {"write_time": at, "deletion_time": at}
 
-    rows = [
-        {
-            "kind": "row",
-            "id": 1,
-            "key": b"\0\0\0\1",
-            "token": 1,
-            "position": b"\x38",
-            "marker": {"write_time": 3},
-            "tombstone": tombstone(1),
-            "m": {"tombstone": tombstone(2), "elements": [element(1, 4), element(2, 6), element(3, 5)]},
-            "st": {"tombstone": None, "elements": [element(1, 6)]},
-            "u": {
-                "tombstone": None,
-                "fields": {"a": {"value": 1, "write_time": 6, "tombstone": False}, "b": None},
-            },
-            "v": {"value": 1, "write_time": 5, "tombstone": False},
-        },
-        {
-            "kind": "partition_tombstone",
-            "id": 2,
-            "key": b"\0\0\0\2",
-            "token": 2,
-            "position": b"",
-            "tombstone": tombstone(6),
-        },
+def tombstone(at: int) -> dict[str, int]:
+    return {"write_time": at, "deletion_time": at}
+
+
+# Changes with parts of all kinds, which were written at the instants 1 to 6.
+CHANGES = pa.Table.from_batches(
+    [
+        batch(
+            [
+                {
+                    "kind": "row",
+                    "id": 1,
+                    "key": b"\0\0\0\1",
+                    "token": 1,
+                    "position": b"\x38",
+                    "marker": {"write_time": 3},
+                    "tombstone": tombstone(1),
+                    "m": {"tombstone": tombstone(2), "elements": [element(1, 4), element(2, 6), element(3, 5)]},
+                    "st": {"tombstone": None, "elements": [element(1, 6)]},
+                    "u": {
+                        "tombstone": None,
+                        "fields": {"a": {"value": 1, "write_time": 6, "tombstone": False}, "b": None},
+                    },
+                    "v": {"value": 1, "write_time": 5, "tombstone": False},
+                },
+                {
+                    "kind": "partition_tombstone",
+                    "id": 2,
+                    "key": b"\0\0\0\2",
+                    "token": 2,
+                    "position": b"",
+                    "tombstone": tombstone(6),
+                },
+            ],
+            COMPLEX,
+        )
     ]
-    changes = pa.Table.from_batches([batch(rows, COMPLEX)])
-    kept = until(changes, COMPLEX, 5)
+)
+
+
+def test_the_parts_of_a_change_until_an_instant() -> None:
+    kept = until(CHANGES, COMPLEX, 5)
     kept.validate(full=True)
     (row,) = kept.to_pylist()
     assert (row["marker"]["write_time"], row["v"]["value"]) == (3, 1)
     assert [e["path"] for e in row["m"]["elements"]] == [1, 3]
     assert (row["st"], row["u"]) == (None, None)
-    assert until(changes, COMPLEX, 0).num_rows == 0
-    assert until(changes, COMPLEX, 6).equals(changes)
-    later = after(changes, COMPLEX, 5)
+    assert until(CHANGES, COMPLEX, 0).num_rows == 0
+    assert until(CHANGES, COMPLEX, 6).equals(CHANGES)
+    assert until(change_schema(COMPLEX).empty_table(), COMPLEX, 5).num_rows == 0
+
+
+def test_the_parts_of_a_change_after_an_instant() -> None:
+    later = after(CHANGES, COMPLEX, 5)
     assert [r["kind"] for r in later.to_pylist()] == ["row", "partition_tombstone"]
     assert later.to_pylist()[0]["u"]["fields"]["a"]["value"] == 1
-    # Cut at any instant, the two parts merge to what the whole does.
-    whole = merge([changes], COMPLEX)
+
+
+def test_changes_cut_at_any_instant_merge_to_what_the_whole_does() -> None:
+    whole = merge([CHANGES], COMPLEX)
     for instant in range(8):
-        parts = [until(changes, COMPLEX, instant), after(changes, COMPLEX, instant)]
+        parts = [until(CHANGES, COMPLEX, instant), after(CHANGES, COMPLEX, instant)]
         assert merge(parts, COMPLEX).equals(whole)
-    assert until(change_schema(COMPLEX).empty_table(), COMPLEX, 5).num_rows == 0
 
 
 def test_instants() -> None:

@@ -28,7 +28,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import backfill as backfilling
 from writetime.lake import state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.delta import Conflict
+from writetime.lake.delta import Conflict, by_bucket
 from writetime.lake.horizon import (
     captured_until,
     horizon_of,
@@ -123,7 +123,7 @@ def test_a_late_write_does_not_come_back(tmp_path: Path, monkeypatch: pytest.Mon
     add(table, late, 3)
     with monkeypatch.context() as patched:
         for module in (state, stream):
-            patched.setattr(module, "completed", lambda table, files, changes, state: files)
+            patched.setattr(module, "completed", lambda table, files, changes, state: by_bucket(files, table.buckets))
         assert [(r["n"], r["v"]) for r in rows_at(table, 100)] == [(1, "zombie"), (2, "a"), (4, "new")]
     wanted = [(2, "a"), (4, "new")]
     assert [(r["n"], r["v"]) for r in rows_at(table, 100)] == wanted

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import orjson
+from cassandra.cluster import Session
 
 from tests.support.commands import run
 from tests.support.lake_answers import cql_rows, view_rows
@@ -16,38 +17,46 @@ from writetime.lake.table import create_table, open_table
 from writetime.schema.system import read_schema
 
 
+def make_orders(session: Session, keyspace: str) -> None:
+    # A type that is used inside of another one only: the snapshot's schema.cql lacks it.
+    session.execute(f"CREATE TYPE {keyspace}.line (item int, note text)")
+    session.execute(
+        f"CREATE TABLE {keyspace}.orders (shop int, day date, id uuid, total decimal, tags set<text>, "
+        f"notes map<text, int>, lines list<frozen<{keyspace}.line>>, owner text STATIC, PRIMARY KEY ((shop, day), id)) "
+        "WITH CLUSTERING ORDER BY (id DESC)"
+    )
+    for shop in range(20):
+        for n in range(5):
+            session.execute(
+                f"INSERT INTO {keyspace}.orders (shop, day, id, total, tags, notes, lines) "
+                "VALUES (%s, '2024-02-29', uuid(), %s, {'a', 'b'}, {'n': %s}, [{item: %s, note: 'x'}])",
+                [shop, n, n, n],
+            )
+        where = f"WHERE shop = {shop} AND day = '2024-02-29'"
+        session.execute(f"UPDATE {keyspace}.orders SET owner = 'o{shop}' {where}")
+
+
+def write_of_every_kind(session: Session, table: str) -> None:
+    session.execute(f"DELETE FROM {table} WHERE shop = 3 AND day = '2024-02-29'")
+    session.execute(f"UPDATE {table} SET owner = 'new' WHERE shop = 4 AND day = '2024-02-29'")
+    ids = [r.id for r in session.execute(f"SELECT id FROM {table} WHERE shop = 5 AND day = '2024-02-29'")]
+    for order in ids[:2]:
+        where = f"WHERE shop = 5 AND day = '2024-02-29' AND id = {order}"
+        session.execute(f"UPDATE {table} SET tags = tags - {{'a'}}, notes['x'] = 9 {where}")
+        session.execute(f"DELETE total FROM {table} {where}")
+
+
 def test_snapshot_to_view(settings: Settings) -> None:
     table = f"{settings.cassandra.keyspace}.orders"
     with connect(settings) as session:
-        # A type that is used inside of another one only: the snapshot's schema.cql lacks it.
-        session.execute(f"CREATE TYPE {settings.cassandra.keyspace}.line (item int, note text)")
-        session.execute(
-            f"CREATE TABLE {table} (shop int, day date, id uuid, total decimal, tags set<text>, "
-            f"notes map<text, int>, lines list<frozen<{settings.cassandra.keyspace}.line>>, owner text STATIC, "
-            "PRIMARY KEY ((shop, day), id)) "
-            "WITH CLUSTERING ORDER BY (id DESC)"
-        )
-        for shop in range(20):
-            for n in range(5):
-                session.execute(
-                    f"INSERT INTO {table} (shop, day, id, total, tags, notes, lines) VALUES (%s, '2024-02-29', uuid(), "
-                    "%s, {'a', 'b'}, {'n': %s}, [{item: %s, note: 'x'}])",
-                    [shop, n, n, n],
-                )
-            session.execute(f"UPDATE {table} SET owner = 'o{shop}' WHERE shop = {shop} AND day = '2024-02-29'")
+        make_orders(session, settings.cassandra.keyspace)
         schema = read_schema(session, table)
         first = run("snapshot", table).split()
         run("backfill", table, *first)
         lake = open_table(settings, table)
         assert view_rows(views.virtual(lake)) == cql_rows(session, schema)
-        # Writes of every kind after the first snapshot; the second snapshot overlaps it.
-        session.execute(f"DELETE FROM {table} WHERE shop = 3 AND day = '2024-02-29'")
-        session.execute(f"UPDATE {table} SET owner = 'new' WHERE shop = 4 AND day = '2024-02-29'")
-        ids = [r.id for r in session.execute(f"SELECT id FROM {table} WHERE shop = 5 AND day = '2024-02-29'")]
-        for order in ids[:2]:
-            where = f"WHERE shop = 5 AND day = '2024-02-29' AND id = {order}"
-            session.execute(f"UPDATE {table} SET tags = tags - {{'a'}}, notes['x'] = 9 {where}")
-            session.execute(f"DELETE total FROM {table} {where}")
+        # The second snapshot overlaps the first one.
+        write_of_every_kind(session, table)
         second = run("snapshot", table).split()
         run("backfill", table, *second, *first)
         wanted = cql_rows(session, schema)
@@ -61,37 +70,38 @@ def test_snapshot_to_view(settings: Settings) -> None:
         assert [orjson.loads(line)["id"] for line in printed] == [row["id"] for row in wanted if row["shop"] == 5]
 
 
+# What is executed before each of three snapshots.
+ALTERED = [
+    [
+        "CREATE TYPE pair (a int)",
+        "CREATE TABLE changing (id int, n int, v text, gone int, p pair, f frozen<pair>, st int STATIC, "
+        "PRIMARY KEY (id, n))",
+        "INSERT INTO changing (id, n, v, gone, p, f, st) VALUES (1, 1, 'a', 1, {a: 1}, {a: 1}, 1)",
+        "INSERT INTO changing (id, n, v, gone) VALUES (2, 1, 'b', 2)",
+    ],
+    [
+        "ALTER TYPE pair ADD b text",
+        "ALTER TABLE changing ADD extra set<int>",
+        "ALTER TABLE changing DROP gone",
+        "ALTER TABLE changing DROP st",
+        "UPDATE changing SET p.b = 'x', extra = {7} WHERE id = 1 AND n = 1",
+        "INSERT INTO changing (id, n, f) VALUES (3, 1, {a: 3, b: 'y'})",
+    ],
+    [
+        "ALTER TABLE changing ADD gone int",
+        "ALTER TABLE changing ADD st int STATIC",
+        "INSERT INTO changing (id, n, gone, st) VALUES (3, 2, 5, 6)",
+    ],
+]
+
+
 def test_schema_changes(settings: Settings, tmp_path: Path) -> None:
-    keyspace = settings.cassandra.keyspace
-    table = f"{keyspace}.changing"
+    table = f"{settings.cassandra.keyspace}.changing"
     snapshots = []
     with connect(settings) as session:
-        for number, statements in enumerate(
-            [
-                [
-                    f"CREATE TYPE {keyspace}.pair (a int)",
-                    f"CREATE TABLE {table} (id int, n int, v text, gone int, p pair, f frozen<pair>, st int STATIC, "
-                    "PRIMARY KEY (id, n))",
-                    f"INSERT INTO {table} (id, n, v, gone, p, f, st) VALUES (1, 1, 'a', 1, {{a: 1}}, {{a: 1}}, 1)",
-                    f"INSERT INTO {table} (id, n, v, gone) VALUES (2, 1, 'b', 2)",
-                ],
-                [
-                    f"ALTER TYPE {keyspace}.pair ADD b text",
-                    f"ALTER TABLE {table} ADD extra set<int>",
-                    f"ALTER TABLE {table} DROP gone",
-                    f"ALTER TABLE {table} DROP st",
-                    f"UPDATE {table} SET p.b = 'x', extra = {{7}} WHERE id = 1 AND n = 1",
-                    f"INSERT INTO {table} (id, n, f) VALUES (3, 1, {{a: 3, b: 'y'}})",
-                ],
-                [
-                    f"ALTER TABLE {table} ADD gone int",
-                    f"ALTER TABLE {table} ADD st int STATIC",
-                    f"INSERT INTO {table} (id, n, gone, st) VALUES (3, 2, 5, 6)",
-                ],
-            ]
-        ):
+        session.execute(f"USE {settings.cassandra.keyspace}")
+        for number, statements in enumerate(ALTERED):
             for statement in statements:
-                session.execute(f"USE {keyspace}")
                 session.execute(statement)
             snapshots += [str(folder) for folder in take_snapshot(settings, table, f"at{number}")]
         wanted = cql_rows(session, read_schema(session, table))

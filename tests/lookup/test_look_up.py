@@ -218,24 +218,6 @@ def test_a_reader_sees_each_commit(table: LakeTable) -> None:
     assert reader.rows(tokens).equals(whole(table))
 
 
-def test_a_reader_opens_what_changed_only(table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = Reader(table)
-    tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
-    first = reader.rows(tokens)
-
-    def unexpected(*_: object) -> None:
-        raise AssertionError("a look-up of the same version opened a table")
-
-    monkeypatch.setattr(type(table.changes), "load", unexpected)
-    assert reader.rows(tokens).equals(first)
-    # After a while, and if the clock stepped back, it opens the tables again.
-    for step in (601_000_000, -1_000_000):
-        now = views.time_now() + step
-        monkeypatch.setattr(reading, "time_now", lambda now=now: now)
-        with pytest.raises(AssertionError):
-            reader.rows(tokens)
-
-
 def test_expired_data_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path / "lake")
     row = write(1, 1, 1_000_000, v="a")

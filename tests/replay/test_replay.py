@@ -24,7 +24,7 @@ from writetime.replay.coordination import Coordination, coordination
 
 
 @pytest.fixture
-def zookeeper(replay_settings: Settings) -> Iterator[KazooClient]:
+def kazoo(replay_settings: Settings) -> Iterator[KazooClient]:
     client = KazooClient(replay_settings.zookeeper.hosts)
     client.start()
     yield client
@@ -32,8 +32,8 @@ def zookeeper(replay_settings: Settings) -> Iterator[KazooClient]:
     client.close()
 
 
-def node(zookeeper: KazooClient, path: str) -> str:
-    answer: Any = zookeeper.get(path)
+def node(kazoo: KazooClient, path: str) -> str:
+    answer: Any = kazoo.get(path)
     return answer[0].decode()
 
 
@@ -49,17 +49,17 @@ def test_blocks() -> None:
                 decode(blocks[:-1])
 
 
-def test_published_read_and_replayed(replay_settings: Settings, queue: str, zookeeper: KazooClient) -> None:
+def test_published_read_and_replayed(replay_settings: Settings, queue: str, kazoo: KazooClient) -> None:
     r = random.Random(2)
     sent = [[r.randbytes(r.randrange(30)) for _ in range(count)] for count in (1, 0, 100, 3)]
     sent[3][1] = r.randbytes(20 * BLOCK_BYTES)
     with Publisher(replay_settings, queue) as publisher:
         assert [publisher.publish(items) for items in sent] == [1, 2, 3, 4]
-    assert node(zookeeper, f"/queues/{queue}") == f"{queue}-4"
+    assert node(kazoo, f"/queues/{queue}") == f"{queue}-4"
     for name in ("one", "other"):
         batches = done(replay_settings, queue, name)
         assert [(b.n, b.id, b.items) for b in batches] == [(n, f"{queue}-{n}", i) for n, i in enumerate(sent, 1)]
-        assert node(zookeeper, f"/queues/{queue}/processors/{name}") == f"{queue}-4"
+        assert node(kazoo, f"/queues/{queue}/processors/{name}") == f"{queue}-4"
     assert [b.items for b in replay(replay_settings, queue)] == sent
     assert [b.n for b in replay(replay_settings, queue, 2, 3)] == [2, 3]
     assert done(replay_settings, queue, "one") == []
@@ -184,27 +184,27 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
     assert wait_until(condition, seconds, 0.02)
 
 
-def test_zookeeper_is_restored(replay_settings: Settings, queue: str, zookeeper: KazooClient) -> None:
+def test_zookeeper_is_restored(replay_settings: Settings, queue: str, kazoo: KazooClient) -> None:
     with Publisher(replay_settings, queue) as publisher:
         for i in range(3):
             publisher.publish([b"%d" % i])
         done(replay_settings, queue, "p")
-        zookeeper.delete(f"/queues/{queue}", recursive=True)
+        kazoo.delete(f"/queues/{queue}", recursive=True)
         assert publisher.publish([b"3"]) == 4
-        assert node(zookeeper, f"/queues/{queue}") == f"{queue}-4"
+        assert node(kazoo, f"/queues/{queue}") == f"{queue}-4"
         # The cursor comes from its copy.
         assert [b.n for b in done(replay_settings, queue, "p")] == [4]
-        zookeeper.delete(f"/queues/{queue}", recursive=True)
+        kazoo.delete(f"/queues/{queue}", recursive=True)
         assert rebuild(replay_settings, queue) == (4, ["p"])
-        assert node(zookeeper, f"/queues/{queue}/processors/p") == f"{queue}-4"
+        assert node(kazoo, f"/queues/{queue}/processors/p") == f"{queue}-4"
         # From an older time, and from a later one than the database's.
-        zookeeper.set(f"/queues/{queue}", f"{queue}-2".encode())
+        kazoo.set(f"/queues/{queue}", f"{queue}-2".encode())
         assert rebuild(replay_settings, queue) == (4, [])
         assert publisher.publish([b"4"]) == 5
-        zookeeper.set(f"/queues/{queue}", f"{queue}-9".encode())
+        kazoo.set(f"/queues/{queue}", f"{queue}-9".encode())
         with pytest.raises(NoBatch, match=f"the database has no batch {queue}-9"):
             publisher.publish([b"5"])
-        zookeeper.set(f"/queues/{queue}", b"what")
+        kazoo.set(f"/queues/{queue}", b"what")
         with pytest.raises(WritetimeError, match=f"/queues/{queue} is b'what', not {queue}-<number>"):
             publisher.publish([b"5"])
 
@@ -268,7 +268,7 @@ def test_names_that_cannot_be_paths(replay_settings: Settings) -> None:
 
 
 def test_an_instance_that_waits_survives_the_loss_of_zookeepers_data(
-    replay_settings: Settings, queue: str, zookeeper: KazooClient
+    replay_settings: Settings, queue: str, kazoo: KazooClient
 ) -> None:
     """The lock that it was about to look up, that of its predecessor, no longer exists."""
     path = f"/queues/{queue}/processors/p/lock"
@@ -278,7 +278,7 @@ def test_an_instance_that_waits_survives_the_loss_of_zookeepers_data(
             return held
 
     def contenders() -> int:
-        children: Any = zookeeper.get_children(path)
+        children: Any = kazoo.get_children(path)
         return len(children)
 
     with (
@@ -290,5 +290,5 @@ def test_an_instance_that_waits_survives_the_loss_of_zookeepers_data(
         found = pool.submit(second)
         while contenders() < 2:
             time.sleep(0.01)
-        zookeeper.delete(f"/queues/{queue}", recursive=True)
+        kazoo.delete(f"/queues/{queue}", recursive=True)
         assert found.result(30)

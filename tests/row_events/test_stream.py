@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from tests.support.examples import examples
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, new_table, write
 from writetime.core.errors import WritetimeError
-from writetime.lake import retention, state, views
+from writetime.lake import buckets, retention, state, views
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
@@ -43,12 +44,14 @@ def test_the_stream_is_the_view(
     table = new_table(tmp_path_factory.mktemp("lake"), generated.SCHEMA, buckets=2)
     second = 99
     for number, changes in enumerate(batches):
-        add(table, changes, number, generated.SCHEMA)
         second += chooser.randint(0, 2)
-        for step in chooser.sample([state.fold, state.compact, views.refresh], chooser.randint(0, 2)):
-            step(table)
-        if chooser.random() < 0.7:
-            stream.extend(table, second * SECOND)
+        # Files of one bucket and files of all buckets are in one table.
+        with patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])):
+            add(table, changes, number, generated.SCHEMA)
+            for step in chooser.sample([state.fold, state.compact, views.refresh], chooser.randint(0, 2)):
+                step(table)
+            if chooser.random() < 0.7:
+                stream.extend(table, second * SECOND)
     stream.extend(table, 110 * SECOND)
     # By then all that expires has.
     assert replayed(table) == view_rows(views.virtual(table))

@@ -312,35 +312,6 @@ def test_truncations_that_cannot_be_read_hold_the_watermark(
     assert_view(settings, late)
 
 
-def test_an_error_of_one_watermark_stops_no_other(
-    cdc: CdcDatabase, late: Logged, written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = Logged(cdc.create(replace(LATE, name=f"other{time.time_ns()}")), written.groups[LATE.name], [], [])
-    for table in (late, other):
-        table.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
-        cdc.announce_tablets(table.schema, table.sets)
-    port = free_port()
-    settings = settings_for(cdc, tmp_path, late, other, window_seconds=0.5)
-    settings = settings.model_copy(update={"capture": settings.capture.model_copy(update={"metrics_port": port})})
-    mark, broken = cdc_log.LogAgent._mark, [True]
-
-    def fail(this: cdc_log.LogAgent, table: Any) -> None:
-        if broken and table.name == late.schema.full_name:
-            raise RuntimeError("a bug")
-        mark(this, table)
-
-    monkeypatch.setattr(cdc_log.LogAgent, "_mark", fail)
-    with agent(settings):
-        for table in (late, other):
-            insert(cdc, table, 1)
-        wait_until(settings, other, now())
-        wait_for_metrics(port, 'writetime_capture_errors_total{what="unexpected"}')
-        wait_for(lambda: late.schema.full_name in reached(settings))
-        assert not is_marked(settings, late)
-        broken.clear()
-        wait_until(settings, late, now())
-
-
 # What each does for a table while its agent lets it advance.
 BOUNDARIES: dict[str, tuple[type, str, Callable[..., str]]] = {
     "settled": (CdcSource, "settled", lambda source: source.schema.full_name),
@@ -349,6 +320,76 @@ BOUNDARIES: dict[str, tuple[type, str, Callable[..., str]]] = {
     "send": (cdc_log.ChangePublisher, "send", lambda _, schema, *__: schema.full_name),
     "save": (cdc_log.LogProgress, "save", lambda _, table, *__: table),
 }
+
+
+class Two:
+    """An agent of two tables, of which one raises an error at a boundary while `is_broken`."""
+
+    def __init__(self, settings: Settings, failing: Logged, other: Logged) -> None:
+        self.port = free_port()
+        capture = settings.capture.model_copy(update={"metrics_port": self.port})
+        self.settings = settings.model_copy(update={"capture": capture})
+        self.failing, self.other = failing, other
+        self.name = failing.schema.full_name
+        self.is_broken = False
+
+    def fail_at(self, monkeypatch: pytest.MonkeyPatch, boundary: str, error: Exception) -> None:
+        owner, method, table_of = BOUNDARIES[boundary]
+        original = getattr(owner, method)
+
+        def fail(this: Any, *arguments: Any, **named: Any) -> Any:
+            if self.is_broken and table_of(this, *arguments) == self.name:
+                raise error
+            return original(this, *arguments, **named)
+
+        monkeypatch.setattr(owner, method, fail)
+
+    def watermark(self, table: Logged) -> int:
+        return WatermarkTopic(self.settings).read()[source_of(table)].tables[table.schema.full_name].until
+
+    def fault(self) -> str | None:
+        status = read_status(self.settings.capture.state_dir)
+        return None if status is None else status["logs"][self.name]["fault"]
+
+    def assert_not_done(self, until: int, reason: str, kind: str) -> None:
+        """What failed does not count as done, neither in the file, nor in the watermark, nor in the status."""
+        assert reached(self.settings)[self.name] == until
+        assert self.watermark(self.failing) <= until
+        status = read_status(self.settings.capture.state_dir)
+        assert status is not None
+        assert (status["logs"][self.name]["until"], status["held_by"]) == (until, reason)
+        assert status["logs"][self.other.schema.full_name]["fault"] is None
+        assert status["errors"][kind] >= 1
+
+
+@pytest.fixture
+def two(cdc: CdcDatabase, late: Logged, written: Written, tmp_path: Path) -> Two:
+    other = Logged(cdc.create(replace(LATE, name=f"other{time.time_ns()}")), written.groups[LATE.name], [], [])
+    for table in (late, other):
+        table.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
+        cdc.announce_tablets(table.schema, table.sets)
+    return Two(settings_for(cdc, tmp_path, late, other, window_seconds=0.5), late, other)
+
+
+def test_an_error_of_one_watermark_stops_no_other(cdc: CdcDatabase, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = cdc_log.LogAgent._mark
+    two.is_broken = True
+
+    def fail(this: cdc_log.LogAgent, table: Any) -> None:
+        if two.is_broken and table.name == two.name:
+            raise RuntimeError("a bug")
+        mark(this, table)
+
+    monkeypatch.setattr(cdc_log.LogAgent, "_mark", fail)
+    with agent(two.settings):
+        for table in (two.failing, two.other):
+            insert(cdc, table, 1)
+        wait_until(two.settings, two.other, now())
+        wait_for_metrics(two.port, 'writetime_capture_errors_total{what="unexpected"}')
+        wait_for(lambda: two.name in reached(two.settings))
+        assert not is_marked(two.settings, two.failing)
+        two.is_broken = False
+        wait_until(two.settings, two.failing, now())
 
 
 @pytest.mark.parametrize(
@@ -360,74 +401,47 @@ BOUNDARIES: dict[str, tuple[type, str, Callable[..., str]]] = {
 )
 def test_an_error_of_one_table_stops_no_other(
     cdc: CdcDatabase,
-    late: Logged,
-    written: Written,
-    tmp_path: Path,
+    two: Two,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     boundary: str,
     error: Exception,
     kind: str,
 ) -> None:
-    other = Logged(cdc.create(replace(LATE, name=f"other{time.time_ns()}")), written.groups[LATE.name], [], [])
-    for table in (late, other):
-        table.sets = [stream_set(random.Random(1), now() - SECOND, [0, (1 << 63) - 1])]
-        cdc.announce_tablets(table.schema, table.sets)
-    name = late.schema.full_name
-    port = free_port()
-    settings = settings_for(cdc, tmp_path, late, other, window_seconds=0.5)
-    settings = settings.model_copy(update={"capture": settings.capture.model_copy(update={"metrics_port": port})})
-    owner, method, table_of = BOUNDARIES[boundary]
-    original, broken = getattr(owner, method), [False]
+    two.fail_at(monkeypatch, boundary, error)
+    reason = f"{type(error).__name__}: {error}"
+    with agent(two.settings):
+        for table in (two.failing, two.other):
+            insert(cdc, table, 1)
+        for table in (two.failing, two.other):
+            wait_until(two.settings, table, now())
+        two.is_broken = True
+        for table in (two.failing, two.other):
+            insert(cdc, table, 2)
+        wait_for(lambda: two.fault() == reason)
+        at, until = now(), reached(two.settings)[two.name]
+        insert(cdc, two.other, 3)
+        wait_until(two.settings, two.other, at + SECOND)
+        wait_for(lambda: two.watermark(two.other) > at)
+        assert until < at
+        two.assert_not_done(until, reason, kind)
+        assert_counted_and_logged(two, reason, kind, caplog)
+        two.is_broken = False
+        insert(cdc, two.failing, 3)
+        wait_until(two.settings, two.failing, now())
+        wait_for(lambda: two.watermark(two.failing) > at)
+        wait_for(lambda: two.fault() is None)
+    for table in (two.failing, two.other):
+        assert land(two.settings, table).keys() == set(table.origins)
+        assert_view(two.settings, table)
 
-    def fail(this: Any, *arguments: Any, **named: Any) -> Any:
-        if broken[0] and table_of(this, *arguments) == name:
-            raise error
-        return original(this, *arguments, **named)
 
-    def watermark(table: Logged) -> int:
-        return WatermarkTopic(settings).read()[source_of(table)].tables[table.schema.full_name].until
-
-    def fault() -> str | None:
-        status = read_status(settings.capture.state_dir)
-        return None if status is None else status["logs"][name]["fault"]
-
-    monkeypatch.setattr(owner, method, fail)
-    with agent(settings):
-        insert(cdc, late, 1)
-        insert(cdc, other, 1)
-        for table in (late, other):
-            wait_until(settings, table, now())
-        broken[0] = True
-        insert(cdc, late, 2)
-        insert(cdc, other, 2)
-        reason = f"{type(error).__name__}: {error}"
-        wait_for(lambda: fault() == reason)
-        at, until = now(), reached(settings)[name]
-        insert(cdc, other, 3)
-        wait_until(settings, other, at + SECOND)
-        wait_for(lambda: watermark(other) > at)
-        # What failed does not count as done, neither in the file, nor in the watermark, nor in the status.
-        assert reached(settings)[name] == until < at
-        assert watermark(late) <= until
-        status = read_status(settings.capture.state_dir)
-        assert status is not None
-        assert (status["logs"][name]["until"], status["held_by"]) == (until, reason)
-        assert status["logs"][other.schema.full_name]["fault"] is None
-        assert status["errors"][kind] >= 1
-        metrics = wait_for_metrics(port, f'writetime_capture_errors_total{{what="{kind}"}}')
-        assert f'writetime_capture_log_lag_seconds{{table="{name}"}}' in metrics
-        logged = [record for record in caplog.records if record.message == f"{name}: {reason}; trying again"]
-        # An unknown error has its traceback.
-        assert {bool(record.exc_info) for record in logged} == {kind == "unexpected"}
-        broken[0] = False
-        insert(cdc, late, 3)
-        wait_until(settings, late, now())
-        wait_for(lambda: watermark(late) > at)
-        wait_for(lambda: fault() is None)
-    for table in (late, other):
-        assert land(settings, table).keys() == set(table.origins)
-        assert_view(settings, table)
+def assert_counted_and_logged(two: Two, reason: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = wait_for_metrics(two.port, f'writetime_capture_errors_total{{what="{kind}"}}')
+    assert f'writetime_capture_log_lag_seconds{{table="{two.name}"}}' in metrics
+    logged = [record for record in caplog.records if record.message == f"{two.name}: {reason}; trying again"]
+    # An unknown error has its traceback.
+    assert {bool(record.exc_info) for record in logged} == {kind == "unexpected"}
 
 
 def test_a_place_that_cannot_be_saved_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

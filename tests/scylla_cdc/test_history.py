@@ -151,46 +151,68 @@ def altered_log(seed: int) -> Log:
     return log
 
 
+class Reading:
+    """Which rows of an altered log can be read, after all of its alterations."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.table, self.log_schema = log.schemas()
+        self.page, self.operations = log.page()
+        self.there = set(log.numbers.values())
+        # Rows with a key column that the log no longer has.
+        self.lost = [not row.keys <= self.there for row in log.rows]
+        self.is_image = [row.operation in (L.PREIMAGE, L.POSTIMAGE) for row in log.rows]
+        # Until when nothing may be concluded from null in a key column.
+        self.renamed = max(
+            (at for name, at in log.dropped.items() if name[0] not in "sv" and L.DELETED not in name), default=0
+        )
+        self.counts: Counter[str] = Counter()
+        history = History(self.table, self.log_schema, snapshot_at=max([log.now, *log.dropped.values()]))
+        self.readable = history.readable(self.page, self.operations, self.counts)
+
+    def assert_rows(self) -> None:
+        for row, kept, lost in zip(self.log.rows, self.readable.tolist(), self.lost, strict=True):
+            assert not (kept and lost), row
+            empty = row.static and not row.values & self.there
+            assert kept or lost or empty or row.time <= self.renamed, row
+            if kept and self.table.clustering and row.operation in (L.INSERT, L.UPDATE, L.ROW_DELETE):
+                assert row.static == (not row.keys - {self.log.numbers[n] for n in self.log.partition}), row
+            if empty and row.time > self.renamed:
+                assert not kept
+        starts = np.flatnonzero(self.operations == L.START_INCLUSIVE)
+        assert (self.readable[starts] == self.readable[starts + 1]).all()
+
+    def assert_counts(self) -> None:
+        """Each row that is dropped is counted, but for images."""
+        dropped = sum(not k and not image for k, image in zip(self.readable.tolist(), self.is_image, strict=True))
+        assert self.counts[STATIC_DROPPED] + self.counts[IN_SNAPSHOT] == dropped
+
+    def has_gap(self) -> bool:
+        return any(lost and not image for lost, image in zip(self.lost, self.is_image, strict=True))
+
+    def assert_gap(self) -> None:
+        """Without a snapshot from after the last renaming of a key column."""
+        with pytest.raises(Gap, match="was renamed") as raised:
+            History(self.table, self.log_schema).readable(self.page, self.operations, Counter())
+        assert raised.value.end == self.renamed
+        early = History(self.table, self.log_schema, snapshot_at=raised.value.end - 1)
+        with pytest.raises(Gap):
+            early.readable(self.page, self.operations, Counter())
+
+
 @pytest.mark.parametrize("seed", range(SEED, SEED + 10))
 def test_the_readable_rows_of_a_log(seed: int) -> None:
     """No row is read as another than it was, and none is skipped that could be read."""
+    logs = [altered_log(seed * 1000 + i) for i in range(100)]
+    readings = [Reading(log) for log in logs if log.rows]
     found: Counter[str] = Counter()
     gaps = 0
-    for i in range(100):
-        log = altered_log(seed * 1000 + i)
-        table, log_schema = log.schemas()
-        page, operations = log.page()
-        if not log.rows:
-            continue
-        there = set(log.numbers.values())
-        missing = [not row.keys <= there for row in log.rows]
-        # Until when nothing may be concluded from null in a key column.
-        renamed = max(
-            (at for name, at in log.dropped.items() if name[0] not in "sv" and L.DELETED not in name), default=0
-        )
-        counts: Counter[str] = Counter()
-        after = max([log.now, *log.dropped.values()])
-        readable = History(table, log_schema, snapshot_at=after).readable(page, operations, counts)
-        for row, kept, lost in zip(log.rows, readable.tolist(), missing, strict=True):
-            assert not (kept and lost), row
-            empty = row.static and not row.values & there
-            assert kept or lost or empty or row.time <= renamed, row
-            if kept and table.clustering and row.operation in (L.INSERT, L.UPDATE, L.ROW_DELETE):
-                assert row.static == (not row.keys - {log.numbers[n] for n in log.partition}), row
-            if empty and row.time > renamed:
-                assert not kept
-        starts = np.flatnonzero(operations == L.START_INCLUSIVE)
-        assert (readable[starts] == readable[starts + 1]).all()
-        is_image = [row.operation in (L.PREIMAGE, L.POSTIMAGE) for row in log.rows]
-        dropped = sum(not k and not image for k, image in zip(readable.tolist(), is_image, strict=True))
-        assert counts[STATIC_DROPPED] + counts[IN_SNAPSHOT] == dropped
-        found += counts
-        if any(lost and not image for lost, image in zip(missing, is_image, strict=True)):
-            with pytest.raises(Gap, match="was renamed") as raised:
-                History(table, log_schema).readable(page, operations, Counter())
+    for reading in readings:
+        reading.assert_rows()
+        reading.assert_counts()
+        found += reading.counts
+        if reading.has_gap():
+            reading.assert_gap()
             gaps += 1
-            assert raised.value.end == renamed
-            with pytest.raises(Gap):
-                History(table, log_schema, snapshot_at=raised.value.end - 1).readable(page, operations, Counter())
     assert found.keys() == {STATIC_DROPPED, IN_SNAPSHOT}
     assert gaps > 10

@@ -32,42 +32,50 @@ def compared(odd: Odd) -> list[Disagreement]:
         return list(disagreements(source.images(pieces), changes, source.schema))
 
 
-def test_images_show_writes_that_the_log_lacks(cdc: CdcDatabase) -> None:
-    """Images are what the database answers before and after each write, as ScyllaDB reads them."""
-    odd = Odd(cdc, "p int, c int, s int static, v int, w int, PRIMARY KEY (p, c)")
-    r = random.Random(5)
+class Writer:
+    """Writes to rows of one partition, and logs them with their images: what the database answers before and after
+    each write, as ScyllaDB reads them."""
 
-    def image(operation: int, c: int | None) -> list[dict[str, int | None]]:
+    def __init__(self, odd: Odd) -> None:
+        self.odd = odd
+        self.r = random.Random(5)
+
+    def image(self, operation: int, c: int | None) -> list[dict[str, int | None]]:
         where = "p = 1" if c is None else f"p = 1 AND c = {c}"
-        found = cdc.session.execute(f"SELECT * FROM {odd.name} WHERE {where} LIMIT 1").one()
+        found = self.odd.cdc.session.execute(f"SELECT * FROM {self.odd.name} WHERE {where} LIMIT 1").one()
         if found is None or (c is None and found.s is None):
             return []
         shown = {"s": found.s} if c is None else {"c": c, "v": found.v, "w": found.w}
         return [{"operation": operation, "p": 1, **shown}]
 
-    def write(second: int, *, logged: bool = True) -> None:
-        column, value, c = r.choice("svw"), r.randint(0, 99), r.randint(1, 3)
+    def write(self, second: int, *, logged: bool = True) -> None:
+        column, value, c = self.r.choice("svw"), self.r.randint(0, 99), self.r.randint(1, 3)
         clustering = None if column == "s" else c
         where = "p = 1" if clustering is None else f"p = 1 AND c = {c}"
-        using = f"USING TIMESTAMP {odd.start + second * SECOND}"
-        delete = clustering is not None and r.random() < 0.2
-        before = image(0, clustering)
-        what = f"DELETE FROM {odd.name} {using}" if delete else f"UPDATE {odd.name} {using} SET {column} = {value}"
-        cdc.session.execute(f"{what} WHERE {where}")
-        after = [] if delete else image(9, clustering)
+        using = f"USING TIMESTAMP {self.odd.start + second * SECOND}"
+        delete = clustering is not None and self.r.random() < 0.2
+        before = self.image(0, clustering)
+        name = self.odd.name
+        what = f"DELETE FROM {name} {using}" if delete else f"UPDATE {name} {using} SET {column} = {value}"
+        self.odd.cdc.session.execute(f"{what} WHERE {where}")
+        after = [] if delete else self.image(9, clustering)
         key = {"p": 1} if clustering is None else {"p": 1, "c": c}
         delta = {"operation": 3, **key} if delete else {"operation": 1, **key, column: value}
         if logged:
-            odd.log(second, *before, delta, *after)
+            self.odd.log(second, *before, delta, *after)
 
+
+def test_images_show_writes_that_the_log_lacks(cdc: CdcDatabase) -> None:
+    odd = Odd(cdc, "p int, c int, s int static, v int, w int, PRIMARY KEY (p, c)")
+    writer = Writer(odd)
     for second in range(1, 25):
-        write(second)
+        writer.write(second)
     assert compared(odd) == []
     # As if CDC had been off.
     for second in range(25, 35):
-        write(second, logged=False)
+        writer.write(second, logged=False)
     for second in range(35, 50):
-        write(second)
+        writer.write(second)
     found = compared(odd)
     assert found
     assert {d.kind for d in found} == {"preimage", "postimage"}

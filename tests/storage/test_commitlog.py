@@ -108,6 +108,18 @@ def cut(segment: Segment, folder: Path, *, size: int, zeros: int = 0) -> Segment
     return found
 
 
+def end_of(reader: CommitLogReader, segment: Segment) -> tuple[str, int | None]:
+    """How a strict reader finds the end of a segment, and where it is torn."""
+    try:
+        read(reader, segment)
+    except TornTail as e:
+        return "torn", e.offset
+    except CorruptFile:
+        # Of a checksum a part is there.
+        return "corrupt", None
+    return "an end", None
+
+
 def test_a_tail_cut_off_at_every_byte(written: Written, tmp_path: Path) -> None:
     """Our reader takes as many mutations as Cassandra does when it starts, whichever byte is the last one.
 
@@ -132,26 +144,23 @@ def test_a_tail_cut_off_at_every_byte(written: Written, tmp_path: Path) -> None:
             read(tolerant, each, report=report)
         assert report.mutations == len(ends)
         assert not ends or report.position == ends[-1]
-        outcome, torn_at = "an end", None
-        try:
-            read(strict, each)
-        except TornTail as e:
-            outcome, torn_at = "torn", e.offset
-        except CorruptFile:
-            # Of a checksum a part is there.
-            outcome = "corrupt"
+        outcome, torn_at = end_of(strict, each)
         outcomes[outcome] += 1
         assert report.torn_at == torn_at
         if len(ends) != seen:
             seen = len(ends)
-            found = read(reader, each)
-            for schema in written.all_schemas:
-                part = without_origin(found.get(schema.name, []), schema)
-                assert_same(part, without_origin(whole.get(schema.name, []), schema).slice(0, part.num_rows))
+            assert_begins_with(written, whole, read(reader, each))
     print(outcomes, seen)
     assert seen > 2
     # Only between two sections does a cut look like an end.
     assert outcomes["an end"] + outcomes["corrupt"] < 200 / step
+
+
+def assert_begins_with(written: Written, whole: Read, found: Read) -> None:
+    """What was read is the beginning of the whole, for each table."""
+    for schema in written.all_schemas:
+        part = without_origin(found.get(schema.name, []), schema)
+        assert_same(part, without_origin(whole.get(schema.name, []), schema).slice(0, part.num_rows))
 
 
 def test_a_complete_segment_that_is_cut_off(written: Written, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from writetime.capture.agent import run
 from writetime.changes.model import change_schema
 from writetime.clients.kafka import end_offsets, messages_between
 from writetime.clients.schema_registry import registry_of
-from writetime.core.config import Settings
+from writetime.core.config import Capture, Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.row_form import fit
 from writetime.merge import live_rows, merge
@@ -165,3 +166,14 @@ class Captured:
             assert process.poll() is None, self.log.read_text()[-2000:]
             time.sleep(0.05)
         return process
+
+
+@contextmanager
+def captured_keyspace(node: FormatServer, settings: Settings, home: Path) -> Iterator[Captured]:
+    """A keyspace that is captured, until the end: else each agent would have the tables of all tests before."""
+    cassandra = settings.cassandra.model_copy(update={"port": node.port})
+    capture = Capture(state_dir=home / "state", snapshot="schema-only")
+    settings = settings.model_copy(update={"cassandra": cassandra, "capture": capture})
+    made = Captured(node, settings, f"c{uuid.uuid4().hex[:10]}", home)
+    yield made
+    made.end()

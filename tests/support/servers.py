@@ -1,7 +1,7 @@
 """Embedded servers in a folder."""
 
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,34 +15,39 @@ from writetime.servers.process import free_port
 
 
 @contextmanager
-def running_servers(
-    home: Path,
-    cassandra: dict[str, Any] | None = None,
-    make_keyspace: Callable[[Settings], None] = lambda _: None,
-    *,
-    keep: bool = False,
-) -> Iterator[Settings]:
-    """Start embedded servers in a folder; yield their settings, with the keyspace and its tables in the database.
+def server_addresses(home: Path, cassandra: dict[str, Any] | None = None, *, keep: bool = False) -> Iterator[Settings]:
+    """Yield settings of embedded servers in a folder, of which none is started; at the end those that run are stopped.
 
     Args:
         home: what the servers write to.
         cassandra: settings of a database that runs already, if it is to be used instead of an embedded one.
-        make_keyspace: creates the keyspace, where that needs options.
-        keep: use the servers that an earlier call left running in the folder, and leave them running.
+        keep: use the addresses of an earlier call, and leave the servers running.
     """
     file = home / "servers.toml"
     known = keep and file.exists()
     settings = config.load(**tomllib.loads(file.read_text())) if known else _settings(home, cassandra)
+    if keep:
+        write_settings(settings, file)
     try:
-        servers.up(settings)
-        if keep:
-            write_settings(settings, file)
-        make_keyspace(settings)
-        database.apply_schema(settings)
         yield settings
     finally:
         if not keep:
             servers.down(settings)
+
+
+def start(settings: Settings, *names: str) -> None:
+    """Start some of the embedded servers of settings, all at once, if they do not run."""
+    named = [name for name in settings.embedded.servers if name in names]
+    servers.up(settings.model_copy(update={"embedded": settings.embedded.model_copy(update={"servers": named})}))
+
+
+@contextmanager
+def running_servers(home: Path) -> Iterator[Settings]:
+    """Start embedded servers in a folder; yield their settings, with the keyspace and its tables in the database."""
+    with server_addresses(home) as settings:
+        servers.up(settings)
+        database.apply_schema(settings)
+        yield settings
 
 
 def _settings(home: Path, cassandra: dict[str, Any] | None) -> Settings:

@@ -19,7 +19,7 @@ from writetime.lake import views
 from writetime.lake.table import LakeTable, open_table
 from writetime.schema.system import read_schema
 from writetime.verify import comparison
-from writetime.verify.comparison import verify
+from writetime.verify.comparison import Report, verify
 from writetime.wire.publishing import Sender
 from writetime.wire.watermarks import LandingReport, ensure_watermarks_topic, send_report
 
@@ -52,45 +52,57 @@ def test_differences_and_lag(settings: Settings, session: Session, monkeypatch: 
     table = make_items(settings, session)
     lake = open_table(settings, table)
     report = verify(settings, lake, 0)
+    assert_all_equal(report)
+    monkeypatch.setattr(comparison, "RANGE_ROWS", 3)
+    assert len(verify(settings, lake, 0).ranges) > len(report.ranges)
+    # Written after the snapshot.
+    session.execute(f"UPDATE {table} SET v = 'later' WHERE id = 1 AND n = 1")
+    session.execute(f"INSERT INTO {table} (id, n, v) VALUES (1000, 1, 'new')")
+    assert_lag(settings, lake)
+    snapshot(table)
+    assert verify(settings, lake, 0).differences == []
+    # The lake says what the database never said.
+    wrong = write(7, 7, views.time_now() - 1, v="wrong", w=7)
+    add_by_hand(lake, 1, wrong, write(2000, 1, 5, v="never"))
+    assert_differences(settings, lake)
+    monkeypatch.setattr(comparison, "SUSPECTS", 1)
+    assert verify(settings, lake, 0).unsettled == 1
+
+
+def assert_all_equal(report: Report) -> None:
+    """200 rows are equal, and the ranges are all tokens, each once."""
     assert report.proven
     assert sum(r.database_rows for r in report.ranges) == sum(r.lake_rows for r in report.ranges) == 200
     assert all(r.database_digest == r.lake_digest for r in report.ranges)
-    # The ranges are all tokens, each once.
     assert [r.first for r in report.ranges] == [-(1 << 63)] + [r.last + 1 for r in report.ranges[:-1]]
     assert report.ranges[-1].last == (1 << 63) - 1
-    monkeypatch.setattr(comparison, "RANGE_ROWS", 3)
-    assert len(verify(settings, lake, 0).ranges) > len(report.ranges)
 
-    # Written after the snapshot: lag.
-    session.execute(f"UPDATE {table} SET v = 'later' WHERE id = 1 AND n = 1")
-    session.execute(f"INSERT INTO {table} (id, n, v) VALUES (1000, 1, 'new')")
+
+def assert_lag(settings: Settings, lake: LakeTable) -> None:
+    """Two rows lag, and none differs."""
     report = verify(settings, lake, 0)
     assert report.proven
     assert sorted((d.database or {})["v"] for d in report.differences) == ["later", "new"]
     assert all(d.lagging for d in report.differences)
-    answer = CliRunner().invoke(main, ["verify", table, "--wait", "0"])
+    answer = CliRunner().invoke(main, ["verify", lake.name, "--wait", "0"])
     assert answer.exit_code == 0
     assert {orjson.loads(line)["lagging"] for line in answer.stdout.splitlines()} == {True}
     assert "0 differ, 2 more lag behind" in answer.stderr
-    snapshot(table)
-    assert verify(settings, lake, 0).differences == []
 
-    # The lake says what the database never said.
-    wrong = write(7, 7, views.time_now() - 1, v="wrong", w=7)
-    add_by_hand(lake, 1, wrong, write(2000, 1, 5, v="never"))
+
+def assert_differences(settings: Settings, lake: LakeTable) -> None:
+    """A row has another value than in the database, and one is not there; the remedies are named."""
     report = verify(settings, lake, 0)
     assert not report.proven
     found = {(d.lake or {})["id"]: d for d in report.real}
     assert found.keys() == {7, 2000}
     assert (found[7].database or {})["v"] == "v7"
     assert found[2000].database is None
-    answer = CliRunner().invoke(main, ["verify", table, "--wait", "0"])
+    answer = CliRunner().invoke(main, ["verify", lake.name, "--wait", "0"])
     assert answer.exit_code == 1
     assert len(answer.stdout.splitlines()) == 2
     assert "by sstableloader, nodetool import or repair streaming" in answer.stderr
     assert "`writetime backfill`" in answer.stderr
-    monkeypatch.setattr(comparison, "SUSPECTS", 1)
-    assert verify(settings, lake, 0).unsettled == 1
 
 
 def test_lag_that_does_not_pass(settings: Settings, session: Session) -> None:

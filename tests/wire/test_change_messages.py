@@ -200,6 +200,35 @@ def test_the_fields_of_every_change() -> None:
             ChangeEncoder(schema).encode(without)
 
 
+MILLIS = -1_234_567
+CELL = {"write_time": 1, "tombstone": False}
+# A change with this timestamp at any depth, and two places where the number is none.
+TIMESTAMPS = {
+    "kind": "row",
+    "key": b"k",
+    "token": 1,
+    "position": b"p",
+    "origin": {"source": "x", "captured_at": MILLIS},
+    "p": MILLIS,
+    "c": MILLIS,
+    "v": {"value": MILLIS, **CELL},
+    "l": {"elements": [{"path": "x", "value": MILLIS, **CELL}]},
+    "m": {"elements": [{"path": MILLIS, "value": None, **CELL}]},
+    "u": {"fields": {"a": {"value": MILLIS, **CELL}}},
+    "f": {"value": [(MILLIS, {"_1": MILLIS, "_2": MILLIS})], **CELL},
+    "b": {"value": MILLIS, **CELL},
+}
+
+
+def in_micros(value: Any, of: str = "") -> Any:
+    """A change as it was written before; numbers of the fields named here were no timestamps of the table."""
+    if isinstance(value, dict):
+        return {n: in_micros(v, n if n in ("b", "_2", "write_time", "captured_at") else of) for n, v in value.items()}
+    if isinstance(value, list):
+        return [in_micros(v, of) for v in value]
+    return value * 1000 if value == MILLIS and not of else value
+
+
 def test_messages_of_microseconds_are_read_as_milliseconds() -> None:
     """Timestamps were microseconds once, at any depth; the topic still has such messages."""
     schema = parse_table(
@@ -210,41 +239,12 @@ def test_messages_of_microseconds_are_read_as_milliseconds() -> None:
     avro = change_avro(schema)
     earlier = before_milliseconds(avro)
     assert fingerprint(earlier) != fingerprint(avro)
-    millis = -1_234_567
-    cell = {"write_time": 1, "tombstone": False}
-    stored = {
-        "p": millis,
-        "c": millis,
-        "v": {"value": millis, **cell},
-        "l": {"elements": [{"path": "x", "value": millis, **cell}]},
-        "m": {"elements": [{"path": millis, "value": None, **cell}]},
-        "u": {"fields": {"a": {"value": millis, **cell}}},
-        "f": {"value": [(millis, {"_1": millis, "_2": millis})], **cell},
-        "b": {"value": millis, **cell},
-    }
-    places = {
-        "kind": "row",
-        "key": b"k",
-        "token": 1,
-        "position": b"p",
-        "origin": {"source": "x", "captured_at": millis},
-    }
     full = change_schema(schema)
-    columns = [pa.array([(stored | places).get(f.name)], numbers(f.type)).cast(f.type) for f in full]
+    columns = [pa.array([TIMESTAMPS.get(f.name)], numbers(f.type)).cast(f.type) for f in full]
     wanted = pa.RecordBatch.from_arrays(columns, schema=full)
     row = as_avro(
         wanted.cast(pa.schema([(f.name, numbers(f.type)) for f in full])).to_pylist()[0], pa.struct(list(full))
     )
-
-    def in_micros(value: Any, of: str = "") -> Any:
-        if isinstance(value, dict):
-            return {
-                n: in_micros(v, n if n in ("b", "_2", "write_time", "captured_at") else of) for n, v in value.items()
-            }
-        if isinstance(value, list):
-            return [in_micros(v, of) for v in value]
-        return value * 1000 if value == millis and not of else value
-
     written = io.BytesIO()
     fastavro.schemaless_writer(written, fastavro.parse_schema(plain(earlier)), in_micros(row))
     known = {fingerprint(avro): avro, fingerprint(earlier): earlier}

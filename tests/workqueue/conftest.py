@@ -28,10 +28,10 @@ def with_queue(settings: Settings, queue: str, own: dict[str, Any] | None = None
 
 
 @pytest.fixture(scope="session")
-def queue_keyspace(server_settings: Settings, make_keyspace: Callable[[Settings], None]) -> Settings:
+def queue_keyspace(cassandra: Settings, make_keyspace: Callable[[Settings], None]) -> Settings:
     """Settings with one keyspace for all tests of queues: a queue's name keeps them apart."""
-    own = server_settings.cassandra.model_copy(update={"keyspace": f"queues_{uuid.uuid4().hex[:8]}"})
-    settings = server_settings.model_copy(update={"cassandra": own})
+    own = cassandra.cassandra.model_copy(update={"keyspace": f"queues_{uuid.uuid4().hex[:8]}"})
+    settings = cassandra.model_copy(update={"cassandra": own})
     make_keyspace(settings)
     database.apply_schema(settings)
     return settings

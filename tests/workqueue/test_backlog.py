@@ -1,6 +1,7 @@
 """The backlog's guarantees, for generated items: order of keys, limits, nothing forgotten."""
 
 import random
+from dataclasses import asdict, dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,61 +14,86 @@ from writetime.workqueue.limits import Rate, part
 PLACE = Place("q", 0, 0)
 
 
+@dataclass(frozen=True)
+class Limits:
+    concurrency: int | None
+    key_concurrency: int
+    rate: float | None
+    key_rate: float | None
+
+
+class Run:
+    """Adds items to a backlog by and by, and runs what it returns; some items fail once."""
+
+    def __init__(self, drawn: list[tuple[str | None, int, bool]], limits: Limits, seed: int) -> None:
+        self.rng, ids = random.Random(seed), IdMaker()
+        self.limits = limits
+        self.backlog = Backlog(**asdict(limits))
+        self.waiting = [Entry(PLACE, ids.make(n * 1000), key, "1", due=due) for n, (key, due, _) in enumerate(drawn)]
+        self.fails = {entry.item_id: fails for entry, (*_, fails) in zip(self.waiting, drawn, strict=True)}
+        self.now = self.begun = 0
+        self.running: list[Entry] = []
+        self.finished: list[Entry] = []
+
+    def step(self) -> None:
+        while self.waiting and self.rng.random() < 0.5:
+            self.backlog.add(self.waiting.pop(0), self.now)
+        self.begin()
+        if self.running and self.rng.random() < 0.7:
+            self.end(self.running.pop(self.rng.randrange(len(self.running))))
+        due = self.backlog.next_due(self.now)
+        if due is None or self.waiting or self.running:
+            self.now += 1
+        else:
+            self.now = max(self.now, due) + self.rng.randrange(2)
+
+    def begin(self) -> None:
+        """Begin some items, which are due, and no more than may run at once."""
+        for entry in self.backlog.take(self.now, self.rng.randrange(1, 5)):
+            assert entry.due <= self.now
+            self.running.append(entry)
+            self.begun += 1
+        assert self.limits.concurrency is None or len(self.running) <= self.limits.concurrency
+        for key in "abc":
+            assert sum(e.key == key for e in self.running) <= self.limits.key_concurrency
+
+    def end(self, entry: Entry) -> None:
+        self.backlog.release(entry, self.now)
+        if self.fails[entry.item_id] and entry.attempts == 0:
+            entry.attempts, entry.due = 1, self.now + 30
+            self.backlog.add(entry, self.now)
+        else:
+            self.finished.append(entry)
+
+
 @examples(60)
 @given(
     st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.integers(0, 50), st.booleans()), max_size=40),
-    st.sampled_from([None, 1, 3]),
-    st.sampled_from([1, 2]),
-    st.sampled_from([None, 50.0, 500.0]),
-    st.sampled_from([None, 40.0]),
+    st.builds(
+        Limits,
+        concurrency=st.sampled_from([None, 1, 3]),
+        key_concurrency=st.sampled_from([1, 2]),
+        rate=st.sampled_from([None, 50.0, 500.0]),
+        key_rate=st.sampled_from([None, 40.0]),
+    ),
     st.integers(0, 2**32),
 )
 def test_all_run_in_the_order_of_their_keys_and_within_limits(
-    drawn: list[tuple[str | None, int, bool]],
-    concurrency: int | None,
-    key_concurrency: int,
-    rate: float | None,
-    key_rate: float | None,
-    seed: int,
+    drawn: list[tuple[str | None, int, bool]], limits: Limits, seed: int
 ) -> None:
-    rng, ids = random.Random(seed), IdMaker()
-    backlog = Backlog(concurrency=concurrency, rate=rate, key_concurrency=key_concurrency, key_rate=key_rate)
-    entries = []
-    for n, (key, due, fails) in enumerate(drawn):
-        entries.append((Entry(PLACE, ids.make(n * 1000), key, "1", due=due), fails))
-    fails = {e.item_id: f for e, f in entries}
-    waiting = [e for e, _ in entries]
-    now, running, begun, finished = 0, [], [], []
+    run = Run(drawn, limits, seed)
     for _ in range(2000):
-        if len(finished) == len(drawn):
+        if len(run.finished) == len(drawn):
             break
-        while waiting and rng.random() < 0.5:
-            backlog.add(waiting.pop(0), now)
-        for entry in backlog.take(now, rng.randrange(1, 5)):
-            assert entry.due <= now
-            running.append(entry)
-            begun.append((now, entry.key))
-        assert concurrency is None or len(running) <= concurrency
+        run.step()
+    assert len(run.finished) == len(drawn)
+    assert (run.backlog.waiting, run.backlog.running) == (0, 0)
+    if limits.key_concurrency == 1:
         for key in "abc":
-            assert sum(e.key == key for e in running) <= key_concurrency
-        if running and rng.random() < 0.7:
-            entry = running.pop(rng.randrange(len(running)))
-            backlog.release(entry, now)
-            if fails[entry.item_id] and entry.attempts == 0:
-                entry.attempts, entry.due = 1, now + 30
-                backlog.add(entry, now)
-            else:
-                finished.append(entry)
-        due = backlog.next_due(now)
-        now = now + 1 if due is None or waiting or running else max(now, due) + rng.randrange(2)
-    assert len(finished) == len(drawn)
-    assert (backlog.waiting, backlog.running) == (0, 0)
-    if key_concurrency == 1:
-        for key in "abc":
-            own = [e.item_id.int for e in finished if e.key == key]
+            own = [e.item_id.int for e in run.finished if e.key == key]
             assert own == sorted(own)
-    if rate is not None:
-        assert len(begun) <= max(1.0, rate) * (now / 1000 + 1) + 1
+    if limits.rate is not None:
+        assert run.begun <= max(1.0, limits.rate) * (run.now / 1000 + 1) + 1
 
 
 def test_parts_are_the_whole() -> None:

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,48 +36,65 @@ def metric(port: int, name: str, **labels: str) -> float | None:
     return next((s.value for s in found if labels == s.labels), None)
 
 
-def test_work_inspect_and_redrive(
-    queue_settings: Settings, jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = queue_settings.workqueue.queues[jobs].model_copy(update={"max_attempts": 1})
-    port = free_port()
-    workqueue = queue_settings.workqueue.model_copy(update={"queues": {jobs: own}, "metrics_port": port})
+@pytest.fixture
+def own(queue_settings: Settings, jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings in a file, of a queue whose items are tried once, and a handler beside it."""
+    queue = queue_settings.workqueue.queues[jobs].model_copy(update={"max_attempts": 1})
+    workqueue = queue_settings.workqueue.model_copy(update={"queues": {jobs: queue}, "metrics_port": free_port()})
     settings = queue_settings.model_copy(update={"workqueue": workqueue})
     (tmp_path / "writetime.toml").write_text(to_toml(settings))
     (tmp_path / "my_handlers.py").write_text(HANDLER)
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    return settings
 
-    def run(*arguments: str) -> str:
-        result = CliRunner().invoke(main, arguments)
-        assert result.exit_code == 0, result.output
-        return result.output
 
-    for payload in ("1", "2", "3"):
-        run("queue", "enqueue", jobs, payload, "--key", "k")
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@contextmanager
+def working(jobs: str, folder: Path) -> Iterator[None]:
+    """A worker as a program, which ends when it is asked to."""
     command = [Path(sys.executable).with_name("writetime"), "work", "--queue", jobs, "--handler", "my_handlers:handle"]
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
-        until(lambda: len(states(settings, jobs)) == 3 and json.loads(run("queue", "inspect", jobs))["depth"] == 0, "")
-        until(lambda: metric(port, "shards", queue=jobs) == 4, "the metrics are up to date")
-        assert metric(port, "claimed_total", queue=jobs) == 3
-        assert metric(port, "attempts_total", queue=jobs, outcome="completed") == 2
-        assert metric(port, "attempts_total", queue=jobs, outcome="dead") == 1
-        assert metric(port, "handler_seconds_count", queue=jobs) == 3
-        assert metric(port, "waited_seconds_count", queue=jobs) == 3
-        assert (metric(port, "waited_seconds_sum", queue=jobs) or 0) > 0
-        until(lambda: metric(port, "oldest_item_seconds", queue=jobs) == 0, "nothing waits")
+        yield
     finally:
         process.terminate()
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert output.strip() == "2 completed, 1 dead"
-    assert sorted(row.result or "" for row in states(settings, jobs).values()) == ["", "2", "4"]
+
+
+def test_work_inspect_and_redrive(own: Settings, jobs: str, tmp_path: Path) -> None:
+    for payload in ("1", "2", "3"):
+        run("queue", "enqueue", jobs, payload, "--key", "k")
+    with working(jobs, tmp_path):
+        until(lambda: len(states(own, jobs)) == 3 and json.loads(run("queue", "inspect", jobs))["depth"] == 0, "")
+        assert_counted(own, jobs)
+    assert sorted(row.result or "" for row in states(own, jobs).values()) == ["", "2", "4"]
     assert "ValueError: three" in run("queue", "inspect", jobs, "--dead-letters")
     assert run("queue", "redrive", jobs) == "1 redriven\n"
     assert json.loads(run("queue", "inspect", jobs))["received"] == 1
     assert jobs in run("queue", "inspect")
+
+
+def assert_counted(settings: Settings, jobs: str) -> None:
+    """The worker reports two completed items and a dead one."""
+    port = settings.workqueue.metrics_port
+    assert port
+    until(lambda: metric(port, "shards", queue=jobs) == 4, "the metrics are up to date")
+    assert metric(port, "claimed_total", queue=jobs) == 3
+    assert metric(port, "attempts_total", queue=jobs, outcome="completed") == 2
+    assert metric(port, "attempts_total", queue=jobs, outcome="dead") == 1
+    assert metric(port, "handler_seconds_count", queue=jobs) == 3
+    assert metric(port, "waited_seconds_count", queue=jobs) == 3
+    assert (metric(port, "waited_seconds_sum", queue=jobs) or 0) > 0
+    until(lambda: metric(port, "oldest_item_seconds", queue=jobs) == 0, "nothing waits")
 
 
 @pytest.mark.parametrize("path", ["nowhere:handle", "json:nothing", "json", "json:__doc__"])

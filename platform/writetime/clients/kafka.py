@@ -1,6 +1,7 @@
 """Kafka clients and the few requests that a cluster gets: topics, ends, and the offsets of a group."""
 
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -312,7 +313,9 @@ def messages_between(
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
     }
-    consumer = Consumer(client_config(settings, **own))
+    configuration = client_config(settings, **own)
+    idle = _idle_readers(os.getpid(), tuple(configuration.items()))
+    consumer = idle.pop() if idle else Consumer(configuration)
     try:
         unread = {p for p in ends if starts[p] < ends[p]}
         consumer.assign([TopicPartition(topic, p, starts[p]) for p in unread])
@@ -331,8 +334,11 @@ def messages_between(
             # The offset shows the end of a partition, past control records that are not messages.
             if offset + (error is None) >= ends[partition]:
                 unread.discard(partition)
-    finally:
+        consumer.unassign()
+    except BaseException:
         consumer.close()
+        raise
+    idle.append(consumer)
 
 
 def place_of(message: Message) -> tuple[int, int]:
@@ -435,6 +441,12 @@ def _first(futures: Mapping[Any, Future[Any]]) -> Any:
 
 def _admin(settings: Settings) -> AdminClient:
     return _admin_of(tuple(client_config(settings).items()))
+
+
+# Kept, because a connection costs more than a small batch.
+@functools.cache
+def _idle_readers(_process: int, _configuration: tuple[tuple[str, Any], ...]) -> list[Consumer]:
+    return []
 
 
 # Kept, because pending answers are lost with the client.

@@ -2,6 +2,8 @@
 
 The bucket of a token is its top bits, so a bucket is a token range, and SSTables, which are sorted by token, can be
 read by bucket without a shuffle. The number of buckets is a power of two and is fixed when a lake table is created.
+
+Few rows are one file of all buckets, so that a small batch costs one file. Its bucket is `ALL`.
 """
 
 from typing import TypeVar
@@ -13,6 +15,11 @@ from writetime.core.errors import WritetimeError
 
 Number = TypeVar("Number", int, np.ndarray)
 MAX_BUCKETS = 1 << 16
+ALL = -1
+"""The bucket of a file with rows of all buckets."""
+
+FEW_ROWS = 1 << 12
+"""Rows are few if they are fewer than this per bucket."""
 
 
 def check_buckets(buckets: int) -> int:
@@ -34,6 +41,17 @@ def buckets_of(tokens: pa.Array | pa.ChunkedArray, buckets: int) -> np.ndarray:
         return np.zeros(len(tokens), np.int32)
     unsigned = tokens.to_numpy(zero_copy_only=False).view(np.uint64) ^ np.uint64(1 << 63)
     return (unsigned >> np.uint64(64 - bits)).astype(np.int32)
+
+
+def are_few(rows: int, buckets: int) -> bool:
+    """Return whether rows are one file of all buckets, and not one per bucket."""
+    return rows < FEW_ROWS * buckets
+
+
+def bucket_of_few(tokens: pa.ChunkedArray, buckets: int) -> int:
+    """Return the bucket of a file with these tokens: the one that has them all, or else `ALL`."""
+    numbers = buckets_of(tokens, buckets)
+    return int(numbers[0]) if len(numbers) and (numbers == numbers[0]).all() else ALL
 
 
 def token_range(bucket: int, buckets: int) -> tuple[int, int]:

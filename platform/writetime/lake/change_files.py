@@ -17,16 +17,17 @@ _FLAG, _PRESENCE = "tombstone", "write_time"
 _MANY_ROWS = 1 << 14
 
 
-def read_changes(files: Iterable[tuple[Storage, str]], schema: pa.Schema) -> list[pa.Table]:
-    """Read files completely. Files with the same fields come as one table, so that no rows are combined twice.
+def read_changes(files: Iterable[tuple[Storage, str, tuple[int, int] | None]], schema: pa.Schema) -> list[pa.Table]:
+    """Read files: completely, or the rows with tokens between two. Files with the same fields come as one
+    table, so that no rows are combined twice.
 
     Fields of `REPEATING` are dictionaries if the files have them as dictionaries.
     """
     alike: dict[pa.Schema, list[pa.Table]] = {}
     names: dict[pa.Schema, str] = {}
-    for storage, path in files:
+    for storage, path, tokens in files:
         with open_changes(storage, path) as file:
-            table = read_groups(file, range(file.num_row_groups), schema.names)
+            table = read_tokens(file, tokens, schema.names)
         fields = _without_dictionaries(table.schema)
         alike.setdefault(fields, []).append(table)
         names.setdefault(fields, f"{storage.address}/{path}")
@@ -42,6 +43,24 @@ def open_changes(storage: Storage, path: str) -> Iterator[pq.ParquetFile]:
         # A remote file is read in as few requests as its row groups allow.
         remote = not storage.is_local
         yield pq.ParquetFile(opened, metadata=file.metadata, read_dictionary=_repeating(file), pre_buffer=remote)
+
+
+def read_tokens(file: pq.ParquetFile, tokens: tuple[int, int] | None, names: Sequence[str]) -> pa.Table:
+    """Read the rows of a file with tokens from a first one to a last one, all by default; it is sorted by token."""
+    if tokens is None:
+        return read_groups(file, range(file.num_row_groups), names)
+    first, last = tokens
+    table = read_groups(file, groups_between(file, first, last), names)
+    found = table["token"].to_numpy()
+    begin, end = np.searchsorted(found, first), np.searchsorted(found, last, side="right")
+    return table.slice(begin, end - begin)
+
+
+def groups_between(file: pq.ParquetFile, first: int, last: int) -> list[int]:
+    """Return the row groups that may have a token from a first one to a last one."""
+    column = next(c for c in range(len(file.schema)) if file.schema.column(c).path == "token")
+    ends = [file.metadata.row_group(g).column(column).statistics for g in range(file.num_row_groups)]
+    return [g for g, token in enumerate(ends) if token.min <= last and token.max >= first]
 
 
 def read_groups(file: pq.ParquetFile, groups: Sequence[int], names: Sequence[str]) -> pa.Table:

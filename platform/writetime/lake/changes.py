@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
+from writetime.lake.buckets import are_few, bucket_of_few
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import (
     READ_SOON,
@@ -47,28 +48,39 @@ class ChangeWriter:
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
         """Write changes. The files are not visible until they are committed.
 
-        Each file holds one bucket, sorted by token, key and position.
+        Each file holds one bucket, or all of them if the changes are few. It is sorted by token, key and position.
         """
         full = change_schema(self.schema)
         buffers: dict[int, list[pa.Table]] = {}
         sizes: dict[int, int] = {}
         written = []
+        # Not split by bucket yet.
+        few: list[pa.Table] = []
         for batch in batches:
             if not batch.num_rows:
                 continue
-            changes = conform(pa.Table.from_batches([batch]), full, f"changes of {self.schema.full_name}")
-            for bucket, part in split_by_bucket(changes, self.buckets):
+            few.append(conform(pa.Table.from_batches([batch]), full, f"changes of {self.schema.full_name}"))
+            if not buffers and not written and self._are_few(few):
+                continue
+            for bucket, part in split_by_bucket(pa.concat_tables(few), self.buckets):
                 buffers.setdefault(bucket, []).append(part)
                 sizes[bucket] = sizes.get(bucket, 0) + part.nbytes
+            few = []
             while sum(sizes.values()) > self.buffer_bytes:
                 largest = max(sizes, key=lambda b: sizes[b])
                 written.append(self._flush(largest, buffers.pop(largest)))
                 del sizes[largest]
+        if few:
+            return [self._flush(bucket_of_few(pa.concat_tables(few)["token"], self.buckets), few)]
         return written + [self._flush(bucket, buffers[bucket]) for bucket in sorted(buffers)]
 
     def in_arrow(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write changes, and yield the written files: for `DataFrame.mapInArrow`, with `WRITTEN_SCHEMA`."""
         yield pa.RecordBatch.from_pylist([asdict(file) for file in self.write(batches)], WRITTEN_SCHEMA)
+
+    def _are_few(self, parts: Sequence[pa.Table]) -> bool:
+        rows, size = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)
+        return are_few(rows, self.buckets) and size <= self.buffer_bytes
 
     def _flush(self, bucket: int, parts: Sequence[pa.Table]) -> WrittenFile:
         changes = sort(parts)

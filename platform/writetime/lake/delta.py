@@ -6,18 +6,20 @@ finds its own number there has nothing left to do, and of two that commit at onc
 
 import json
 import random
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyarrow.fs import FileType
+from pyarrow import fs
 
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.extras import WhenUsed
 from writetime.core.format_version import FORMAT_VERSION
+from writetime.lake.buckets import ALL
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, WrittenFile
 
@@ -30,8 +32,14 @@ else:
 
 BUCKETS = "writetime.buckets"
 FORMAT = "writetime.format"
+# Commits per checkpoint. Opening or updating a table reads the commits since the last one, so it costs the same at any
+# length of the log.
+_CHECKPOINT = {"delta.checkpointInterval": "20"}
 _ATTEMPTS = 20
-# Every commit that removes files has this application id: Delta itself accepts two that remove the same files.
+# Of the Delta protocol: a commit, and a checkpoint in one file, which is how delta-rs writes them.
+_LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
+# Every commit that removes files has this application id, so that Delta rejects all but one of those that are made at
+# once. Delta itself accepts two that remove the same files.
 _REWRITE = "writetime-rewrite"
 
 
@@ -41,7 +49,7 @@ class Conflict(Transient):
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of the table. `size` is in bytes, `added_at` in microseconds."""
+    """A file of the table. `size` is in bytes, `added_at` in microseconds; `bucket` may be `ALL`."""
 
     path: str
     bucket: int
@@ -53,9 +61,19 @@ class DataFile:
 class TableVersion:
     """One version of a Delta table."""
 
-    def __init__(self, table: "deltalake.DeltaTable") -> None:
-        self.table = table
+    def __init__(self, table: "deltalake.DeltaTable", open_at: "Callable[[int], deltalake.DeltaTable]") -> None:
+        """Hold the present version of a table that may be updated later; `open_at` opens this version again then."""
+        self._table = table
+        self._open_at = open_at
+        self._numbers: dict[str, int | None] = {}
         self.version = table.version()
+
+    @property
+    def table(self) -> "deltalake.DeltaTable":
+        """The table at this version."""
+        if self._table.version() != self.version:
+            self._table = self._open_at(self.version)
+        return self._table
 
     @cached_property
     def files(self) -> list[DataFile]:
@@ -70,11 +88,13 @@ class TableVersion:
 
     @cached_property
     def by_bucket(self) -> dict[int, list[DataFile]]:
-        """The files of each bucket that has any."""
-        found: dict[int, list[DataFile]] = {}
-        for file in self.files:
-            found.setdefault(file.bucket, []).append(file)
-        return found
+        """The files of each bucket that has any, with the files of all buckets."""
+        return by_bucket(self.files, int(self.properties[BUCKETS]))
+
+    @cached_property
+    def by_folder(self) -> dict[int, list[DataFile]]:
+        """The files of each bucket, and those of all buckets as the bucket `ALL`."""
+        return by_folder(self.files)
 
     @cached_property
     def properties(self) -> Mapping[str, str]:
@@ -83,14 +103,46 @@ class TableVersion:
 
     def transaction(self, app_id: str) -> int | None:
         """Return the number of the application's last transaction."""
-        return self.table.transaction_version(app_id)
+        if app_id not in self._numbers:
+            self._numbers[app_id] = self.table.transaction_version(app_id)
+        return self._numbers[app_id]
+
+
+def by_folder(files: Iterable[DataFile]) -> dict[int, list[DataFile]]:
+    """Return the files of each bucket, and those of all buckets as the bucket `ALL`."""
+    found: dict[int, list[DataFile]] = {}
+    for file in files:
+        found.setdefault(file.bucket, []).append(file)
+    return found
+
+
+def by_bucket(files: Iterable[DataFile], buckets: int) -> dict[int, list[DataFile]]:
+    """Return the files of each bucket that has any; those of all buckets are in each."""
+    found = by_folder(files)
+    shared = found.pop(ALL, [])
+    return {b: found.get(b, []) + shared for b in (range(buckets) if shared else found)}
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A table that stays open, and the commit of its version, which shows whether it is still the same table."""
+
+    table: "deltalake.DeltaTable"
+    version: TableVersion
+    commit: bytes
 
 
 class BucketedTable:
-    """A Delta table that is partitioned by the bucket of the token."""
+    """A Delta table that is partitioned by the bucket of the token.
 
-    def __init__(self, storage: Storage) -> None:
+    By default each `load` opens it. With `keep_open`, a later `load` reads only what is new in the log, for a process
+    that commits all the time and uses this object in one thread.
+    """
+
+    def __init__(self, storage: Storage, *, keep_open: bool = False) -> None:
         self.storage = storage
+        self._keep_open = keep_open
+        self._kept: _Kept | None = None
 
     def exists(self) -> bool:
         """Return whether the table has been created."""
@@ -109,7 +161,7 @@ class BucketedTable:
                 schema=deltalake.Schema.from_arrow(full),
                 mode="ignore",
                 partition_by=[PARTITION],
-                configuration={FORMAT: str(FORMAT_VERSION), BUCKETS: str(buckets), **properties},
+                configuration={FORMAT: str(FORMAT_VERSION), BUCKETS: str(buckets), **_CHECKPOINT, **properties},
                 storage_options=dict(self.storage.options),
                 raise_if_key_not_exists=False,
             )
@@ -122,18 +174,53 @@ class BucketedTable:
         Raises:
             WritetimeError: there is no such table or version, or it has another format.
         """
-        try:
-            found = TableVersion(deltalake.DeltaTable(self.storage.address, version, dict(self.storage.options)))
-        except exceptions.DeltaError as e:
-            raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
+        if version is None and self._keep_open:
+            return self._newest()
+        found = TableVersion(self._open_at(version), self._open_at)
         _require_format(self.storage, found.properties.get(FORMAT))
         return found
 
-    def is_newest(self, version: int) -> bool:
-        """Return whether the log has a version, and not the next one. It reads no file of the log."""
-        log = [f"_delta_log/{number:020d}.json" for number in (version, version + 1)]
-        present, next_one = (info.type == FileType.File for info in self.storage.filesystem().get_file_info(log))
-        return present and not next_one
+    def _open_at(self, version: int | None) -> "deltalake.DeltaTable":
+        try:
+            return deltalake.DeltaTable(self.storage.address, version, dict(self.storage.options))
+        except exceptions.DeltaError as e:
+            raise WritetimeError(f"{self.storage.address} cannot be opened as a Delta table: {e}") from None
+
+    def _newest(self) -> TableVersion:
+        """Return the newest version, from the table that is open if its log goes on from there."""
+        kept = self._kept
+        if kept is None or not self._is_kept():
+            table = self._open_at(None)
+        elif self._commit_of(kept.version.version + 1) is None:
+            return kept.version
+        else:
+            table = kept.table
+            try:
+                table.update_incremental()
+            except exceptions.DeltaError:
+                # Commits between may be gone.
+                table = self._open_at(None)
+        self._kept = None
+        found = TableVersion(table, self._open_at)
+        _require_format(self.storage, found.properties.get(FORMAT))
+        commit = self._commit_of(found.version)
+        if commit is not None:
+            self._kept = _Kept(table, found, commit)
+        return found
+
+    def _is_kept(self) -> bool:
+        """Return whether the table that stays open is the one in the storage. A table that was removed and created
+        again may have any version, but its commits differ.
+        """
+        return self._kept is not None and self._commit_of(self._kept.version.version) == self._kept.commit
+
+    def _commit_of(self, version: int) -> bytes | None:
+        """Return the commit of a version, from its own file in the log; None if it is not there."""
+        try:
+            with self.storage.filesystem().open_input_stream(f"_delta_log/{version:020d}.json") as stream:
+                return stream.read()
+        except FileNotFoundError:
+            return None
 
     def find(self) -> TableVersion | None:
         """Return the newest version, None if the table has not been created.
@@ -141,7 +228,7 @@ class BucketedTable:
         Raises:
             WritetimeError: its folder exists and cannot be opened.
         """
-        return self.load() if self.exists() else None
+        return self.load() if self._is_kept() or self.exists() else None
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Return columns of all rows of the newest version.
@@ -209,7 +296,8 @@ class BucketedTable:
             also: numbers to keep with the commit, by application id.
 
         Raises:
-            Conflict: the table has been rewritten since `before`. Files that were appended since do no harm.
+            Conflict: one of the files, or one of the numbers, has been replaced since `before`. Other commits since do
+                no harm.
         """
         milliseconds = int(time.time() * 1000)
         removed = [
@@ -217,7 +305,8 @@ class BucketedTable:
             for f in remove
         ]
         actions = [_added(f, data_change) for f in add] + removed
-        self._retry(lambda: self._rewrite(before, actions, also or {}, info or {}))
+        paths = {f.path for f in remove}
+        self._retry(lambda: self._rewrite(before, paths, actions, also or {}, info=info or {}))
 
     def replace(
         self, before: TableVersion, add: Sequence[WrittenFile], schema: pa.Schema, also: Mapping[str, int]
@@ -231,25 +320,31 @@ class BucketedTable:
             also: as for `rewrite`.
 
         Raises:
-            Conflict: as `rewrite` raises it.
+            Conflict: the table has been rewritten since `before`.
         """
         actions = [_added(f, data_change=True) for f in add]
         fields = deltalake.Schema.from_arrow(pa.schema([(PARTITION, pa.int32()), *schema]))
-        self._retry(lambda: self._rewrite(before, actions, also, {}, fields))
+        self._retry(lambda: self._rewrite(before, set(), actions, also, fields=fields))
 
     def _rewrite(
         self,
         before: TableVersion,
+        removed: Set[str],
         actions: "Sequence[transaction.AddAction | transaction.RemoveAction]",
         also: Mapping[str, int],
-        info: Mapping[str, object],
+        *,
+        info: Mapping[str, object] | None = None,
         fields: "deltalake.Schema | None" = None,
     ) -> bool:
         now = self.load()
-        if any(now.transaction(app_id) != before.transaction(app_id) for app_id in (_REWRITE, *also)):
+        if any(now.transaction(app_id) != before.transaction(app_id) for app_id in also):
             raise _conflict(self.storage)
-        number = (before.transaction(_REWRITE) or 0) + 1
-        self._commit(now, actions, _transactions({_REWRITE: number, **also}), info, fields)
+        if now.transaction(_REWRITE) != before.transaction(_REWRITE) and not (
+            removed and removed <= {file.path for file in now.files}
+        ):
+            raise _conflict(self.storage)
+        number = (now.transaction(_REWRITE) or 0) + 1
+        self._commit(now, actions, _transactions({_REWRITE: number, **also}), info or {}, fields)
         return True
 
     def _commit(
@@ -296,12 +391,36 @@ class BucketedTable:
 
         Numbers of an application never fall, so those of any version are lower bounds of the newest ones.
         """
-        try:
-            with self.storage.filesystem().open_input_stream(f"_delta_log/{version:020d}.json") as stream:
-                actions = [json.loads(line) for line in stream.read().splitlines() if line]
-        except FileNotFoundError:
-            return {}
+        actions = [json.loads(line) for line in (self._commit_of(version) or b"").splitlines() if line]
         return {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
+
+    def trim_log(self, keep_from: int, hours: float, most_hours: float) -> int:
+        """Delete old commits and checkpoints; return how many files they were. A stream commits each second, and each
+        commit would be listed for ever otherwise.
+
+        Args:
+            keep_from: versions from this one on can still be opened.
+            hours: so can versions that were the newest one within these hours.
+            most_hours: but none from before these hours.
+        """
+        filesystem = self.storage.filesystem()
+        found = [
+            (int(match[1]), match[2] == "checkpoint.parquet", info)
+            for info in filesystem.get_file_info(fs.FileSelector("_delta_log"))
+            if (match := _LOG_FILE.fullmatch(info.base_name))
+        ]
+        now, hour = time.time_ns(), 3_600_000_000_000
+        until, always = now - round(hours * hour), now - round(most_hours * hour)
+
+        def is_start(version: int, at: int) -> bool:
+            return at <= always or (at <= until and version <= keep_from)
+
+        first = max((v for v, whole, info in found if whole and is_start(v, info.mtime_ns)), default=0)
+        # In order, so that a reader never finds a gap behind a checkpoint.
+        gone = sorted((v, info.path) for v, _, info in found if v < first)
+        for _, path in gone:
+            filesystem.delete_file(path)
+        return len(gone)
 
     def add_fields(self, schema: pa.Schema) -> None:
         """Add the fields, including nested ones, that the table does not have; they read as null in files written

@@ -153,7 +153,7 @@ def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Sta
     schema = table.schema(changes)
     tasks = [
         _LeaveOut(bucket, table.changes.storage, tuple(files), schema, {**starts, None: backfilled})
-        for bucket, files in changes.by_bucket.items()
+        for bucket, files in changes.by_folder.items()
     ]
     removed: list[DataFile] = []
     written: list[WrittenFile] = []
@@ -173,7 +173,7 @@ def _log_times(files: pa.Array) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _LeaveOut:
-    """Rewrite the files of a bucket without the changes that do not count."""
+    """Rewrite the files of a bucket (or of `ALL`) without the changes that do not count."""
 
     bucket: int
     storage: Storage

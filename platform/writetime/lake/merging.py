@@ -7,11 +7,12 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
+from writetime.lake.buckets import ALL, token_range
 from writetime.lake.change_files import read_changes
 from writetime.lake.delta import DataFile
 from writetime.lake.horizon import without_dropped
 from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import PROBED, WrittenFile, without_empty, write_file
+from writetime.lake.parquet import PROBED, WrittenFile, without_empty, write_rows
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 
@@ -30,31 +31,42 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one Delta table."""
+    """Files of one Delta table; of files of all buckets, only rows with tokens in a range (first and last) if given."""
 
     storage: Storage
     files: tuple[DataFile, ...]
+    tokens: tuple[int, int] | None = None
+
+    @classmethod
+    def of_bucket(cls, storage: Storage, files: Iterable[DataFile], bucket: int, buckets: int) -> "Source":
+        """Return the rows of one bucket, or all rows for `ALL`."""
+        return cls(storage, tuple(files), None if bucket == ALL else token_range(bucket, buckets))
+
+    def tokens_of(self, file: DataFile) -> tuple[int, int] | None:
+        """Return the range of tokens to take from a file; None for all of its rows."""
+        return self.tokens if file.bucket == ALL else None
 
 
 @dataclass(frozen=True)
 class MergeTask:
-    """Merge the files of one bucket and write the result to `target`, without data that `horizon` drops (if any)."""
+    """Merge the files of one bucket, or of all (`ALL`), and write the result to `target`, without data that `horizon`
+    drops (if any).
+    """
 
     sources: tuple[Source, ...]
     schema: TableSchema
     bucket: int
+    buckets: int
     target: Storage
     horizon: int | None = None
 
 
-def run_merge(task: MergeTask) -> WrittenFile | None:
-    """Run a task; None if nothing is left after the merge."""
+def run_merge(task: MergeTask) -> list[WrittenFile]:
+    """Run a task; no file if nothing is left after the merge."""
     state = merge_files(task.sources, task.schema)
     if task.horizon is not None:
         state = without_dropped(state, task.schema, task.horizon)
-    if not state.num_rows:
-        return None
-    return write_file(task.target, without_empty(state), task.bucket, state["token"], layout=PROBED)
+    return write_rows(task.target, without_empty(state), task.bucket, task.buckets, layout=PROBED)
 
 
 def merge_files(
@@ -65,20 +77,21 @@ def merge_files(
     """Merge all files of these sources, each filtered by `select`; memory depends on the result."""
     state = merge([], schema)
     for portion in _portions(sources):
-        tables = read_changes(((storage, file.path) for storage, file in portion), change_schema(schema))
+        files = ((source.storage, file.path, source.tokens_of(file)) for source, file in portion)
+        tables = read_changes(files, change_schema(schema))
         state = merge([state, *(map(select, tables) if select else tables)], schema)
     return state
 
 
-def _portions(sources: Sequence[Source]) -> Iterator[list[tuple[Storage, DataFile]]]:
-    portion: list[tuple[Storage, DataFile]] = []
+def _portions(sources: Sequence[Source]) -> Iterator[list[tuple[Source, DataFile]]]:
+    portion: list[tuple[Source, DataFile]] = []
     size = 0
     for source in sources:
         for file in source.files:
             if portion and size + file.size > PORTION_BYTES:
                 yield portion
                 portion, size = [], 0
-            portion.append((source.storage, file))
+            portion.append((source, file))
             size += file.size
     if portion:
         yield portion

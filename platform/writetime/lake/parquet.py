@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from writetime.core.arrow import one_chunk, pc
 from writetime.core.errors import WritetimeError
-from writetime.lake.buckets import buckets_of
+from writetime.lake.buckets import ALL, are_few, buckets_of
 from writetime.lake.lake_storage import Storage
 
 PARTITION = "token_bucket"
@@ -97,6 +97,21 @@ def write_file(
         return WrittenFile(path, bucket, table.num_rows, size, None, None)
     ends = pc.min_max(tokens)
     return WrittenFile(path, bucket, table.num_rows, size, ends["min"].as_py(), ends["max"].as_py())
+
+
+def write_rows(
+    storage: Storage, table: pa.Table, bucket: int, buckets: int, prefix: str = "", *, layout: Layout = KEPT
+) -> list[WrittenFile]:
+    """Write rows with tokens: those of one bucket as one file; those of all (`ALL`) as one if they are few, or else as
+    one per bucket.
+    """
+    if not table.num_rows:
+        return []
+    if bucket != ALL or are_few(table.num_rows, buckets):
+        parts: Iterable[tuple[int, pa.Table]] = [(bucket, table)]
+    else:
+        parts = split_by_bucket(table, buckets)
+    return [write_file(storage, part, b, part["token"], prefix, layout=layout) for b, part in parts]
 
 
 def _repeating(table: pa.Table) -> list[str]:

@@ -1,5 +1,6 @@
 """Keeps the lake small: old changes are merged with one another, and files that no version needs are deleted."""
 
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,10 +10,18 @@ from writetime.changes.model import change_schema
 from writetime.lake.history import after, raise_history, until
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner, Source, merge_files
-from writetime.lake.parquet import WrittenFile, read_file, write_file
+from writetime.lake.parquet import WrittenFile, read_file, sort, write_rows
 from writetime.lake.state import BASE, folded_version, levels_to_fold
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
+
+STREAM_HOURS = 1
+"""Files of `changes` that were replaced, and commits of all parts, are deleted after this time. A task, or another
+engine's query of `changes`, that takes longer has to be repeated.
+"""
+
+ROWS_CHANGES, ROWS_STATE = "row_events/changes", "row_events/state"
+"""In a commit to `row_events`: the versions of `changes` and of `state` from which the next batch continues."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +29,7 @@ class _Trim:
     """Merge the parts of a bucket's old changes that were written up to a time; later parts stay as they are."""
 
     bucket: int
+    buckets: int
     source: Source
     schema: TableSchema
     instant: int
@@ -32,10 +42,11 @@ class _Trim:
         rest = pa.concat_tables(
             after(read_file(storage, f.path, full), self.schema, self.instant) for f in self.source.files
         )
+        rest = sort([rest])
         return [
-            write_file(storage, table, self.bucket, table["token"], self.prefix)
+            file
             for table in (base, rest)
-            if table.num_rows
+            for file in write_rows(storage, table, self.bucket, self.buckets, self.prefix)
         ]
 
 
@@ -52,10 +63,10 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
     schema = table.schema(changes)
     known = {f.path for f in table.changes.load(folded).files}
     tasks = []
-    for bucket, files in changes.by_bucket.items():
+    for bucket, files in changes.by_folder.items():
         if old := levels_to_fold([f for f in files if f.path in known and f.added_at <= instant]):
             source = Source(table.changes.storage, tuple(old))
-            tasks.append(_Trim(bucket, source, schema, instant, f"{BASE}{folded}-"))
+            tasks.append(_Trim(bucket, table.buckets, source, schema, instant, f"{BASE}{folded}-"))
     if not tasks:
         return 0
     raise_history(table, instant)
@@ -63,6 +74,51 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
     removed = [file for task in tasks for file in task.source.files]
     table.changes.rewrite(changes, removed, written, data_change=False)
     return len(removed)
+
+
+def trim_stream(table: LakeTable, most_hours: float) -> None:
+    """Delete what a stream of batches leaves behind in `changes`: files that were replaced over an hour ago, and
+    the log from before. It costs time in proportion to what it deletes, and to the log of an hour.
+
+    While the next step of row events or of the state begins at an earlier version, its files and its log stay, but no
+    log for longer than `most_hours`.
+    """
+    needed = _needed_changes(table)
+    changes = table.changes.load()
+    if needed is None or _committed_after(table, needed, time.time() - 3600 * STREAM_HOURS):
+        changes.table.vacuum(STREAM_HOURS, dry_run=False, enforce_retention_duration=False, full=False)
+    table.changes.trim_log(changes.version if needed is None else needed, STREAM_HOURS, most_hours)
+
+
+def trim_logs(table: LakeTable, most_hours: float) -> None:
+    """Delete the parts of all logs that no step of Writetime needs; `most_hours` is as for `trim_stream`."""
+    rows = table.row_events.find()
+    needed = {
+        table.changes: _needed_changes(table),
+        table.state: rows and rows.transaction(ROWS_STATE),
+        table.view: None,
+        **({table.row_events: None} if rows else {}),
+    }
+    for part, version in needed.items():
+        part.trim_log(part.load().version if version is None else version, STREAM_HOURS, most_hours)
+
+
+def _needed_changes(table: LakeTable) -> int | None:
+    """Return the oldest version of `changes` that a later step opens, that of the state or of the row events; None if
+    there is none.
+    """
+    rows = table.row_events.find()
+    versions = [folded_version(table.state.load()), rows and rows.transaction(ROWS_CHANGES)]
+    return min((version for version in versions if version is not None), default=None)
+
+
+def _committed_after(table: LakeTable, version: int, seconds: float) -> bool:
+    """Return whether a version of `changes` was committed after a time, or is the newest one."""
+    log = table.changes.storage.filesystem().get_file_info(
+        [f"_delta_log/{number:020d}.json" for number in (version, version + 1)]
+    )
+    # The version was the newest one until the next commit.
+    return log[1].mtime is None or log[1].mtime.timestamp() > seconds
 
 
 def vacuum(table: LakeTable, hours: int) -> list[str]:

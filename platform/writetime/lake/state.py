@@ -11,11 +11,13 @@ from itertools import groupby
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
-from writetime.lake.delta import DataFile, TableVersion
+from writetime.lake.buckets import ALL, are_few, buckets_of
+from writetime.lake.delta import DataFile, TableVersion, by_bucket
+from writetime.lake.history import until
 from writetime.lake.horizon import DELETED, HORIZON, WRITTEN, horizon_of, may_hold
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import MergeTask, Runner, Source, run_merge
-from writetime.lake.parquet import WrittenFile, count_values
+from writetime.lake.parquet import WrittenFile, count_values, read_file
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
 from writetime.schema.table import TableSchema
 
@@ -28,8 +30,9 @@ FOLDED = "changes"
 FAN = 4
 _SMALLEST = 1 << 16
 
-# The name of a file of merged history: `base-<version>-...`, the version of `changes` that it holds completely.
-BASE = "base-"
+# The names of files of merged history, and of files of several batches (`packing`): `base-<version>-...` and
+# `packed-<version>-...`. They hold no more than this version of `changes`.
+BASE, PACKED = "base-", "packed-"
 
 
 def folded_version(state: TableVersion) -> int | None:
@@ -43,33 +46,43 @@ def pending(table: LakeTable, changes: TableVersion, state: TableVersion) -> dic
 
 
 def completed(
-    table: LakeTable, files: dict[int, list[DataFile]], changes: TableVersion, state: TableVersion
+    table: LakeTable, files: Sequence[DataFile], changes: TableVersion, state: TableVersion
 ) -> dict[int, list[DataFile]]:
-    """Return files of `changes` to merge with the state. In buckets where one holds a write from before the horizon
-    these are all files, because they have the deletions that the state has dropped.
+    """Return files of `changes` to merge with the state, by bucket. In buckets where one holds a write from before the
+    horizon these are all files, because they have the deletions that the state has dropped.
     """
+    found = by_bucket(files, table.buckets)
     horizon = horizon_of(state)
     if not horizon:
-        return files
+        return found
+    late = [file for file in files if may_hold(table.changes.storage, file, (WRITTEN,), horizon)]
+    schema = table.schema(changes) if late else None
+    buckets: set[int] = set()
+    for file in late:
+        if file.bucket == ALL and schema is not None:
+            written = until(read_file(table.changes.storage, file.path, change_schema(schema)), schema, horizon)
+            buckets |= set(buckets_of(written["token"], table.buckets).tolist())
+        else:
+            buckets.add(file.bucket)
+    return {b: changes.by_bucket[b] if b in buckets else own for b, own in found.items()}
 
-    def is_late(file: DataFile) -> bool:
-        return may_hold(table.changes.storage, file, (WRITTEN,), horizon)
 
-    return {b: changes.by_bucket[b] if any(map(is_late, found)) else found for b, found in files.items()}
+def together(found: Mapping[int, Sequence[DataFile]], buckets: int) -> dict[int, list[DataFile]]:
+    """Return files by bucket, or, if they have few rows, all files as those of `ALL`: one task costs less than many."""
+    every = list({file.path: file for files in found.values() for file in files}.values())
+    if len(found) > 1 and are_few(sum(file.rows for file in every), buckets):
+        return {ALL: every}
+    return {bucket: list(files) for bucket, files in found.items()}
 
 
-def files_since(table: LakeTable, changes: TableVersion, version: int | None) -> dict[int, list[DataFile]]:
-    """Return the files of `changes` with more than a version of it holds, by bucket; all if that is None."""
+def files_since(table: LakeTable, changes: TableVersion, version: int | None) -> list[DataFile]:
+    """Return the files of `changes` with more than a version of it holds; all if that is None."""
     if version is None:
-        return changes.by_bucket
+        return changes.files
     if version >= changes.version:
-        return {}
+        return []
     known = _known(table, version)
-    found: dict[int, list[DataFile]] = {}
-    for file in changes.files:
-        if file.path not in known and not _holds_no_more_than(file, version):
-            found.setdefault(file.bucket, []).append(file)
-    return found
+    return [file for file in changes.files if file.path not in known and not _holds_no_more_than(file, version)]
 
 
 def _known(table: LakeTable, version: int) -> set[str]:
@@ -82,12 +95,12 @@ def _known(table: LakeTable, version: int) -> set[str]:
 
 def _holds_no_more_than(file: DataFile, version: int) -> bool:
     name = file.path.rsplit("/", 1)[-1]
-    return name.startswith(BASE) and int(name.split("-")[1]) <= version
+    return name.startswith((BASE, PACKED)) and int(name.split("-")[1]) <= version
 
 
 def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
-    """Fold the changes that are not in the state yet into it, one new level per bucket; return how many files they
-    were.
+    """Fold the changes that are not in the state yet into it, one new level per bucket, or one of all buckets if they
+    are few; return how many files they were.
 
     A repeated fold, or two at once, count once. `staged` is called with the new levels before they are committed; if it
     raises, they are not committed.
@@ -102,18 +115,20 @@ def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> i
         return 0
     files = pending(table, changes, state)
     schema = table.schema(changes)
-    levels = _merged(table, table.changes.storage, files, schema, run)
+    levels = _merged(table, table.changes.storage, together(files, table.buckets), schema, run)
     if staged:
         staged(levels)
     new = table.state.append(levels, FOLDED, changes.version, given={HORIZON: horizon_of(state)})
-    return sum(map(len, files.values())) if new else 0
+    return len({file.path for found in files.values() for file in found}) if new else 0
 
 
 def compact(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
-    """Fold levels where there are too many of one size; return in how many buckets. For `staged` see `fold`."""
+    """Fold levels where there are too many of one size; return in how many buckets, where those of all buckets count as
+    one. For `staged` see `fold`.
+    """
     state = table.state.load()
     schema = table.schema()
-    chosen = {bucket: levels for bucket, files in state.by_bucket.items() if (levels := levels_to_fold(files))}
+    chosen = {bucket: levels for bucket, files in state.by_folder.items() if (levels := levels_to_fold(files))}
     if not chosen:
         return 0
     merged = _merged(table, table.state.storage, chosen, schema, run)
@@ -138,11 +153,19 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     def has_any(file: DataFile) -> bool:
         return may_hold(table.state.storage, file, DELETED, horizon // 1_000_000)
 
-    chosen = {bucket: levels for bucket, levels in state.by_bucket.items() if any(map(has_any, levels))}
+    old = {file.path for file in state.files if has_any(file)}
+    if old and len(together(state.by_bucket, table.buckets)) == 1:
+        chosen = {ALL: state.files}
+    else:
+        chosen = {b: levels for b, levels in state.by_bucket.items() if any(f.path in old for f in levels)}
+    removed = {f.path: f for levels in chosen.values() for f in levels}
+    # Levels of all buckets leave the table, so the other buckets get their rows as levels of their own.
+    shared = [f for f in removed.values() if f.bucket == ALL]
+    others = {b: shared for b in state.by_bucket if shared and chosen.keys().isdisjoint({b, ALL})}
     merged = _merged(table, table.state.storage, chosen, schema, run, horizon=horizon)
-    removed = [f for levels in chosen.values() for f in levels]
+    merged += _merged(table, table.state.storage, others, schema, run)
     also = {FOLDED: folded, HORIZON: horizon}
-    table.state.rewrite(state, removed, merged, data_change=False, also=also)
+    table.state.rewrite(state, list(removed.values()), merged, data_change=False, also=also)
     return len(chosen)
 
 
@@ -186,29 +209,36 @@ def _merged(
     *,
     horizon: int | None = None,
 ) -> list[WrittenFile]:
-    """Merge the files of each bucket into one level."""
+    """Merge the files of each bucket into one level. Those of `ALL` become one level, or one per bucket."""
     tasks = [
-        MergeTask((Source(storage, tuple(found)),), schema, bucket, table.state.storage, horizon)
+        MergeTask(
+            (Source.of_bucket(storage, found, bucket, table.buckets),),
+            schema,
+            bucket,
+            table.buckets,
+            table.state.storage,
+            horizon,
+        )
         for bucket, found in files.items()
     ]
-    return [level for level in run(run_merge, tasks) if level is not None]
+    return [level for levels in run(run_merge, tasks) for level in levels]
 
 
-def levels_to_fold(levels: Sequence[DataFile]) -> list[DataFile]:
-    """Return the levels of a bucket to fold into one: those of a size of which there are `FAN`, and all smaller ones.
+def levels_to_fold(levels: Sequence[DataFile], fan: int = FAN) -> list[DataFile]:
+    """Return the levels of a bucket to fold into one: those of a size of which there are `fan`, and all smaller ones.
 
-    Sizes are in classes, each `FAN` times the one before. The result of the fold counts in its own class at once.
+    Sizes are in classes, each `fan` times the one before. The result of the fold counts in its own class at once.
     """
     by_size = sorted(levels, key=lambda f: f.size)
     chosen = 0
-    for size_class, group in groupby(by_size, key=lambda f: _class(f.size)):
+    for size_class, group in groupby(by_size, key=lambda f: _class(f.size, fan)):
         count = len(list(group))
-        start = sum(_class(f.size) < size_class for f in by_size)
+        start = sum(_class(f.size, fan) < size_class for f in by_size)
         folded = sum(f.size for f in by_size[:chosen])
-        if count + (chosen > 0 and _class(folded) == size_class) >= FAN:
+        if count + (chosen > 0 and _class(folded, fan) == size_class) >= fan:
             chosen = start + count
     return by_size[:chosen]
 
 
-def _class(size: int) -> int:
-    return max(0, math.ceil(math.log(max(size, 1) / _SMALLEST, FAN)))
+def _class(size: int, fan: int) -> int:
+    return max(0, math.ceil(math.log(max(size, 1) / _SMALLEST, fan)))

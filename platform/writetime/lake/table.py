@@ -8,6 +8,7 @@ The table's schema is kept as JSON (`schema.stored`) in the properties of `chang
 (`lake.labels`).
 """
 
+import copy
 import json
 import re
 from collections.abc import Mapping
@@ -30,6 +31,9 @@ from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import SchemaError, TableSchema, is_later
 
 SCHEMA = "writetime.schema"
+# How long a checkpoint of `changes` lists files that were removed (`retention.trim_stream`). A stream removes thousands
+# per hour, and each checkpoint has them all.
+_REMOVED = {"delta.deletedFileRetentionDuration": "interval 2 hours"}
 # Transactions of the parts: the number of the table's generation (`lake.generation`), and the number of the generation
 # in which a table was created with the name of an earlier one, 0 for the first.
 GENERATION, CREATED = "generation", "created"
@@ -43,17 +47,33 @@ def view_schema(schema: TableSchema) -> pa.Schema:
 
 
 class LakeTable:
-    """A captured table that exists in the lake; see the module. `open_table` and `create_table` return it."""
+    """A captured table that exists in the lake; see the module. `open_table` and `create_table` return it.
 
-    def __init__(self, storage: Storage, buckets: int, cache: Cache = Cache()) -> None:  # noqa: B008 It is frozen.
+    With `keep_open`, its changes stay open between the commits of one process; see `BucketedTable`.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        buckets: int,
+        cache: Cache = Cache(),  # noqa: B008 It is frozen.
+        *,
+        keep_open: bool = False,
+    ) -> None:
         self.name = PurePosixPath(storage.address).name
         self.buckets = buckets
         self.cache = cache
-        self.changes = BucketedTable(storage.folder("changes"))
+        self.changes = BucketedTable(storage.folder("changes"), keep_open=keep_open)
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
         # The row events, if they were requested: `writetime.row_events.stream`.
         self.row_events = BucketedTable(storage.folder("row_events"))
+
+    def with_buckets(self, buckets: int) -> "LakeTable":
+        """Return the same table, with this number of buckets, and with what stays open."""
+        found = copy.copy(self)
+        found.buckets = buckets
+        return found
 
     @property
     def parts(self) -> tuple[BucketedTable, ...]:
@@ -194,7 +214,7 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     table = LakeTable(storage, buckets)
     labels = extend({}, schema.columns)
     made = labelled(schema, labels)
-    properties = {SCHEMA: _text(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
+    properties = {**_REMOVED, SCHEMA: _text(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
     # `changes` last: a table exists once all of its parts do.
     table.view.create(view_schema(made), buckets, {})
     table.state.create(change_schema(made), buckets, {})

@@ -67,7 +67,10 @@ def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]
     schema = table.schema(changes)
     if as_of is not None:
         require_history(table, changes, as_of)
-        found = {b: (Source(table.changes.storage, tuple(files)),) for b, files in changes.by_bucket.items()}
+        found = {
+            b: (Source.of_bucket(table.changes.storage, files, b, table.buckets),)
+            for b, files in changes.by_bucket.items()
+        }
         return [BucketView(b, s, schema, as_of, True, table.view.storage) for b, s in sorted(found.items())]
     new = pending(table, changes, state)
     return [
@@ -119,5 +122,5 @@ def _write(task: BucketView) -> tuple[WrittenFile | None, Counter[str]]:
 
 
 def _sources(table: LakeTable, state: TableVersion, new: dict[int, list[DataFile]], bucket: int) -> tuple[Source, ...]:
-    levels = Source(table.state.storage, tuple(state.by_bucket.get(bucket, ())))
-    return levels, Source(table.changes.storage, tuple(new.get(bucket, ())))
+    levels = Source.of_bucket(table.state.storage, state.by_bucket.get(bucket, ()), bucket, table.buckets)
+    return levels, Source.of_bucket(table.changes.storage, new.get(bucket, ()), bucket, table.buckets)

@@ -16,6 +16,7 @@ import hashlib
 import json
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, topic_names
@@ -24,8 +25,9 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.core.instants import instant_text
+from writetime.lake import retention
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import BUCKETS, TableVersion
+from writetime.lake.delta import BUCKETS, Conflict, TableVersion
 from writetime.lake.generation import LATEST, Start, renew
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import (
@@ -38,6 +40,7 @@ from writetime.lake.horizon import (
     watermark_of,
 )
 from writetime.lake.merging import Runner
+from writetime.lake.packing import FAN, pack_batches
 from writetime.lake.state import generation_of
 from writetime.lake.table import GENERATION, LakeTable, open_table, table_storage
 from writetime.lake.views import time_now
@@ -55,6 +58,8 @@ BATCH_MESSAGES = 1_000_000
 # How far watermarks move before they get a commit of their own: for a table without changes, five minutes, because each
 # commit costs some 50 ms of CPU; or a third of `capture.stale_seconds`, if that is less.
 _WATERMARK_MICROS = 300_000_000
+# Batches between two deletions of what packing replaced; a multiple of `FAN`.
+_TRIM_BATCHES = 256
 # How often landing looks for a snapshot that releases watermarks.
 _RELEASE_SECONDS = 60.0
 # Commits that are read to find one with the progress of landing; others come from backfills and properties.
@@ -108,7 +113,7 @@ class Landing:
         self.topics = topics or Topics(settings)
         self._registry = registry_of(settings)
         self._watermark_micros = min(_WATERMARK_MICROS, settings.capture.stale_seconds * 1e6 / 3)
-        self._lake = LakeTable(table_storage(settings, table), 0)
+        self._lake = LakeTable(table_storage(settings, table), 0, keep_open=True)
         self._schemas = LakeSchemas(settings, self._lake)
         self._opened: LakeTable | None = None
         # The schemas that the lake's table follows, as of that read of their topic.
@@ -181,7 +186,7 @@ class Landing:
                 "of this Writetime has written to it"
             )
         if self._opened is None or self._opened.buckets != int(now.properties[BUCKETS]):
-            self._opened = open_table(self._settings, self.name)
+            self._opened = self._lake.with_buckets(open_table(self._settings, self.name).buckets)
         table = self._opened
         if _follow_sources(table, now, sources):
             now = table.changes.load()
@@ -230,6 +235,13 @@ class Landing:
                 passed += sum(each.void for each in written)
                 self.offsets_landed += sum(offset - begins[p] for p, offset in reached.items()) - passed
             now = table.changes.load()
+            if is_new and number % FAN == 0:
+                # A conflict is no fault: the next batches try again.
+                with suppress(Conflict):
+                    pack_batches(table, now)
+                if number % _TRIM_BATCHES == 0:
+                    retention.trim_stream(table, self._settings.lake.vacuum_hours)
+                now = table.changes.load()
             if is_new and reached == ends:
                 self._keep_place(now, reached, known | moved, held)
                 return count

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.lake.buckets import buckets_of
-from writetime.lake.delta import DataFile, TableVersion
+from writetime.lake.delta import BucketedTable, DataFile, TableVersion
 from writetime.lake.parquet import conform
 from writetime.lake.row_form import fit
 from writetime.lake.state import pending
@@ -16,9 +16,6 @@ from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
 from writetime.merge import live_rows, merge
 from writetime.schema.table import TableSchema
-
-# After so long (microseconds) the tables are opened again in any case, because Delta deletes old files of its log.
-_OPEN_FOR = 600_000_000
 
 
 @dataclass(frozen=True)
@@ -29,14 +26,16 @@ class _Opened:
     changes: TableVersion
     schema: TableSchema
     pending: dict[int, list[DataFile]]
-    at: int
 
 
 class Reader:
-    """Reads rows of one table. It keeps what it has opened, and looks for a newer version each time."""
+    """Reads rows of one table. It stays open, and reads each time what is new in the logs."""
 
     def __init__(self, table: LakeTable) -> None:
         self._table = table
+        self._state, self._changes = (
+            BucketedTable(part.storage, keep_open=True) for part in (table.state, table.changes)
+        )
         self._opened: _Opened | None = None
 
     @property
@@ -62,20 +61,15 @@ class Reader:
                 for file in files:
                     if found := self._table.cache.rows(storage, file, wanted):
                         parts.append(conform(pa.Table.from_batches(found), full, file.path))
-        now = time_now()
-        return fit(live_rows(merge(parts, schema), schema, now // 1_000_000), schema, unfit)
+        return fit(live_rows(merge(parts, schema), schema, time_now() // 1_000_000), schema, unfit)
 
     def _newest(self) -> _Opened:
-        opened, now = self._opened, time_now()
-        if opened and 0 <= now - opened.at < _OPEN_FOR and self._is_newest(opened):
-            return opened
         # The state first: changes that are folded and then merged away in between are in files that name their version.
-        state = self._table.state.load()
-        changes = self._table.changes.load()
+        state = self._state.load()
+        changes = self._changes.load()
+        opened = self._opened
+        if opened and state is opened.state and changes is opened.changes:
+            return opened
         schema = self._table.schema(changes)
-        self._opened = _Opened(state, changes, schema, pending(self._table, changes, state), now)
+        self._opened = _Opened(state, changes, schema, pending(self._table, changes, state))
         return self._opened
-
-    def _is_newest(self, opened: _Opened) -> bool:
-        parts = ((self._table.state, opened.state), (self._table.changes, opened.changes))
-        return all(part.is_newest(found.version) for part, found in parts)

@@ -27,8 +27,8 @@ from writetime.clients.kafka import (
     partitions_of,
 )
 from writetime.core.config import Settings
-from writetime.lake.buckets import partition_of_bucket
-from writetime.lake.delta import DataFile, TableVersion
+from writetime.lake.buckets import buckets_of, partition_of_bucket
+from writetime.lake.delta import TableVersion
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import conform
 from writetime.lake.table import LakeTable
@@ -71,8 +71,8 @@ def publish(settings: Settings, table: LakeTable) -> int:
         stream = delta.load()
         recorded = Reached((stream.transaction(PUBLISHED) or 0) + 1, 0)
         place, count = max(publisher.reached() or recorded, recorded), 0
-        for place, file, part in _parts(stream, delta.storage, schema, place):  # noqa: B020 (it is where to start from)
-            publisher.send(part, file.bucket, table.buckets, place)
+        for place, part in _parts(stream, delta.storage, schema, place):  # noqa: B020 (it is where to start from)
+            publisher.send(part, table.buckets, place)
             count += part.num_rows
         publisher.commit()
     if count:
@@ -141,17 +141,17 @@ class _Publisher(Sender):
         (found,) = committed(self._settings, self._consumer, self._group, [TopicPartition(self._topic, 0)])
         return Reached(found.offset, int(found.metadata or 0)) if found.offset >= 0 else None
 
-    def send(self, events: pa.RecordBatch, bucket: int, buckets: int, reached: Reached) -> None:
-        """Send events of one bucket, after which the position in the stream is `reached`."""
+    def send(self, events: pa.RecordBatch, buckets: int, reached: Reached) -> None:
+        """Send events, after which the position in the stream is `reached`."""
         if not self._header:
             self._header = self._schemas.register(self._topic, event_avro(self._schema), "BACKWARD_TRANSITIVE")
             self._schemas.flush()
         if not self._is_open:
             self.do(self._producer.begin_transaction)
             self._is_open = True
-        partition = partition_of_bucket(bucket, buckets, self._partitions)
+        partitions = partition_of_bucket(buckets_of(events["token"], buckets), buckets, self._partitions).tolist()
         values = encode_events(events, self._schema, self._header).to_pylist()
-        for key, value in zip(events["key"].to_pylist(), values, strict=True):
+        for key, value, partition in zip(events["key"].to_pylist(), values, partitions, strict=True):
             self.produce(self._topic, value, key, partition)
         self._open += events.num_rows
         self._reached = reached
@@ -171,7 +171,7 @@ class _Publisher(Sender):
 
 def _parts(
     stream: TableVersion, storage: Storage, schema: TableSchema, start: Reached
-) -> Iterator[tuple[Reached, DataFile, pa.RecordBatch]]:
+) -> Iterator[tuple[Reached, pa.RecordBatch]]:
     """Yield the events of the stream from a position on, each part with the position after it."""
     filesystem = storage.filesystem()
     wanted = event_schema(schema)
@@ -187,4 +187,4 @@ def _parts(
                 done += batch.num_rows
                 if skipped < batch.num_rows:
                     part = conform(pa.Table.from_batches([batch.slice(skipped)]), wanted, file.path)
-                    yield Reached(sequence, done), file, part.combine_chunks().to_batches()[0]
+                    yield Reached(sequence, done), part.combine_chunks().to_batches()[0]

@@ -8,20 +8,22 @@ A batch reads only the partitions that the new changes touch and those where cel
 the state.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from writetime.core.errors import WritetimeError
+from writetime.lake.buckets import ALL, are_few, buckets_of
 from writetime.lake.cache import Cache
 from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion
 from writetime.lake.horizon import horizon_of
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner, Source
-from writetime.lake.parquet import WrittenFile, read_file, split_by_bucket, write_file
-from writetime.lake.state import Staged, completed, files_since, folded_version, generation_of, pending
+from writetime.lake.parquet import WrittenFile, read_file, write_rows
+from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
+from writetime.lake.state import Staged, completed, files_since, folded_version, generation_of, pending, together
 from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
 from writetime.lake.views import time_now
@@ -30,13 +32,8 @@ from writetime.row_events.events import Batch, event_schema, fitted_rows, row_ev
 from writetime.row_events.touched import expiring_tokens, merge_touched
 from writetime.schema.table import TableSchema
 
-SEQUENCE, GENERATION, CHANGES, STATE, AS_OF = (
-    f"row_events/{name}" for name in ("sequence", "generation", "changes", "state", "as_of")
-)
+SEQUENCE, GENERATION, AS_OF = (f"row_events/{name}" for name in ("sequence", "generation", "as_of"))
 PREFIX = "batch-"
-# Up to so many bytes of changes, a batch is one task. It finds events of up to so many partitions at once.
-SMALL_BYTES = 4 << 20
-MANY_PARTITIONS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -51,21 +48,22 @@ class Position:
         """Return the numbers that a commit records, except for the batch's number."""
         return {
             GENERATION: self.batch.generation,
-            CHANGES: self.changes,
-            STATE: self.state,
+            ROWS_CHANGES: self.changes,
+            ROWS_STATE: self.state,
             AS_OF: self.batch.as_of,
         }
 
 
 @dataclass(frozen=True)
 class RowTask:
-    """Find the events of one bucket.
+    """Find the events of one bucket, or of all (`ALL`).
 
     `old` are the files from before the batch, `new` those of the batch's changes; `all_partitions` compares all
     partitions and not only those that changed, which are read through the cache.
     """
 
     bucket: int
+    buckets: int
     old: tuple[Source, ...]
     new: tuple[Source, ...]
     schema_before: TableSchema
@@ -77,17 +75,23 @@ class RowTask:
     cache: Cache
 
     def run(self) -> list[WrittenFile]:
-        """Write the events; nothing if there are none."""
-        added = self.added()
-        events = self.events(added, None if self.all_partitions else self.tokens(added))
-        return [self.write(events)] if events.num_rows else []
-
-    def added(self) -> pa.Table:
-        """Return the batch's changes, merged."""
-        return merge_touched(self.new, self.schema, None, self.cache)
+        """Write the events; no file if there are none."""
+        added = merge_touched(self.new, self.schema, None, self.cache)
+        if self.all_partitions:
+            return self._write(self.events(added, None), self.bucket)
+        tokens = self._tokens(added)
+        if self.bucket != ALL or are_few(len(tokens), self.buckets):
+            return self._write(self.events(added, tokens), self.bucket)
+        # Much expires at once: one bucket at a time bounds the memory.
+        owners, added_owners = (buckets_of(each, self.buckets) for each in (pa.array(tokens), added["token"]))
+        written = []
+        for bucket in np.unique(owners).tolist():
+            events = self.events(added.filter(pa.array(added_owners == bucket)), tokens[owners == bucket])
+            written += self._write(events, bucket)
+        return written
 
     def events(self, added: pa.Table, tokens: np.ndarray | None) -> pa.Table:
-        """Compute the events of partitions (their tokens are sorted, each once), or of all."""
+        """Compute the events of changes (merged), in partitions with these tokens, or all."""
         old = merge_touched(self.old, self.schema, tokens, self.cache)
         same = self.schema == self.schema_before
         was = old if same else merge_touched(self.old, self.schema_before, tokens, self.cache)
@@ -95,36 +99,12 @@ class RowTask:
         after = fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of)
         return row_events(before, after, self.schema, self.batch)
 
-    def tokens(self, added: pa.Table) -> np.ndarray:
-        """Return the tokens of partitions that changed, or where data expires."""
+    def _write(self, events: pa.Table, bucket: int) -> list[WrittenFile]:
+        return write_rows(self.target, events, bucket, self.buckets, f"{PREFIX}{self.batch.sequence}-")
+
+    def _tokens(self, added: pa.Table) -> np.ndarray:
         seconds = self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000
         return np.union1d(added["token"].to_numpy(), expiring_tokens(self.old, self.schema, *seconds, self.cache))
-
-    def write(self, events: pa.Table) -> WrittenFile:
-        """Write events of the bucket."""
-        return write_file(self.target, events, self.bucket, events["token"], f"{PREFIX}{self.batch.sequence}-")
-
-
-@dataclass(frozen=True)
-class SmallBatch:
-    """Find the events of all buckets in one task: a task for each would cost more than its rows."""
-
-    parts: tuple[RowTask, ...]
-    buckets: int
-
-    def run(self) -> list[WrittenFile]:
-        """Write the events; nothing if there are none."""
-        old = tuple(source for part in self.parts for source in part.old)
-        new = tuple(source for part in self.parts for source in part.new)
-        whole = replace(self.parts[0], old=old, new=new)
-        added = whole.added()
-        tokens = whole.tokens(added)
-        if len(tokens) > MANY_PARTITIONS:
-            # Much expires at once.
-            return [file for part in self.parts for file in part.run()]
-        events = whole.events(added, tokens)
-        parts = {part.bucket: part for part in self.parts}
-        return [parts[bucket].write(rows) for bucket, rows in split_by_bucket(events, self.buckets)]
 
 
 def create_stream(table: LakeTable) -> BucketedTable:
@@ -150,7 +130,7 @@ def has_other_table(table: LakeTable) -> bool:
 
 def position_of(stream: TableVersion) -> Position | None:
     """Return the position of the stream; None before its first batch."""
-    numbers = [stream.transaction(name) for name in (GENERATION, SEQUENCE, AS_OF, CHANGES, STATE)]
+    numbers = [stream.transaction(name) for name in (GENERATION, SEQUENCE, AS_OF, ROWS_CHANGES, ROWS_STATE)]
     if any(number is None for number in numbers):
         return None
     generation, sequence, as_of, changes, state = (number or 0 for number in numbers)
@@ -205,7 +185,7 @@ def extend(
     else:
         tasks = _first_tasks(table, state, changes, batch)
     try:
-        written = [file for files in run(_run, tasks) for file in files]
+        written = [file for files in run(RowTask.run, tasks) for file in files]
     except FileNotFoundError as e:
         raise _too_late(table, e) from None
     if last is not None and follows and not written and last.changes == changes.version:
@@ -227,13 +207,21 @@ def _first_tasks(table: LakeTable, state: TableVersion, changes: TableVersion, b
     schema = table.schema(changes)
     target = table.row_events.storage
     return [
-        RowTask(bucket, (), _sources(table, state, new, bucket), schema, schema, 0, batch, True, target, table.cache)
+        RowTask(
+            bucket,
+            table.buckets,
+            (),
+            _sources(table, state, new, bucket),
+            schema,
+            schema,
+            0,
+            batch,
+            True,
+            target,
+            table.cache,
+        )
         for bucket in sorted(state.by_bucket.keys() | new.keys())
     ]
-
-
-def _run(task: RowTask | SmallBatch) -> list[WrittenFile]:
-    return task.run()
 
 
 def batch_files(stream: TableVersion) -> list[tuple[int, DataFile]]:
@@ -259,7 +247,7 @@ def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:
 
 def _next_tasks(
     table: LakeTable, last: Position, state: TableVersion, changes: TableVersion, batch: Batch
-) -> Sequence[RowTask | SmallBatch]:
+) -> list[RowTask]:
     try:
         # Not a state that holds more, and not one that has dropped cells that lived at the last batch and expired
         # since.
@@ -272,11 +260,18 @@ def _next_tasks(
     new = completed(table, files_since(table, changes, last.changes), changes, state)
     schema_before, schema = table.schema(known), table.schema(changes)
     everything = _reshaped(schema_before, schema)
-    tasks = [
+    few = {} if everything else together(new, table.buckets)
+    if not everything and few.keys() <= {ALL}:
+        # One task costs less than many.
+        buckets, new = {ALL}, few
+    else:
+        buckets = state.by_bucket.keys() | old.keys() | new.keys()
+    return [
         RowTask(
             bucket,
+            table.buckets,
             _sources(table, state, old, bucket),
-            (Source(table.changes.storage, tuple(new.get(bucket, ()))),),
+            (Source.of_bucket(table.changes.storage, new.get(bucket, ()), bucket, table.buckets),),
             schema_before,
             schema,
             last.batch.as_of,
@@ -285,17 +280,18 @@ def _next_tasks(
             table.row_events.storage,
             table.cache,
         )
-        for bucket in sorted(state.by_bucket.keys() | old.keys() | new.keys())
+        for bucket in sorted(buckets)
     ]
-    size = sum(file.size for files in new.values() for file in files)
-    return [SmallBatch(tuple(tasks), table.buckets)] if tasks and size <= SMALL_BYTES and not everything else tasks
 
 
 def _sources(
     table: LakeTable, state: TableVersion, changes: Mapping[int, list[DataFile]], bucket: int
 ) -> tuple[Source, ...]:
-    levels = Source(table.state.storage, tuple(state.by_bucket.get(bucket, ())))
-    return levels, Source(table.changes.storage, tuple(changes.get(bucket, ())))
+    if bucket == ALL:
+        every = {file.path: file for files in changes.values() for file in files}.values()
+        return Source(table.state.storage, tuple(state.files)), Source(table.changes.storage, tuple(every))
+    levels = Source.of_bucket(table.state.storage, state.by_bucket.get(bucket, ()), bucket, table.buckets)
+    return levels, Source.of_bucket(table.changes.storage, changes.get(bucket, ()), bucket, table.buckets)
 
 
 def _reshaped(before: TableSchema, after: TableSchema) -> bool:

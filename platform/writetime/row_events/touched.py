@@ -5,7 +5,8 @@ Partitions are read through the cache of decoded files. Expiring cells are searc
 allow them, and there only in the columns of expiry.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 from writetime.changes.model import change_schema, field_name, udt_fields
 from writetime.core.arrow import mask_of, pc
 from writetime.lake.cache import Cache
-from writetime.lake.change_files import open_changes, read_groups
+from writetime.lake.change_files import groups_between, open_changes, read_groups
 from writetime.lake.merging import PORTION_BYTES, Source
 from writetime.lake.parquet import conform
 from writetime.merge import merge
@@ -43,19 +44,17 @@ def expiring_tokens(sources: Iterable[Source], schema: TableSchema, after: int, 
     """
     wanted = expiry_paths(schema)
     found = [np.empty(0, np.int64)]
-    ending = [
-        Source(s.storage, tuple(f for f in s.files if cache.may_end(s.storage, f, after, until))) for s in sources
-    ]
-    for file in _open(ending):
+    ending = [replace(s, files=tuple(f for f in s.files if cache.may_end(s.storage, f, after, until))) for s in sources]
+    for file, within in _open(ending):
         columns = {c: file.schema.column(c).path for c in range(len(file.schema))}
         times = [c for c, path in columns.items() if path in wanted]
-        groups = [g for g in range(file.num_row_groups) if _may_hold(file.metadata.row_group(g), times, after, until)]
+        groups = [g for g in _groups(file, within) if _may_hold(file.metadata.row_group(g), times, after, until)]
         if groups:
             table = file.read_row_groups(groups, ["token", *(columns[c] for c in times)])
             hit = np.zeros(table.num_rows, bool)
             for column in table.drop_columns(["token"]).columns:
                 hit |= _any_between(column.combine_chunks(), after, until)
-            found.append(table["token"].to_numpy()[hit])
+            found.append(_of_range(table["token"].to_numpy()[hit], within))
     return np.unique(np.concatenate(found))
 
 
@@ -77,14 +76,18 @@ def _cell_paths(cql_type: CqlType) -> list[str]:
 
 def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray | None, cache: Cache) -> Iterator[pa.Table]:
     if tokens is None:
-        for file in _open(sources):
-            yield conform(read_groups(file, range(file.num_row_groups), wanted.names), wanted, "a file of changes")
+        for file, within in _open(sources):
+            table = read_groups(file, _groups(file, within), wanted.names)
+            if within is not None:
+                own = table["token"].to_numpy()
+                table = table.filter(pa.array((own >= within[0]) & (own <= within[1])))
+            yield conform(table, wanted, "a file of changes")
         return
     alike: dict[pa.Schema, list[pa.RecordBatch]] = {}
     size = 0
     for source in sources:
         for file in source.files:
-            for batch in cache.rows(source.storage, file, tokens):
+            for batch in cache.rows(source.storage, file, _of_range(tokens, source.tokens_of(file))):
                 alike.setdefault(batch.schema, []).append(batch)
                 size += batch.nbytes
             if size > PORTION_BYTES:
@@ -99,11 +102,20 @@ def _conformed(alike: dict[pa.Schema, list[pa.RecordBatch]], wanted: pa.Schema) 
         yield conform(pa.Table.from_batches(batches).combine_chunks(), wanted, "a file of changes")
 
 
-def _open(sources: Iterable[Source]) -> Iterator[pq.ParquetFile]:
+def _open(sources: Iterable[Source]) -> Iterator[tuple[pq.ParquetFile, tuple[int, int] | None]]:
+    """Yield files, each with the range of the tokens to take from it; None for all."""
     for source in sources:
         for file in source.files:
             with open_changes(source.storage, file.path) as opened:
-                yield opened
+                yield opened, source.tokens_of(file)
+
+
+def _groups(file: pq.ParquetFile, within: tuple[int, int] | None) -> Sequence[int]:
+    return range(file.num_row_groups) if within is None else groups_between(file, *within)
+
+
+def _of_range(tokens: np.ndarray, within: tuple[int, int] | None) -> np.ndarray:
+    return tokens if within is None else tokens[(tokens >= within[0]) & (tokens <= within[1])]
 
 
 def _may_hold(group: pq.RowGroupMetaData, columns: Iterable[int], after: int, until: int) -> bool:

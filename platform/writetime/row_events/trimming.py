@@ -12,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.core.arrow import numbers, one_chunk, pc
-from writetime.lake.delta import DataFile, TableVersion
+from writetime.lake.buckets import ALL, buckets_of
+from writetime.lake.delta import DataFile, TableVersion, by_bucket
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
-from writetime.lake.parquet import WrittenFile, read_file, write_file
+from writetime.lake.parquet import WrittenFile, read_file, write_rows
+from writetime.lake.state import together
 from writetime.lake.table import LakeTable
 from writetime.merge.order import group_by
 from writetime.row_events.events import CREATE, DELETE, KINDS, event_schema
@@ -52,36 +54,41 @@ def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
         return 0
     old = [file for number, file in found if number <= last]
     schema = event_schema(table.schema())
-    by_bucket: dict[int, list[DataFile]] = {}
-    for file in old:
-        by_bucket.setdefault(file.bucket, []).append(file)
-    tasks = [_Merge(bucket, files, schema, last, table.row_events.storage) for bucket, files in by_bucket.items()]
-    written = [file for file in run(_Merge.run, tasks) if file is not None]
+    tasks = [
+        _Merge(bucket, table.buckets, files, schema, last, table.row_events.storage)
+        for bucket, files in together(by_bucket(old, table.buckets), table.buckets).items()
+    ]
+    written = [file for files in run(_Merge.run, tasks) for file in files]
     table.row_events.rewrite(stream, old, written, data_change=False, also={MERGED: last})
     return sum(file.rows for file in old) - sum(file.rows for file in written)
 
 
 @dataclass(frozen=True)
 class _Merge:
-    """Merge the files of one bucket, in the order of the stream."""
+    """Merge the files of one bucket, or of all (`ALL`), in the order of the stream."""
 
     bucket: int
+    buckets: int
     files: Sequence[DataFile]
     schema: pa.Schema
     last: int
     storage: Storage
 
-    def run(self) -> WrittenFile | None:
+    def run(self) -> list[WrittenFile]:
         base = self.schema.empty_table()
         for file in self.files:
-            base = _last_of_each(pa.concat_tables([base, read_file(self.storage, file.path, self.schema)]))
+            base = _last_of_each(pa.concat_tables([base, self._events(file)]))
         base = base.filter(pc.not_equal(base["kind"], KINDS[DELETE]))
-        if not base.num_rows:
-            return None
         created = {"kind": pa.repeat(KINDS[CREATE], len(base)), "before": pa.nulls(len(base), base["before"].type)}
         for name, values in created.items():
             base = base.set_column(base.schema.get_field_index(name), self.schema.field(name), values)
-        return write_file(self.storage, base, self.bucket, base["token"], f"{PREFIX}{self.last}-")
+        return write_rows(self.storage, base, self.bucket, self.buckets, f"{PREFIX}{self.last}-")
+
+    def _events(self, file: DataFile) -> pa.Table:
+        events = read_file(self.storage, file.path, self.schema)
+        if self.bucket in (ALL, file.bucket):
+            return events
+        return events.filter(pa.array(buckets_of(events["token"], self.buckets) == self.bucket))
 
 
 def _last_of_each(events: pa.Table) -> pa.Table:

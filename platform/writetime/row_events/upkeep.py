@@ -3,7 +3,7 @@
 from collections import Counter
 
 from writetime.core.config import Settings
-from writetime.lake import horizon, retention, state, views
+from writetime.lake import horizon, packing, retention, state, views
 from writetime.lake.merging import Runner
 from writetime.lake.table import LakeTable
 from writetime.row_events.trimming import merge_events
@@ -37,9 +37,11 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
     each was done. It publishes nothing: state, view and row events have the same content before and after.
     """
     now = views.time_now()
+    retention.trim_logs(table, settings.lake.vacuum_hours)
     keep_days = settings.row_events.keep_days
     return {
         "buckets_without_old_tombstones": _drop_tombstones(settings, table, now, run),
+        "files_packed": packing.pack_folded(table, run),
         "history_files_merged": retention.trim_history(table, now - round(settings.lake.keep_history_days * _DAY), run),
         "row_events_merged": 0 if keep_days is None else merge_events(table, now - round(keep_days * _DAY), run),
         "files_deleted": len(retention.vacuum(table, settings.lake.vacuum_hours)),

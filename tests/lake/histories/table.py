@@ -19,7 +19,7 @@ from tests.support.expected import assert_same
 from tests.support.lake_answers import view_rows
 from tests.support.merged import with_one_form
 from writetime.core import config
-from writetime.lake import retention, state, views
+from writetime.lake import buckets, retention, state, views
 from writetime.lake.backfill import backfill, find_snapshots
 from writetime.lake.cache import Cache
 from writetime.lake.changes import ChangeWriter
@@ -91,11 +91,14 @@ class HistoryTable:
             "fold": lambda _: state.fold(self.lake),
             "compact": lambda _: state.compact(self.lake),
             "refresh": lambda _: views.refresh(self.lake),
-            "extend": self._extend,
+            "extend": lambda _: stream.extend(self.lake, self._second * 1_000_000),
             "trim": lambda r: retention.trim_history(self.lake, r.choice([-1, 1000, views.time_now()])),
             "rebuild": lambda _: state.rebuild(self.lake),
         }
-        steps[name](random.Random(int(number)))
+        chooser = random.Random(int(number))
+        # Files of one bucket and files of all buckets are in one table.
+        with patch.object(buckets, "FEW_ROWS", chooser.choice([0, 2, 4096])):
+            steps[name](chooser)
 
     def compare(self, node: Node, seconds: int) -> None:
         """Move the clock and compare; see the package."""
@@ -119,14 +122,6 @@ class HistoryTable:
     def _virtual(self, second: int) -> pa.Table:
         parts = [replace(view, as_of=second * 1_000_000).rows() for view in views.bucket_views(self.lake)]
         return pa.concat_tables([view_schema(self.schema).empty_table(), *parts])
-
-    def _extend(self, chooser: random.Random) -> None:
-        """Add a batch of row events: in one task, or in one per bucket."""
-        with (
-            patch.object(stream, "SMALL_BYTES", chooser.choice([0, stream.SMALL_BYTES])),
-            patch.object(stream, "MANY_PARTITIONS", chooser.choice([0, stream.MANY_PARTITIONS])),
-        ):
-            stream.extend(self.lake, self._second * 1_000_000)
 
     def _looked_up(self, second: int) -> pa.Table:
         """Look up one partition after the other, then the same partitions at once."""

@@ -1,0 +1,84 @@
+"""Packs the small files of a stream of batches: many files become one, with the same rows.
+
+Files are in classes of size, each `FAN` times the one before. `FAN` files of a class become one of the next. So a
+change is rewritten log16(packed / batch) times, and few files are left at any rate. Rows are copied and not merged:
+their origins and the history stay as they were.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from writetime.changes.model import change_schema
+from writetime.lake.buckets import ALL
+from writetime.lake.delta import DataFile, TableVersion
+from writetime.lake.lake_storage import Storage
+from writetime.lake.merging import Runner
+from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, sort, without_empty, write_rows
+from writetime.lake.state import PACKED, folded_version, levels_to_fold
+from writetime.lake.table import LakeTable
+from writetime.schema.table import TableSchema
+
+FAN = 16
+"""The number of files of one size that become one."""
+
+# Larger files stay as they are, so that a task holds at most 16 times this much (bytes of Parquet).
+_LARGEST = 16 << 20
+_chosen = partial(levels_to_fold, fan=FAN)
+
+
+@dataclass(frozen=True)
+class _Pack:
+    """Write the rows of some files of one bucket, or of `ALL`, as one file; many rows of `ALL` as one per bucket."""
+
+    bucket: int
+    buckets: int
+    files: Sequence[DataFile]
+    storage: Storage
+    schema: TableSchema
+    prefix: str
+
+    def run(self) -> list[WrittenFile]:
+        fields = change_schema(self.schema)
+        rows = sort([read_file(self.storage, file.path, fields) for file in self.files])
+        packed = without_empty(rows)
+        return write_rows(self.storage, packed, self.bucket, self.buckets, self.prefix, layout=READ_SOON)
+
+
+def pack_batches(table: LakeTable, changes: TableVersion) -> int:
+    """Pack the files of all buckets, which are those of small batches; return how many were packed. It costs time in
+    proportion to the batches, and runs between them.
+
+    Raises:
+        Conflict: another process replaced one of these files.
+    """
+    return _pack(table, changes, {ALL: changes.by_folder.get(ALL, [])}, map)
+
+
+def pack_folded(table: LakeTable, run: Runner = map) -> int:
+    """Pack the files of each bucket that the state has folded in, so that no fold reads them again; return how many
+    were packed.
+
+    Raises:
+        Conflict: another process replaced one of these files.
+    """
+    folded = folded_version(table.state.load())
+    if folded is None:
+        return 0
+    changes = table.changes.load()
+    known = {file.path for file in table.changes.load(folded).files}
+    found = {b: [f for f in files if f.path in known] for b, files in changes.by_folder.items() if b != ALL}
+    return _pack(table, changes, found, run)
+
+
+def _pack(table: LakeTable, changes: TableVersion, found: dict[int, list[DataFile]], run: Runner) -> int:
+    chosen = {b: some for b, files in found.items() if (some := _chosen([f for f in files if f.size <= _LARGEST]))}
+    if not chosen:
+        return 0
+    schema = table.schema(changes)
+    prefix = f"{PACKED}{changes.version}-"
+    tasks = [_Pack(b, table.buckets, files, table.changes.storage, schema, prefix) for b, files in chosen.items()]
+    written = [file for files in run(_Pack.run, tasks) for file in files]
+    removed = [file for files in chosen.values() for file in files]
+    table.changes.rewrite(changes, removed, written, data_change=False)
+    return len(removed)

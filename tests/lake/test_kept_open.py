@@ -1,0 +1,120 @@
+"""A table that stays open follows its log: the commits of others, and a table that was removed and created again."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.support.made import SCHEMA, add, batch, new_table, write
+from writetime.core.errors import WritetimeError
+from writetime.lake import retention, state, views
+from writetime.lake.changes import ChangeWriter
+from writetime.lake.delta import FORMAT, TableVersion
+from writetime.lake.lake_storage import Storage
+from writetime.lake.table import LakeTable
+
+
+def kept_open(table: LakeTable) -> LakeTable:
+    """The same table in a process that commits all the time."""
+    return LakeTable(Storage(str(Path(table.changes.storage.address).parent)), 4, keep_open=True)
+
+
+def paths(version: TableVersion) -> list[str]:
+    """The files of a version."""
+    return [file.path for file in version.files]
+
+
+def fresh(table: LakeTable) -> DeltaTable:
+    """The table as another reader opens it."""
+    return DeltaTable(table.changes.storage.address)
+
+
+def test_it_follows_others(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    kept = kept_open(table)
+    versions = []
+    for number in range(50):
+        assert add(kept if number % 3 else table, [write(number, 1, 5, v="a")], number)
+        now = kept.changes.load()
+        versions.append(now)
+        assert (now.version, now.transaction("test")) == (fresh(table).version(), number)
+        assert kept.changes.load() is now
+    table.changes.set_property("a", "b")
+    assert kept.changes.load().properties["a"] == "b"
+    kept.changes.set_property("a", "c")
+    assert kept.changes.load().properties["a"] == table.changes.load().properties["a"] == "c"
+    # An earlier version stays what it was.
+    for count, version in enumerate(versions, 1):
+        assert len(version.files) == count
+        assert version.transaction("test") == count - 1
+    state.fold(table)
+    assert retention.trim_history(table, views.time_now()) == 50
+    assert sorted(paths(kept.changes.load())) == sorted(paths(table.changes.load()))
+
+
+@pytest.mark.parametrize("commits", [1, 3, 9])
+def test_it_was_removed_and_created_again(tmp_path: Path, commits: int) -> None:
+    table = new_table(tmp_path)
+    kept = kept_open(table)
+    for number in range(3):
+        add(kept, [write(number, 1, 5, v="a")], number)
+    before = kept.changes.load()
+    shutil.rmtree(tmp_path / "shop.items")
+    assert kept.changes.find() is None
+    with pytest.raises(WritetimeError, match="cannot be opened"):
+        kept.changes.load()
+    new_table(tmp_path)
+    for number in range(commits):
+        add(table, [write(number, 1, 5, v="b")], number)
+    now = kept.changes.load()
+    assert (now.version, sorted(paths(now))) == (commits, sorted(paths(table.changes.load())))
+    assert not set(paths(before)) & set(paths(now))
+    assert add(kept, [write(9, 1, 5, v="c")], commits)
+    assert len(table.changes.load().files) == commits + 1
+
+
+def test_another_table_appears_while_it_is_open(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "one")
+    kept = kept_open(table)
+    add(kept, [write(1, 1, 5, v="a")], 1)
+    other = new_table(tmp_path / "two")
+    for number in range(4):
+        add(other, [write(number, 1, 5, v="b")], number)
+    kept.changes.load()
+    shutil.rmtree(tmp_path / "one")
+    shutil.move(tmp_path / "two", tmp_path / "one")
+    assert sorted(paths(kept.changes.load())) == sorted(paths(table.changes.load()))
+    assert len(kept.changes.load().files) == 4
+
+
+def test_its_format_is_checked(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    kept = kept_open(table)
+    kept.changes.load()
+    fresh(table).alter.set_table_properties({FORMAT: "99"}, raise_if_not_exists=False)
+    for _ in range(2):
+        with pytest.raises(WritetimeError, match="format version 99"):
+            kept.changes.load()
+
+
+def test_one_of_many_at_once(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    writers = [kept_open(table) for _ in range(4)]
+
+    def work(writer: LakeTable) -> int:
+        return sum(
+            writer.changes.append(
+                ChangeWriter.of(writer, SCHEMA).write([batch([write(number, 1, 5, v="a")])]), "test", number
+            )
+            for number in range(1, 13)
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        done = sum(pool.map(work, writers))
+    now = table.changes.load()
+    assert now.transaction("test") == 12
+    assert len(now.files) == done <= 12
+    for writer in writers:
+        assert paths(writer.changes.load()) == paths(now)

@@ -1,0 +1,229 @@
+"""Small files of a stream are packed while it goes on: no row is lost, and none counts twice."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.event_replay import replayed
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, add, new_table, settings_at, write
+from writetime.lake import buckets, packing, retention, state, views
+from writetime.lake.delta import BucketedTable, Conflict
+from writetime.lake.table import LakeTable, open_table
+from writetime.row_events import stream
+
+
+def kept_rows(table: LakeTable) -> list[tuple[Any, ...]]:
+    """The changes that the files hold, sorted."""
+    files = [f"{table.changes.storage.address}/{file.path}" for file in table.changes.load().files]
+    found = [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
+    return sorted((row["id"], row["n"], row["marker"]["write_time"], row["v"]["value"]) for row in found)
+
+
+def rows_of(number: int, count: int = 4) -> list[dict[str, Any]]:
+    """Rows of a batch, which update those of earlier ones."""
+    return [write(i, number % 3, number, v=f"{number}") for i in range(count)]
+
+
+def pack(table: LakeTable) -> int:
+    """Pack as landing does."""
+    return packing.pack_batches(table, table.changes.load())
+
+
+@pytest.mark.parametrize("few", [4096, 20])
+def test_packed_files_hold_the_same_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    monkeypatch.setattr(buckets, "FEW_ROWS", few)
+    table = new_table(tmp_path)
+    stream.extend(table, 1)
+    for number in range(70):
+        add(table, rows_of(number), number)
+        if number % 16 == 15:
+            before = kept_rows(table)
+            assert pack(table) >= 16
+            assert kept_rows(table) == before
+        if number % 25 == 24:
+            state.fold(table)
+            stream.extend(table, number)
+    assert len(kept_rows(table)) == 280
+    assert len(table.changes.load().files) < 70 - 2 * 16
+    rows = view_rows(views.virtual(table))
+    assert rows == view_rows(views.virtual(table, views.time_now()))
+    assert state.fold(table) > 0
+    assert view_rows(views.virtual(table)) == rows
+    stream.extend(table)
+    assert replayed(table) == rows
+    # Files that the state has folded in when they are packed are not folded again.
+    while pack(table) or packing.pack_folded(table):
+        pass
+    assert state.fold(table) == 0
+    assert stream.extend(table) == 0
+
+
+@given(st.lists(st.sampled_from(["add", "fold", "pack", "packed", "compact", "trim", "extend"]), max_size=40))
+@settings(max_examples=8, deadline=None)
+def test_any_order_of_steps(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
+    table = new_table(tmp_path_factory.mktemp("lake"), buckets=2)
+    latest: dict[tuple[int, int], str] = {}
+    for number, step in enumerate([*steps, "add", "fold", "extend"], 1):
+        if step == "add":
+            for more in range(9):
+                # Each is a batch.
+                at = number * 10 + more
+                add(table, rows_of(at), at)
+                latest |= {(i, at % 3): f"{at}" for i in range(4)}
+        else:
+            {
+                "fold": lambda: state.fold(table),
+                "pack": lambda: pack(table),
+                "packed": lambda: packing.pack_folded(table),
+                "compact": lambda: state.compact(table),
+                "trim": lambda: retention.trim_history(table, views.time_now()),
+                "extend": lambda: stream.extend(table),
+            }[step]()
+        assert {(r["id"], r["n"]): r["v"] for r in view_rows(views.virtual(table))} == latest
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_two_pack_at_once(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    for number in range(16):
+        add(table, rows_of(number), number)
+    before = kept_rows(table)
+
+    def attempt(_: int) -> int:
+        try:
+            return pack(open_table(settings_at(tmp_path), "shop.items"))
+        except Conflict:
+            return 0
+
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(attempt, range(4)))
+    assert sorted(done) == [0, 0, 0, 16]
+    assert kept_rows(table) == before
+
+
+def test_others_rewrite_other_files_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "FEW_ROWS", 10)
+    table = new_table(tmp_path)
+    for number in range(4):
+        add(table, rows_of(number, 50), number)
+    state.fold(table)
+    old = table.changes.load()
+    assert len(old.by_folder) == 4
+    for number in range(4, 20):
+        add(table, rows_of(number), number)
+    before = kept_rows(table)
+
+    def packed_meanwhile(function: Any, tasks: Any) -> list[Any]:
+        done = list(map(function, tasks))
+        assert pack(table) == 16
+        return done
+
+    # Retention merges old files while landing packs new ones.
+    assert retention.trim_history(table, old.files[0].added_at + 10**9, packed_meanwhile) >= 16
+    assert {row[:2] for row in kept_rows(table)} == {row[:2] for row in before}
+    assert len(view_rows(views.virtual(table))) == len({row[:2] for row in before})
+    # One that replaces the same files fails.
+    for number in range(20, 36):
+        add(table, rows_of(number), number)
+    stale = table.changes.load()
+    pack(table)
+    with pytest.raises(Conflict):
+        packing.pack_batches(table, stale)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_at_the_commit(tmp_path: Path, *, after: bool) -> None:
+    table = new_table(tmp_path)
+    for number in range(16):
+        add(table, rows_of(number), number)
+    before = kept_rows(table)
+    command = [sys.executable, "-m", "tests.lake.test_packing", str(tmp_path), "after" if after else "before"]
+    assert subprocess.run(command, check=False, timeout=120).returncode == -signal.SIGKILL
+    assert kept_rows(table) == before
+    assert pack(table) == (0 if after else 16)
+    assert kept_rows(table) == before
+    assert len(table.changes.load().files) == 1
+    # The files of the killed one, and those that were packed, go.
+    assert len(retention.vacuum(table, 0)) == 16 + (not after)
+    assert kept_rows(table) == before
+
+
+def test_what_packing_replaced_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "STREAM_HOURS", 0)
+    table = new_table(tmp_path)
+    for number in range(80):
+        add(table, rows_of(number), number)
+        if number % 16 == 15:
+            pack(table)
+        if number == 70:
+            state.fold(table)
+            stream.extend(table)
+    folder = Path(table.changes.storage.address)
+    before = kept_rows(table)
+    assert len(list(folder.glob("token_bucket=*/*"))) == 80 + 5
+    # The row events continue from an earlier version, whose files and log stay.
+    retention.trim_stream(table, 100)
+    assert len(list(folder.glob("token_bucket=*/*"))) == 80 + 5
+    needed = table.row_events.load().transaction(retention.ROWS_CHANGES)
+    assert needed is not None
+    assert 0 < len(table.changes.load(needed).files) < 71
+    assert len(list(folder.glob("_delta_log/*.json"))) < 40
+    state.fold(table)
+    stream.extend(table)
+    assert replayed(table) == view_rows(views.virtual(table))
+    retention.trim_stream(table, 100)
+    left = [file.path for file in table.changes.load().files]
+    assert sorted(str(path.relative_to(folder)) for path in folder.glob("token_bucket=*/*")) == sorted(left)
+    assert len(left) < 10
+    assert kept_rows(table) == before
+    add(table, rows_of(100), 100)
+    state.fold(table)
+    stream.extend(table)
+    retention.trim_logs(table, 100)
+    assert replayed(table) == view_rows(views.virtual(table))
+    assert all(len(list(Path(part.storage.address).glob("_delta_log/*.json"))) < 45 for part in table.parts)
+
+
+def test_a_log_that_nobody_follows_is_trimmed(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    state.fold(table)
+    for number in range(60):
+        add(table, rows_of(number), number)
+    log = Path(table.changes.storage.address, "_delta_log")
+    retention.trim_stream(table, 100)
+    assert len(list(log.glob("*.json"))) == 61
+    for file in log.iterdir():
+        os.utime(file, (1, 1))
+    retention.trim_stream(table, 0)
+    assert len(list(log.glob("*.json"))) < 25
+    assert len(table.changes.load().files) == 60
+    assert state.fold(table) == 60
+
+
+def main(folder: Path, when: str) -> None:
+    """Pack, and be killed at the commit: right before it, when the file is there, or right after it."""
+    commit = BucketedTable._commit
+
+    def killed(self: BucketedTable, *arguments: Any) -> None:
+        if when == "after":
+            commit(self, *arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(BucketedTable, "_commit", killed)  # noqa: B010 (its arguments do not matter here)
+    pack(open_table(settings_at(folder), SCHEMA.full_name))
+
+
+if __name__ == "__main__":
+    pa.set_cpu_count(1)
+    main(Path(sys.argv[1]), sys.argv[2])
