@@ -4,6 +4,7 @@ stay.
 
 import random
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from tests.support.event_replay import SECOND, events, replayed
 from tests.support.examples import examples
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
-from writetime.lake import views
+from writetime.lake import buckets, views
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.row_events.publish import PUBLISHED
@@ -33,15 +34,41 @@ def test_the_stream_is_the_view(
 ) -> None:
     table = new_table(tmp_path_factory.mktemp("lake"), generated.SCHEMA, buckets=2)
     for number, changes in enumerate(batches):
-        add(table, changes, number, generated.SCHEMA)
-        stream.extend(table, (99 + 2 * number) * SECOND)
-        position = stream.position_of(table.row_events.load())
-        assert position is not None
-        published(table, chooser.randint(0, position.batch.sequence))
-        if chooser.random() < 0.6:
-            merge_events(table, views.time_now())
+        # So that files of one bucket and of all buckets follow each other.
+        with patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])):
+            add(table, changes, number, generated.SCHEMA)
+            stream.extend(table, (99 + 2 * number) * SECOND)
+            position = stream.position_of(table.row_events.load())
+            assert position is not None
+            published(table, chooser.randint(0, position.batch.sequence))
+            if chooser.random() < 0.6:
+                merge_events(table, views.time_now())
     stream.extend(table, 110 * SECOND)
     assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_files_of_one_bucket_and_of_all_are_merged_in_the_order_of_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(tmp_path, buckets=4)
+    for number, few in enumerate((0, 4096, 0, 4096), 1):
+        monkeypatch.setattr(buckets, "FEW_ROWS", few)
+        add(table, [write(i, 1, number, v=str(number)) for i in range(40)], number)
+        stream.extend(table)
+    assert {file.bucket == buckets.ALL for file in table.row_events.load().files} == {True, False}
+    published(table, 3)
+    assert merge_events(table, views.time_now()) == 80
+    assert set(replayed_values(table)) == {"4"}
+    published(table, 4)
+    monkeypatch.setattr(buckets, "FEW_ROWS", 0)
+    assert merge_events(table, views.time_now()) == 40
+    assert set(replayed_values(table)) == {"4"}
+
+
+def replayed_values(table: LakeTable) -> list[str]:
+    """The values of `v` that a reader of the stream has."""
+    assert replayed(table) == view_rows(views.virtual(table))
+    return [row["v"] for row in replayed(table)]
 
 
 def test_batches_that_stay(tmp_path: Path) -> None:

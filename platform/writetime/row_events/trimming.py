@@ -54,8 +54,17 @@ def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
         return 0
     old = [file for number, file in found if number <= last]
     schema = event_schema(table.schema())
+    # Files of one bucket and of all buckets alternate in the stream, and the later event of a row counts.
+    order = {file.path: i for i, file in enumerate(old)}
     tasks = [
-        _Merge(bucket, table.buckets, files, schema, last, table.row_events.storage)
+        _Merge(
+            bucket,
+            table.buckets,
+            sorted(files, key=lambda file: order[file.path]),
+            schema,
+            last,
+            table.row_events.storage,
+        )
         for bucket, files in together(by_bucket(old, table.buckets), table.buckets).items()
     ]
     written = [file for files in run(_Merge.run, tasks) for file in files]
