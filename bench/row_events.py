@@ -106,7 +106,7 @@ def new_table(folder: Path, rows: int) -> tuple[LakeTable, np.ndarray, np.ndarra
     """A table with rows in its state and in its stream of events."""
     ids = np.arange(rows, dtype=np.int64)
     tokens = tokens_of(ids)
-    table = create_table(config.load(lake={"path": str(folder)}), SCHEMA)
+    table = create_table(config.load(lake={"path": str(folder), "cache": str(folder.parent / "cache")}), SCHEMA)
     add(table, whole(ids, tokens), 1)
     state.fold(table)
     stream.extend(table)

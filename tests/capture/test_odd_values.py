@@ -25,8 +25,8 @@ from tests.support.messages import decoded
 from tests.support.odd_texts import PIECES
 from tests.support.settings import write_settings
 from writetime.changes.model import RESERVED
-from writetime.cli.lake import filtered
 from writetime.cli.main import main
+from writetime.cli.view import filtered
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.printing import printable
 from writetime.lake import views

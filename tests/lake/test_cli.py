@@ -10,10 +10,10 @@ from click.testing import CliRunner, Result
 
 from tests.support.made import add, batch, new_table, settings_at, write
 from tests.support.settings import write_settings
-from writetime.cli.lake import filtered
 from writetime.cli.main import main
 from writetime.cli.storage import write_changes
 from writetime.cli.text_tables import print_table
+from writetime.cli.view import filtered
 from writetime.core.printing import json_line
 from writetime.lake.table import LakeTable
 from writetime.schema.cql import parse_table

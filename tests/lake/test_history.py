@@ -9,8 +9,8 @@ import pytest
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, batch, new_table, write
 from writetime.changes.model import change_schema
-from writetime.cli.lake import parse_instant
 from writetime.core.errors import WritetimeError
+from writetime.core.instants import parse_instant
 from writetime.lake import retention, state, views
 from writetime.lake.history import after, history_from, raise_history, until
 from writetime.lake.state import BASE

@@ -16,7 +16,7 @@ from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
 from tests.support.odd_names import NAMES
 from writetime.changes.model import field_name
-from writetime.cli.lake import filtered
+from writetime.cli.view import filtered
 from writetime.lake import state, views
 from writetime.lake.labels import labelled, newly_labelled, recorded_labels
 from writetime.lake.table import LakeTable

@@ -23,7 +23,7 @@ SCHEMA = parse_table("CREATE TABLE shop.items (id int, n int, v text, w int, PRI
 
 def settings_at(folder: Path, **lake: Any) -> Settings:
     """Settings of a lake in a folder."""
-    return config.load(lake={"path": str(folder), "buckets": 4, **lake})
+    return config.load(lake={"path": str(folder), "cache": f"{folder}.cache", "buckets": 4, **lake})
 
 
 def new_table(folder: Path, schema: TableSchema = SCHEMA, **lake: Any) -> LakeTable:

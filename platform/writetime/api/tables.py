@@ -12,6 +12,8 @@ from writetime.core.instants import parse_instant
 from writetime.lake import table as lake
 from writetime.lake import views
 from writetime.lake.table import LakeTable, view_schema
+from writetime.lookup.keys import tokens_of
+from writetime.lookup.reading import Reader
 from writetime.row_events.events import event_schema
 from writetime.row_events.stream import events_since
 from writetime.schema.names import TakenNames, candidates
@@ -23,6 +25,7 @@ class Table:
 
     def __init__(self, table: LakeTable) -> None:
         self._table = table
+        self._reader = Reader(table)
 
     @property
     def name(self) -> str:
@@ -50,21 +53,25 @@ class Table:
         return pa.concat_tables([view_schema(self.schema).empty_table(), *parts])
 
     def lookup(self, keys: Sequence[Mapping[str, Any]]) -> pa.Table:
-        """Return the rows that have one of some keys.
+        """Return the rows that have one of some keys, at the cost of these rows if the keys have all columns of the
+        partition key; else all rows are read.
 
         Args:
             keys: values by column, such as `[{"id": 7}, {"id": 9}]`. All name the same columns.
         """
-        rows = self.view()
+        schema = self._reader.schema
+        wanted_schema = view_schema(schema)
         if not keys:
-            return rows.slice(0, 0)
+            return wanted_schema.empty_table()
         columns = list(keys[0])
-        wanted = pa.Table.from_pylist(list(keys), pa.schema([rows.schema.field(name) for name in columns]))
+        wanted = pa.Table.from_pylist(list(keys), pa.schema([wanted_schema.field(name) for name in columns]))
+        tokens = tokens_of(wanted, schema)
+        rows = self.view() if tokens is None else self._reader.rows(tokens)
         # Joined without the other columns, because Arrow's join does not support nested ones.
         taken = TakenNames(rows.column_names)
         number = next(name for name in candidates("number") if name not in taken)
         numbered = rows.select(columns).append_column(number, pa.array(range(rows.num_rows), pa.int64()))
-        found = numbered.join(wanted, columns, join_type="left semi")[number]
+        found = numbered.join(wanted, columns, join_type="left semi", use_threads=False)[number]
         return rows.take(found.combine_chunks().sort())
 
     def row_events(self, since: int = 1) -> pa.Table:

@@ -49,7 +49,7 @@ COMMANDS = {
     "status": Listed("servers:status", "Show the status of servers, agent, landing, dead letters and workers."),
     "up": Listed("servers:up", "Start the embedded servers that are not running, then do what `init` does."),
     "verify": Listed("verify:verify", "Compare a table's view with the database."),
-    "view": Listed("lake:view", "Print the rows of a table as the database would return them for SELECT *."),
+    "view": Listed("view:view", "Print the rows of a table as the database would return them for SELECT *."),
     "work": Listed("workqueue:work", "Run a handler for the items of a queue until SIGTERM or Ctrl-C."),
 }
 

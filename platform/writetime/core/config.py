@@ -152,6 +152,8 @@ class Lake(_Section):
         default=24.0, ge=0, description="Least time between drops of old tombstones, which rewrite the state; 0: never."
     )
     vacuum_hours: int = Field(default=168, ge=1, description="Files that no version needs are deleted after this time.")
+    cache: str = Field(default=".writetime/cache", description="A local folder for decoded files; may be deleted.")
+    cache_gib: float = Field(default=20.0, ge=0, description="Size of that folder at most; 0: nothing is kept.")
 
 
 class Table(_Section):

@@ -21,6 +21,7 @@ from writetime.changes.model import change_schema
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import check_buckets
+from writetime.lake.cache import Cache
 from writetime.lake.delta import BUCKETS, BucketedTable, TableVersion
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
@@ -51,9 +52,17 @@ class LakeTable:
     With `keep_open`, its changes stay open between the commits of one process; see `BucketedTable`.
     """
 
-    def __init__(self, storage: Storage, buckets: int, *, keep_open: bool = False) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        buckets: int,
+        cache: Cache = Cache(),  # noqa: B008 It is frozen.
+        *,
+        keep_open: bool = False,
+    ) -> None:
         self.name = PurePosixPath(storage.address).name
         self.buckets = buckets
+        self.cache = cache
         self.changes = BucketedTable(storage.folder("changes"), keep_open=keep_open)
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
@@ -191,7 +200,7 @@ def open_table(settings: Settings, name: str) -> LakeTable:
                 f"{address} has {BUCKETS} = {buckets}, and its changes have {first}: the number of buckets never "
                 "changes; restore the property"
             )
-    return LakeTable(storage, check_buckets(int(first or 0)))
+    return LakeTable(storage, check_buckets(int(first or 0)), Cache.of(settings))
 
 
 def create_table(settings: Settings, schema: TableSchema) -> LakeTable:

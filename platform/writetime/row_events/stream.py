@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import ALL, are_few, buckets_of
+from writetime.lake.cache import Cache
 from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion
 from writetime.lake.horizon import horizon_of
 from writetime.lake.lake_storage import Storage
@@ -58,7 +59,7 @@ class RowTask:
     """Find the events of one bucket, or of all (`ALL`).
 
     `old` are the files from before the batch, `new` those of the batch's changes; `all_partitions` compares all
-    partitions and not only those that changed.
+    partitions and not only those that changed, which are read through the cache.
     """
 
     bucket: int
@@ -71,10 +72,11 @@ class RowTask:
     batch: Batch
     all_partitions: bool
     target: Storage
+    cache: Cache
 
     def run(self) -> list[WrittenFile]:
         """Write the events; no file if there are none."""
-        added = merge_touched(self.new, self.schema, None)
+        added = merge_touched(self.new, self.schema, None, self.cache)
         if self.all_partitions:
             return self._write(self.events(added, None), self.bucket)
         tokens = self._tokens(added)
@@ -90,8 +92,9 @@ class RowTask:
 
     def events(self, added: pa.Table, tokens: np.ndarray | None) -> pa.Table:
         """Compute the events of changes (merged), in partitions with these tokens, or all."""
-        old = merge_touched(self.old, self.schema, tokens)
-        was = old if self.schema == self.schema_before else merge_touched(self.old, self.schema_before, tokens)
+        old = merge_touched(self.old, self.schema, tokens, self.cache)
+        same = self.schema == self.schema_before
+        was = old if same else merge_touched(self.old, self.schema_before, tokens, self.cache)
         before = fitted_rows(was, self.schema_before, self.as_of_before)
         after = fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of)
         return row_events(before, after, self.schema, self.batch)
@@ -101,7 +104,7 @@ class RowTask:
 
     def _tokens(self, added: pa.Table) -> np.ndarray:
         seconds = self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000
-        return np.union1d(added["token"].to_numpy(), expiring_tokens(self.old, self.schema, *seconds))
+        return np.union1d(added["token"].to_numpy(), expiring_tokens(self.old, self.schema, *seconds, self.cache))
 
 
 def create_stream(table: LakeTable) -> BucketedTable:
@@ -202,9 +205,20 @@ def _first_tasks(table: LakeTable, state: TableVersion, changes: TableVersion, b
     """Return the tasks of a batch that begins with no rows."""
     new = pending(table, changes, state)
     schema = table.schema(changes)
-    target = table.row_events.storage
     return [
-        RowTask(bucket, table.buckets, (), _sources(table, state, new, bucket), schema, schema, 0, batch, True, target)
+        RowTask(
+            bucket,
+            table.buckets,
+            (),
+            _sources(table, state, new, bucket),
+            schema,
+            schema,
+            0,
+            batch,
+            True,
+            table.row_events.storage,
+            table.cache,
+        )
         for bucket in sorted(state.by_bucket.keys() | new.keys())
     ]
 
@@ -263,6 +277,7 @@ def _next_tasks(
             batch,
             everything,
             table.row_events.storage,
+            table.cache,
         )
         for bucket in sorted(buckets)
     ]

@@ -1,11 +1,12 @@
 """Reads only the parts of a bucket's files that a batch needs: the partitions of some tokens, and those where cells
 expire.
 
-Files are sorted by token, so only the row groups of each file that hold one of the tokens are read. Expiring cells are
-searched in the row groups whose statistics allow them, and there only in the columns of expiry.
+Partitions are read through the cache of decoded files. Expiring cells are searched in the row groups whose statistics
+allow them, and there only in the columns of expiry.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 
 from writetime.changes.model import change_schema, field_name, udt_fields
 from writetime.core.arrow import mask_of, pc
+from writetime.lake.cache import Cache
 from writetime.lake.change_files import groups_between, open_changes, read_groups
 from writetime.lake.merging import PORTION_BYTES, Source
 from writetime.lake.parquet import conform
@@ -21,12 +23,12 @@ from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex
 
 
-def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray | None) -> pa.Table:
-    """Merge the rows of files with some tokens (sorted), or all rows; memory depends on the result."""
+def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray | None, cache: Cache) -> pa.Table:
+    """Merge the rows of files with some tokens (sorted, each once), or all rows; memory depends on the result."""
     state = merge([], schema)
     portion: list[pa.Table] = []
     size = 0
-    for table in _read(sources, change_schema(schema), tokens):
+    for table in _read(sources, change_schema(schema), tokens, cache):
         portion.append(table)
         size += table.nbytes
         if size > PORTION_BYTES:
@@ -35,14 +37,15 @@ def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.nda
     return merge([state, *portion], schema)
 
 
-def expiring_tokens(sources: Iterable[Source], schema: TableSchema, after: int, until: int) -> np.ndarray:
+def expiring_tokens(sources: Iterable[Source], schema: TableSchema, after: int, until: int, cache: Cache) -> np.ndarray:
     """Return the tokens (sorted) of partitions where data expires, or was deleted, in `after` < t <= `until`.
 
     Both are in seconds.
     """
     wanted = expiry_paths(schema)
     found = [np.empty(0, np.int64)]
-    for file, within in _open(sources):
+    ending = (replace(s, files=tuple(f for f in s.files if cache.may_end(s.storage, f, after, until))) for s in sources)
+    for file, within in _open(ending):
         columns = {c: file.schema.column(c).path for c in range(len(file.schema))}
         times = [c for c, path in columns.items() if path in wanted]
         groups = [g for g in _groups(file, within) if _may_hold(file.metadata.row_group(g), times, after, until)]
@@ -71,22 +74,32 @@ def _cell_paths(cql_type: CqlType) -> list[str]:
     return [f"fields.{name}.deletion_time" for name, _ in udt_fields(cql_type)]
 
 
-def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray | None) -> Iterator[pa.Table]:
-    for file, within in _open(sources):
-        groups = _groups(file, within)
-        if tokens is not None:
-            column = next(c for c in range(len(file.schema)) if file.schema.column(c).path == "token")
-            groups = [g for g in groups if _has_token(file.metadata.row_group(g), column, tokens)]
-        if not groups:
-            continue
-        table = read_groups(file, groups, wanted.names)
-        if tokens is not None or within is not None:
-            own = table["token"].to_numpy()
-            wanted_rows = np.ones(len(own), bool) if tokens is None else np.isin(own, tokens)
+def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray | None, cache: Cache) -> Iterator[pa.Table]:
+    if tokens is None:
+        for file, within in _open(sources):
+            table = read_groups(file, _groups(file, within), wanted.names)
             if within is not None:
-                wanted_rows &= (own >= within[0]) & (own <= within[1])
-            table = table.filter(pa.array(wanted_rows))
-        yield conform(table, wanted, "a file of changes")
+                own = table["token"].to_numpy()
+                table = table.filter(pa.array((own >= within[0]) & (own <= within[1])))
+            yield conform(table, wanted, "a file of changes")
+        return
+    alike: dict[pa.Schema, list[pa.RecordBatch]] = {}
+    size = 0
+    for source in sources:
+        for file in source.files:
+            for batch in cache.rows(source.storage, file, _of_range(tokens, source.tokens_of(file))):
+                alike.setdefault(batch.schema, []).append(batch)
+                size += batch.nbytes
+            if size > PORTION_BYTES:
+                yield from _conformed(alike, wanted)
+                alike, size = {}, 0
+    yield from _conformed(alike, wanted)
+
+
+def _conformed(alike: dict[pa.Schema, list[pa.RecordBatch]], wanted: pa.Schema) -> Iterator[pa.Table]:
+    """Yield batches of the same fields as one table, so that it is conformed once."""
+    for batches in alike.values():
+        yield conform(pa.Table.from_batches(batches).combine_chunks(), wanted, "a file of changes")
 
 
 def _open(sources: Iterable[Source]) -> Iterator[tuple[pq.ParquetFile, tuple[int, int] | None]]:
@@ -103,12 +116,6 @@ def _groups(file: pq.ParquetFile, within: tuple[int, int] | None) -> Sequence[in
 
 def _of_range(tokens: np.ndarray, within: tuple[int, int] | None) -> np.ndarray:
     return tokens if within is None else tokens[(tokens >= within[0]) & (tokens <= within[1])]
-
-
-def _has_token(group: pq.RowGroupMetaData, column: int, tokens: np.ndarray) -> bool:
-    statistics = group.column(column).statistics
-    first = np.searchsorted(tokens, statistics.min)
-    return bool(first < len(tokens) and tokens[first] <= statistics.max)
 
 
 def _may_hold(group: pq.RowGroupMetaData, columns: Iterable[int], after: int, until: int) -> bool:

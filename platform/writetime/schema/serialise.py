@@ -6,7 +6,7 @@ whether a tuple or user-defined type ended before its last fields or had null fo
 
 import ipaddress
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -38,6 +38,13 @@ def serialiser(cql_type: CqlType) -> Serialiser:
         case _:
             raise AssertionError(cql_type)
     return lambda value: b"" if value is None else inner(value)
+
+
+def partition_key(parts: Sequence[bytes | None]) -> bytes:
+    """Return a serialised partition key of its columns' values (`CompositeType` if it has several)."""
+    if len(parts) == 1:
+        return parts[0] or b""
+    return b"".join(len(part or b"").to_bytes(2, "big") + (part or b"") + b"\0" for part in parts)
 
 
 def _map(key: Serialiser, value: Serialiser) -> Serialiser:

@@ -21,6 +21,7 @@ from writetime.core.arrow import bytes_of, one_chunk, take
 from writetime.core.config import Settings
 from writetime.core.printing import json_value
 from writetime.lake.buckets import token_range
+from writetime.lake.cache import Cache
 from writetime.lake.delta import BucketedTable
 from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views, time_now
@@ -143,7 +144,7 @@ def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> 
         held = sum(f.rows for source in view.sources for f in source.files) if view else 0
         first, last = token_range(bucket, table.buckets)
         step = -(-(last - first + 1) // (1 + held // RANGE_ROWS))
-        lake = _lake_rows([view] if view else [], schema, None)
+        lake = _lake_rows([view] if view else [], schema, None, table.cache)
         for start in range(first, last + 1, step):
             end = min(start + step - 1, last)
             theirs = database.rows(start, end)
@@ -163,7 +164,7 @@ def _settle(
     """Read the differing tokens again, until none differs or the time is over; return the remaining differences."""
     while suspects:
         theirs, written = database.timed_rows(sorted(suspects))
-        ours = _lake_rows(bucket_views(table), schema, np.array(sorted(suspects), np.int64))
+        ours = _lake_rows(bucket_views(table), schema, np.array(sorted(suspects), np.int64), table.cache)
         found = _changed(ours, theirs, schema)
         suspects = _tokens(ours, theirs, found)
         if suspects and time.monotonic() > deadline:
@@ -197,9 +198,9 @@ def _write_times(part: BucketedTable) -> Iterator[pq.Statistics | None]:
                     yield opened.metadata.row_group(group).column(column).statistics
 
 
-def _lake_rows(views: Sequence[BucketView], schema: TableSchema, tokens: np.ndarray | None) -> Rows:
+def _lake_rows(views: Sequence[BucketView], schema: TableSchema, tokens: np.ndarray | None, cache: Cache) -> Rows:
     sources = [source for view in views for source in view.sources]
-    state = merge_touched(sources, schema, tokens)
+    state = merge_touched(sources, schema, tokens, cache)
     return placed_rows(state, schema, views[0].as_of if views else time_now())
 
 

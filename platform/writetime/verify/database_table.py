@@ -18,6 +18,7 @@ from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.evolution import with_key_names
 from writetime.row_events.compare import Rows
 from writetime.schema.mapping import stored_type
+from writetime.schema.serialise import partition_key
 from writetime.schema.system import read_schema
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import is_complex, quote_name
@@ -86,7 +87,7 @@ class DatabaseTable:
         schema = self._schema
         arrays = [_decoded([row[i] for row in found], column) for i, column in enumerate(schema.columns)]
         partition, clustering = len(schema.partition_key), len(schema.clustering)
-        keys = [_key(row[:partition]) for row in found]
+        keys = [partition_key(row[:partition]) for row in found]
         positions = [self._place(row[partition : partition + clustering]) for row in found]
         return Rows(
             pa.Table.from_arrays(arrays, [c.name for c in schema.columns]),
@@ -104,10 +105,3 @@ class DatabaseTable:
 def _decoded(values: Sequence[bytes | None], column: Column) -> pa.Array:
     decode = decoder(column.type)
     return pa.array([None if value is None else decode(value) for value in values], stored_type(column.type))
-
-
-def _key(parts: Sequence[bytes | None]) -> bytes:
-    """Return a serialised partition key (`CompositeType` if it has several columns)."""
-    if len(parts) == 1:
-        return parts[0] or b""
-    return b"".join(len(part or b"").to_bytes(2, "big") + (part or b"") + b"\0" for part in parts)

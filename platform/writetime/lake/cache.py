@@ -1,0 +1,163 @@
+"""The cache of decoded files, on a disk of this machine. It may be deleted at any time, and changes no result.
+
+A file of the lake never changes, and no name is used twice. So a decoded file stays valid, and the hash of the file's
+address is its name.
+"""
+
+import hashlib
+import logging
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from writetime.core.config import Settings
+from writetime.lake.decoded import Damaged, Decoded, decode, read, write
+from writetime.lake.delta import DataFile
+from writetime.lake.lake_storage import Storage
+
+# Bytes of a decoded file per byte of Parquet, as a bound for the room to make.
+_GROWTH = 3
+_SUFFIX = ".decoded"
+_log = logging.getLogger(__name__)
+
+
+class OpenFiles:
+    """The decoded files that a process has opened, as checks and maps them once. The longest unused ones are closed."""
+
+    MOST_FILES = 4096
+    MOST_BYTES = 128 << 20
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[Path, Decoded] = OrderedDict()
+        self._memory = 0
+        self._lock = threading.Lock()
+
+    def find(self, path: Path) -> Decoded | None:
+        """Return a file by the path of its decoded form."""
+        with self._lock:
+            if path in self._files:
+                self._files.move_to_end(path)
+            return self._files.get(path)
+
+    def keep(self, path: Path, decoded: Decoded) -> None:
+        """Keep a file open."""
+        with self._lock:
+            self._drop(path)
+            self._files[path] = decoded
+            self._memory += decoded.memory
+            while len(self._files) > self.MOST_FILES or self._memory > self.MOST_BYTES:
+                self._drop(next(iter(self._files)))
+
+    def close(self, path: Path) -> None:
+        """Close a file, if it is open."""
+        with self._lock:
+            self._drop(path)
+
+    def close_all(self) -> None:
+        """Close all files."""
+        with self._lock:
+            self._files.clear()
+            self._memory = 0
+
+    def _drop(self, path: Path) -> None:
+        if (decoded := self._files.pop(path, None)) is not None:
+            self._memory -= decoded.memory
+
+
+open_files = OpenFiles()
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Decoded files in a folder. A task may carry it along: each machine has a folder of its own.
+
+    `limit` bounds all of them together, in bytes. Files of the lake below `smallest` bytes are decoded into memory,
+    which costs less than to write them.
+    """
+
+    folder: Path = Path()
+    limit: int = 0
+    smallest: int = 256 << 10
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Cache":
+        """Return the cache of an installation; a relative path is relative to the working folder."""
+        return cls(Path(settings.lake.cache).resolve(), round(settings.lake.cache_gib * (1 << 30)))
+
+    def rows(self, storage: Storage, file: DataFile, tokens: np.ndarray) -> list[pa.RecordBatch]:
+        """Return the rows of a file of the lake with these tokens (sorted, each once), in order."""
+        path = self._path(storage, file)
+        decoded = self._open(path, storage, file)
+        try:
+            return decoded.rows(tokens)
+        except Damaged:
+            open_files.close(path)
+            path.unlink(missing_ok=True)
+            return self._open(path, storage, file).rows(tokens)
+
+    def may_end(self, storage: Storage, file: DataFile, after: int, until: int) -> bool:
+        """Return whether data of a file of the lake may expire, or was deleted, in `after` < t <= `until` (seconds)."""
+        ending = self._open(self._path(storage, file), storage, file).ending
+        return ending is not None and ending[0] <= until and ending[1] > after
+
+    def _path(self, storage: Storage, file: DataFile) -> Path:
+        name = hashlib.sha256(f"{storage.address}/{file.path}".encode()).hexdigest()[:40]
+        return self.folder / (name + _SUFFIX)
+
+    def _open(self, path: Path, storage: Storage, file: DataFile) -> Decoded:
+        if (decoded := open_files.find(path)) is None:
+            decoded = self._decoded(path, storage, file)
+            open_files.keep(path, decoded)
+        return decoded
+
+    def _decoded(self, path: Path, storage: Storage, file: DataFile) -> Decoded:
+        keep = file.size >= self.smallest and _GROWTH * file.size <= self.limit
+        if keep and (found := _kept(path, file.size)) is not None:
+            return found
+        with pq.ParquetFile(file.path, filesystem=storage.filesystem(), pre_buffer=not storage.is_local) as source:
+            if keep:
+                try:
+                    return self._made(path, source, file)
+                except (OSError, Damaged) as e:
+                    _log.warning("%s cannot keep %s: %r", self.folder, file.path, e)
+            return decode(source)
+
+    def _made(self, path: Path, source: pq.ParquetFile, file: DataFile) -> Decoded:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_room(_GROWTH * file.size)
+        write(source, path, file.size)
+        return read(path, file.size)
+
+    def _make_room(self, needed: int) -> None:
+        files = []
+        for path in self.folder.iterdir():
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                continue
+            files.append((found.st_mtime_ns, found.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if total + needed <= self.limit:
+                return
+            # An open file would keep its place on the disk.
+            open_files.close(path)
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+def _kept(path: Path, size: int) -> Decoded | None:
+    try:
+        found = read(path, size)
+    except (OSError, Damaged):
+        return None
+    # The order of deletion. A folder that is only read has none.
+    with suppress(OSError):
+        path.touch()
+    return found

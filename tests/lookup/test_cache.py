@@ -1,0 +1,204 @@
+"""The cache changes no answer: deleted, full, damaged, or shared."""
+
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.lookup.conftest import PARTITIONS
+from writetime.lake import state, views
+from writetime.lake.cache import Cache, open_files
+from writetime.lake.lake_storage import Storage
+from writetime.lake.table import LakeTable
+from writetime.lookup.reading import Reader
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache", 1 << 30, smallest=0)
+
+
+def expected(table: LakeTable) -> pa.Table:
+    rows = pa.concat_tables(views.virtual(table))
+    assert rows.num_rows == 3 * PARTITIONS - 3
+    return rows
+
+
+def tokens(table: LakeTable) -> np.ndarray:
+    return np.unique(table.changes.read(["token"])["token"].to_numpy())
+
+
+def assert_right(table: LakeTable, cache: Cache) -> None:
+    """Look all rows up."""
+    assert opened(table, cache).rows(tokens(table)).equals(expected(table))
+
+
+def opened(table: LakeTable, cache: Cache) -> Reader:
+    """A reader of a process that has opened nothing yet."""
+    open_files.close_all()
+    table.cache = cache
+    return Reader(table)
+
+
+def files_of(cache: Cache) -> list[Path]:
+    return sorted(cache.folder.iterdir())
+
+
+def test_files_are_decoded_once(table: LakeTable, cache: Cache) -> None:
+    assert_right(table, cache)
+    before = [(path, path.stat().st_ino) for path in files_of(cache)]
+    now = table.state.load()
+    waiting = state.files_since(table, table.changes.load(), state.folded_version(now))
+    assert len(before) == len(now.files) + len(waiting)
+    assert_right(table, cache)
+    assert [(path, path.stat().st_ino) for path in files_of(cache)] == before
+
+
+def test_a_look_up_decodes_files_of_its_bucket_only(table: LakeTable, cache: Cache) -> None:
+    opened(table, cache).rows(tokens(table)[:1])
+    first = [len(files) for bucket, files in table.state.load().by_bucket.items() if bucket == 0]
+    assert 0 < len(files_of(cache)) <= first[0] + 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "folder", "unreadable"])
+def test_damaged_files_are_made_again(table: LakeTable, cache: Cache, damage: str) -> None:
+    assert_right(table, cache)
+    for path in files_of(cache):
+        data = path.read_bytes()
+        if damage == "cut":
+            path.write_bytes(data[: len(data) // 2])
+        elif damage == "changed":
+            path.write_bytes(data[: len(data) // 3] + b"\xff" * 64 + data[len(data) // 3 + 64 :])
+        elif damage == "empty":
+            path.write_bytes(b"")
+        elif damage == "folder":
+            path.unlink()
+            path.mkdir()
+        else:
+            path.chmod(0)
+    assert_right(table, cache)
+    assert_right(table, cache)
+
+
+def test_a_cache_that_is_deleted_while_in_use(table: LakeTable, cache: Cache) -> None:
+    reader = opened(table, cache)
+    wanted = expected(table)
+    for part in np.array_split(tokens(table), 10):
+        reader.rows(part)
+        # No file is new where all are mapped.
+        shutil.rmtree(cache.folder, ignore_errors=True)
+    assert reader.rows(tokens(table)).equals(wanted)
+
+
+def test_the_cache_keeps_to_its_limit(table: LakeTable, cache: Cache) -> None:
+    assert_right(table, cache)
+    sizes = [path.stat().st_size for path in files_of(cache)]
+    small = replace(cache, limit=sum(sizes) // 2)
+    shutil.rmtree(cache.folder)
+    for _ in range(2):
+        assert_right(table, small)
+        assert 0 < sum(path.stat().st_size for path in files_of(cache)) <= small.limit
+
+
+def test_the_longest_unused_file_is_deleted(table: LakeTable, cache: Cache) -> None:
+    assert_right(table, cache)
+    first, *files, last = files_of(cache)
+    for age, path in enumerate([last, first, *files]):
+        os.utime(path, (1_000_000 + age, 1_000_000 + age))
+    file = table.state.load().files[0]
+    total = sum(path.stat().st_size for path in files_of(cache))
+    elsewhere = Storage(table.state.storage.address + "/../state")
+    replace(cache, limit=total + 3 * file.size - 1).rows(elsewhere, file, np.array([0]))
+    assert not last.exists()
+    assert {first, *files} < set(files_of(cache))
+
+
+def test_without_room_nothing_is_kept(table: LakeTable, cache: Cache) -> None:
+    assert_right(table, replace(cache, limit=0))
+    assert not cache.folder.exists()
+
+
+def test_a_folder_that_cannot_be_one(table: LakeTable, cache: Cache) -> None:
+    cache.folder.write_text("not a folder")
+    assert_right(table, cache)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Writes fail beyond a size, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("size", [0, 100, 2000])
+def test_a_full_disk(table: LakeTable, cache: Cache, size: int) -> None:
+    wanted = expected(table)
+    found = opened(table, cache)
+    all_tokens = tokens(table)
+    with largest_file(size):
+        assert found.rows(all_tokens).equals(wanted)
+    assert files_of(cache) == []
+    assert_right(table, cache)
+
+
+def _read_often(table: LakeTable, cache: Cache, times: int) -> None:
+    for _ in range(times):
+        assert_right(table, cache)
+
+
+def test_files_stay_open(table: LakeTable, cache: Cache) -> None:
+    reader = opened(table, cache)
+    wanted = reader.rows(tokens(table))
+    for path in files_of(cache):
+        path.unlink()
+    assert Reader(table).rows(tokens(table)).equals(wanted)
+    assert files_of(cache) == []
+
+
+def test_few_files_stay_open(table: LakeTable, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_files, "MOST_FILES", 1)
+    monkeypatch.setattr(open_files, "MOST_BYTES", 100)
+    for each in (cache, replace(cache, limit=0)):
+        assert_right(table, each)
+        assert_right(table, each)
+
+
+def test_two_processes_at_once(table: LakeTable, cache: Cache) -> None:
+    fork = multiprocessing.get_context("spawn")
+    readers = [fork.Process(target=_read_often, args=(table, cache, 20)) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    while any(reader.is_alive() for reader in readers):
+        for path in [*cache.folder.glob("*.decoded")][:2]:
+            path.unlink(missing_ok=True)
+        readers[0].join(0.01)
+    assert [reader.exitcode for reader in readers] == [0, 0]
+
+
+def test_a_process_that_is_killed_leaves_nothing_that_counts(table: LakeTable, cache: Cache) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    for _ in range(3):
+        reader = spawn.Process(target=_read_often, args=(table, cache, 1000))
+        reader.start()
+        while not any(cache.folder.glob("*")):
+            reader.join(0.01)
+            assert reader.is_alive()
+        reader.kill()
+        reader.join()
+        assert_right(table, cache)
+        shutil.rmtree(cache.folder)

@@ -1,0 +1,265 @@
+"""Look-ups and conditions find the rows that DuckDB finds in the whole view."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.lookup.conftest import PARTITIONS
+from tests.support.made import SCHEMA, add, new_table, settings_at, write
+from writetime.api.tables import open_table
+from writetime.changes.position import AT
+from writetime.cli.view import filtered
+from writetime.lake import state, views
+from writetime.lake.changes import ChangeWriter
+from writetime.lake.table import LakeTable
+from writetime.lookup import reading
+from writetime.lookup.keys import keys_of, tokens_of
+from writetime.lookup.reading import Reader
+from writetime.schema.cql import parse_table
+from writetime.schema.serialise import partition_key, serialiser
+from writetime.schema.table import TableSchema
+from writetime.storage.kernel.primitives import token
+
+_SETTINGS = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+_IDS = st.integers(-2, PARTITIONS + 1)
+
+
+def whole(table: LakeTable) -> pa.Table:
+    return pa.concat_tables(views.virtual(table))
+
+
+def in_duckdb(rows: pa.Table, where: str) -> list[dict[str, Any]]:
+    """The rows for which a condition is true, by DuckDB, in their order."""
+    numbered = rows.append_column("row number", pa.array(range(rows.num_rows)))
+    found = duckdb.from_arrow(numbered).filter(where).order('"row number"').fetch_arrow_table()
+    return found.drop_columns(["row number"]).cast(rows.schema).to_pylist()
+
+
+def by_condition(table: LakeTable, where: str) -> list[dict[str, Any]] | None:
+    """The rows for which a condition is true, by a look-up; None if the condition names no keys."""
+    keys = keys_of(where, table.schema())
+    if keys is None:
+        return None
+    tokens = tokens_of(keys, table.schema())
+    assert tokens is not None
+    return filtered(Reader(table).rows(tokens), where).to_pylist()
+
+
+@_SETTINGS
+@given(st.lists(st.tuples(_IDS, st.integers(0, 3)), max_size=12), st.booleans())
+def test_look_ups(table: LakeTable, keys: list[tuple[int, int]], whole_key: bool) -> None:
+    found = open_table("shop.items", settings_at(Path(table.changes.storage.address).parents[1]))
+    asked = [{"id": i, "n": n} if whole_key else {"id": i} for i, n in keys]
+    names = "(id, n)" if whole_key else "id"
+    values = ", ".join(f"({i}, {n})" if whole_key else str(i) for i, n in keys)
+    assert found.lookup(asked).to_pylist() == (in_duckdb(whole(table), f"{names} IN ({values})") if keys else [])
+
+
+_LITERALS = st.one_of(_IDS.map(str), st.sampled_from(["NULL", "2.0", "'3'", "3000000000", "1e1", "id", "n + 1"]))
+_PARTS = st.one_of(
+    st.builds("id = {}".format, _LITERALS),
+    st.builds('{} = "ID"'.format, _LITERALS),
+    st.builds("id IN ({}, {})".format, _LITERALS, _LITERALS),
+    st.builds("id <> {}".format, _LITERALS),
+    st.builds("n = {}".format, _LITERALS),
+    st.builds("v LIKE '{}%'".format, _IDS),
+)
+_CONDITIONS = st.recursive(
+    _PARTS,
+    lambda inner: st.one_of(
+        st.builds("({} AND {})".format, inner, inner),
+        st.builds("({} OR {})".format, inner, inner),
+        st.builds("NOT ({})".format, inner),
+    ),
+    max_leaves=4,
+)
+
+
+@_SETTINGS
+@given(_CONDITIONS)
+def test_conditions(table: LakeTable, where: str) -> None:
+    found = by_condition(table, where)
+    if found is not None:
+        assert found == in_duckdb(whole(table), where)
+
+
+@pytest.mark.parametrize(
+    ("where", "ids"),
+    [
+        ("id = 5", [5]),
+        ("5 = ID AND v LIKE 'x'", [5]),
+        ("id IN (7, 8) AND (n = 1 OR v = 'a')", [7, 8]),
+        ("id = -3 -- a comment", [-3]),
+        ("id = 5 OR n = 1", None),
+        ("n = 5", None),
+        ("id > 5", None),
+        ("id = '5'", None),
+        ("id = 5.0", None),
+        ("id = n", None),
+        ("id = 3000000000", None),
+        ("NOT (id = 5)", None),
+        ("id = NULL", None),
+        ("id = 5 UNION SELECT 1", None),
+        ("id = 5 LIMIT 1", None),
+        ("id = 5) OR (1 = 1", None),
+        ("id = 5; SELECT 1", None),
+        ("nonsense", None),
+        ("", None),
+        (f"id IN ({', '.join(map(str, range(10_001)))})", None),
+    ],
+)
+def test_keys_of_a_condition(where: str, ids: list[int] | None) -> None:
+    found = keys_of(where, SCHEMA)
+    assert (None if found is None else found.to_pylist()) == (None if ids is None else [{"id": i} for i in ids])
+
+
+# Types of partition keys with stored values, with one serialised form each; and some with several.
+_KEYS: dict[str, list[Any]] = {
+    "ascii": ["", "a", "'"],
+    "text": ["", "a", "\U0001f600", "A"],
+    "tinyint": [-128, 0, 127],
+    "smallint": [-32768, 5],
+    "int": [-(2**31), 2**31 - 1],
+    "bigint": [-(2**63), 0, 2**63 - 1],
+    "blob": [b"", b"\x00", b"\xff\x00"],
+    "uuid": ["123e4567-e89b-42d3-a456-426614174000", "00000000-0000-0000-0000-000000000000"],
+    "timeuuid": ["123e4567-e89b-12d3-a456-426614174000"],
+    "date": [0, -719162, 2932896],
+    "time": [0, 86_399_999_999_999],
+    "timestamp": [0, -1, 1_767_225_600_123],
+    "boolean": [True, False],
+    "double": [0.0, 1.5],
+    "varint": ["0", "-1", "255"],
+    "decimal": ["1.0", "1.00"],
+    "inet": ["127.0.0.1", "::1"],
+}
+
+
+def keyed_table(folder: Path, types: Sequence[str]) -> LakeTable:
+    """A table whose partition key has these types, with a row for each combination of their values."""
+    columns = [f"k{i}" for i in range(len(types))]
+    declared = ", ".join(f"{name} {kind}" for name, kind in zip(columns, types, strict=True))
+    schema = parse_table(f"CREATE TABLE shop.keyed ({declared}, w int, PRIMARY KEY (({', '.join(columns)})))")
+    table = new_table(folder, schema)
+    combinations = [()]
+    for kind in types:
+        combinations = [(*before, value) for before in combinations for value in _KEYS[kind]]
+    rows = [_row(schema, values, number) for number, values in enumerate(combinations)]
+    writer = ChangeWriter.of(table, table.schema())
+    fields = pa.schema(table.changes.load().table.schema())
+    batch = pa.RecordBatch.from_pylist(rows, fields.remove(fields.get_field_index("token_bucket")))
+    assert table.changes.append(writer.write([batch]), "test", 1)
+    state.fold(table)
+    return table
+
+
+def _row(schema: TableSchema, values: Sequence[Any], number: int) -> dict[str, Any]:
+    key = partition_key([serialiser(c.type)(v) for c, v in zip(schema.partition_key, values, strict=True)])
+    return {
+        "kind": "row",
+        **{c.name: value for c, value in zip(schema.partition_key, values, strict=True)},
+        "key": key,
+        "token": token(key),
+        "position": AT,
+        "marker": {"write_time": 1},
+        "w": {"value": number, "write_time": 1, "tombstone": False},
+    }
+
+
+@pytest.mark.parametrize(
+    "types", [*((kind,) for kind in _KEYS), ("text", "int"), ("blob", "timestamp", "uuid"), ("boolean", "int")]
+)
+def test_types_of_keys(tmp_path: Path, types: tuple[str, ...]) -> None:
+    table = keyed_table(tmp_path / "lake", types)
+    rows = whole(table)
+    found = open_table("shop.keyed", settings_at(tmp_path / "lake"))
+    columns = rows.column_names[:-1]
+    for i in range(rows.num_rows):
+        key = rows.select(columns).slice(i, 1).to_pylist()[0]
+        wanted = [row for row in rows.to_pylist() if all(row[name] == key[name] for name in columns)]
+        assert found.lookup([key]).to_pylist() == wanted
+        assert found.lookup([key, key]).to_pylist() == wanted
+    everything = rows.select(columns).to_pylist()
+    assert found.lookup(everything).equals(rows)
+    assert found.lookup([dict.fromkeys(columns)]).num_rows == 0
+
+
+@pytest.mark.parametrize("kind", [kind for kind, values in _KEYS.items() if isinstance(values[0], str)])
+def test_conditions_on_texts(tmp_path: Path, kind: str) -> None:
+    table = keyed_table(tmp_path / "lake", [kind])
+    for value in [*_KEYS[kind], "nothing", *(text.upper() for text in _KEYS[kind])]:
+        where = "k0 = '" + value.replace("'", "''") + "'"
+        found = by_condition(table, where)
+        if found is None:
+            assert kind in ("varint", "decimal", "inet")
+        else:
+            assert found == in_duckdb(whole(table), where)
+
+
+def test_a_reader_sees_each_commit(table: LakeTable) -> None:
+    reader = Reader(table)
+    tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
+    for number in range(10, 16):
+        assert reader.rows(tokens).equals(whole(table))
+        add(table, [write(i, 0, 20_000_000 + number, w=number) for i in range(number)], number)
+        assert reader.rows(tokens).equals(whole(table))
+        state.fold(table)
+        assert reader.rows(tokens).equals(whole(table))
+        state.compact(table)
+    state.rebuild(table)
+    assert reader.rows(tokens).equals(whole(table))
+
+
+def test_a_reader_opens_what_changed_only(table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(table)
+    tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
+    first = reader.rows(tokens)
+
+    def unexpected(*_: object) -> None:
+        raise AssertionError("a look-up of the same version opened a table")
+
+    monkeypatch.setattr(type(table.changes), "load", unexpected)
+    assert reader.rows(tokens).equals(first)
+    # After a while, and if the clock stepped back, it opens the tables again.
+    for step in (601_000_000, -1_000_000):
+        now = views.time_now() + step
+        monkeypatch.setattr(reading, "time_now", lambda now=now: now)
+        with pytest.raises(AssertionError):
+            reader.rows(tokens)
+
+
+def test_expired_data_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path / "lake")
+    row = write(1, 1, 1_000_000, v="a")
+    row["marker"] |= {"ttl": 10, "expiry": 1000}
+    row["v"] |= {"ttl": 10, "deletion_time": 1000}
+    add(table, [row], 1)
+    reader = Reader(table)
+    for second, rows in ((999, 1), (1000, 0)):
+        monkeypatch.setattr(reading, "time_now", lambda second=second: second * 1_000_000)
+        assert reader.rows(np.array([row["token"]])).num_rows == rows
+
+
+def test_a_table_whose_files_are_removed(table: LakeTable, tmp_path: Path) -> None:
+    found = open_table("shop.items", settings_at(tmp_path / "lake"))
+    assert found.lookup([{"id": 1}]).num_rows
+    for part in table.parts:
+        files = part.load().files
+        part.rewrite(part.load(), files, [], data_change=True)
+    assert found.lookup([{"id": 1}]).num_rows == 0
+
+
+def test_a_column_that_is_not_there(table: LakeTable, tmp_path: Path) -> None:
+    del table
+    found = open_table("shop.items", settings_at(tmp_path / "lake"))
+    with pytest.raises(KeyError):
+        found.lookup([{"nothing": 1}])
