@@ -32,7 +32,7 @@ import psutil
 from tests.support.made import SCHEMA, batch, write
 from tests.support.settings import write_settings
 from writetime import servers
-from writetime.capture.publisher import ChangePublisher
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.clients import database
 from writetime.clients.kafka import NoTopic, end_offsets
 from writetime.core import config
@@ -43,7 +43,7 @@ from writetime.lake import views
 from writetime.lake.table import LakeTable, open_table, table_storage
 from writetime.landing.landing import landed_offsets
 from writetime.servers.process import free_port, port_answers
-from writetime.wire.topics import changes_topic
+from writetime.wire.topic_names import changes_topic
 from writetime.workqueue import Enqueuer, Item, NewItem
 
 KEYSPACE = "soak"

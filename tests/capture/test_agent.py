@@ -58,9 +58,7 @@ WRITES = [
 
 
 @pytest.fixture(scope="module")
-def published(
-    node: FormatServer, kafka: Settings, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Captured]:
+def published(node: FormatServer, kafka: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
     """A keyspace with these writes, all of them published."""
     with captured_keyspace(node, kafka, tmp_path_factory.mktemp("published")) as captured:
         captured.write(*TABLES)
