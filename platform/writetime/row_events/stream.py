@@ -23,7 +23,16 @@ from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner, Source
 from writetime.lake.parquet import WrittenFile, read_file, write_rows
 from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
-from writetime.lake.state import Staged, completed, files_since, folded_version, generation_of, pending, together
+from writetime.lake.state import (
+    Staged,
+    are_whole,
+    completed,
+    distinct,
+    files_since,
+    folded_version,
+    generation_of,
+    pending,
+)
 from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
 from writetime.lake.views import time_now
@@ -259,10 +268,11 @@ def _next_tasks(
     new = completed(table, files_since(table, changes, last.changes), changes, state)
     schema_before, schema = table.schema(known), table.schema(changes)
     everything = _reshaped(schema_before, schema)
-    few = {} if everything else together(new, table.buckets)
-    if not everything and few.keys() <= {ALL}:
+    every = distinct(new)
+    few = not everything and are_few(sum(file.rows for file in every), table.buckets)
+    if few and are_whole(old, table.buckets) and are_whole(new, table.buckets):
         # One task costs less than many.
-        buckets, new = {ALL}, few
+        buckets, new = {ALL}, {ALL: every}
     else:
         buckets = state.by_bucket.keys() | old.keys() | new.keys()
     return [
@@ -287,8 +297,8 @@ def _sources(
     table: LakeTable, state: TableVersion, changes: Mapping[int, list[DataFile]], bucket: int
 ) -> tuple[Source, ...]:
     if bucket == ALL:
-        every = {file.path: file for files in changes.values() for file in files}.values()
-        return Source(table.state.storage, tuple(state.files)), Source(table.changes.storage, tuple(every))
+        every = tuple(distinct(changes))
+        return Source(table.state.storage, tuple(state.files)), Source(table.changes.storage, every)
     levels = Source.of_bucket(table.state.storage, state.by_bucket.get(bucket, ()), bucket, table.buckets)
     return levels, Source.of_bucket(table.changes.storage, changes.get(bucket, ()), bucket, table.buckets)
 
