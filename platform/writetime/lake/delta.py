@@ -222,12 +222,6 @@ class BucketedTable:
         except FileNotFoundError:
             return None
 
-    def is_newest(self, version: int) -> bool:
-        """Return whether the log has a version, and not the next one. It reads no file of the log."""
-        log = [f"_delta_log/{number:020d}.json" for number in (version, version + 1)]
-        present, next_one = (info.type == fs.FileType.File for info in self.storage.filesystem().get_file_info(log))
-        return present and not next_one
-
     def find(self) -> TableVersion | None:
         """Return the newest version, None if the table has not been created.
 
