@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import fs
@@ -81,11 +82,9 @@ def cluster_settings(settings: Settings, store: ObjectStore, master: SparkMaster
     )
 
 
-def test_snapshots_of_three_nodes_by_two_workers(
-    servers: Servers, store: ObjectStore, master: SparkMaster, tmp_path: Path
-) -> None:
+def make_orders(settings: Settings) -> str:
+    """A table with rows, of which those of one partition are deleted."""
     table = f"{KEYSPACE}.orders"
-    settings = cluster_settings(servers.settings, store, master)
     with session_at(settings) as session:
         session.execute(f"CREATE KEYSPACE {KEYSPACE} WITH replication = {REPLICATION}")
         session.execute(f"CREATE TABLE {table} (id int, n int, v text, PRIMARY KEY (id, n))")
@@ -93,6 +92,11 @@ def test_snapshots_of_three_nodes_by_two_workers(
         for i in range(_ROWS):
             session.execute(insert, (i // 5, i, f"v{i}"))
         session.execute(f"DELETE FROM {table} WHERE id = 7")
+    return table
+
+
+def snapshots_in_the_store(settings: Settings, store: ObjectStore, table: str) -> list[str]:
+    """The addresses of the snapshots of all nodes."""
     addresses = []
     for address in ADDRESSES:
         capture = settings.capture.model_copy(update={"node": address})
@@ -100,24 +104,33 @@ def test_snapshots_of_three_nodes_by_two_workers(
             there = f"{BUCKET}/snapshots/{address}"
             fs.copy_files(str(folder), there, destination_filesystem=store.filesystem())
             addresses.append(f"s3://{there}?endpoint_override={store.host}&scheme=http")
-    write_settings(settings, tmp_path / "writetime.toml")
+    return addresses
+
+
+def run_lake_job(config: Path, store: ObjectStore, *arguments: str) -> dict[str, Any]:
+    """Bring snapshots into the lake by the cluster, in a process of its own; return its report."""
     environment = {
         **os.environ,
         **store.options,
-        "WRITETIME_CONFIG": str(tmp_path / "writetime.toml"),
+        "WRITETIME_CONFIG": str(config),
         # What tests have set for a session of this machine alone.
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     environment.pop("PYSPARK_PYTHON", None)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.lake_job", table, *addresses],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+    command = [sys.executable, "-m", "tests.cluster.lake_job", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
-    report = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_snapshots_of_three_nodes_by_two_workers(
+    servers: Servers, store: ObjectStore, master: SparkMaster, tmp_path: Path
+) -> None:
+    settings = cluster_settings(servers.settings, store, master)
+    table = make_orders(settings)
+    addresses = snapshots_in_the_store(settings, store, table)
+    write_settings(settings, tmp_path / "writetime.toml")
+    report = run_lake_job(tmp_path / "writetime.toml", store, table, *addresses)
     assert len(report["executors"]) == 2
     assert report["rows"] == report["events"] == _ROWS - 5
     assert report["changes"] >= 3 * (_ROWS - 5)

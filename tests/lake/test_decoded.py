@@ -25,12 +25,11 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source.parquet"
 
 
-def written(source: Path, monkeypatch: pytest.MonkeyPatch, batch_bytes: int = 10_000) -> Path:
-    monkeypatch.setattr(decoded, "BATCH_BYTES", batch_bytes)
+def written(source: Path, batch_bytes: int = 10_000) -> Path:
     path = source.with_suffix(".decoded")
     with pq.ParquetFile(source) as file:
-        write(file, path, 1)
-    assert list(source.parent.iterdir()) == [source, path] or {source, path} == set(source.parent.iterdir())
+        write(file, path, 1, batch_bytes)
+    assert {source, path} == set(source.parent.iterdir())
     return path
 
 
@@ -39,8 +38,8 @@ def held(found: Decoded, tokens: np.ndarray) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 10_000, 1 << 30])
-def test_rows_are_those_of_the_file(source: Path, batch_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(source, monkeypatch, batch_bytes)
+def test_rows_are_those_of_the_file(source: Path, batch_bytes: int) -> None:
+    path = written(source, batch_bytes)
     with pq.ParquetFile(source) as file:
         in_memory = decode(file)
     rows = pq.read_table(source).to_pylist()
@@ -55,8 +54,8 @@ def test_rows_are_those_of_the_file(source: Path, batch_bytes: int, monkeypatch:
         assert held(found, np.array([], np.int64)) == []
 
 
-def test_a_cut_file_is_damaged(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(source, monkeypatch)
+def test_a_cut_file_is_damaged(source: Path) -> None:
+    path = written(source)
     whole = path.read_bytes()
     for length in {0, 1, 15, 16, len(whole) - 1, *random.Random(SEED).sample(range(len(whole)), 100)}:
         path.write_bytes(whole[:length])
@@ -64,8 +63,8 @@ def test_a_cut_file_is_damaged(source: Path, monkeypatch: pytest.MonkeyPatch) ->
             read(path, 1)
 
 
-def test_a_changed_file_is_damaged_or_unused(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(source, monkeypatch)
+def test_a_changed_file_is_damaged_or_unused(source: Path) -> None:
+    path = written(source)
     whole = path.read_bytes()
     rows = pq.read_table(source).to_pylist()
     tokens = np.unique([row["token"] for row in rows])
@@ -75,8 +74,8 @@ def test_a_changed_file_is_damaged_or_unused(source: Path, monkeypatch: pytest.M
             held(read(path, 1), tokens)
 
 
-def test_only_what_is_used_is_checked(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(source, monkeypatch)
+def test_only_what_is_used_is_checked(source: Path) -> None:
+    path = written(source)
     whole = bytearray(path.read_bytes())
     tokens = np.unique(pq.read_table(source)["token"])
     # A byte of the first batch.
@@ -89,7 +88,7 @@ def test_only_what_is_used_is_checked(source: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_another_version_and_another_source_are_damaged(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(source, monkeypatch)
+    path = written(source)
     with pytest.raises(Damaged):
         read(path, 2)
     monkeypatch.setattr(decoded, "VERSION", decoded.VERSION + 1)
@@ -97,30 +96,30 @@ def test_another_version_and_another_source_are_damaged(source: Path, monkeypatc
         read(path, 1)
 
 
-def test_a_file_without_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_rows(tmp_path: Path) -> None:
     source = tmp_path / "source.parquet"
     pq.write_table(pa.schema([("token", pa.int64())]).empty_table(), source)
-    assert held(read(written(source, monkeypatch), 1), np.array([1])) == []
+    assert held(read(written(source), 1), np.array([1])) == []
 
 
-def test_rows_outlive_the_file(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(source, monkeypatch)
+def test_rows_outlive_the_file(source: Path) -> None:
+    path = written(source)
     found = read(path, 1)
     path.unlink()
     assert len(held(found, np.unique(pq.read_table(source)["token"]))) == ROWS
 
 
-def test_when_data_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_data_ends(tmp_path: Path) -> None:
     source = tmp_path / "source.parquet"
     cell = pa.struct([("value", pa.string()), ("deletion_time", pa.int64())])
     kept = [{"value": "a", "deletion_time": None}, {"value": "b", "deletion_time": 7}, None]
     markers = [{"expiry": 9}, None, {"expiry": None}]
     columns = {"token": [1, 2, 3], "c": pa.array(kept, cell), "marker": pa.array(markers)}
     pq.write_table(pa.table(columns), source, row_group_size=1)
-    assert read(written(source, monkeypatch), 1).ending == (7, 9)
+    assert read(written(source), 1).ending == (7, 9)
     pq.write_table(pa.table(columns).select(["token"]), source)
-    assert read(written(source, monkeypatch), 1).ending is None
+    assert read(written(source), 1).ending is None
     pq.write_table(pa.table(columns), source, write_statistics=False)
-    first, last = read(written(source, monkeypatch), 1).ending or (0, 0)
+    first, last = read(written(source), 1).ending or (0, 0)
     assert first < 7
     assert last > 9

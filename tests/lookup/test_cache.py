@@ -16,7 +16,8 @@ import pytest
 
 from tests.lookup.conftest import PARTITIONS
 from writetime.lake import state, views
-from writetime.lake.cache import Cache, open_files
+from writetime.lake.cache import Cache, OpenFiles, open_files
+from writetime.lake.decoded import Decoded
 from writetime.lake.lake_storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.lookup.reading import Reader
@@ -170,12 +171,21 @@ def test_files_stay_open(table: LakeTable, cache: Cache) -> None:
     assert files_of(cache) == []
 
 
-def test_few_files_stay_open(table: LakeTable, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files, "MOST_FILES", 1)
-    monkeypatch.setattr(open_files, "MOST_BYTES", 100)
-    for each in (cache, replace(cache, limit=0)):
-        assert_right(table, each)
-        assert_right(table, each)
+def test_few_files_stay_open(tmp_path: Path) -> None:
+    rows = Decoded([pa.record_batch({"token": [1, 2]})], None)
+    files = OpenFiles(most_files=2, most_bytes=10 * rows.memory)
+    names = [tmp_path / name for name in "abc"]
+    for name in names:
+        files.keep(name, rows)
+        assert files.find(names[0])
+    assert [name for name in names if files.find(name)] == [names[0], names[2]]
+    small = OpenFiles(most_files=10, most_bytes=2 * rows.memory)
+    for name in [*names, *names]:
+        small.keep(name, rows)
+    assert [name for name in names if small.find(name)] == names[1:]
+    small.close(names[1])
+    small.keep(names[0], rows)
+    assert [name for name in names if small.find(name)] == [names[0], names[2]]
 
 
 def test_two_processes_at_once(table: LakeTable, cache: Cache) -> None:

@@ -10,10 +10,11 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.lookup.conftest import PARTITIONS
+from tests.support.examples import examples
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
 from writetime.api.tables import open_table
 from writetime.changes.position import AT
@@ -30,9 +31,7 @@ from writetime.schema.serialise import partition_key, serialiser
 from writetime.schema.table import TableSchema
 from writetime.storage.kernel.primitives import token
 
-_SETTINGS = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+_EXAMPLES = examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 _IDS = st.integers(-2, PARTITIONS + 1)
 
 
@@ -57,7 +56,7 @@ def by_condition(table: LakeTable, where: str) -> list[dict[str, Any]] | None:
     return filtered(Reader(table).rows(tokens), where).to_pylist()
 
 
-@_SETTINGS
+@_EXAMPLES
 @given(st.lists(st.tuples(_IDS, st.integers(0, 3)), max_size=12), st.booleans())
 def test_look_ups(table: LakeTable, keys: list[tuple[int, int]], whole_key: bool) -> None:
     found = open_table("shop.items", settings_at(Path(table.changes.storage.address).parents[1]))
@@ -87,7 +86,7 @@ _CONDITIONS = st.recursive(
 )
 
 
-@_SETTINGS
+@_EXAMPLES
 @given(_CONDITIONS)
 def test_conditions(table: LakeTable, where: str) -> None:
     found = by_condition(table, where)

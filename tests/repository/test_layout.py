@@ -87,3 +87,15 @@ def test_what_several_folders_of_tests_use_is_in_support() -> None:
     for path, parts in imports:
         own = path.parts[1] if path.parts[0] == "tests" and len(path.parts) > 2 else "support"
         assert parts[1] in (own, "support"), f"{path} imports {'.'.join(parts)}: move it to tests/support"
+
+
+def test_no_test_is_longer_than_40_lines() -> None:
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    assert paths
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert lines <= 40, (
+                    f"{path.relative_to(ROOT)}: {node.name} has {lines} lines; split it, or name its steps"
+                )

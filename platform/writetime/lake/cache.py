@@ -28,12 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class OpenFiles:
-    """The decoded files that a process has opened, as checks and maps them once. The longest unused ones are closed."""
+    """The decoded files that a process has opened, so that it checks and maps each once. It closes the longest unused
+    ones if there are more than `most_files`, or if those that are not mapped take more than `most_bytes` of memory.
+    """
 
-    MOST_FILES = 4096
-    MOST_BYTES = 128 << 20
-
-    def __init__(self) -> None:
+    def __init__(self, most_files: int = 4096, most_bytes: int = 128 << 20) -> None:
+        self._most_files = most_files
+        self._most_bytes = most_bytes
         self._files: OrderedDict[Path, Decoded] = OrderedDict()
         self._memory = 0
         self._lock = threading.Lock()
@@ -51,7 +52,7 @@ class OpenFiles:
             self._drop(path)
             self._files[path] = decoded
             self._memory += decoded.memory
-            while len(self._files) > self.MOST_FILES or self._memory > self.MOST_BYTES:
+            while len(self._files) > self._most_files or self._memory > self._most_bytes:
                 self._drop(next(iter(self._files)))
 
     def close(self, path: Path) -> None:

@@ -113,16 +113,16 @@ class _Mapped(Decoded):
 
 def decode(source: pq.ParquetFile) -> Decoded:
     """Return the rows of a file of the lake, in memory."""
-    return Decoded(list(_batches(source)), _ending(source.metadata))
+    return Decoded(list(_batches(source, BATCH_BYTES)), _ending(source.metadata))
 
 
-def write(source: pq.ParquetFile, path: Path, size: int) -> None:
+def write(source: pq.ParquetFile, path: Path, size: int, batch_bytes: int = BATCH_BYTES) -> None:
     """Decode a file of the lake of this size (bytes) into a file. It appears complete, or not at all."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     try:
         places = []
         with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, source.schema_arrow) as writer:
-            for batch in _batches(source):
+            for batch in _batches(source, batch_bytes):
                 start = sink.tell()
                 writer.write_batch(batch)
                 places.append((start, sink.tell() - start, *_ends(batch)))
@@ -189,14 +189,14 @@ def _crc_of_rest(data: pa.Buffer, batches: list[_Batch]) -> int:
     return zlib.crc32(data.slice(end, data.size - end), zlib.crc32(data.slice(0, start)))
 
 
-def _batches(source: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file in batches of about `BATCH_BYTES`."""
+def _batches(source: pq.ParquetFile, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a Parquet file in batches of about so many bytes."""
     groups: list[int] = []
     size = 0
     for group in range(source.num_row_groups):
         groups.append(group)
         size += source.metadata.row_group(group).total_byte_size
-        if size >= BATCH_BYTES or group == source.num_row_groups - 1:
+        if size >= batch_bytes or group == source.num_row_groups - 1:
             # A task has one core.
             table = source.read_row_groups(groups, use_threads=False).combine_chunks()
             yield from (batch for batch in table.to_batches() if batch.num_rows)

@@ -16,7 +16,7 @@ from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 
 STREAM_HOURS = 1
-"""Files of `changes` that packing replaced, and commits of all parts, are deleted after this time. A task, or another
+"""Files of `changes` that were replaced, and commits of all parts, are deleted after this time. A task, or another
 engine's query of `changes`, that takes longer has to be repeated.
 """
 
@@ -77,7 +77,7 @@ def trim_history(table: LakeTable, instant: int, run: Runner = map) -> int:
 
 
 def trim_stream(table: LakeTable, most_hours: float) -> None:
-    """Delete what a stream of batches leaves behind in `changes`: files that packing replaced over an hour ago, and
+    """Delete what a stream of batches leaves behind in `changes`: files that were replaced over an hour ago, and
     the log from before. It costs time in proportion to what it deletes, and to the log of an hour.
 
     While the next step of row events or of the state begins at an earlier version, its files and its log stay, but no

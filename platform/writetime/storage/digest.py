@@ -57,7 +57,8 @@ def _powers() -> np.ndarray:
     """Return x to the power of 8, 16, 32, ...: the factors of a checksum for 1, 2, 4, ... bytes that follow."""
     powers = [0x80000000 >> 8]
     while len(powers) < 32:
-        powers.append(int(_multiply(powers[-1], powers[-1])))
+        # As Python: a first call of compiled code takes half a second, and most programs make none.
+        powers.append(_multiply.py_func(powers[-1], powers[-1]))
     return np.array(powers, np.int64)
 
 
