@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from writetime.changes.model import KINDS, change_schema, field_name, udt_fields
 from writetime.clients.quality import gxe
 from writetime.core.errors import WritetimeError
+from writetime.lake.buckets import ALL
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, SORTED_BY, WrittenFile
@@ -164,13 +165,14 @@ def _in_place() -> "list[gxe.Expectation]":
 
 
 def _places(table: LakeTable) -> list[Column]:
-    """Return whether each row follows the one before it, and is in the bucket of its token."""
+    """Return whether each row follows the one before it, and is in the bucket of its token or in a file of all."""
     place = F.struct(*SORTED_BY)
     before = F.lag(place).over(Window.partitionBy("_metadata.file_path").orderBy("_metadata.row_index"))
     bits = table.buckets.bit_length() - 1
     # The bucket of a token is its top bits, where tokens are counted from the smallest.
     bucket = F.shiftrightunsigned(F.col("token").bitwiseXOR(F.lit(-(1 << 63))), 64 - bits) if bits else F.lit(0)
-    in_order, in_its_bucket = F.coalesce(before <= place, F.lit(True)), bucket == F.col(PARTITION)
+    in_order = F.coalesce(before <= place, F.lit(True))
+    in_its_bucket = (F.col(PARTITION) == ALL) | (F.col(PARTITION) == bucket)
     return [in_order.alias("in_order"), in_its_bucket.alias("in_its_bucket")]
 
 
