@@ -4,6 +4,7 @@ stay.
 
 import random
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from tests.support.event_replay import SECOND, events, replayed
 from tests.support.examples import examples
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
-from writetime.lake import views
+from writetime.lake import buckets, views
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.row_events.publish import PUBLISHED
@@ -33,14 +34,28 @@ def test_the_stream_is_the_view(
 ) -> None:
     table = new_table(tmp_path_factory.mktemp("lake"), generated.SCHEMA, buckets=2)
     for number, changes in enumerate(batches):
-        add(table, changes, number, generated.SCHEMA)
-        stream.extend(table, (99 + 2 * number) * SECOND)
-        position = stream.position_of(table.row_events.load())
-        assert position is not None
-        published(table, chooser.randint(0, position.batch.sequence))
-        if chooser.random() < 0.6:
-            merge_events(table, views.time_now())
+        # Files of one bucket and files of all buckets are in one table.
+        with patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])):
+            add(table, changes, number, generated.SCHEMA)
+            stream.extend(table, (99 + 2 * number) * SECOND)
+            position = stream.position_of(table.row_events.load())
+            assert position is not None
+            published(table, chooser.randint(0, position.batch.sequence))
+            if chooser.random() < 0.6:
+                merge_events(table, views.time_now())
     stream.extend(table, 110 * SECOND)
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+@pytest.mark.parametrize("few", [[0, 4096, 4096], [4096, 0, 4096], [4096, 4096, 0]])
+def test_events_of_all_buckets_and_of_one_are_merged_in_order(tmp_path: Path, few: list[int]) -> None:
+    table = new_table(tmp_path)
+    for number, rows in enumerate(few, 1):
+        with patch.object(buckets, "FEW_ROWS", rows):
+            add(table, [write(i, 1, number, v=str(number)) for i in range(20 + number)], number)
+            stream.extend(table)
+    published(table, 3)
+    assert merge_events(table, views.time_now()) == 21 + 22
     assert replayed(table) == view_rows(views.virtual(table))
 
 
