@@ -34,7 +34,7 @@ def test_the_stream_is_the_view(
 ) -> None:
     table = new_table(tmp_path_factory.mktemp("lake"), generated.SCHEMA, buckets=2)
     for number, changes in enumerate(batches):
-        # Files of one bucket and files of all buckets are in one table.
+        # So that files of one bucket and of all buckets follow each other.
         with patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])):
             add(table, changes, number, generated.SCHEMA)
             stream.extend(table, (99 + 2 * number) * SECOND)
@@ -47,16 +47,28 @@ def test_the_stream_is_the_view(
     assert replayed(table) == view_rows(views.virtual(table))
 
 
-@pytest.mark.parametrize("few", [[0, 4096, 4096], [4096, 0, 4096], [4096, 4096, 0]])
-def test_events_of_all_buckets_and_of_one_are_merged_in_order(tmp_path: Path, few: list[int]) -> None:
-    table = new_table(tmp_path)
-    for number, rows in enumerate(few, 1):
-        with patch.object(buckets, "FEW_ROWS", rows):
-            add(table, [write(i, 1, number, v=str(number)) for i in range(20 + number)], number)
-            stream.extend(table)
+def test_files_of_one_bucket_and_of_all_are_merged_in_the_order_of_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(tmp_path, buckets=4)
+    for number, few in enumerate((0, 4096, 0, 4096), 1):
+        monkeypatch.setattr(buckets, "FEW_ROWS", few)
+        add(table, [write(i, 1, number, v=str(number)) for i in range(40)], number)
+        stream.extend(table)
+    assert {file.bucket == buckets.ALL for file in table.row_events.load().files} == {True, False}
     published(table, 3)
-    assert merge_events(table, views.time_now()) == 21 + 22
+    assert merge_events(table, views.time_now()) == 80
+    assert set(replayed_values(table)) == {"4"}
+    published(table, 4)
+    monkeypatch.setattr(buckets, "FEW_ROWS", 0)
+    assert merge_events(table, views.time_now()) == 40
+    assert set(replayed_values(table)) == {"4"}
+
+
+def replayed_values(table: LakeTable) -> list[str]:
+    """The values of `v` that a reader of the stream has."""
     assert replayed(table) == view_rows(views.virtual(table))
+    return [row["v"] for row in replayed(table)]
 
 
 def test_batches_that_stay(tmp_path: Path) -> None:

@@ -54,11 +54,16 @@ def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:
         return 0
     old = [file for number, file in found if number <= last]
     schema = event_schema(table.schema())
-    # By bucket, files of one bucket are apart from those of all; the last event of a row is that of the last batch.
-    place = {file.path: number for number, (_, file) in enumerate(found)}
+    # Files of one bucket and of all buckets alternate in the stream, and the later event of a row counts.
+    order = {file.path: i for i, file in enumerate(old)}
     tasks = [
         _Merge(
-            bucket, table.buckets, sorted(files, key=lambda f: place[f.path]), schema, last, table.row_events.storage
+            bucket,
+            table.buckets,
+            sorted(files, key=lambda file: order[file.path]),
+            schema,
+            last,
+            table.row_events.storage,
         )
         for bucket, files in together(by_bucket(old, table.buckets), table.buckets).items()
     ]
