@@ -165,14 +165,15 @@ def _in_place() -> "list[gxe.Expectation]":
 
 
 def _places(table: LakeTable) -> list[Column]:
-    """Return whether each row follows the one before it, and is in the bucket of its token or in a file of all."""
+    """Return whether each row follows the one before it, and is in the bucket of its token, or in a file of all
+    buckets.
+    """
     place = F.struct(*SORTED_BY)
     before = F.lag(place).over(Window.partitionBy("_metadata.file_path").orderBy("_metadata.row_index"))
     bits = table.buckets.bit_length() - 1
     # The bucket of a token is its top bits, where tokens are counted from the smallest.
     bucket = F.shiftrightunsigned(F.col("token").bitwiseXOR(F.lit(-(1 << 63))), 64 - bits) if bits else F.lit(0)
-    in_order = F.coalesce(before <= place, F.lit(True))
-    in_its_bucket = (F.col(PARTITION) == ALL) | (F.col(PARTITION) == bucket)
+    in_order, in_its_bucket = F.coalesce(before <= place, F.lit(True)), F.col(PARTITION).isin(bucket, ALL)
     return [in_order.alias("in_order"), in_its_bucket.alias("in_its_bucket")]
 
 
