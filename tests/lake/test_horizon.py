@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from tests.support.commands import run
 from tests.support.event_replay import replayed
 from tests.support.examples import examples
 from tests.support.lake_answers import cql_rows, view_rows
-from tests.support.lake_views import held
+from tests.support.lake_views import held, looked_up
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
 from writetime.clients import node_snapshots
 from writetime.clients.database import connect
@@ -26,8 +28,9 @@ from writetime.clients.node_snapshots import take_snapshot
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import backfill as backfilling
-from writetime.lake import state, views
+from writetime.lake import buckets, state, views
 from writetime.lake.backfill import backfill, find_snapshots
+from writetime.lake.buckets import ALL, buckets_of
 from writetime.lake.delta import Conflict, by_bucket
 from writetime.lake.horizon import (
     captured_until,
@@ -79,16 +82,20 @@ def test_no_view_and_no_event_shows_dropped_tombstones(
     for number in range(4):
         changes = around(data.draw(st.lists(generated.change(schema), min_size=3, max_size=6)))
         seen += changes
-        add(table, changes, number, schema)
         second += chooser.randint(0, 2)
-        for step in chooser.sample([state.fold, state.fold, state.compact, state.rebuild], 2):
-            step(table)
-        if chooser.random() < 0.8:
-            state.drop_tombstones(table, second * SECOND)
-        whole = merge([generated.table(seen, schema)], schema)
-        assert rows_at(table, second) == view_rows([live_rows(whole, schema, second)])
-        if chooser.random() < 0.5:
-            stream.extend(table, second * SECOND)
+        # Files of one bucket and files of all buckets are in one table.
+        with patch.object(buckets, "FEW_ROWS", chooser.choice([0, 2, 4096])):
+            add(table, changes, number, schema)
+            for step in chooser.sample([state.fold, state.fold, state.compact, state.rebuild], 2):
+                step(table)
+            if chooser.random() < 0.8:
+                state.drop_tombstones(table, second * SECOND)
+            whole = merge([generated.table(seen, schema)], schema)
+            wanted = view_rows([live_rows(whole, schema, second)])
+            assert rows_at(table, second) == wanted
+            assert view_rows([looked_up(table, second)]) == wanted
+            if chooser.random() < 0.5:
+                stream.extend(table, second * SECOND)
     stream.extend(table, second * SECOND)
     wanted = view_rows([live_rows(whole, schema, second)])
     assert replayed(table) == wanted
@@ -133,6 +140,35 @@ def test_a_late_write_does_not_come_back(tmp_path: Path, monkeypatch: pytest.Mon
     # What is written after the horizon is folded in alone.
     add(table, [write(1, 5, 9 * SECOND, v="b")], 4)
     assert [f.rows for f in state.pending(table, table.changes.load(), table.state.load())[0]] == [1]
+
+
+def test_a_late_write_affects_no_other_bucket(tmp_path: Path) -> None:
+    table = new_table(tmp_path, buckets=2)
+    tokens = pa.array([write(id_, 0, 1)["token"] for id_ in range(20)])
+    [first, other, *_], [second, *_] = ([i for i in range(20) if buckets_of(tokens, 2)[i] == b] for b in range(2))
+    add(table, [write(first, 0, 5 * SECOND, v="a"), write(second, 0, 5 * SECOND, v="old")], 1)
+    add(table, [deletion(second, 0, 6 * SECOND)], 2)
+    assert [file.bucket for file in table.changes.load().files] == [ALL, 1]
+    state.fold(table)
+    stream.extend(table, 100 * SECOND)
+    assert state.drop_tombstones(table, 8 * SECOND) == 1
+    # The file that the late write comes in is of all buckets, and so is the one with the write that was deleted.
+    add(table, [write(other, 0, 5 * SECOND, v="late"), write(second, 1, 9 * SECOND, v="b")], 3)
+    wanted = [(first, 0, "a"), (other, 0, "late"), (second, 1, "b")]
+
+    def assert_right() -> None:
+        for rows in (rows_at(table, 100), view_rows([looked_up(table, 100)]), replayed(table)):
+            assert sorted((r["id"], r["n"], r["v"]) for r in rows) == sorted(wanted)
+
+    stream.extend(table, 100 * SECOND)
+    assert_right()
+    # The late write is now among the changes from before the batch.
+    add(table, [write(first, 1, 9 * SECOND, v="c"), write(second, 2, 9 * SECOND, v="d")], 4)
+    wanted += [(first, 1, "c"), (second, 2, "d")]
+    stream.extend(table, 100 * SECOND)
+    assert_right()
+    state.fold(table)
+    assert_right()
 
 
 def test_changes_that_are_folded_in_and_dropped_at_once(tmp_path: Path) -> None:

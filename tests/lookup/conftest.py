@@ -1,11 +1,13 @@
 """A table with levels, folded and waiting changes, and deletions."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from tests.support.made import add, new_table, write
-from writetime.lake import state
+from writetime.lake import buckets, state
+from writetime.lake.buckets import ALL
 from writetime.lake.cache import Cache
 from writetime.lake.table import LakeTable
 
@@ -14,12 +16,17 @@ PARTITIONS = 40
 
 @pytest.fixture
 def table(tmp_path: Path) -> LakeTable:
-    """Partitions 0 to 39 with up to three rows each: two levels of the state, and changes that are not folded in."""
+    """Partitions 0 to 39 with up to three rows each: two levels of the state, and changes that are not folded in. The
+    first level is a file per bucket, the rest are files of all buckets.
+    """
     table = new_table(tmp_path / "lake")
     table.cache = Cache(tmp_path / "cache", 1 << 30, smallest=0)
     for number in range(3):
         rows = [write(i, number, 1_000_000 * (number + 1), v=f"{i}/{number}") for i in range(number, PARTITIONS)]
-        add(table, rows, number)
-        if number < 2:
-            state.fold(table)
+        with patch.object(buckets, "FEW_ROWS", 4096 * bool(number)):
+            add(table, rows, number)
+            if number < 2:
+                state.fold(table)
+    assert [len(table.state.load().by_folder[bucket]) for bucket in (0, 1, 2, 3, ALL)] == [1] * 5
+    assert len(table.changes.load().by_folder[ALL]) == 2
     return table

@@ -1,6 +1,8 @@
 """Look-ups and conditions find the rows that DuckDB finds in the whole view."""
 
+import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from writetime.changes.position import AT
 from writetime.cli.view import filtered
 from writetime.lake import state, views
 from writetime.lake.changes import ChangeWriter
+from writetime.lake.delta import BucketedTable
 from writetime.lake.table import LakeTable
 from writetime.lookup import reading
 from writetime.lookup.keys import keys_of, tokens_of
@@ -216,6 +219,57 @@ def test_a_reader_sees_each_commit(table: LakeTable) -> None:
         state.compact(table)
     state.rebuild(table)
     assert reader.rows(tokens).equals(whole(table))
+
+
+def test_a_reader_opens_what_changed_only(table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(table)
+    tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
+    first = reader.rows(tokens)
+
+    def unexpected(*_: object) -> None:
+        raise AssertionError("a look-up of the same version opened a table")
+
+    with monkeypatch.context() as patched:
+        for module, name in ((BucketedTable, "_open_at"), (reading, "pending")):
+            patched.setattr(module, name, unexpected)
+        assert reader.rows(tokens).equals(first)
+    add(table, [write(1, 9, 50_000_000, w=1)], 9)
+    assert reader.rows(tokens).num_rows == first.num_rows + 1
+
+
+def test_a_reader_follows_a_table_that_is_created_again(table: LakeTable, tmp_path: Path) -> None:
+    reader = Reader(table)
+    tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
+    assert reader.rows(tokens).equals(whole(table))
+    version = table.changes.load().version
+    shutil.rmtree(tmp_path / "lake")
+    again = new_table(tmp_path / "lake")
+    for number in range(3):
+        add(again, [write(number, 0, 1, v="again")], number)
+    state.fold(again)
+    assert again.changes.load().version == version
+    assert reader.rows(tokens).equals(whole(again))
+    assert reader.rows(tokens).num_rows == 3
+
+
+def test_threads_share_a_reader(table: LakeTable) -> None:
+    reader = Reader(table)
+    tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
+
+    def read(_: int) -> int:
+        return reader.rows(tokens).num_rows
+
+    def commit(number: int) -> None:
+        add(table, [write(1, 100 + number, 5, v="a")], 100 + number)
+
+    before = reader.rows(tokens).num_rows
+    with ThreadPoolExecutor(4) as pool:
+        commits = pool.submit(lambda: [commit(number) for number in range(10)])
+        seen = list(pool.map(read, range(60)))
+        commits.result()
+    assert set(seen) <= set(range(before, before + 11))
+    assert reader.rows(tokens).equals(whole(table))
+    assert reader.rows(tokens).num_rows == before + 10
 
 
 def test_expired_data_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

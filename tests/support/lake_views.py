@@ -2,7 +2,9 @@
 
 from collections import Counter
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 from cassandra.cluster import Session
 
@@ -17,6 +19,8 @@ from writetime.lake.merging import Source, merge_files
 from writetime.lake.parquet import PARTITION
 from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, view_schema
+from writetime.lookup import reading
+from writetime.lookup.reading import Reader
 from writetime.merge import live_rows
 from writetime.merge.value_order import has_forms
 from writetime.schema.table import TableSchema
@@ -84,6 +88,17 @@ def compacted(table: LakeTable) -> list[pa.Table]:
     """The compacted view, in the order of its buckets."""
     rows = table.view.load().table.to_pyarrow_table()
     return [rows.sort_by(PARTITION).drop_columns([PARTITION])]
+
+
+def looked_up(table: LakeTable, second: int) -> pa.Table:
+    """Look up all partitions of a table at once, and one after the other, with expiry judged at this second."""
+    tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
+    reader = Reader(table)
+    with patch.object(reading, "time_now", lambda: second * 1_000_000):
+        at_once = reader.rows(tokens)
+        parts = [reader.rows(tokens[i : i + 1]) for i in range(len(tokens))]
+    assert_same(pa.concat_tables([at_once.slice(0, 0), *parts]), at_once)
+    return at_once
 
 
 def held(table: LakeTable) -> pa.Table:

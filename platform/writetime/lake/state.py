@@ -6,6 +6,7 @@ change twice does no harm, because merging is idempotent.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
@@ -69,10 +70,24 @@ def completed(
 
 def together(found: Mapping[int, Sequence[DataFile]], buckets: int) -> dict[int, list[DataFile]]:
     """Return files by bucket, or, if they have few rows, all files as those of `ALL`: one task costs less than many."""
-    every = list({file.path: file for files in found.values() for file in files}.values())
-    if len(found) > 1 and are_few(sum(file.rows for file in every), buckets):
+    every = distinct(found)
+    if len(found) > 1 and are_few(sum(file.rows for file in every), buckets) and are_whole(found, buckets):
         return {ALL: every}
     return {bucket: list(files) for bucket, files in found.items()}
+
+
+def distinct(found: Mapping[int, Sequence[DataFile]]) -> list[DataFile]:
+    """Return the files of all buckets, each once."""
+    return list({file.path: file for files in found.values() for file in files}.values())
+
+
+def are_whole(found: Mapping[int, Sequence[DataFile]], buckets: int) -> bool:
+    """Return whether files may be merged without regard to buckets: each file of all buckets is in each of them.
+
+    Otherwise some buckets have a write of such a file, and not the deletion of it (`completed`).
+    """
+    times = Counter(file.path for files in found.values() for file in files if file.bucket == ALL)
+    return all(count == buckets for count in times.values())
 
 
 def files_since(table: LakeTable, changes: TableVersion, version: int | None) -> list[DataFile]:

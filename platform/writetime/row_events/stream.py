@@ -20,16 +20,25 @@ from writetime.lake.cache import Cache
 from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion
 from writetime.lake.horizon import horizon_of
 from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import Runner, Source
+from writetime.lake.merging import Runner, Source, merge_files
 from writetime.lake.parquet import WrittenFile, read_file, write_rows
 from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
-from writetime.lake.state import Staged, completed, files_since, folded_version, generation_of, pending, together
+from writetime.lake.state import (
+    Staged,
+    are_whole,
+    completed,
+    distinct,
+    files_since,
+    folded_version,
+    generation_of,
+    pending,
+)
 from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
+from writetime.lake.touched import expiring_tokens, merge_touched
 from writetime.lake.views import time_now
 from writetime.merge import merge
 from writetime.row_events.events import Batch, event_schema, fitted_rows, row_events
-from writetime.row_events.touched import expiring_tokens, merge_touched
 from writetime.schema.table import TableSchema
 
 SEQUENCE, GENERATION, AS_OF = (f"row_events/{name}" for name in ("sequence", "generation", "as_of"))
@@ -76,7 +85,7 @@ class RowTask:
 
     def run(self) -> list[WrittenFile]:
         """Write the events; no file if there are none."""
-        added = merge_touched(self.new, self.schema, None, self.cache)
+        added = merge_files(self.new, self.schema)
         if self.all_partitions:
             return self._write(self.events(added, None), self.bucket)
         tokens = self._tokens(added)
@@ -92,12 +101,14 @@ class RowTask:
 
     def events(self, added: pa.Table, tokens: np.ndarray | None) -> pa.Table:
         """Compute the events of changes (merged), in partitions with these tokens, or all."""
-        old = merge_touched(self.old, self.schema, tokens, self.cache)
-        same = self.schema == self.schema_before
-        was = old if same else merge_touched(self.old, self.schema_before, tokens, self.cache)
+        old = self._old(self.schema, tokens)
+        was = old if self.schema == self.schema_before else self._old(self.schema_before, tokens)
         before = fitted_rows(was, self.schema_before, self.as_of_before)
         after = fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of)
         return row_events(before, after, self.schema, self.batch)
+
+    def _old(self, schema: TableSchema, tokens: np.ndarray | None) -> pa.Table:
+        return merge_files(self.old, schema) if tokens is None else merge_touched(self.old, schema, tokens, self.cache)
 
     def _write(self, events: pa.Table, bucket: int) -> list[WrittenFile]:
         return write_rows(self.target, events, bucket, self.buckets, f"{PREFIX}{self.batch.sequence}-")
@@ -205,7 +216,6 @@ def _first_tasks(table: LakeTable, state: TableVersion, changes: TableVersion, b
     """Return the tasks of a batch that begins with no rows."""
     new = pending(table, changes, state)
     schema = table.schema(changes)
-    target = table.row_events.storage
     return [
         RowTask(
             bucket,
@@ -217,7 +227,7 @@ def _first_tasks(table: LakeTable, state: TableVersion, changes: TableVersion, b
             0,
             batch,
             True,
-            target,
+            table.row_events.storage,
             table.cache,
         )
         for bucket in sorted(state.by_bucket.keys() | new.keys())
@@ -260,10 +270,11 @@ def _next_tasks(
     new = completed(table, files_since(table, changes, last.changes), changes, state)
     schema_before, schema = table.schema(known), table.schema(changes)
     everything = _reshaped(schema_before, schema)
-    few = {} if everything else together(new, table.buckets)
-    if not everything and few.keys() <= {ALL}:
+    every = distinct(new)
+    few = not everything and are_few(sum(file.rows for file in every), table.buckets)
+    if few and are_whole(old, table.buckets) and are_whole(new, table.buckets):
         # One task costs less than many.
-        buckets, new = {ALL}, few
+        buckets, new = {ALL}, {ALL: every}
     else:
         buckets = state.by_bucket.keys() | old.keys() | new.keys()
     return [
@@ -288,8 +299,8 @@ def _sources(
     table: LakeTable, state: TableVersion, changes: Mapping[int, list[DataFile]], bucket: int
 ) -> tuple[Source, ...]:
     if bucket == ALL:
-        every = {file.path: file for files in changes.values() for file in files}.values()
-        return Source(table.state.storage, tuple(state.files)), Source(table.changes.storage, tuple(every))
+        every = tuple(distinct(changes))
+        return Source(table.state.storage, tuple(state.files)), Source(table.changes.storage, every)
     levels = Source.of_bucket(table.state.storage, state.by_bucket.get(bucket, ()), bucket, table.buckets)
     return levels, Source.of_bucket(table.changes.storage, changes.get(bucket, ()), bucket, table.buckets)
 

@@ -23,13 +23,14 @@ from writetime.core.printing import json_value
 from writetime.lake.buckets import token_range
 from writetime.lake.cache import Cache
 from writetime.lake.delta import BucketedTable
+from writetime.lake.merging import merge_files
 from writetime.lake.table import LakeTable
+from writetime.lake.touched import merge_touched
 from writetime.lake.views import BucketView, bucket_views, time_now
 from writetime.landing.reports import stopped
 from writetime.row_events.compare import Matched, Rows, changed
 from writetime.row_events.events import placed_rows
 from writetime.row_events.ids import siphash
-from writetime.row_events.touched import merge_touched
 from writetime.schema.avro import encode, joined, nullable
 from writetime.schema.table import TableSchema
 from writetime.verify.database_table import DatabaseTable
@@ -200,7 +201,7 @@ def _write_times(part: BucketedTable) -> Iterator[pq.Statistics | None]:
 
 def _lake_rows(views: Sequence[BucketView], schema: TableSchema, tokens: np.ndarray | None, cache: Cache) -> Rows:
     sources = [source for view in views for source in view.sources]
-    state = merge_touched(sources, schema, tokens, cache)
+    state = merge_files(sources, schema) if tokens is None else merge_touched(sources, schema, tokens, cache)
     return placed_rows(state, schema, views[0].as_of if views else time_now())
 
 

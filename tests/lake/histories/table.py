@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pyarrow as pa
 
 from tests.lake.histories.node import Node
@@ -17,6 +16,7 @@ from tests.lake.histories.plan import Plan
 from tests.support.event_replay import Consumer, in_order
 from tests.support.expected import assert_same
 from tests.support.lake_answers import view_rows
+from tests.support.lake_views import looked_up
 from tests.support.merged import with_one_form
 from writetime.core import config
 from writetime.lake import buckets, retention, state, views
@@ -26,8 +26,6 @@ from writetime.lake.changes import ChangeWriter
 from writetime.lake.parquet import PARTITION
 from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, create_table, view_schema
-from writetime.lookup import reading
-from writetime.lookup.reading import Reader
 from writetime.row_events import stream
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlTypeError
@@ -116,22 +114,14 @@ class HistoryTable:
                 answer = fit(node.rows(self.schema, second), self.schema)
                 found = self._virtual(second)
                 assert_same(with_one_form(found, self.schema), with_one_form(answer, self.schema))
-                assert_same(with_one_form(self._looked_up(second), self.schema), with_one_form(answer, self.schema))
+                assert_same(
+                    with_one_form(looked_up(self.lake, second), self.schema), with_one_form(answer, self.schema)
+                )
                 self.comparisons += 1
 
     def _virtual(self, second: int) -> pa.Table:
         parts = [replace(view, as_of=second * 1_000_000).rows() for view in views.bucket_views(self.lake)]
         return pa.concat_tables([view_schema(self.schema).empty_table(), *parts])
-
-    def _looked_up(self, second: int) -> pa.Table:
-        """Look up one partition after the other, then the same partitions at once."""
-        tokens = np.unique(self.lake.changes.read(["token"])["token"].to_numpy())
-        reader = Reader(self.lake)
-        with patch.object(reading, "time_now", lambda: second * 1_000_000):
-            parts = [reader.rows(tokens[i : i + 1]) for i in range(len(tokens))]
-            at_once = reader.rows(tokens)
-        assert_same(pa.concat_tables([at_once.slice(0, 0), *parts]), at_once)
-        return at_once
 
     def _all(self, chooser: random.Random) -> None:
         self._append(self._pending, parts=chooser.randint(1, 3), chooser=chooser)

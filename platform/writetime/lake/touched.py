@@ -1,5 +1,5 @@
-"""Reads only the parts of a bucket's files that a batch needs: the partitions of some tokens, and those where cells
-expire.
+"""Reads only the parts of files that a batch of row events, or a look-up, needs: the partitions of some tokens, and
+those where cells expire.
 
 Partitions are read through the cache of decoded files. Expiring cells are searched in the row groups whose statistics
 allow them, and there only in the columns of expiry.
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from writetime.changes.model import change_schema, field_name, udt_fields
 from writetime.core.arrow import mask_of, pc
 from writetime.lake.cache import Cache
-from writetime.lake.change_files import groups_between, open_changes, read_groups
+from writetime.lake.change_files import groups_between, open_changes
 from writetime.lake.merging import PORTION_BYTES, Source
 from writetime.lake.parquet import conform
 from writetime.merge import merge
@@ -23,8 +23,8 @@ from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex
 
 
-def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray | None, cache: Cache) -> pa.Table:
-    """Merge the rows of files with some tokens (sorted, each once), or all rows; memory depends on the result."""
+def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray, cache: Cache) -> pa.Table:
+    """Merge the rows of files with some tokens (sorted, each once); memory depends on the result."""
     state = merge([], schema)
     portion: list[pa.Table] = []
     size = 0
@@ -44,7 +44,7 @@ def expiring_tokens(sources: Iterable[Source], schema: TableSchema, after: int, 
     """
     wanted = expiry_paths(schema)
     found = [np.empty(0, np.int64)]
-    ending = [replace(s, files=tuple(f for f in s.files if cache.may_end(s.storage, f, after, until))) for s in sources]
+    ending = (replace(s, files=tuple(f for f in s.files if cache.may_end(s.storage, f, after, until))) for s in sources)
     for file, within in _open(ending):
         columns = {c: file.schema.column(c).path for c in range(len(file.schema))}
         times = [c for c, path in columns.items() if path in wanted]
@@ -74,15 +74,7 @@ def _cell_paths(cql_type: CqlType) -> list[str]:
     return [f"fields.{name}.deletion_time" for name, _ in udt_fields(cql_type)]
 
 
-def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray | None, cache: Cache) -> Iterator[pa.Table]:
-    if tokens is None:
-        for file, within in _open(sources):
-            table = read_groups(file, _groups(file, within), wanted.names)
-            if within is not None:
-                own = table["token"].to_numpy()
-                table = table.filter(pa.array((own >= within[0]) & (own <= within[1])))
-            yield conform(table, wanted, "a file of changes")
-        return
+def _read(sources: Iterable[Source], wanted: pa.Schema, tokens: np.ndarray, cache: Cache) -> Iterator[pa.Table]:
     alike: dict[pa.Schema, list[pa.RecordBatch]] = {}
     size = 0
     for source in sources:
