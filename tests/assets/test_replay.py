@@ -103,7 +103,7 @@ def test_batches_come_into_the_lake(
     assert tick(instance) == [("4", "5")]
     assert not run(instance, "3", "4").success
     assert rows(spark) == wanted(BATCHES)
-    # A batch that is not what was published fails the run, and the check.
+    # A batch that differs from the published one fails the run and the check.
     with database.connect(settings) as session:
         session.execute(f"TRUNCATE {settings.cassandra.keyspace}.replay_blocks", timeout=60)
     assert not run(instance, "5", "5").success

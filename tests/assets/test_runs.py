@@ -75,7 +75,7 @@ def orders() -> MaterializeResult:
 @by_kind()
 def broken() -> None:
     """An asset whose fault a person has to mend."""
-    raise WritetimeError("shop.orders is broken: mend it")
+    raise WritetimeError("shop.orders is broken: repair it")
 
 
 def ended(instance: DagsterInstance, *assets: Any) -> tuple[str, DagsterRun]:
@@ -115,7 +115,7 @@ def test_report_and_alert(
 
         report, run = ended(instance, broken)
         assert report.startswith(f"# {run.job_name}: failure")
-        assert posted[1]["lines"] == ["shop__orders__orders_state: shop.orders is broken: mend it"]
+        assert posted[1]["lines"] == ["shop__orders__orders_state: shop.orders is broken: repair it"]
 
         # What does not take it does no harm, and its URL is a secret.
         monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", url + "wrong")

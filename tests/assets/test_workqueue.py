@@ -68,7 +68,7 @@ def test_a_queue_is_drained_checked_and_copied_to_the_lake(
     assert compared_with_the_lake() == (True, [99, 99, 0, 0])
     assert_lakes_that_differ_are_found(settings, monkeypatch)
     assert compared_with_the_lake() == (True, [99, 99, 0, 0])
-    # A dead item without its letter is told.
+    # A dead item without its letter is reported.
     with database.connect(settings) as session:
         session.execute(f"TRUNCATE {settings.cassandra.keyspace}.queue_dead_letters", timeout=60)
     assert not looked_for_losses().passed

@@ -192,7 +192,7 @@ class SecondNode:
         return marks.tables.get(self.name, TableMark(0)).until
 
     def passed(self, instant: int) -> bool:
-        """Whether its agent has published what was written up to then."""
+        """Whether its agent has published all writes up to then."""
         # Tests of other folders have dropped tables on this node, whose last writes cannot be read: a gap, which
         # is closed by hand.
         for reason in (self.captured.settings.capture.state_dir / "aside").glob("*.reason.json"):
