@@ -12,7 +12,7 @@ from writetime.lake.change_files import read_changes
 from writetime.lake.delta import DataFile
 from writetime.lake.horizon import without_dropped
 from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import PROBED, WrittenFile, without_empty, write_rows
+from writetime.lake.parquet import READ_SOON, WrittenFile, without_empty, write_rows
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 
@@ -66,7 +66,7 @@ def run_merge(task: MergeTask) -> list[WrittenFile]:
     state = merge_files(task.sources, task.schema)
     if task.horizon is not None:
         state = without_dropped(state, task.schema, task.horizon)
-    return write_rows(task.target, without_empty(state), task.bucket, task.buckets, layout=PROBED)
+    return write_rows(task.target, without_empty(state), task.bucket, task.buckets, layout=READ_SOON)
 
 
 def merge_files(

@@ -13,7 +13,7 @@ from writetime.lake.merging import Source
 from writetime.lake.row_form import fit
 from writetime.lake.state import pending
 from writetime.lake.table import LakeTable
-from writetime.lake.touched import merge_touched
+from writetime.lake.touched import merge_partitions
 from writetime.lake.views import time_now
 from writetime.merge import live_rows
 from writetime.schema.table import TableSchema
@@ -54,7 +54,7 @@ class Reader:
             for bucket in np.unique(buckets_of(pa.array(tokens, pa.int64()), table.buckets)).tolist()
             for storage, files in ((table.state.storage, opened.levels), (table.changes.storage, opened.pending))
         ]
-        state = merge_touched(sources, opened.schema, tokens, table.cache)
+        state = merge_partitions(sources, opened.schema, tokens, table.cache)
         return fit(live_rows(state, opened.schema, time_now() // 1_000_000), opened.schema, unfit)
 
     def _newest(self) -> _Opened:

@@ -25,7 +25,7 @@ from writetime.lake.cache import Cache
 from writetime.lake.delta import BucketedTable
 from writetime.lake.merging import merge_files
 from writetime.lake.table import LakeTable
-from writetime.lake.touched import merge_touched
+from writetime.lake.touched import merge_partitions
 from writetime.lake.views import BucketView, bucket_views, time_now
 from writetime.landing.reports import stopped
 from writetime.row_events.compare import Matched, Rows, changed
@@ -201,7 +201,7 @@ def _write_times(part: BucketedTable) -> Iterator[pq.Statistics | None]:
 
 def _lake_rows(views: Sequence[BucketView], schema: TableSchema, tokens: np.ndarray | None, cache: Cache) -> Rows:
     sources = [source for view in views for source in view.sources]
-    state = merge_files(sources, schema) if tokens is None else merge_touched(sources, schema, tokens, cache)
+    state = merge_files(sources, schema) if tokens is None else merge_partitions(sources, schema, tokens, cache)
     return placed_rows(state, schema, views[0].as_of if views else time_now())
 
 
