@@ -44,7 +44,7 @@ def work(folder: Path) -> LakeTable:
     state.compact(table)
     state.drop_tombstones(table, HORIZON)
     retention.trim_history(table, views.time_now())
-    views.refresh(table)
+    views.rewrite(table)
     return table
 
 
