@@ -23,9 +23,13 @@ from writetime.schema.table import TableSchema
 from writetime.schema.types import Collection, CqlType, is_complex
 
 
-def merge_touched(sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray, cache: Cache) -> pa.Table:
-    """Merge the rows of files with some tokens (sorted, each once); memory depends on the result."""
-    state = merge([], schema)
+def merge_touched(
+    sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray, cache: Cache, start: pa.Table | None = None
+) -> pa.Table:
+    """Merge the rows of files with some tokens (sorted, each once), and a merged table (if any); memory depends on the
+    result.
+    """
+    state = merge([], schema) if start is None else start
     portion: list[pa.Table] = []
     size = 0
     for table in _read(sources, change_schema(schema), tokens, cache):
