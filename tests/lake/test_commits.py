@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -62,12 +63,12 @@ def test_a_batch_counts_once(tmp_path: Path) -> None:
 def test_one_of_many_at_once(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     with ThreadPoolExecutor(8) as pool:
-        done = list(pool.map(lambda i: add(table, [write(i % 4, 1, 5, v="a")], i // 4), range(16)))
+        done = list(pool.map(lambda i: add(deepcopy(table), [write(i % 4, 1, 5, v="a")], i // 4), range(16)))
     # Of the four that send one number, one wins at most; a number that comes after a higher one is old.
     assert 1 <= sum(done) <= 4
     assert len(table.changes.load().files) == sum(done)
     with ThreadPoolExecutor(4) as pool:
-        folded = list(pool.map(lambda _: state.fold(table), range(4)))
+        folded = list(pool.map(lambda _: state.fold(deepcopy(table)), range(4)))
     assert sum(folded) == sum(done)
     assert len(table.state.load().files) == len({f.bucket for f in table.changes.load().files})
 

@@ -3,7 +3,7 @@
 The state drops old tombstones and expired data (`state.drop_tombstones`) into files of their own, whose names begin
 with `DROPPED`. They are no levels. Nothing in the levels is covered by what was dropped, nor is anything that was
 written after the horizon. Only a *late* write, one from up to the horizon, may be. So changes that wait are merged with
-what was dropped from the partitions of their late writes, before they are merged with the levels.
+what was dropped at the places of their late writes, before they are merged with the levels.
 """
 
 import itertools
@@ -18,12 +18,16 @@ from writetime.lake.cache import Cache
 from writetime.lake.delta import DataFile, TableVersion, by_bucket
 from writetime.lake.horizon import horizon_of, only_dropped, without_dropped, written_until
 from writetime.lake.merging import Source, merge_files
+from writetime.lake.places import Places, places_of
 from writetime.lake.table import LakeTable
-from writetime.lake.touched import merge_touched
+from writetime.lake.touched import merge_partitions, merge_places
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 
 DROPPED = "dropped-"
+
+At = Places | np.ndarray | None
+"""What to merge: some places, the partitions with some tokens (sorted, each once), or everything."""
 
 
 def levels_of(state: TableVersion) -> list[DataFile]:
@@ -53,16 +57,16 @@ class Waiting:
     cache: Cache
 
     @property
-    def is_all(self) -> bool:
-        """Whether nothing was dropped."""
+    def has_dropped_nothing(self) -> bool:
+        """Whether the state has dropped nothing."""
         return not any(source.files for source in self.dropped)
 
-    def merged(self, schema: TableSchema, tokens: np.ndarray | None = None) -> pa.Table:
-        """Merge the changes without what something dropped covers, all or those in the partitions with these tokens
-        (sorted, each once), which are read through the cache.
+    def merged(self, schema: TableSchema, at: At = None) -> pa.Table:
+        """Merge the changes without what something dropped covers: all, or those at some places or in some partitions,
+        which are read through the cache.
         """
-        changes = _merged(self.changes, schema, tokens, self.cache)
-        dropped = merge([], schema) if self.is_all else self._dropped(changes, schema)
+        changes = _merged(self.changes, schema, at, self.cache)
+        dropped = merge([], schema) if self.has_dropped_nothing else self._dropped(changes, schema)
         if not dropped.num_rows:
             return changes
         # All that is left of `dropped` is dropped again. The deletions among the changes stay: they may cover data in
@@ -71,11 +75,11 @@ class Waiting:
         return merge([left, only_dropped(changes, schema, self.horizon)], schema)
 
     def _dropped(self, changes: pa.Table, schema: TableSchema) -> pa.Table:
-        """Return what was dropped from the partitions of late writes."""
-        late = changes["token"].filter(pa.array(written_until(changes, schema, self.horizon)))
-        owners = {ALL, *np.unique(buckets_of(late, self.buckets)).tolist()} if len(late) else set()
+        """Return what was dropped at the places of late writes."""
+        late = changes.filter(pa.array(written_until(changes, schema, self.horizon)))
+        owners = {ALL, *np.unique(buckets_of(late["token"], self.buckets)).tolist()} if len(late) else set()
         sources = [replace(s, files=tuple(f for f in s.files if f.bucket in owners)) for s in self.dropped]
-        return merge_touched(sources, schema, np.unique(late.to_numpy()), self.cache)
+        return merge_places(sources, schema, places_of(late), self.cache)
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,11 @@ class Contents:
         """The files of the levels and of the changes."""
         return self.levels + self.waiting.changes
 
-    def merged(self, schema: TableSchema, tokens: np.ndarray | None = None) -> pa.Table:
-        """Merge all of it, or the partitions with these tokens, as `Waiting.merged` does."""
-        if self.waiting.is_all:
-            return _merged(self.sources, schema, tokens, self.waiting.cache)
-        return _merged(self.levels, schema, tokens, self.waiting.cache, self.waiting.merged(schema, tokens))
+    def merged(self, schema: TableSchema, at: At = None) -> pa.Table:
+        """Merge all of it, or some places or partitions, as `Waiting.merged` does."""
+        if self.waiting.has_dropped_nothing:
+            return _merged(self.sources, schema, at, self.waiting.cache)
+        return _merged(self.levels, schema, at, self.waiting.cache, self.waiting.merged(schema, at))
 
 
 def combined(found: Sequence[Contents]) -> Contents:
@@ -113,13 +117,17 @@ def combined(found: Sequence[Contents]) -> Contents:
 def _merged(
     sources: Iterable[Source],
     schema: TableSchema,
-    tokens: np.ndarray | None,
+    at: At,
     cache: Cache,
     start: pa.Table | None = None,
 ) -> pa.Table:
-    if tokens is None:
-        return merge_files(sources, schema, start=start)
-    return merge_touched(sources, schema, tokens, cache, start)
+    match at:
+        case None:
+            return merge_files(sources, schema, start=start)
+        case Places():
+            return merge_places(sources, schema, at, cache, start)
+        case _:
+            return merge_partitions(sources, schema, at, cache, start)
 
 
 class StateFiles:

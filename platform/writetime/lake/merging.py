@@ -11,7 +11,7 @@ from writetime.lake.buckets import ALL, token_range
 from writetime.lake.change_files import read_changes
 from writetime.lake.delta import DataFile
 from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import PROBED, WrittenFile, without_empty, write_rows
+from writetime.lake.parquet import READ_SOON, WrittenFile, without_empty, write_rows
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 
@@ -67,7 +67,7 @@ class MergeTask:
 
 def write_state(target: Storage, state: pa.Table, bucket: int, buckets: int, prefix: str = "") -> list[WrittenFile]:
     """Write a part of the state, as `write_rows` does."""
-    return write_rows(target, without_empty(state), bucket, buckets, prefix, layout=PROBED)
+    return write_rows(target, without_empty(state), bucket, buckets, prefix, layout=READ_SOON)
 
 
 def merge_files(

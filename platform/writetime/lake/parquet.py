@@ -48,12 +48,9 @@ KEPT = Layout(1 << 16, "zstd")
 """For data that is kept long and seldom read."""
 
 READ_SOON = Layout(1 << 16, "lz4")
-"""For data that is read completely, a few times, before it is merged with more. Its files are larger; both writing and
-reading take less CPU.
+"""For changes and states, which are read completely, a few times, before they are merged with more. The files are
+larger; both writing and reading take less CPU.
 """
-
-PROBED = Layout(1 << 11, "lz4")
-"""For data that is read repeatedly for some tokens. Its files are a third larger, at the same cost of writing."""
 
 WRITTEN_SCHEMA = pa.schema(
     [

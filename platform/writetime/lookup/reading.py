@@ -33,9 +33,7 @@ class Reader:
 
     def __init__(self, table: LakeTable) -> None:
         self._table = table
-        self._state, self._changes = (
-            BucketedTable(part.storage, keep_open=True) for part in (table.state, table.changes)
-        )
+        self._state, self._changes = (BucketedTable(part.storage) for part in (table.state, table.changes))
         self._opened: _Opened | None = None
         self._lock = threading.Lock()
 

@@ -4,18 +4,19 @@ A batch leads from one version of `changes`, as of one time, to the next. Its co
 and a version of `state` that holds no more than that version of `changes`, all as Delta transactions. So a batch that
 was killed before its commit left nothing, and a repeated one counts once.
 
-A batch reads only the partitions that the new changes touch and those where cells expire, from the recorded version of
-the state.
+A batch reads only the rows that the new changes touch and those where cells expire, from the recorded version of the
+state.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
+from writetime.changes.position import STATIC_POSITION
+from writetime.core.arrow import pc
 from writetime.core.errors import WritetimeError
-from writetime.lake.buckets import ALL, are_few, buckets_of
+from writetime.lake.buckets import ALL, are_few, buckets_of, token_range
 from writetime.lake.cache import Cache
 from writetime.lake.contents import Contents, StateFiles, Waiting
 from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion, by_bucket
@@ -23,6 +24,7 @@ from writetime.lake.horizon import horizon_of
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile, read_file, write_rows
+from writetime.lake.places import Places, joined, partitions, places_of
 from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
 from writetime.lake.state import (
     Staged,
@@ -35,9 +37,10 @@ from writetime.lake.state import (
 )
 from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
-from writetime.lake.touched import expiring_tokens
+from writetime.lake.touched import expiring_places
 from writetime.lake.views import time_now
 from writetime.merge import merge
+from writetime.row_events.compare import Rows
 from writetime.row_events.events import Batch, event_schema, fitted_rows, row_events
 from writetime.schema.table import TableSchema
 
@@ -68,7 +71,7 @@ class RowTask:
     """Find the events of one bucket, or of all (`ALL`).
 
     `old` is what it held before the batch (None: nothing), `new` what the batch adds; `all_partitions` compares all
-    partitions and not only those that changed, which are read through the cache.
+    rows and not only those that changed, which are read through the cache.
     """
 
     bucket: int
@@ -88,35 +91,53 @@ class RowTask:
         added = self.new.merged(self.schema)
         if self.all_partitions:
             return self._write(self.events(added, None), self.bucket)
-        tokens = self._tokens(added)
-        if self.bucket != ALL or are_few(len(tokens), self.buckets):
-            return self._write(self.events(added, tokens), self.bucket)
+        places = self._places(added)
+        if self.bucket != ALL or are_few(len(places.tokens), self.buckets):
+            return self._write(self.events(added, places), self.bucket)
         # Much expires at once: one bucket at a time bounds the memory.
-        owners, added_owners = (buckets_of(each, self.buckets) for each in (pa.array(tokens), added["token"]))
+        owners = buckets_of(added["token"], self.buckets)
         written = []
-        for bucket in np.unique(owners).tolist():
-            events = self.events(added.filter(pa.array(added_owners == bucket)), tokens[owners == bucket])
-            written += self._write(events, bucket)
+        for bucket in range(self.buckets):
+            own = places.within(token_range(bucket, self.buckets))
+            if len(own.tokens):
+                events = self.events(added.filter(pa.array(owners == bucket)), own)
+                written += self._write(events, bucket)
         return written
 
-    def events(self, added: pa.Table, tokens: np.ndarray | None) -> pa.Table:
-        """Compute the events of changes (merged), in partitions with these tokens, or all."""
-        old = self._old(self.schema, tokens)
-        was = old if self.schema == self.schema_before else self._old(self.schema_before, tokens)
-        before = fitted_rows(was, self.schema_before, self.as_of_before)
-        after = fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of)
+    def events(self, added: pa.Table, places: Places | None) -> pa.Table:
+        """Compute the events of changes (merged) at some places, or at all."""
+        before, after = self._rows(added, places)
+        if places is not None and len((alone := _static_rows_alone([before, after])).tokens):
+            # They are rows only if no other row of the partition lives.
+            before, after = self._rows(added, joined([places, alone]))
         return row_events(before, after, self.schema, self.batch)
 
-    def _old(self, schema: TableSchema, tokens: np.ndarray | None) -> pa.Table:
-        return merge([], schema) if self.old is None else self.old.merged(schema, tokens)
+    def _rows(self, added: pa.Table, places: Places | None) -> tuple[Rows, Rows]:
+        """Return the rows before and after the changes."""
+        old = self._old(self.schema, places)
+        was = old if self.schema == self.schema_before else self._old(self.schema_before, places)
+        before = fitted_rows(was, self.schema_before, self.as_of_before)
+        return before, fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of)
+
+    def _old(self, schema: TableSchema, places: Places | None) -> pa.Table:
+        return merge([], schema) if self.old is None else self.old.merged(schema, places)
 
     def _write(self, events: pa.Table, bucket: int) -> list[WrittenFile]:
         return write_rows(self.target, events, bucket, self.buckets, f"{PREFIX}{self.batch.sequence}-")
 
-    def _tokens(self, added: pa.Table) -> np.ndarray:
+    def _places(self, added: pa.Table) -> Places:
         seconds = self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000
-        old = () if self.old is None else self.old.sources
-        return np.union1d(added["token"].to_numpy(), expiring_tokens(old, self.schema, *seconds, self.cache))
+        due = expiring_places(() if self.old is None else self.old.sources, *seconds, self.cache)
+        return joined([places_of(added), due]) if len(due.tokens) else places_of(added)
+
+
+def _static_rows_alone(several: Iterable[Rows]) -> Places:
+    """Return the partitions of rows that are static rows alone."""
+    found = []
+    for rows in several:
+        alone = pc.equal(rows.positions, STATIC_POSITION)
+        found.append(partitions(rows.tokens.filter(alone), rows.keys.filter(alone)))
+    return joined(found)
 
 
 def create_stream(table: LakeTable) -> BucketedTable:
