@@ -19,24 +19,30 @@ from writetime.schema.table import TableSchema
 Read = Callable[[Source, DataFile], list[pa.RecordBatch]]
 
 
-def merge_partitions(sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray, cache: Cache) -> pa.Table:
-    """Merge the rows of files with some tokens (sorted, each once); memory depends on the result."""
+def merge_partitions(
+    sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray, cache: Cache, start: pa.Table | None = None
+) -> pa.Table:
+    """Merge the rows of files with some tokens (sorted, each once), and a merged table (if any); memory depends on the
+    result.
+    """
 
     def read(source: Source, file: DataFile) -> list[pa.RecordBatch]:
         return cache.partitions(source.storage, file, _of_range(tokens, source.tokens_of(file)))
 
-    return _merge(sources, schema, read)
+    return _merge(sources, schema, read, start)
 
 
-def merge_places(sources: Iterable[Source], schema: TableSchema, places: Places, cache: Cache) -> pa.Table:
-    """Merge what files have at some places. The result is the merge of all at these places. It also has the static rows
-    and the deletions that reach them, and may have parts of others.
+def merge_places(
+    sources: Iterable[Source], schema: TableSchema, places: Places, cache: Cache, start: pa.Table | None = None
+) -> pa.Table:
+    """Merge what files have at some places, and a merged table (if any). The result is the merge of all at these
+    places. It also has the static rows and the deletions that reach them, and may have parts of others.
     """
 
     def read(source: Source, file: DataFile) -> list[pa.RecordBatch]:
         return cache.rows(source.storage, file, places.within(source.tokens_of(file)))
 
-    return _merge(sources, schema, read)
+    return _merge(sources, schema, read, start)
 
 
 def expiring_places(sources: Iterable[Source], after: int, until: int, cache: Cache) -> Places:
@@ -58,8 +64,8 @@ def expiring_places(sources: Iterable[Source], after: int, until: int, cache: Ca
     return joined(found)
 
 
-def _merge(sources: Iterable[Source], schema: TableSchema, read: Read) -> pa.Table:
-    state = merge([], schema)
+def _merge(sources: Iterable[Source], schema: TableSchema, read: Read, start: pa.Table | None) -> pa.Table:
+    state = merge([], schema) if start is None else start
     portion: list[pa.Table] = []
     size = 0
     for table in _tables(sources, change_schema(schema), read):

@@ -6,20 +6,21 @@ as of a time. So they differ only in when they are computed.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
 
-from writetime.lake.delta import DataFile, TableVersion
+from writetime.lake.contents import Contents, StateFiles
+from writetime.lake.delta import TableVersion
 from writetime.lake.history import require_history, until
 from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import Change
-from writetime.lake.merging import Runner, Source, merge_files
+from writetime.lake.merging import Runner, merge_files
 from writetime.lake.parquet import WrittenFile, write_file
 from writetime.lake.row_form import fit
-from writetime.lake.state import Staged, pending
+from writetime.lake.state import Staged, contents
 from writetime.lake.table import LakeTable
 from writetime.merge import live_rows
 from writetime.schema.table import TableSchema
@@ -35,11 +36,11 @@ SEQUENCE = "view/sequence"
 class BucketView:
     """The rows of one bucket at a time (microseconds), and the places of its files; a task may carry it along.
 
-    `only_until` leaves out writes after that time.
+    `only_until` leaves out writes after that time. Then the view is that of its changes alone, which are all there are.
     """
 
     bucket: int
-    sources: tuple[Source, ...]
+    contents: Contents
     schema: TableSchema
     as_of: int
     only_until: bool
@@ -47,10 +48,12 @@ class BucketView:
 
     def rows(self, unfit: Counter[str] | None = None) -> pa.Table:
         """Compute the rows; `unfit` is as for `row_form.fit`."""
-        select: Callable[[pa.Table], pa.Table] | None = None
         if self.only_until:
-            select = partial(until, schema=self.schema, instant=self.as_of)
-        state = merge_files(self.sources, self.schema, select)
+            state = merge_files(
+                self.contents.waiting.changes, self.schema, partial(until, schema=self.schema, instant=self.as_of)
+            )
+        else:
+            state = self.contents.merged(self.schema)
         return fit(live_rows(state, self.schema, self.as_of // 1_000_000), self.schema, unfit)
 
 
@@ -72,21 +75,18 @@ def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]
     if as_of is None:
         return present_views(table, state, changes)
     require_history(table, changes, as_of)
-    found = {
-        b: (Source.of_bucket(table.changes.storage, files, b, table.buckets),) for b, files in changes.by_bucket.items()
-    }
-    return [BucketView(b, s, schema, as_of, True, table.view.storage) for b, s in sorted(found.items())]
+    found = StateFiles(table, state).all_contents(changes.by_bucket)
+    return [BucketView(bucket, each, schema, as_of, True, table.view.storage) for bucket, each in found.items()]
 
 
 def present_views(table: LakeTable, state: TableVersion, changes: TableVersion) -> list[BucketView]:
     """Return the parts of a table's present rows, by versions of its state and of its changes that were loaded in this
     order.
     """
-    new = pending(table, changes, state)
     schema, now = table.schema(changes), time_now()
     return [
-        BucketView(bucket, _sources(table, state, new, bucket), schema, now, False, table.view.storage)
-        for bucket in sorted(state.by_bucket.keys() | new.keys())
+        BucketView(bucket, each, schema, now, False, table.view.storage)
+        for bucket, each in contents(table, state, changes).items()
     ]
 
 
@@ -135,8 +135,3 @@ def _write(task: BucketView) -> tuple[WrittenFile | None, Counter[str]]:
     unfit: Counter[str] = Counter()
     rows = task.rows(unfit)
     return (write_file(task.target, rows, task.bucket, None) if rows.num_rows else None), unfit
-
-
-def _sources(table: LakeTable, state: TableVersion, new: dict[int, list[DataFile]], bucket: int) -> tuple[Source, ...]:
-    levels = Source.of_bucket(table.state.storage, state.by_bucket.get(bucket, ()), bucket, table.buckets)
-    return levels, Source.of_bucket(table.changes.storage, new.get(bucket, ()), bucket, table.buckets)

@@ -8,7 +8,7 @@ A batch reads only the rows that the new changes touch and those where cells exp
 state.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -18,17 +18,17 @@ from writetime.core.arrow import pc
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import ALL, are_few, buckets_of, token_range
 from writetime.lake.cache import Cache
-from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion
+from writetime.lake.contents import Contents, StateFiles, Waiting
+from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion, by_bucket
 from writetime.lake.horizon import horizon_of
 from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import Runner, Source, merge_files
+from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile, read_file, write_rows
 from writetime.lake.places import Places, joined, partitions, places_of
 from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
 from writetime.lake.state import (
     Staged,
-    are_whole,
-    completed,
+    contents,
     distinct,
     files_since,
     folded_version,
@@ -37,7 +37,7 @@ from writetime.lake.state import (
 )
 from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
-from writetime.lake.touched import expiring_places, merge_places
+from writetime.lake.touched import expiring_places
 from writetime.lake.views import time_now
 from writetime.merge import merge
 from writetime.row_events.compare import Rows
@@ -70,14 +70,14 @@ class Position:
 class RowTask:
     """Find the events of one bucket, or of all (`ALL`).
 
-    `old` are the files from before the batch, `new` those of the batch's changes; `all_partitions` compares all
+    `old` is what it held before the batch (None: nothing), `new` what the batch adds; `all_partitions` compares all
     rows and not only those that changed, which are read through the cache.
     """
 
     bucket: int
     buckets: int
-    old: tuple[Source, ...]
-    new: tuple[Source, ...]
+    old: Contents | None
+    new: Contents | Waiting
     schema_before: TableSchema
     schema: TableSchema
     as_of_before: int
@@ -88,7 +88,7 @@ class RowTask:
 
     def run(self) -> list[WrittenFile]:
         """Write the events; no file if there are none."""
-        added = merge_files(self.new, self.schema)
+        added = self.new.merged(self.schema)
         if self.all_partitions:
             return self._write(self.events(added, None), self.bucket)
         places = self._places(added)
@@ -120,14 +120,14 @@ class RowTask:
         return before, fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of)
 
     def _old(self, schema: TableSchema, places: Places | None) -> pa.Table:
-        return merge_files(self.old, schema) if places is None else merge_places(self.old, schema, places, self.cache)
+        return merge([], schema) if self.old is None else self.old.merged(schema, places)
 
     def _write(self, events: pa.Table, bucket: int) -> list[WrittenFile]:
         return write_rows(self.target, events, bucket, self.buckets, f"{PREFIX}{self.batch.sequence}-")
 
     def _places(self, added: pa.Table) -> Places:
         seconds = self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000
-        due = expiring_places(self.old, *seconds, self.cache)
+        due = expiring_places(() if self.old is None else self.old.sources, *seconds, self.cache)
         return joined([places_of(added), due]) if len(due.tokens) else places_of(added)
 
 
@@ -236,14 +236,13 @@ def extend(
 
 def _first_tasks(table: LakeTable, state: TableVersion, changes: TableVersion, batch: Batch) -> list[RowTask]:
     """Return the tasks of a batch that begins with no rows."""
-    new = pending(table, changes, state)
     schema = table.schema(changes)
     return [
         RowTask(
             bucket,
             table.buckets,
-            (),
-            _sources(table, state, new, bucket),
+            None,
+            held,
             schema,
             schema,
             0,
@@ -252,7 +251,7 @@ def _first_tasks(table: LakeTable, state: TableVersion, changes: TableVersion, b
             table.row_events.storage,
             table.cache,
         )
-        for bucket in sorted(state.by_bucket.keys() | new.keys())
+        for bucket, held in contents(table, state, changes).items()
     ]
 
 
@@ -288,23 +287,24 @@ def _next_tasks(
         known = table.changes.load(last.changes)
     except WritetimeError as e:
         raise _too_late(table, e) from None
-    old = pending(table, known, state)
-    new = completed(table, files_since(table, changes, last.changes), changes, state)
+    of_state = StateFiles(table, state)
+    waiting = pending(table, known, state)
+    new = by_bucket(files_since(table, changes, last.changes), table.buckets)
     schema_before, schema = table.schema(known), table.schema(changes)
     everything = _reshaped(schema_before, schema)
     every = distinct(new)
     few = not everything and are_few(sum(file.rows for file in every), table.buckets)
-    if few and are_whole(old, table.buckets) and are_whole(new, table.buckets):
+    if few:
         # One task costs less than many.
-        buckets, new = {ALL}, {ALL: every}
+        old, new = {ALL: of_state.contents(ALL, distinct(waiting))}, {ALL: every}
     else:
-        buckets = state.by_bucket.keys() | old.keys() | new.keys()
+        old = of_state.all_contents({bucket: waiting.get(bucket, []) for bucket in waiting.keys() | new.keys()})
     return [
         RowTask(
             bucket,
             table.buckets,
-            _sources(table, state, old, bucket),
-            (Source.of_bucket(table.changes.storage, new.get(bucket, ()), bucket, table.buckets),),
+            held,
+            of_state.waiting(bucket, new.get(bucket, ())),
             schema_before,
             schema,
             last.batch.as_of,
@@ -313,18 +313,8 @@ def _next_tasks(
             table.row_events.storage,
             table.cache,
         )
-        for bucket in sorted(buckets)
+        for bucket, held in old.items()
     ]
-
-
-def _sources(
-    table: LakeTable, state: TableVersion, changes: Mapping[int, list[DataFile]], bucket: int
-) -> tuple[Source, ...]:
-    if bucket == ALL:
-        every = tuple(distinct(changes))
-        return Source(table.state.storage, tuple(state.files)), Source(table.changes.storage, every)
-    levels = Source.of_bucket(table.state.storage, state.by_bucket.get(bucket, ()), bucket, table.buckets)
-    return levels, Source.of_bucket(table.changes.storage, changes.get(bucket, ()), bucket, table.buckets)
 
 
 def _reshaped(before: TableSchema, after: TableSchema) -> bool:
