@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from writetime.core.errors import WritetimeError
 from writetime.core.extras import WhenUsed
-from writetime.lake.delta import ATTEMPTS, BucketedTable, Conflict, DataFile, TableVersion
+from writetime.lake.delta import ATTEMPTS, VECTORS, BucketedTable, Conflict, DataFile, TableVersion
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, WrittenFile
 from writetime.lake.vectors import Vector
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 else:
     obstore, store, exceptions = map(WhenUsed, ("obstore", "obstore.store", "obstore.exceptions"))
 
-_ENABLED = "delta.enableDeletionVectors"
 # appendOnly and invariants come with all tables of writer version 2.
 _WITH = {
     "minReaderVersion": 3,
@@ -183,7 +182,7 @@ class LiveFiles:
 
 def has_vectors(version: TableVersion) -> bool:
     """Return whether a version of a table may have deletion vectors."""
-    return version.properties.get(_ENABLED) == "true"
+    return version.properties.get(VECTORS) == "true"
 
 
 def read_commit(storage: Storage, version: int) -> list[dict[str, Any]] | None:
@@ -216,7 +215,7 @@ def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> li
     if has_vectors(now) == vectors:
         return [{"commitInfo": about}]
     wanted = {name: value for name, value in now.properties.items() if name not in _REMOVED}
-    wanted |= {_ENABLED: str(vectors).lower(), **(_REMOVED if vectors else {})}
+    wanted |= {VECTORS: str(vectors).lower(), **(_REMOVED if vectors else {})}
     metadata = now.table.metadata()
     described = {
         "id": metadata.id,

@@ -21,7 +21,8 @@ from writetime.lake.parquet import PLACE, WrittenFile, conform
 from writetime.lake.state import levels_to_fold
 from writetime.lake.table import LakeTable, view_schema
 from writetime.lake.vectors import read_vector
-from writetime.view.placed_rows import is_placed, write_placed
+from writetime.lake.views import AS_OF
+from writetime.view.placed_rows import NAMES, is_placed, write_placed
 
 FAN = 8
 """The number of files of one size that become one."""
@@ -82,7 +83,8 @@ def pack(table: LakeTable, run: Runner = map) -> int:
     written = [file for files in run(_Pack.run, tasks) for file in files]
     removed = [file for _, files in chosen for file in files]
     try:
-        table.view_files.commit(before, Change(removed, written), {}, {}, data_change=False)
+        info = {AS_OF: str(before.version.transaction(NAMES.as_of) or 0)}
+        table.view_files.commit(before, Change(removed, written), {}, info, data_change=False)
     except Conflict:
         # A refresh has marked rows of these files meanwhile.
         return 0

@@ -14,14 +14,18 @@ from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import LiveFile
 from writetime.lake.parquet import PLACE, WrittenFile, write_file
 from writetime.lake.places import rows_at
+from writetime.lake.retention import VIEW_CHANGES, VIEW_STATE
 from writetime.lake.vectors import read_vector
-from writetime.lake.views import BucketView
+from writetime.lake.views import SEQUENCE, BucketView
 from writetime.merge.order import group_by
-from writetime.row_events.changed_rows import ChangedRows
+from writetime.row_events.changed_rows import ChangedRows, Names
 from writetime.row_events.events import CREATE, DELETE, KINDS, fitted_rows
 
 PREFIX = "placed-"
 """The names of these files begin so."""
+
+NAMES = Names("view/generation", SEQUENCE, "view/as_of", VIEW_CHANGES, VIEW_STATE)
+"""The numbers of a commit to the view."""
 
 _PLACE_NAMES = ("token", "key", "position")
 

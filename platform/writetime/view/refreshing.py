@@ -7,8 +7,10 @@ and of two at once one fails.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import pyroaring
 
@@ -19,28 +21,39 @@ from writetime.lake.delta import TableVersion
 from writetime.lake.live_files import Change, LiveFile, LiveVersion
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile
-from writetime.lake.retention import VIEW_CHANGES, VIEW_STATE
-from writetime.lake.state import Staged, generation_of
+from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable, created_of
 from writetime.lake.vectors import read_vector, write_vectors
-from writetime.lake.views import AS_OF, SEQUENCE, present_views, time_now
-from writetime.row_events.changed_rows import Names, Position, TooLate, next_rows, position_of, reshaped
+from writetime.lake.view_upkeep import STREAM_HOURS, trim_view
+from writetime.lake.views import AS_OF, present_views, time_now
+from writetime.row_events.changed_rows import Position, TooLate, next_rows, position_of, reshaped
 from writetime.row_events.events import Batch
-from writetime.view.placed_rows import Refresh, WholeBucket, Written, is_placed
+from writetime.view.packing import pack
+from writetime.view.placed_rows import NAMES, Refresh, WholeBucket, Written, is_placed
 
-NAMES = Names("view/generation", SEQUENCE, "view/as_of", VIEW_CHANGES, VIEW_STATE)
+# Refreshes between two that also delete what they leave behind.
+_TRIM_EVERY = 64
 _log = logging.getLogger(__name__)
+
+
+class Staged(Protocol):
+    """Checks new files before they are committed."""
+
+    def __call__(self, files: Sequence[WrittenFile], *, whole: bool) -> None:
+        """Raise if they are not to be committed; `whole` is whether they are all rows of the view."""
+        ...
 
 
 @dataclass(frozen=True)
 class Refreshed:
     """What a refresh did: the rows of the view afterwards, those that it wrote, those that it marked in other files,
-    and whether it wrote all.
+    the files that it packed, and whether it wrote all rows.
     """
 
     rows: int
     written: int
     marked: int
+    packed: int
     whole: bool
 
 
@@ -57,13 +70,14 @@ def refresh(
     *,
     whole: bool = False,
 ) -> Refreshed:
-    """Bring the compacted view up to date, in one commit.
+    """Bring the compacted view up to date, in one commit. Then pack its files, if that is worth it.
 
     Args:
         settings: whether the view is kept by deletion vectors, or is written whole each time (`lake.view`).
         table: the table.
         run: runs the tasks.
-        staged: is called with the new files before they are committed; if it raises, the view stays as it was.
+        staged: is called with the new files, and whether they are the whole view, before they are committed; if it
+            raises, the view stays as it was.
         unfit: as for `row_form.fit`, for the rows that are written; it is complete when `staged` is called.
         whole: write all rows again.
 
@@ -71,15 +85,15 @@ def refresh(
         Conflict: another process changed the view meanwhile: run it again.
     """
     if settings.lake.view == "rewritten":
-        rows = views.rewrite(table, run, staged, unfit)
-        return Refreshed(rows, rows, 0, True)
+        rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit)
+        return Refreshed(rows, rows, 0, 0, True)
     before = table.view_files.load()
     # The state first: it never holds more than the changes that are read after it.
     state = table.state.load()
     changes = table.changes.load()
     if generation_of(state) != generation_of(changes):
         # Landing is about to rebuild the state.
-        return Refreshed(before.rows, 0, 0, False)
+        return Refreshed(before.rows, 0, 0, 0, False)
     last = position_of(before.version, NAMES)
     number = last.batch.sequence + 1 if last else 1
     batch = Batch(generation_of(changes), number, max(time_now(), last.batch.as_of if last else 0))
@@ -96,13 +110,17 @@ def refresh(
     if unfit is not None:
         unfit.update(found.unfit)
     if last and not whole and not found.files and not found.marks and last.changes == changes.version:
-        return Refreshed(before.rows, 0, 0, False)
+        return Refreshed(before.rows, 0, 0, 0, False)
     if staged:
-        staged(found.files)
+        staged(found.files, whole=whole)
     change = _change(table, before, found, whole=whole)
     numbers = Position(batch, changes.version, state.version).numbers(NAMES)
     table.view_files.commit(before, change, numbers, {AS_OF: str(batch.as_of)})
-    return Refreshed(table.view_files.load().rows, sum(f.rows for f in found.files), found.gone, whole)
+    packed = pack(table, run)
+    if batch.sequence % _TRIM_EVERY == 0:
+        trim_view(table)
+        table.view.trim_log(table.view.load().version, STREAM_HOURS, STREAM_HOURS)
+    return Refreshed(table.view_files.load().rows, sum(f.rows for f in found.files), found.gone, packed, whole)
 
 
 def _next(

@@ -3,10 +3,12 @@
 from collections import Counter
 
 from writetime.core.config import Settings
-from writetime.lake import horizon, packing, retention, state, views
+from writetime.lake import horizon, packing, retention, state
 from writetime.lake.merging import Runner
 from writetime.lake.table import LakeTable
+from writetime.lake.views import time_now
 from writetime.row_events.trimming import merge_events
+from writetime.view.refreshing import refresh
 
 _DAY = 86_400_000_000
 
@@ -27,7 +29,7 @@ def maintain(
     return {
         "files_folded": folded,
         "buckets_compacted": compacted,
-        "rows": views.rewrite(table, run, unfit=unfit),
+        "rows": refresh(settings, table, run, unfit=unfit).rows,
         **kept,
     }
 
@@ -36,7 +38,7 @@ def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str,
     """Drop old tombstones, merge old history and row events, delete files that no version needs; return how much of
     each was done. It publishes nothing: state, view and row events have the same content before and after.
     """
-    now = views.time_now()
+    now = time_now()
     retention.trim_logs(table, settings.lake.vacuum_hours)
     keep_days = settings.row_events.keep_days
     return {
