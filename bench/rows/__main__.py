@@ -20,7 +20,8 @@ from bench.generated import ROWS, WIDE
 from bench.rows import delta, ducklake, paimon
 from bench.rows.batches import Batch, Batches, Expected
 from bench.rows.ours import Writetime
-from bench.rows.systems import Steps, System, Unavailable
+from bench.rows.systems import Steps, System
+from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
 
 SHAPES = {"rows": ("a row per partition", ROWS), "wide": ("100,000 rows per partition", WIDE)}
@@ -56,8 +57,8 @@ class Contest:
         for peer in peers:
             try:
                 self._peers[peer.title] = peer.start(schema, _made(folder / peer.title.replace(" ", "-")))
-            except Unavailable as e:
-                print(f"{peer.title} is left out: {e}")
+            except WritetimeError as e:
+                print(f"{peer.title} is left out: {str(e).splitlines()[0]}")
         first = self._batches.first()
         for system in self._all().values():
             system.load(first)

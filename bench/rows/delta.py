@@ -7,9 +7,8 @@ import pyarrow as pa
 
 from bench.generated import COLUMNS
 from bench.rows.batches import Batch
-from bench.rows.systems import Steps, columns_of, keys_of
+from bench.rows.systems import Steps, Unavailable, columns_of, keys_of
 from bench.storage.measure import with_others
-from writetime.clients.spark import spark_conf, start_session
 from writetime.core.config import load
 from writetime.schema.table import TableSchema
 
@@ -24,6 +23,10 @@ class DeltaMerge:
     """A Delta table of Spark."""
 
     def __init__(self, schema: TableSchema, folder: Path) -> None:
+        try:
+            from writetime.clients.spark import spark_conf, start_session
+        except ImportError:
+            raise Unavailable("it needs `pip install 'writetime[spark]'`") from None
         conf = spark_conf(load()) | {"spark.master": "local[*]", "spark.driver.memory": "4g"}
         self._spark = start_session(conf)
         self._spark.sparkContext.setLogLevel("ERROR")

@@ -29,7 +29,7 @@ class DuckLake:
         try:
             package = importlib.import_module("duckdb_extension_ducklake")
         except ImportError:
-            raise Unavailable(f"pip install duckdb-extension-ducklake=={duckdb.__version__}") from None
+            raise Unavailable(f"it needs `pip install duckdb-extension-ducklake=={duckdb.__version__}`") from None
         extension = next(Path(str(package.__file__)).parent.rglob("ducklake.duckdb_extension"))
         self._columns = columns_of(schema)
         self._keys = ", ".join(keys_of(schema))

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from bench.generated import COLUMNS
 from bench.rows.batches import Batch
 from bench.rows.systems import Steps, Unavailable, columns_of
-from writetime.core.errors import WritetimeError
 from writetime.runtime import jars
 from writetime.runtime.java import java
 from writetime.schema.table import TableSchema
@@ -112,11 +111,8 @@ def _class_path(folder: Path) -> list[str]:
     """Compile the program into a folder; return what it needs besides."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise Unavailable("pip install 'writetime[spark]', for Hadoop's classes")
-    try:
-        found = [*jars.fetch("paimon"), *jars.fetch("cassandra")]
-    except WritetimeError as e:
-        raise Unavailable(str(e).splitlines()[0]) from None
+        raise Unavailable("it needs Hadoop's classes, which pyspark has: pip install 'writetime[spark]'")
+    found = [*jars.fetch("paimon"), *jars.fetch("cassandra")]
     compiler = next(path for path in found if "ecj" in path.name)
     hadoop = [path for pattern in _HADOOP for path in (Path(spec.origin).parent / "jars").glob(pattern)]
     class_path = [str(path) for path in (found[0], *hadoop)]

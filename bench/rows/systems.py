@@ -7,14 +7,15 @@ import pyarrow as pa
 
 from bench.generated import COLUMNS
 from bench.rows.batches import Batch
+from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
 
 Steps = dict[str, float]
 """CPU seconds of all processes of a system, by step."""
 
 
-class Unavailable(Exception):
-    """A system cannot run here; the text is one sentence."""
+class Unavailable(WritetimeError):
+    """A peer cannot run here; the text says what it needs."""
 
 
 class System(Protocol):
