@@ -19,6 +19,7 @@ from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, settings_at, write
 from writetime.changes.model import change_schema
 from writetime.lake import retention, state, views
+from writetime.lake.contents import levels_of
 from writetime.lake.delta import BucketedTable
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, create_table
@@ -43,8 +44,16 @@ def work(folder: Path) -> LakeTable:
         state.fold(table)
     state.compact(table)
     state.drop_tombstones(table, HORIZON)
+    # Late writes: of a row whose deletion was dropped, and of others.
+    add(table, [write(1, n, 1, v="late") for n in range(1, 14)], 4)
+    state.fold(table)
+    add(table, [deleted(3, HORIZON + 1)], 5)
+    state.fold(table)
+    state.drop_tombstones(table, HORIZON + 1)
+    add(table, [write(1, 3, 1, v="late")], 6)
+    state.fold(table)
     retention.trim_history(table, views.time_now())
-    views.refresh(table)
+    views.rewrite(table)
     return table
 
 
@@ -52,7 +61,7 @@ def held(table: LakeTable) -> dict[str, Any]:
     """What the lake answers, and a digest of its state."""
     newest = table.state.load()
     schema = table.schema()
-    levels = [read_file(table.state.storage, f.path, change_schema(schema)) for f in newest.files]
+    levels = [read_file(table.state.storage, f.path, change_schema(schema)) for f in levels_of(newest)]
     merged = merge(levels, schema)
     return {
         "virtual": view_rows(views.virtual(table)),

@@ -2,17 +2,34 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support import generated
 from tests.support.generate import SEED
 from writetime.lake import decoded
 from writetime.lake.decoded import Damaged, Decoded, decode, read, write
 
 ROWS = 3000
+
+
+def expiring(second: int) -> dict[str, Any]:
+    return {"write_time": 1, "ttl": 1, "deletion_time": second, "tombstone": False}
+
+
+_OWN = {"kind": "row", "key": b"k", "position": b"\x40"}
+_DELETED = {"write_time": 1, "deletion_time": 8, "tombstone": True}
+EXPIRING = [
+    _OWN | {"token": 1, "marker": {"write_time": 1, "ttl": 1, "expiry": 5}, "i": expiring(9), "t": expiring(9)},
+    _OWN | {"token": 2, "i": expiring(6), "t": _DELETED, "tombstone": {"write_time": 1, "deletion_time": 7}},
+    _OWN | {"token": 3, "u": {"fields": {"y": expiring(7)}}},
+    _OWN | {"token": 4, "e": {"elements": [{"path": "1"} | expiring(8)]}},
+    _OWN | {"token": 5, "i": {"write_time": 1, "tombstone": False}},
+]
 
 
 @pytest.fixture
@@ -34,7 +51,7 @@ def written(source: Path, batch_bytes: int = 10_000) -> Path:
 
 
 def held(found: Decoded, tokens: np.ndarray) -> list[dict[str, object]]:
-    return [row for batch in found.rows(tokens) for row in batch.to_pylist()]
+    return [row for batch in found.partitions(tokens) for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 10_000, 1 << 30])
@@ -54,6 +71,12 @@ def test_rows_are_those_of_the_file(source: Path, batch_bytes: int) -> None:
         assert held(found, np.array([], np.int64)) == []
 
 
+def _all_of(path: Path, tokens: np.ndarray) -> None:
+    found = read(path, 1)
+    found.expiring(0, 1)
+    held(found, tokens)
+
+
 def test_a_cut_file_is_damaged(source: Path) -> None:
     path = written(source)
     whole = path.read_bytes()
@@ -71,7 +94,7 @@ def test_a_changed_file_is_damaged_or_unused(source: Path) -> None:
     for place in random.Random(SEED).sample(range(len(whole)), 200):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
         with pytest.raises(Damaged):
-            held(read(path, 1), tokens)
+            _all_of(path, tokens)
 
 
 def test_only_what_is_used_is_checked(source: Path) -> None:
@@ -109,17 +132,27 @@ def test_rows_outlive_the_file(source: Path) -> None:
     assert len(held(found, np.unique(pq.read_table(source)["token"]))) == ROWS
 
 
-def test_when_data_ends(tmp_path: Path) -> None:
+def due(found: Decoded, after: int, until: int) -> list[int]:
+    return [row["token"] for batch in found.expiring(after, until) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 1 << 30])
+def test_data_that_expires_is_found(tmp_path: Path, batch_bytes: int) -> None:
     source = tmp_path / "source.parquet"
-    cell = pa.struct([("value", pa.string()), ("deletion_time", pa.int64())])
-    kept = [{"value": "a", "deletion_time": None}, {"value": "b", "deletion_time": 7}, None]
-    markers = [{"expiry": 9}, None, {"expiry": None}]
-    columns = {"token": [1, 2, 3], "c": pa.array(kept, cell), "marker": pa.array(markers)}
-    pq.write_table(pa.table(columns), source, row_group_size=1)
-    assert read(written(source), 1).ending == (7, 9)
-    pq.write_table(pa.table(columns).select(["token"]), source)
-    assert read(written(source), 1).ending is None
-    pq.write_table(pa.table(columns), source, write_statistics=False)
-    first, last = read(written(source), 1).ending or (0, 0)
-    assert first < 7
-    assert last > 9
+    pq.write_table(generated.table(EXPIRING), source, row_group_size=1)
+    with pq.ParquetFile(source) as file:
+        in_memory = decode(file)
+    path = written(source, batch_bytes)
+    for found in (read(path, 1), in_memory):
+        # 5: a marker, 6: a cell, 7: a field, 8: an element, 9: two cells of a row.
+        assert [due(found, second - 1, second) for second in range(4, 11)] == [[], [1], [2], [3], [4], [1], []]
+        assert due(found, 4, 9) == [1, 2, 3, 4]
+        assert due(found, 9, 100) == []
+    whole = path.read_bytes()
+    pq.write_table(generated.table([]), source)
+    assert due(read(written(source), 1), 0, 100) == []
+    # The index is checked when it is first used.
+    place = len(whole) - len(whole[whole.rindex(b'{"version"') :]) - 1
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(Damaged):
+        due(read(path, 1), 0, 100)

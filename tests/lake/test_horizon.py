@@ -5,12 +5,10 @@ refused.
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +20,7 @@ from tests.support.examples import examples
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.lake_views import held, looked_up
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
+from tests.support.timed import SECOND, around, deletion, rows_at
 from writetime.clients import node_snapshots
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
@@ -30,8 +29,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import backfill as backfilling
 from writetime.lake import buckets, state, views
 from writetime.lake.backfill import backfill, find_snapshots
-from writetime.lake.buckets import ALL, buckets_of
-from writetime.lake.delta import Conflict, by_bucket
+from writetime.lake.delta import Conflict
 from writetime.lake.horizon import (
     captured_until,
     horizon_of,
@@ -43,7 +41,7 @@ from writetime.lake.horizon import (
     without_dropped,
 )
 from writetime.lake.merging import Runner
-from writetime.lake.table import LakeTable, create_table
+from writetime.lake.table import create_table
 from writetime.merge import live_rows, merge
 from writetime.row_events import stream
 from writetime.runtime.nodetool import nodetool
@@ -52,23 +50,7 @@ from writetime.schema.describe import to_cql
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 
-SECOND = 1_000_000
 HOUR = 3600 * SECOND
-
-
-def around(value: Any) -> Any:
-    """Changes whose write times are around their deletion times, as those of a database are: 98 to 105 seconds."""
-    if isinstance(value, list):
-        return [around(v) for v in value]
-    if isinstance(value, dict):
-        moved = {k: around(v) for k, v in value.items()}
-        return moved | ({"write_time": (99 + value["write_time"]) * SECOND} if "write_time" in value else {})
-    return value
-
-
-def rows_at(table: LakeTable, second: int) -> list[dict[str, Any]]:
-    """The virtual view, with expiry judged at this second."""
-    return view_rows(replace(task, as_of=second * SECOND).rows() for task in views.bucket_views(table))
 
 
 @pytest.mark.parametrize("schema", [generated.SCHEMA, generated.COUNTERS], ids=lambda s: s.name)
@@ -108,67 +90,6 @@ def test_no_view_and_no_event_shows_dropped_tombstones(
     found = [without_dropped(whole_state, schema, horizon) for whole_state in kept]
     assert merge(found[:1], schema).equals(merge(found[1:], schema))
     assert rows_at(table, second) == wanted
-
-
-def deletion(id_: int, n: int, at: int) -> dict[str, Any]:
-    """A row deletion of this time, in microseconds."""
-    times = {"write_time": at, "deletion_time": at // SECOND}
-    return {**write(id_, n, at), "marker": None, "tombstone": times}
-
-
-def test_a_late_write_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = new_table(tmp_path, buckets=1)
-    add(table, [write(1, 1, 5 * SECOND, v="old"), deletion(1, 1, 6 * SECOND), write(1, 2, 5 * SECOND, v="a")], 1)
-    add(table, [deletion(1, 3, 9 * SECOND)], 2)
-    state.fold(table)
-    stream.extend(table)
-    assert state.drop_tombstones(table, 8 * SECOND) == 1
-    # Neither the deletion that is older than the horizon nor what it deleted is there, and the younger one is.
-    assert [(r["n"], r["tombstone"] is not None) for r in held(table).to_pylist()] == [(2, False), (3, True)]
-    assert state.drop_tombstones(table, 8 * SECOND) == 0
-    late = [write(1, 1, 5 * SECOND, v="zombie"), write(1, 3, 5 * SECOND, v="zombie"), write(1, 4, 5 * SECOND, v="new")]
-    add(table, late, 3)
-    with monkeypatch.context() as patched:
-        for module in (state, stream):
-            patched.setattr(module, "completed", lambda table, files, changes, state: by_bucket(files, table.buckets))
-        assert [(r["n"], r["v"]) for r in rows_at(table, 100)] == [(1, "zombie"), (2, "a"), (4, "new")]
-    wanted = [(2, "a"), (4, "new")]
-    assert [(r["n"], r["v"]) for r in rows_at(table, 100)] == wanted
-    assert stream.extend(table) == 1
-    state.fold(table)
-    assert [(r["n"], r["v"]) for r in rows_at(table, 100)] == wanted
-    # What is written after the horizon is folded in alone.
-    add(table, [write(1, 5, 9 * SECOND, v="b")], 4)
-    assert [f.rows for f in state.pending(table, table.changes.load(), table.state.load())[0]] == [1]
-
-
-def test_a_late_write_affects_no_other_bucket(tmp_path: Path) -> None:
-    table = new_table(tmp_path, buckets=2)
-    tokens = pa.array([write(id_, 0, 1)["token"] for id_ in range(20)])
-    [first, other, *_], [second, *_] = ([i for i in range(20) if buckets_of(tokens, 2)[i] == b] for b in range(2))
-    add(table, [write(first, 0, 5 * SECOND, v="a"), write(second, 0, 5 * SECOND, v="old")], 1)
-    add(table, [deletion(second, 0, 6 * SECOND)], 2)
-    assert [file.bucket for file in table.changes.load().files] == [ALL, 1]
-    state.fold(table)
-    stream.extend(table, 100 * SECOND)
-    assert state.drop_tombstones(table, 8 * SECOND) == 1
-    # The file that the late write comes in is of all buckets, and so is the one with the write that was deleted.
-    add(table, [write(other, 0, 5 * SECOND, v="late"), write(second, 1, 9 * SECOND, v="b")], 3)
-    wanted = [(first, 0, "a"), (other, 0, "late"), (second, 1, "b")]
-
-    def assert_right() -> None:
-        for rows in (rows_at(table, 100), view_rows([looked_up(table, 100)]), replayed(table)):
-            assert sorted((r["id"], r["n"], r["v"]) for r in rows) == sorted(wanted)
-
-    stream.extend(table, 100 * SECOND)
-    assert_right()
-    # The late write is now among the changes from before the batch.
-    add(table, [write(first, 1, 9 * SECOND, v="c"), write(second, 2, 9 * SECOND, v="d")], 4)
-    wanted += [(first, 1, "c"), (second, 2, "d")]
-    stream.extend(table, 100 * SECOND)
-    assert_right()
-    state.fold(table)
-    assert_right()
 
 
 def test_changes_that_are_folded_in_and_dropped_at_once(tmp_path: Path) -> None:

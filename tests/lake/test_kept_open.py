@@ -2,6 +2,7 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import FORMAT, TableVersion
-from writetime.lake.lake_storage import Storage
 from writetime.lake.table import LakeTable
-
-
-def kept_open(table: LakeTable) -> LakeTable:
-    """The same table in a process that commits all the time."""
-    return LakeTable(Storage(str(Path(table.changes.storage.address).parent)), 4, keep_open=True)
 
 
 def paths(version: TableVersion) -> list[str]:
@@ -33,7 +28,7 @@ def fresh(table: LakeTable) -> DeltaTable:
 
 def test_it_follows_others(tmp_path: Path) -> None:
     table = new_table(tmp_path)
-    kept = kept_open(table)
+    kept = deepcopy(table)
     versions = []
     for number in range(50):
         assert add(kept if number % 3 else table, [write(number, 1, 5, v="a")], number)
@@ -57,7 +52,7 @@ def test_it_follows_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("commits", [1, 3, 9])
 def test_it_was_removed_and_created_again(tmp_path: Path, commits: int) -> None:
     table = new_table(tmp_path)
-    kept = kept_open(table)
+    kept = deepcopy(table)
     for number in range(3):
         add(kept, [write(number, 1, 5, v="a")], number)
     before = kept.changes.load()
@@ -77,7 +72,7 @@ def test_it_was_removed_and_created_again(tmp_path: Path, commits: int) -> None:
 
 def test_another_table_appears_while_it_is_open(tmp_path: Path) -> None:
     table = new_table(tmp_path / "one")
-    kept = kept_open(table)
+    kept = deepcopy(table)
     add(kept, [write(1, 1, 5, v="a")], 1)
     other = new_table(tmp_path / "two")
     for number in range(4):
@@ -91,7 +86,7 @@ def test_another_table_appears_while_it_is_open(tmp_path: Path) -> None:
 
 def test_its_format_is_checked(tmp_path: Path) -> None:
     table = new_table(tmp_path)
-    kept = kept_open(table)
+    kept = deepcopy(table)
     kept.changes.load()
     fresh(table).alter.set_table_properties({FORMAT: "99"}, raise_if_not_exists=False)
     for _ in range(2):
@@ -101,7 +96,7 @@ def test_its_format_is_checked(tmp_path: Path) -> None:
 
 def test_one_of_many_at_once(tmp_path: Path) -> None:
     table = new_table(tmp_path)
-    writers = [kept_open(table) for _ in range(4)]
+    writers = [deepcopy(table) for _ in range(4)]
 
     def work(writer: LakeTable) -> int:
         return sum(

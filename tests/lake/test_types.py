@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from tests.support.made import settings_at
 from writetime.changes.model import change_schema
 from writetime.lake.delta import BucketedTable
-from writetime.lake.parquet import PROBED, conform, read_file, without_empty, write_file
+from writetime.lake.parquet import READ_SOON, conform, read_file, without_empty, write_file
 from writetime.lake.table import LakeTable, create_table, view_schema
 from writetime.schema.cql import parse_table
 
@@ -92,7 +92,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         parts = pa.table({name: _lasting(rows[name].combine_chunks()) for name in schema.names[:-1]})
         rows = conform(parts, schema, "made")
         assert without_empty(rows).schema.equals(parts.schema)
-        written = write_file(part.storage, without_empty(rows), 1, None, layout=PROBED)
+        written = write_file(part.storage, without_empty(rows), 1, None, layout=READ_SOON)
     else:
         written = write_file(part.storage, rows, 1, None)
     rows.validate(full=True)

@@ -118,7 +118,7 @@ def test_the_longest_unused_file_is_deleted(table: LakeTable, cache: Cache) -> N
     file = table.state.load().files[0]
     total = sum(path.stat().st_size for path in files_of(cache))
     elsewhere = Storage(table.state.storage.address + "/../state")
-    replace(cache, limit=total + 3 * file.size - 1).rows(elsewhere, file, np.array([0]))
+    replace(cache, limit=total + 3 * file.size - 1).partitions(elsewhere, file, np.array([0]))
     assert not last.exists()
     assert {first, *files} < set(files_of(cache))
 

@@ -230,7 +230,7 @@ def test_a_reader_opens_what_changed_only(table: LakeTable, tmp_path: Path, monk
         raise AssertionError("a look-up of the same version opened a table")
 
     with monkeypatch.context() as patched:
-        for module, name in ((BucketedTable, "_open_at"), (reading, "pending")):
+        for module, name in ((BucketedTable, "_open_at"), (reading, "contents")):
             patched.setattr(module, name, unexpected)
         assert reader.rows(tokens).equals(first)
     add(table, [write(1, 9, 50_000_000, w=1)], 9)

@@ -15,6 +15,7 @@ from tests.support.lake_answers import view_rows
 from tests.support.merged import normal, with_one_form
 from tests.support.row_form import row_form
 from writetime.lake import state, views
+from writetime.lake.contents import levels_of
 from writetime.lake.merging import Source, merge_files
 from writetime.lake.parquet import PARTITION
 from writetime.lake.row_form import fit
@@ -39,7 +40,7 @@ def assert_views(session: Session, schema: TableSchema, table: LakeTable) -> int
     virtual = pa.concat_tables([view_schema(schema).empty_table(), *views.virtual(table)])
     assert_same(with_one_form(virtual, schema), wanted)
     state.fold(table)
-    views.refresh(table)
+    views.rewrite(table)
     compacted = table.view.load().table.to_pyarrow_table().sort_by(PARTITION).select(virtual.column_names)
     assert_same(with_one_form(compacted, schema), wanted)
     return wanted.num_rows
@@ -57,7 +58,7 @@ def assert_lake(table: LakeTable, wanted: pa.Table, schema: TableSchema) -> Coun
     assert labels.keys() == {c.name for c in schema.columns}
     schema = table.schema()
     buckets = views.bucket_views(table)
-    found = [live_rows(merge_files(b.sources, schema), schema, b.as_of // 1_000_000) for b in buckets]
+    found = [live_rows(b.contents.merged(schema), schema, b.as_of // 1_000_000) for b in buckets]
     assert_same(with_one_form(pa.concat_tables(found), schema), with_one_form(wanted, schema))
     plain = wanted.cast(pa.schema([(f.name, numbers(f.type)) for f in wanted.schema])).to_pylist()
     rows = [{c.name: row_form(row[c.name], c.type) for c in schema.columns} for row in plain]
@@ -66,7 +67,7 @@ def assert_lake(table: LakeTable, wanted: pa.Table, schema: TableSchema) -> Coun
     assert _normal(view_rows(views.virtual(table, unfit=unfit)), schema) == _normal(values, schema)
     assert unfit == +Counter(name for row in rows for name, (_, lost) in row.items() if lost)
     state.fold(table)
-    assert views.refresh(table) == len(rows)
+    assert views.rewrite(table) == len(rows)
     assert view_rows([table.view.load().table.to_pyarrow_table()]) or not rows
     return unfit
 
@@ -102,5 +103,5 @@ def looked_up(table: LakeTable, second: int) -> pa.Table:
 
 
 def held(table: LakeTable) -> pa.Table:
-    """The whole state, merged."""
-    return merge_files([Source(table.state.storage, tuple(table.state.load().files))], table.schema())
+    """The whole state, merged, without what it has dropped."""
+    return merge_files([Source(table.state.storage, tuple(levels_of(table.state.load())))], table.schema())

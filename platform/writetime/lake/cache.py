@@ -8,9 +8,11 @@ import hashlib
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +22,12 @@ from writetime.core.config import Settings
 from writetime.lake.decoded import Damaged, Decoded, decode, read, write
 from writetime.lake.delta import DataFile
 from writetime.lake.lake_storage import Storage
+from writetime.lake.places import Places
 
 # Bytes of a decoded file per byte of Parquet, as a bound for the room to make.
 _GROWTH = 3
 _SUFFIX = ".decoded"
+Found = TypeVar("Found")
 _log = logging.getLogger(__name__)
 
 
@@ -91,21 +95,31 @@ class Cache:
         """Return the cache of an installation; a relative path is relative to the working folder."""
         return cls(Path(settings.lake.cache).resolve(), round(settings.lake.cache_gib * (1 << 30)))
 
-    def rows(self, storage: Storage, file: DataFile, tokens: np.ndarray) -> list[pa.RecordBatch]:
+    def partitions(self, storage: Storage, file: DataFile, tokens: np.ndarray) -> list[pa.RecordBatch]:
         """Return the rows of a file of the lake with these tokens (sorted, each once), in order."""
+        return self._read(storage, file, lambda decoded: decoded.partitions(tokens))
+
+    def rows(self, storage: Storage, file: DataFile, places: Places) -> list[pa.RecordBatch]:
+        """Return the rows of a file of the lake that a merge at these places needs, in order."""
+        return self._read(storage, file, lambda decoded: decoded.rows(places))
+
+    def numbers(self, storage: Storage, file: DataFile, places: Places) -> list[tuple[np.ndarray, pa.RecordBatch]]:
+        """Return the result of `rows`, with the index in the file of each row."""
+        return self._read(storage, file, lambda decoded: decoded.numbers(places))
+
+    def expiring(self, storage: Storage, file: DataFile, after: int, until: int) -> list[pa.RecordBatch]:
+        """Return the rows of a file of the lake where data expires in `after` < t <= `until` (seconds), in order."""
+        return self._read(storage, file, lambda decoded: decoded.expiring(after, until))
+
+    def _read(self, storage: Storage, file: DataFile, read_from: Callable[[Decoded], Found]) -> Found:
         path = self._path(storage, file)
         decoded = self._open(path, storage, file)
         try:
-            return decoded.rows(tokens)
+            return read_from(decoded)
         except Damaged:
             open_files.close(path)
             path.unlink(missing_ok=True)
-            return self._open(path, storage, file).rows(tokens)
-
-    def may_end(self, storage: Storage, file: DataFile, after: int, until: int) -> bool:
-        """Return whether data of a file of the lake may expire, or was deleted, in `after` < t <= `until` (seconds)."""
-        ending = self._open(self._path(storage, file), storage, file).ending
-        return ending is not None and ending[0] <= until and ending[1] > after
+            return read_from(self._open(path, storage, file))
 
     def _path(self, storage: Storage, file: DataFile) -> Path:
         name = hashlib.sha256(f"{storage.address}/{file.path}".encode()).hexdigest()[:40]

@@ -1,12 +1,15 @@
-"""A file of changes, or a level of the state, decoded into Arrow and mapped into memory.
+"""A file of changes, a level of the state, or the places of a file of the view, decoded into Arrow and mapped into
+memory.
 
-The rows are in the order of the database, so their token column is the index: two binary searches find the rows of a
-token. Only the pages of rows that are used are read.
+The rows are in the order of the database, so they are searched in place: the token column for partitions, and token,
+key and position for rows. Only the pages of rows that are used are read.
 
-A decoded file holds the Arrow IPC file, then the footer as JSON, then the footer's length and CRC-32 and `MAGIC`. The
-footer describes the batches; the CRC-32 of each is compared when the batch is first used.
+A decoded file holds the Arrow IPC file, the seconds at which data expires and the row of each (`expiries`), then the
+footer as JSON, then the footer's length and CRC-32 and `MAGIC`. The footer describes the batches; the CRC-32 of each,
+and that of the expiries, is compared when it is first used.
 """
 
+import functools
 import json
 import struct
 import uuid
@@ -21,12 +24,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from writetime.core.arrow import take
+from writetime.lake.expiries import Expiries, expiries_of, joined
+from writetime.lake.parquet import PLACE
+from writetime.lake.places import Places, Searched
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"WTDECODE"
 _TAIL = struct.Struct("<II8s")
-# Fields of changes that hold when data ends, at any depth. A column may have such a name, too: it ends more often then.
-ENDS = ("expiry", "deletion_time")
 # Bytes of a batch. A larger one takes more memory to decode; smaller ones, more searches.
 BATCH_BYTES = 128 << 20
 
@@ -41,27 +45,28 @@ class _Batch:
 
     start: int
     size: int
+    rows: int
     crc: int
     first: int
     last: int
 
 
 class Decoded:
-    """The rows of one file. In `ending`, it has the first and the last second in which data of it expires or was
-    deleted; None if there is no such data.
-    """
+    """The rows of one file, in order."""
 
-    def __init__(self, batches: list[pa.RecordBatch], ending: tuple[int, int] | None) -> None:
-        self.ending = ending
+    def __init__(self, batches: list[pa.RecordBatch], expiries: Expiries) -> None:
         self._batches = batches
+        self._expiries = expiries
         self._ends = [_ends(batch) for batch in batches]
+        self._counts = [batch.num_rows for batch in batches]
+        self._searched: dict[int, Searched] = {}
 
     @property
     def memory(self) -> int:
         """The bytes of memory that the rows take, apart from mapped files."""
         return sum(batch.nbytes for batch in self._batches)
 
-    def rows(self, tokens: np.ndarray) -> list[pa.RecordBatch]:
+    def partitions(self, tokens: np.ndarray) -> list[pa.RecordBatch]:
         """Return the rows with these tokens (sorted, each once), in order.
 
         Raises:
@@ -78,25 +83,75 @@ class Decoded:
             if len(wanted) == 1:
                 part = batch.slice(starts[0], ends[0] - starts[0])
             else:
-                rows = _indices(starts, ends - starts)
-                part = pa.RecordBatch.from_arrays([take(c, rows) for c in batch.columns], schema=batch.schema)
+                part = _taken(batch, _indices(starts, ends - starts))
             if part.num_rows:
                 found.append(part)
         return found
 
+    def rows(self, places: Places) -> list[pa.RecordBatch]:
+        """Return the rows that a merge at these places needs, in order: see `Searched.rows`.
+
+        Raises:
+            Damaged: as for `partitions`.
+        """
+        return [_taken(self._batch(number), rows) for number, rows in self._at(places)]
+
+    def numbers(self, places: Places) -> list[tuple[np.ndarray, pa.RecordBatch]]:
+        """Return the result of `rows`, with the index in the file of each row.
+
+        Raises:
+            Damaged: as for `partitions`.
+        """
+        starts = np.cumsum([0, *self._counts])
+        found = []
+        for number, rows in self._at(places):
+            found.append((rows + starts[number], _taken(self._batch(number), rows)))
+        return found
+
+    def expiring(self, after: int, until: int) -> list[pa.RecordBatch]:
+        """Return the rows where data expires in `after` < t <= `until` (seconds), in order.
+
+        Raises:
+            Damaged: as for `partitions`.
+        """
+        rows = self._due(after, until)
+        starts = np.concatenate([[0], np.cumsum(self._counts)])
+        found = []
+        for number, start in enumerate(starts[:-1]):
+            own = rows[np.searchsorted(rows, start) : np.searchsorted(rows, starts[number + 1])]
+            if len(own):
+                found.append(_taken(self._batch(number), own - start))
+        return found
+
+    def _at(self, places: Places) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield, for each batch with any, the rows that a merge at these places needs."""
+        for number, ends in enumerate(self._ends):
+            wanted = places.within(ends)
+            if len(wanted.tokens):
+                batch = self._batch(number)
+                searched = self._searched.get(number) or self._searched.setdefault(number, Searched(batch))
+                if len(rows := searched.rows(wanted)):
+                    yield number, rows
+
     def _batch(self, number: int) -> pa.RecordBatch:
         return self._batches[number]
+
+    def _due(self, after: int, until: int) -> np.ndarray:
+        return self._expiries.due(after, until)
 
 
 class _Mapped(Decoded):
     """The rows of a decoded file that is mapped into memory."""
 
-    def __init__(self, data: pa.Buffer, batches: list[_Batch], ending: tuple[int, int] | None) -> None:
-        self.ending = ending
+    def __init__(
+        self, data: pa.Buffer, batches: list[_Batch], expiries: Expiries, index: tuple[pa.Buffer, int]
+    ) -> None:
+        super().__init__([], expiries)
         self._data = data
         self._places = batches
         self._ends = [(batch.first, batch.last) for batch in batches]
-        self._batches = []
+        self._counts = [batch.rows for batch in batches]
+        self._index: tuple[pa.Buffer, int] | None = index
         self._reader: Any = pa.ipc.open_file(data)
         self._used: dict[int, pa.RecordBatch] = {}
         if self._reader.num_record_batches != len(batches):
@@ -110,26 +165,43 @@ class _Mapped(Decoded):
             self._used[number] = self._reader.get_batch(number)
         return self._used[number]
 
+    def _due(self, after: int, until: int) -> np.ndarray:
+        if self._index is not None:
+            if zlib.crc32(self._index[0]) != self._index[1]:
+                raise Damaged
+            self._index = None
+        return super()._due(after, until)
+
 
 def decode(source: pq.ParquetFile) -> Decoded:
     """Return the rows of a file of the lake, in memory."""
-    return Decoded(list(_batches(source, BATCH_BYTES)), _ending(source.metadata))
+    batches = list(_batches(source, BATCH_BYTES))
+    rows = np.cumsum([0, *(batch.num_rows for batch in batches)])
+    return Decoded(batches, joined([expiries_of(b, int(start)) for b, start in zip(batches, rows, strict=False)]))
 
 
 def write(source: pq.ParquetFile, path: Path, size: int, batch_bytes: int = BATCH_BYTES) -> None:
     """Decode a file of the lake of this size (bytes) into a file. It appears complete, or not at all."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     try:
-        places = []
-        with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, source.schema_arrow) as writer:
+        places: list[dict[str, int]] = []
+        found = []
+        with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, _fields(source)) as writer:
             for batch in _batches(source, batch_bytes):
+                found.append(expiries_of(batch, sum(place["rows"] for place in places)))
                 start = sink.tell()
                 writer.write_batch(batch)
-                places.append((start, sink.tell() - start, *_ends(batch)))
+                first, last = _ends(batch)
+                place = {"start": start, "size": sink.tell() - start, "rows": batch.num_rows}
+                places.append(place | {"first": first, "last": last})
+        expiries = joined(found)
         with pa.memory_map(str(part)) as mapped:
-            footer = _footer(mapped.read_buffer(), places, size, _ending(source.metadata))
+            data = mapped.read_buffer()
+            # Aligned, so that numpy searches them in place.
+            behind = [bytes(-data.size % 8), pa.py_buffer(expiries.seconds), pa.py_buffer(expiries.rows)]
+            footer = _footer(data, places, size, len(expiries.rows), functools.reduce(_crc, behind, 0))
         with part.open("ab") as file:
-            file.write(footer)
+            file.writelines([*behind, footer])
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -147,39 +219,43 @@ def read(path: Path, size: int) -> Decoded:
             # The memory stays mapped as long as its rows are used, even if the file is deleted.
             data = file.read_buffer()
         length, crc, magic = _TAIL.unpack(data[-_TAIL.size :])
-        end = data.size - _TAIL.size - length
-        text = data.slice(max(end, 0), length)
-        if magic != MAGIC or end < 0 or zlib.crc32(text) != crc:
+        behind = data.size - _TAIL.size - length
+        text = data.slice(max(behind, 0), length)
+        if magic != MAGIC or behind < 0 or zlib.crc32(text) != crc:
             raise Damaged
         footer = json.loads(text.to_pybytes())
-        if footer["version"] != VERSION or footer["size"] != size or footer["end"] != end:
+        end, expiries = footer["end"], footer["expiries"]
+        start = end + -end % 8
+        if footer["version"] != VERSION or footer["size"] != size or behind != start + 16 * expiries:
             raise Damaged
         batches = [_Batch(**batch) for batch in footer["batches"]]
         arrow = data.slice(0, end)
         if _crc_of_rest(arrow, batches) != footer["crc_of_rest"]:
             raise Damaged
-        return _Mapped(arrow, batches, footer["ending"] and tuple(footer["ending"]))
+        index = np.frombuffer(data.slice(start, 16 * expiries), np.int64)
+        expected = data.slice(end, behind - end), footer["crc_of_expiries"]
+        return _Mapped(arrow, batches, Expiries(index[:expiries], index[expiries:]), expected)
     except (struct.error, ValueError, LookupError, TypeError, pa.ArrowException) as e:
         raise Damaged from e
 
 
-def _footer(
-    data: pa.Buffer, places: list[tuple[int, int, int, int]], size: int, ending: tuple[int, int] | None
-) -> bytes:
-    batches = [
-        _Batch(start, length, zlib.crc32(data.slice(start, length)), first, last)
-        for start, length, first, last in places
-    ]
+def _footer(data: pa.Buffer, places: list[dict[str, int]], size: int, expiries: int, crc_of_expiries: int) -> bytes:
+    batches = [_Batch(**p, crc=zlib.crc32(data.slice(p["start"], p["size"]))) for p in places]
     footer = {
         "version": VERSION,
         "size": size,
         "end": data.size,
-        "ending": ending,
+        "expiries": expiries,
+        "crc_of_expiries": crc_of_expiries,
         "crc_of_rest": _crc_of_rest(data, batches),
         "batches": [vars(batch) for batch in batches],
     }
     text = json.dumps(footer).encode()
     return text + _TAIL.pack(len(text), zlib.crc32(text), MAGIC)
+
+
+def _crc(before: int, part: bytes | pa.Buffer) -> int:
+    return zlib.crc32(part, before)
 
 
 def _crc_of_rest(data: pa.Buffer, batches: list[_Batch]) -> int:
@@ -198,21 +274,17 @@ def _batches(source: pq.ParquetFile, batch_bytes: int) -> Iterator[pa.RecordBatc
         size += source.metadata.row_group(group).total_byte_size
         if size >= batch_bytes or group == source.num_row_groups - 1:
             # A task has one core.
-            table = source.read_row_groups(groups, use_threads=False).combine_chunks()
+            columns = [PLACE] if PLACE in source.schema_arrow.names else None
+            table = source.read_row_groups(groups, columns, use_threads=False).combine_chunks()
+            if columns:
+                table = pa.table(table[PLACE].combine_chunks().flatten(), _fields(source))
             yield from (batch for batch in table.to_batches() if batch.num_rows)
             groups, size = [], 0
 
 
-def _ending(metadata: pq.FileMetaData) -> tuple[int, int] | None:
-    """Return `Decoded.ending` by the statistics of a Parquet file; all times if one is missing."""
-    schema = metadata.schema
-    columns = [c for c in range(metadata.num_columns) if schema.column(c).path.rpartition(".")[2] in ENDS]
-    columns = [c for c in columns if schema.column(c).physical_type == "INT64"]
-    found = [metadata.row_group(g).column(c).statistics for g in range(metadata.num_row_groups) for c in columns]
-    if any(statistics is None for statistics in found):
-        return -(1 << 63), (1 << 63) - 1
-    held = [statistics for statistics in found if statistics.has_min_max]
-    return (min(s.min for s in held), max(s.max for s in held)) if held else None
+def _fields(source: pq.ParquetFile) -> pa.Schema:
+    fields = source.schema_arrow
+    return pa.schema(list(fields.field(PLACE).type)) if PLACE in fields.names else fields
 
 
 def _ends(batch: pa.RecordBatch) -> tuple[int, int]:
@@ -224,3 +296,7 @@ def _indices(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the numbers of several ranges."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(counts.sum())
+
+
+def _taken(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([take(c, rows) for c in batch.columns], schema=batch.schema)

@@ -8,6 +8,7 @@ import json
 import random
 import re
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +36,9 @@ FORMAT = "writetime.format"
 # Commits per checkpoint. Opening or updating a table reads the commits since the last one, so it costs the same at any
 # length of the log.
 _CHECKPOINT = {"delta.checkpointInterval": "20"}
-_ATTEMPTS = 20
+ATTEMPTS = 20
+"""How often a commit that meets others is tried."""
+_RECENT = 8
 # Of the Delta protocol: a commit, and a checkpoint in one file, which is how delta-rs writes them.
 _LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
 # Every commit that removes files has this application id, so that Delta rejects all but one of those that are made at
@@ -135,14 +138,19 @@ class _Kept:
 class BucketedTable:
     """A Delta table that is partitioned by the bucket of the token.
 
-    By default each `load` opens it. With `keep_open`, a later `load` reads only what is new in the log, for a process
-    that commits all the time and uses this object in one thread.
+    It stays open: the first `load` opens it, and later ones read only what is new in the log. So an object is for one
+    thread.
     """
 
-    def __init__(self, storage: Storage, *, keep_open: bool = False) -> None:
+    def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self._keep_open = keep_open
         self._kept: _Kept | None = None
+        # The newest versions that were loaded, as batches ask for the version of the one before.
+        self._recent: OrderedDict[int, TableVersion] = OrderedDict()
+
+    def __reduce__(self) -> "tuple[type[BucketedTable], tuple[Storage]]":
+        # Another process opens it again.
+        return BucketedTable, (self.storage,)
 
     def exists(self) -> bool:
         """Return whether the table has been created."""
@@ -154,6 +162,8 @@ class BucketedTable:
         Raises:
             WritetimeError: two columns differ in upper and lower case only, which Delta does not distinguish.
         """
+        if self._is_kept():
+            return
         full = pa.schema([(PARTITION, pa.int32()), *schema])
         try:
             deltalake.DeltaTable.create(
@@ -174,8 +184,10 @@ class BucketedTable:
         Raises:
             WritetimeError: there is no such table or version, or it has another format.
         """
-        if version is None and self._keep_open:
+        if version is None:
             return self._newest()
+        if version in self._recent and self._is_kept():
+            return self._recent[version]
         found = TableVersion(self._open_at(version), self._open_at)
         _require_format(self.storage, found.properties.get(FORMAT))
         return found
@@ -190,11 +202,14 @@ class BucketedTable:
         """Return the newest version, from the table that is open if its log goes on from there."""
         kept = self._kept
         if kept is None or not self._is_kept():
+            self._recent.clear()
             table = self._open_at(None)
         elif self._commit_of(kept.version.version + 1) is None:
             return kept.version
         else:
             table = kept.table
+            # Before the table goes on: an earlier version is opened again for what it did not read.
+            _ = kept.version.files, kept.version.properties
             try:
                 table.update_incremental()
             except exceptions.DeltaError:
@@ -206,6 +221,9 @@ class BucketedTable:
         commit = self._commit_of(found.version)
         if commit is not None:
             self._kept = _Kept(table, found, commit)
+            self._recent[found.version] = found
+            if len(self._recent) > _RECENT:
+                self._recent.popitem(last=False)
         return found
 
     def _is_kept(self) -> bool:
@@ -443,7 +461,7 @@ class BucketedTable:
 
     def _retry(self, attempt: Callable[[], bool]) -> bool:
         fault: exceptions.CommitFailedError | None = None
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             try:
                 return attempt()
             except exceptions.CommitFailedError as e:
@@ -451,7 +469,7 @@ class BucketedTable:
                 time.sleep(random.uniform(0.01, 0.1))
             except exceptions.DeltaError as e:
                 raise WritetimeError(f"{self.storage.address}: {e}") from None
-        raise WritetimeError(f"{self.storage.address}: {_ATTEMPTS} commits failed, the last one with: {fault}")
+        raise WritetimeError(f"{self.storage.address}: {ATTEMPTS} commits failed, the last one with: {fault}")
 
 
 def _require_format(storage: Storage, version: str | None) -> None:

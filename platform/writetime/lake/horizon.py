@@ -4,16 +4,20 @@ The horizon is a time. Deletions that were made, and written, up to it are dropp
 expired up to it; the commit that drops them records it. It is `gc_grace_seconds` before the time up to which all writes
 have been captured: by every registered source, or if there is none, by the newest snapshot.
 
-The changes keep all tombstones. So late changes with a write up to the horizon are still exact: they are merged with
-all changes of their bucket (`state.completed`). A snapshot from before the horizon is rejected: its rows may have been
-deleted since by a deletion that the database itself had dropped before it was captured.
+What the state drops, it keeps in files of its own. So late changes with a write up to the horizon are still exact: they
+are merged with what was dropped from their partitions (`contents`). A snapshot from before the
+horizon is rejected: its rows may have been deleted since by a deletion that the database itself had dropped before it
+was captured.
 """
 
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from writetime.changes.model import field_name
+from writetime.core.arrow import mask_of, one_chunk
 from writetime.core.errors import WritetimeError
 from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.history import instant_text, pc, select
@@ -31,7 +35,7 @@ TRUNCATED = "truncated/"
 microseconds.
 """
 
-# Fields of changes, at any depth.
+# Fields of changes, at any depth. A value of a user-defined type may have such a field, too.
 WRITTEN = "write_time"
 DELETED = ("deletion_time", "expiry")
 
@@ -131,13 +135,24 @@ def without_dropped(state: pa.Table, schema: TableSchema, horizon: int) -> pa.Ta
     return select(state, schema, partial(_stays, horizon=horizon))
 
 
-def may_hold(storage: Storage, file: DataFile, fields: tuple[str, ...], until: int) -> bool:
-    """Return whether a file may hold a number up to this one in fields of these names, by its statistics."""
+def only_dropped(state: pa.Table, schema: TableSchema, horizon: int) -> pa.Table:
+    """Return what `without_dropped` leaves out."""
+    return select(state, schema, lambda cells: pc.invert(_stays(cells, horizon)))
+
+
+def written_until(changes: pa.Table, schema: TableSchema, horizon: int) -> np.ndarray:
+    """Return which changes have a write from up to a horizon (microseconds), including one of a counter's shards."""
+    names = ["marker", "tombstone", *(field_name(column) for column in schema.static + schema.regular)]
+    return np.logical_or.reduce([_any_written(one_chunk(changes[name]), horizon) for name in names])
+
+
+def may_drop(storage: Storage, file: DataFile, horizon: int) -> bool:
+    """Return whether a level may have something to drop at a horizon (microseconds), by its statistics."""
     with pq.ParquetFile(file.path, filesystem=storage.filesystem()) as opened:
         paths = {c: opened.schema.column(c).path for c in range(len(opened.schema))}
-        columns = [c for c, path in paths.items() if path.rpartition(".")[2] in fields]
+        columns = [c for c, path in paths.items() if path.rpartition(".")[2] in DELETED]
         groups = [opened.metadata.row_group(g) for g in range(opened.num_row_groups)]
-        return any(_may_hold(group.column(c).statistics, until) for group in groups for c in columns)
+        return any(_may_hold(group.column(c).statistics, horizon // 1_000_000) for group in groups for c in columns)
 
 
 def _may_hold(statistics: pq.Statistics | None, until: int) -> bool:
@@ -145,6 +160,22 @@ def _may_hold(statistics: pq.Statistics | None, until: int) -> bool:
         return True
     # A column of the table may have such a name, and another type.
     return statistics.has_min_max and isinstance(statistics.min, int) and statistics.min <= until
+
+
+def _any_written(array: pa.Array, until: int) -> np.ndarray:
+    """Return in which rows any write time, at any depth, is up to this one."""
+    found = np.zeros(len(array), bool)
+    if array.null_count == len(array):
+        return found
+    if pa.types.is_list(array.type):
+        found[pc.list_parent_indices(array).to_numpy()[_any_written(array.flatten(), until)]] = True
+    elif pa.types.is_struct(array.type):
+        for field, values in zip(array.type, array.flatten(), strict=True):
+            if field.name == WRITTEN and pa.types.is_int64(field.type):
+                found |= mask_of(pc.less_equal(values, until).fill_null(False))
+            else:
+                found |= _any_written(values, until)
+    return found
 
 
 def _stays(cells: pa.StructArray, horizon: int) -> pa.Array:

@@ -1,6 +1,6 @@
 """The unit of work of the lake: merge files of one bucket."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,9 +10,8 @@ from writetime.changes.model import change_schema
 from writetime.lake.buckets import ALL, token_range
 from writetime.lake.change_files import read_changes
 from writetime.lake.delta import DataFile
-from writetime.lake.horizon import without_dropped
 from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import PROBED, WrittenFile, without_empty, write_rows
+from writetime.lake.parquet import READ_SOON, WrittenFile, without_empty, write_rows
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 
@@ -49,33 +48,38 @@ class Source:
 
 @dataclass(frozen=True)
 class MergeTask:
-    """Merge the files of one bucket, or of all (`ALL`), and write the result to `target`, without data that `horizon`
-    drops (if any).
+    """Merge the files of one bucket, or of all (`ALL`), and write the result to `target`, under names that begin with
+    `prefix`.
     """
 
-    sources: tuple[Source, ...]
+    source: Source
     schema: TableSchema
     bucket: int
     buckets: int
     target: Storage
-    horizon: int | None = None
+    prefix: str = ""
+
+    def run(self) -> list[WrittenFile]:
+        """Run the task; no file if nothing is left after the merge."""
+        state = merge_files([self.source], self.schema)
+        return write_state(self.target, state, self.bucket, self.buckets, self.prefix)
 
 
-def run_merge(task: MergeTask) -> list[WrittenFile]:
-    """Run a task; no file if nothing is left after the merge."""
-    state = merge_files(task.sources, task.schema)
-    if task.horizon is not None:
-        state = without_dropped(state, task.schema, task.horizon)
-    return write_rows(task.target, without_empty(state), task.bucket, task.buckets, layout=PROBED)
+def write_state(target: Storage, state: pa.Table, bucket: int, buckets: int, prefix: str = "") -> list[WrittenFile]:
+    """Write a part of the state, as `write_rows` does."""
+    return write_rows(target, without_empty(state), bucket, buckets, prefix, layout=READ_SOON)
 
 
 def merge_files(
-    sources: Sequence[Source],
+    sources: Iterable[Source],
     schema: TableSchema,
     select: Callable[[pa.Table], pa.Table] | None = None,
+    start: pa.Table | None = None,
 ) -> pa.Table:
-    """Merge all files of these sources, each filtered by `select`; memory depends on the result."""
-    state = merge([], schema)
+    """Merge all files of these sources, each filtered by `select`, with a merged table (if any); memory depends on the
+    result.
+    """
+    state = merge([], schema) if start is None else start
     for portion in _portions(sources):
         files = ((source.storage, file.path, source.tokens_of(file)) for source, file in portion)
         tables = read_changes(files, change_schema(schema))
@@ -83,7 +87,7 @@ def merge_files(
     return state
 
 
-def _portions(sources: Sequence[Source]) -> Iterator[list[tuple[Source, DataFile]]]:
+def _portions(sources: Iterable[Source]) -> Iterator[list[tuple[Source, DataFile]]]:
     portion: list[tuple[Source, DataFile]] = []
     size = 0
     for source in sources:

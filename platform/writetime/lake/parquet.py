@@ -18,6 +18,11 @@ from writetime.lake.lake_storage import Storage
 PARTITION = "token_bucket"
 """The Delta tables' partition column."""
 
+PLACE = "_place"
+"""The column of files of the view with each row's token, key and position. Delta's schema does not have it, so readers
+of the view do not see it.
+"""
+
 # This many rows show whether the values of a column repeat.
 _SAMPLE_ROWS = 1 << 10
 # The sort columns, so that their statistics show a reader which row groups it may skip.
@@ -48,12 +53,9 @@ KEPT = Layout(1 << 16, "zstd")
 """For data that is kept long and seldom read."""
 
 READ_SOON = Layout(1 << 16, "lz4")
-"""For data that is read completely, a few times, before it is merged with more. Its files are larger; both writing and
-reading take less CPU.
+"""For changes and states, which are read completely, a few times, before they are merged with more. The files are
+larger; both writing and reading take less CPU.
 """
-
-PROBED = Layout(1 << 11, "lz4")
-"""For data that is read repeatedly for some tokens. Its files are a third larger, at the same cost of writing."""
 
 WRITTEN_SCHEMA = pa.schema(
     [

@@ -6,19 +6,19 @@ change twice does no harm, because merging is idempotent.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
-from writetime.lake.buckets import ALL, are_few, buckets_of
-from writetime.lake.delta import DataFile, TableVersion, by_bucket
-from writetime.lake.history import until
-from writetime.lake.horizon import DELETED, HORIZON, WRITTEN, horizon_of, may_hold
+from writetime.lake.buckets import ALL, are_few
+from writetime.lake.contents import DROPPED, Contents, StateFiles, Waiting, dropped_of, levels_of
+from writetime.lake.delta import DataFile, TableVersion, by_bucket, by_folder
+from writetime.lake.horizon import HORIZON, horizon_of, may_drop, only_dropped, without_dropped
 from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import MergeTask, Runner, Source, run_merge
-from writetime.lake.parquet import WrittenFile, count_values, read_file
+from writetime.lake.merging import MergeTask, Runner, Source, merge_files, write_state
+from writetime.lake.parquet import WrittenFile, count_values
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
 from writetime.schema.table import TableSchema
 
@@ -42,36 +42,19 @@ def folded_version(state: TableVersion) -> int | None:
 
 
 def pending(table: LakeTable, changes: TableVersion, state: TableVersion) -> dict[int, list[DataFile]]:
-    """Return the files of `changes` to merge with the state, by bucket: those not folded in yet, `completed`."""
-    return completed(table, files_since(table, changes, folded_version(state)), changes, state)
+    """Return the files of `changes` that are not folded in yet, by bucket."""
+    return by_bucket(files_since(table, changes, folded_version(state)), table.buckets)
 
 
-def completed(
-    table: LakeTable, files: Sequence[DataFile], changes: TableVersion, state: TableVersion
-) -> dict[int, list[DataFile]]:
-    """Return files of `changes` to merge with the state, by bucket. In buckets where one holds a write from before the
-    horizon these are all files, because they have the deletions that the state has dropped.
-    """
-    found = by_bucket(files, table.buckets)
-    horizon = horizon_of(state)
-    if not horizon:
-        return found
-    late = [file for file in files if may_hold(table.changes.storage, file, (WRITTEN,), horizon)]
-    schema = table.schema(changes) if late else None
-    buckets: set[int] = set()
-    for file in late:
-        if file.bucket == ALL and schema is not None:
-            written = until(read_file(table.changes.storage, file.path, change_schema(schema)), schema, horizon)
-            buckets |= set(buckets_of(written["token"], table.buckets).tolist())
-        else:
-            buckets.add(file.bucket)
-    return {b: changes.by_bucket[b] if b in buckets else own for b, own in found.items()}
+def contents(table: LakeTable, state: TableVersion, changes: TableVersion) -> dict[int, Contents]:
+    """Return what each bucket holds, in the order of the buckets."""
+    return StateFiles(table, state).all_contents(pending(table, changes, state))
 
 
 def together(found: Mapping[int, Sequence[DataFile]], buckets: int) -> dict[int, list[DataFile]]:
     """Return files by bucket, or, if they have few rows, all files as those of `ALL`: one task costs less than many."""
     every = distinct(found)
-    if len(found) > 1 and are_few(sum(file.rows for file in every), buckets) and are_whole(found, buckets):
+    if len(found) > 1 and are_few(sum(file.rows for file in every), buckets):
         return {ALL: every}
     return {bucket: list(files) for bucket, files in found.items()}
 
@@ -79,15 +62,6 @@ def together(found: Mapping[int, Sequence[DataFile]], buckets: int) -> dict[int,
 def distinct(found: Mapping[int, Sequence[DataFile]]) -> list[DataFile]:
     """Return the files of all buckets, each once."""
     return list({file.path: file for files in found.values() for file in files}.values())
-
-
-def are_whole(found: Mapping[int, Sequence[DataFile]], buckets: int) -> bool:
-    """Return whether files may be merged without regard to buckets: each file of all buckets is in each of them.
-
-    Otherwise some buckets have a write of such a file, and not the deletion of it (`completed`).
-    """
-    times = Counter(file.path for files in found.values() for file in files if file.bucket == ALL)
-    return all(count == buckets for count in times.values())
 
 
 def files_since(table: LakeTable, changes: TableVersion, version: int | None) -> list[DataFile]:
@@ -130,32 +104,42 @@ def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> i
         return 0
     files = pending(table, changes, state)
     schema = table.schema(changes)
-    levels = _merged(table, table.changes.storage, together(files, table.buckets), schema, run)
+    of_state = StateFiles(table, state)
+    tasks = [
+        _Fold(of_state.waiting(bucket, found), schema, bucket, table.buckets, table.state.storage)
+        for bucket, found in together(files, table.buckets).items()
+    ]
+    levels = [level for each in run(_Fold.run, tasks) for level in each]
     if staged:
         staged(levels)
     new = table.state.append(levels, FOLDED, changes.version, given={HORIZON: horizon_of(state)})
-    return len({file.path for found in files.values() for file in found}) if new else 0
+    return len(distinct(files)) if new else 0
 
 
 def compact(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
-    """Fold levels where there are too many of one size; return in how many buckets, where those of all buckets count as
-    one. For `staged` see `fold`.
+    """Fold levels where there are too many of one size, and in the same way what was dropped; return in how many
+    buckets, where those of all buckets count as one. For `staged` see `fold`.
     """
     state = table.state.load()
     schema = table.schema()
-    chosen = {bucket: levels for bucket, files in state.by_folder.items() if (levels := levels_to_fold(files))}
-    if not chosen:
+    levels, dropped = (
+        {bucket: some for bucket, files in by_folder(of_kind).items() if (some := levels_to_fold(files))}
+        for of_kind in (levels_of(state), dropped_of(state))
+    )
+    if not levels and not dropped:
         return 0
-    merged = _merged(table, table.state.storage, chosen, schema, run)
+    merged = _merged(table, table.state.storage, levels, schema, run)
+    merged += _merged(table, table.state.storage, dropped, schema, run, prefix=DROPPED)
     if staged:
         staged(merged)
-    table.state.rewrite(state, [f for levels in chosen.values() for f in levels], merged, data_change=False)
-    return len(chosen)
+    replaced = [file for chosen in (levels, dropped) for files in chosen.values() for file in files]
+    table.state.rewrite(state, replaced, merged, data_change=False)
+    return len(levels.keys() | dropped.keys())
 
 
 def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
-    """Drop the tombstones and expired cells from before the horizon (microseconds) from the state, in one commit that
-    records it; return the number of buckets that had any.
+    """Drop the tombstones and expired cells from before the horizon (microseconds) from the levels of the state, into
+    files of their own, in one commit that records it; return the number of buckets that had any.
 
     Raises:
         Conflict: changes were folded in meanwhile, or the state was rewritten: run it again.
@@ -165,20 +149,21 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     if folded is None or horizon <= horizon_of(state):
         return 0
 
-    def has_any(file: DataFile) -> bool:
-        return may_hold(table.state.storage, file, DELETED, horizon // 1_000_000)
-
-    old = {file.path for file in state.files if has_any(file)}
-    if old and len(together(state.by_bucket, table.buckets)) == 1:
-        chosen = {ALL: state.files}
+    storage = table.state.storage
+    every = levels_of(state)
+    levels = by_bucket(every, table.buckets)
+    old = {file.path for file in every if may_drop(storage, file, horizon)}
+    if old and len(together(levels, table.buckets)) == 1:
+        chosen = {ALL: every}
     else:
-        chosen = {b: levels for b, levels in state.by_bucket.items() if any(f.path in old for f in levels)}
-    removed = {f.path: f for levels in chosen.values() for f in levels}
+        chosen = {b: files for b, files in levels.items() if any(f.path in old for f in files)}
+    removed = {f.path: f for files in chosen.values() for f in files}
     # Levels of all buckets leave the table, so the other buckets get their rows as levels of their own.
     shared = [f for f in removed.values() if f.bucket == ALL]
-    others = {b: shared for b in state.by_bucket if shared and chosen.keys().isdisjoint({b, ALL})}
-    merged = _merged(table, table.state.storage, chosen, schema, run, horizon=horizon)
-    merged += _merged(table, table.state.storage, others, schema, run)
+    others = {b: shared for b in levels if shared and chosen.keys().isdisjoint({b, ALL})}
+    tasks = [_Drop(task, horizon) for task in _tasks(table, storage, chosen, schema)]
+    merged = [file for files in run(_Drop.run, tasks) for file in files]
+    merged += _merged(table, storage, others, schema, run)
     also = {FOLDED: folded, HORIZON: horizon}
     table.state.rewrite(state, list(removed.values()), merged, data_change=False, also=also)
     return len(chosen)
@@ -186,14 +171,14 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
 
 def count_tombstones(table: LakeTable, state: TableVersion) -> int:
     """Return how many tombstones of rows, ranges and partitions the levels of the state have, by the files' footers."""
-    return sum(count_values(table.state.storage, file.path, "tombstone.write_time") for file in state.files)
+    return sum(count_values(table.state.storage, file.path, "tombstone.write_time") for file in levels_of(state))
 
 
 def rebuild(table: LakeTable, run: Runner = map) -> int:
     """Rebuild the state from all changes in the lake; return how many files of changes they are.
 
     The changes are complete: retention merges old ones and drops no data of the state. Tombstones that the state has
-    dropped come back until they are dropped again.
+    dropped come back until they are dropped again, and the files of what was dropped go.
 
     Raises:
         Conflict: another process changed the state meanwhile: run it again.
@@ -215,6 +200,37 @@ def generation_of(part: TableVersion) -> int:
     return part.transaction(GENERATION) or 0
 
 
+@dataclass(frozen=True)
+class _Fold:
+    """Merge changes of one bucket, or of all (`ALL`), into a level."""
+
+    waiting: Waiting
+    schema: TableSchema
+    bucket: int
+    buckets: int
+    target: Storage
+
+    def run(self) -> list[WrittenFile]:
+        return write_state(self.target, self.waiting.merged(self.schema), self.bucket, self.buckets)
+
+
+@dataclass(frozen=True)
+class _Drop:
+    """Merge the levels of one bucket, or of all (`ALL`), into one without what a horizon drops, which is a file too."""
+
+    task: MergeTask
+    horizon: int
+
+    def run(self) -> list[WrittenFile]:
+        task = self.task
+        state = merge_files([task.source], task.schema)
+        left, dropped = (part(state, task.schema, self.horizon) for part in (without_dropped, only_dropped))
+        return [
+            *write_state(task.target, left, task.bucket, task.buckets),
+            *write_state(task.target, dropped, task.bucket, task.buckets, DROPPED),
+        ]
+
+
 def _merged(
     table: LakeTable,
     storage: Storage,
@@ -222,21 +238,18 @@ def _merged(
     schema: TableSchema,
     run: Runner,
     *,
-    horizon: int | None = None,
+    prefix: str = "",
 ) -> list[WrittenFile]:
     """Merge the files of each bucket into one level. Those of `ALL` become one level, or one per bucket."""
-    tasks = [
-        MergeTask(
-            (Source.of_bucket(storage, found, bucket, table.buckets),),
-            schema,
-            bucket,
-            table.buckets,
-            table.state.storage,
-            horizon,
-        )
-        for bucket, found in files.items()
-    ]
-    return [level for levels in run(run_merge, tasks) for level in levels]
+    tasks = _tasks(table, storage, files, schema, prefix=prefix)
+    return [level for levels in run(MergeTask.run, tasks) for level in levels]
+
+
+def _tasks(
+    table: LakeTable, storage: Storage, files: Mapping[int, Sequence[DataFile]], schema: TableSchema, prefix: str = ""
+) -> list[MergeTask]:
+    sources = {bucket: Source.of_bucket(storage, found, bucket, table.buckets) for bucket, found in files.items()}
+    return [MergeTask(s, schema, b, table.buckets, table.state.storage, prefix) for b, s in sources.items()]
 
 
 def levels_to_fold(levels: Sequence[DataFile], fan: int = FAN) -> list[DataFile]:

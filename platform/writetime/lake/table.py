@@ -26,6 +26,7 @@ from writetime.lake.delta import BUCKETS, BucketedTable, TableVersion
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
 from writetime.lake.lake_storage import Storage, lake_storage
+from writetime.lake.live_files import LiveFiles
 from writetime.schema.mapping import arrow_type
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import SchemaError, TableSchema, is_later
@@ -49,7 +50,7 @@ def view_schema(schema: TableSchema) -> pa.Schema:
 class LakeTable:
     """A captured table that exists in the lake; see the module. `open_table` and `create_table` return it.
 
-    With `keep_open`, its changes stay open between the commits of one process; see `BucketedTable`.
+    Its parts stay open from one use to the next (`BucketedTable`), so an object is for one thread.
     """
 
     def __init__(
@@ -57,15 +58,14 @@ class LakeTable:
         storage: Storage,
         buckets: int,
         cache: Cache = Cache(),  # noqa: B008 It is frozen.
-        *,
-        keep_open: bool = False,
     ) -> None:
         self.name = PurePosixPath(storage.address).name
         self.buckets = buckets
         self.cache = cache
-        self.changes = BucketedTable(storage.folder("changes"), keep_open=keep_open)
+        self.changes = BucketedTable(storage.folder("changes"))
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
+        self.view_files = LiveFiles(self.view)
         # The row events, if they were requested: `writetime.row_events.stream`.
         self.row_events = BucketedTable(storage.folder("row_events"))
 

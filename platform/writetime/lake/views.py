@@ -6,19 +6,21 @@ as of a time. So they differ only in when they are computed.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
 
-from writetime.lake.delta import DataFile, TableVersion
+from writetime.lake.contents import Contents, StateFiles
+from writetime.lake.delta import TableVersion
 from writetime.lake.history import require_history, until
 from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import Runner, Source, merge_files
+from writetime.lake.live_files import Change
+from writetime.lake.merging import Runner, merge_files
 from writetime.lake.parquet import WrittenFile, write_file
 from writetime.lake.row_form import fit
-from writetime.lake.state import Staged, pending
+from writetime.lake.state import Staged, contents
 from writetime.lake.table import LakeTable
 from writetime.merge import live_rows
 from writetime.schema.table import TableSchema
@@ -26,16 +28,19 @@ from writetime.schema.table import TableSchema
 AS_OF = "writetime.as_of"
 """The time of a compacted view (microseconds), with its commit."""
 
+SEQUENCE = "view/sequence"
+"""The number of a commit to the view."""
+
 
 @dataclass(frozen=True)
 class BucketView:
     """The rows of one bucket at a time (microseconds), and the places of its files; a task may carry it along.
 
-    `only_until` leaves out writes after that time.
+    `only_until` leaves out writes after that time. Then the view is that of its changes alone, which are all there are.
     """
 
     bucket: int
-    sources: tuple[Source, ...]
+    contents: Contents
     schema: TableSchema
     as_of: int
     only_until: bool
@@ -43,10 +48,12 @@ class BucketView:
 
     def rows(self, unfit: Counter[str] | None = None) -> pa.Table:
         """Compute the rows; `unfit` is as for `row_form.fit`."""
-        select: Callable[[pa.Table], pa.Table] | None = None
         if self.only_until:
-            select = partial(until, schema=self.schema, instant=self.as_of)
-        state = merge_files(self.sources, self.schema, select)
+            state = merge_files(
+                self.contents.waiting.changes, self.schema, partial(until, schema=self.schema, instant=self.as_of)
+            )
+        else:
+            state = self.contents.merged(self.schema)
         return fit(live_rows(state, self.schema, self.as_of // 1_000_000), self.schema, unfit)
 
 
@@ -65,17 +72,21 @@ def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]
     state = table.state.load()
     changes = table.changes.load()
     schema = table.schema(changes)
-    if as_of is not None:
-        require_history(table, changes, as_of)
-        found = {
-            b: (Source.of_bucket(table.changes.storage, files, b, table.buckets),)
-            for b, files in changes.by_bucket.items()
-        }
-        return [BucketView(b, s, schema, as_of, True, table.view.storage) for b, s in sorted(found.items())]
-    new = pending(table, changes, state)
+    if as_of is None:
+        return present_views(table, state, changes, time_now())
+    require_history(table, changes, as_of)
+    found = StateFiles(table, state).all_contents(changes.by_bucket)
+    return [BucketView(bucket, each, schema, as_of, True, table.view.storage) for bucket, each in found.items()]
+
+
+def present_views(table: LakeTable, state: TableVersion, changes: TableVersion, now: int) -> list[BucketView]:
+    """Return the parts of a table's rows at the present time (microseconds), by versions of its state and of its
+    changes that were loaded in this order.
+    """
+    schema = table.schema(changes)
     return [
-        BucketView(bucket, _sources(table, state, new, bucket), schema, time_now(), False, table.view.storage)
-        for bucket in sorted(state.by_bucket.keys() | new.keys())
+        BucketView(bucket, each, schema, now, False, table.view.storage)
+        for bucket, each in contents(table, state, changes).items()
     ]
 
 
@@ -85,7 +96,7 @@ def virtual(table: LakeTable, as_of: int | None = None, unfit: Counter[str] | No
         yield bucket.rows(unfit)
 
 
-def refresh(
+def rewrite(
     table: LakeTable, run: Runner = map, staged: Staged | None = None, unfit: Counter[str] | None = None
 ) -> int:
     """Replace the compacted view by the present rows, in one commit; return how many they are.
@@ -95,8 +106,11 @@ def refresh(
         run: runs the tasks, one per bucket.
         staged: is called with the new files before they are committed; if it raises, the view stays as it was.
         unfit: as for `row_form.fit`; it is complete when `staged` is called.
+
+    Raises:
+        Conflict: another process changed the view meanwhile: run it again.
     """
-    view = table.view.load()
+    before = table.view_files.load()
     tasks = bucket_views(table)
     found = list(run(_write, tasks))
     written = [file for file, _ in found if file is not None]
@@ -106,7 +120,9 @@ def refresh(
     if staged:
         staged(written)
     instant = max((task.as_of for task in tasks), default=time_now())
-    table.view.rewrite(view, view.files, written, data_change=True, info={AS_OF: str(instant)})
+    change = Change(remove=list(before.files.values()), add=written)
+    number = (before.version.transaction(SEQUENCE) or 0) + 1
+    table.view_files.commit(before, change, {SEQUENCE: number}, {AS_OF: str(instant)}, vectors=False)
     return sum(file.rows for file in written)
 
 
@@ -119,8 +135,3 @@ def _write(task: BucketView) -> tuple[WrittenFile | None, Counter[str]]:
     unfit: Counter[str] = Counter()
     rows = task.rows(unfit)
     return (write_file(task.target, rows, task.bucket, None) if rows.num_rows else None), unfit
-
-
-def _sources(table: LakeTable, state: TableVersion, new: dict[int, list[DataFile]], bucket: int) -> tuple[Source, ...]:
-    levels = Source.of_bucket(table.state.storage, state.by_bucket.get(bucket, ()), bucket, table.buckets)
-    return levels, Source.of_bucket(table.changes.storage, new.get(bucket, ()), bucket, table.buckets)

@@ -113,7 +113,7 @@ class Landing:
         self.topics = topics or Topics(settings)
         self._registry = registry_of(settings)
         self._watermark_micros = min(_WATERMARK_MICROS, settings.capture.stale_seconds * 1e6 / 3)
-        self._lake = LakeTable(table_storage(settings, table), 0, keep_open=True)
+        self._lake = LakeTable(table_storage(settings, table), 0)
         self._schemas = LakeSchemas(settings, self._lake)
         self._opened: LakeTable | None = None
         # The schemas that the lake's table follows, as of that read of their topic.

@@ -8,26 +8,24 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.lake.buckets import buckets_of
-from writetime.lake.delta import BucketedTable, DataFile, TableVersion
-from writetime.lake.merging import Source
+from writetime.lake.contents import Contents, combined
+from writetime.lake.delta import BucketedTable, TableVersion
 from writetime.lake.row_form import fit
-from writetime.lake.state import pending
+from writetime.lake.state import contents
 from writetime.lake.table import LakeTable
-from writetime.lake.touched import merge_touched
 from writetime.lake.views import time_now
-from writetime.merge import live_rows
+from writetime.merge import live_rows, merge
 from writetime.schema.table import TableSchema
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A table at its newest version, with its files by bucket."""
+    """A table at its newest version, with what its buckets hold."""
 
     state: TableVersion
     changes: TableVersion
     schema: TableSchema
-    levels: dict[int, list[DataFile]]
-    pending: dict[int, list[DataFile]]
+    contents: dict[int, Contents]
 
 
 class Reader:
@@ -35,9 +33,7 @@ class Reader:
 
     def __init__(self, table: LakeTable) -> None:
         self._table = table
-        self._state, self._changes = (
-            BucketedTable(part.storage, keep_open=True) for part in (table.state, table.changes)
-        )
+        self._state, self._changes = (BucketedTable(part.storage) for part in (table.state, table.changes))
         self._opened: _Opened | None = None
         self._lock = threading.Lock()
 
@@ -50,13 +46,10 @@ class Reader:
         """Return the rows that live now in the partitions with these tokens (sorted, each once), in the order of the
         database, as `views.virtual` does; `unfit` is as for `row_form.fit`.
         """
-        opened, table = self._newest(), self._table
-        sources = [
-            Source.of_bucket(storage, files.get(bucket, ()), bucket, table.buckets)
-            for bucket in np.unique(buckets_of(pa.array(tokens, pa.int64()), table.buckets)).tolist()
-            for storage, files in ((table.state.storage, opened.levels), (table.changes.storage, opened.pending))
-        ]
-        state = merge_touched(sources, opened.schema, tokens, table.cache)
+        opened = self._newest()
+        owners = np.unique(buckets_of(pa.array(tokens, pa.int64()), self._table.buckets)).tolist()
+        found = [opened.contents[bucket] for bucket in owners if bucket in opened.contents]
+        state = combined(found).merged(opened.schema, tokens) if found else merge([], opened.schema)
         return fit(live_rows(state, opened.schema, time_now() // 1_000_000), opened.schema, unfit)
 
     def _newest(self) -> _Opened:
@@ -66,7 +59,7 @@ class Reader:
             state, changes = self._state.load(), self._changes.load()
             opened = self._opened
             if opened is None or opened.state is not state or opened.changes is not changes:
-                waiting = pending(self._table, changes, state)
-                opened = _Opened(state, changes, self._table.schema(changes), state.by_bucket, waiting)
+                held = contents(self._table, state, changes)
+                opened = _Opened(state, changes, self._table.schema(changes), held)
                 self._opened = opened
             return opened

@@ -1,45 +1,22 @@
 """The loops of the merge, compiled by numba: the order of items, the latest of each group, and range tombstones.
 
 An item is a change, or the end of a range tombstone. Bytes come as in Arrow: offsets, and the data between them.
-Repeating values come as codes, in the order of the values. All compiled code is in this module, because numba keeps its
-compiled code until the file changes.
+Repeating values come as codes, in the order of the values.
 """
 
 # ruff: noqa: PLR0917 (numba has no keyword-only arguments)
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
-import numba
 import numpy as np
 
+from writetime.core.compiled import kernel, njit
 from writetime.storage.kernel.memory import load8, load32, load64, load_native32
 
-_njit: Any = numba.njit(cache=True, nogil=True)
 _BLOCK = 16
 _LONG = 8
 _SIGN = -(1 << 63)
 
 
-def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function that only reads its arrays, once for writable and once for read-only ones."""
-    compiled = _njit(function)
-
-    @functools.wraps(function)
-    def call(*arguments: Any) -> Any:
-        return compiled(*(_read_only(a) if isinstance(a, np.ndarray) else a for a in arguments))
-
-    return call
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-@_njit
+@njit
 def _compare_bytes(offsets: int, data: int, i: int, j: int) -> int:
     """Compare two values as unsigned bytes, eight at a time; a prefix comes first."""
     a, b = load_native32(offsets + 4 * i), load_native32(offsets + 4 * j)
@@ -68,13 +45,13 @@ def _compare_bytes(offsets: int, data: int, i: int, j: int) -> int:
     return a_length - b_length
 
 
-@_njit
+@njit
 def _compare(key: tuple, i: int, j: int) -> int:
     codes, offsets, data = key
     return load_native32(codes + 4 * i) - load_native32(codes + 4 * j) if codes else _compare_bytes(offsets, data, i, j)
 
 
-@_njit
+@njit
 def _head(key: tuple, i: int) -> int:
     """Return a number that compares like the values, if two numbers differ or the number marks them as complete.
 
@@ -96,7 +73,7 @@ def _head(key: tuple, i: int) -> int:
     return (value | length) ^ _SIGN
 
 
-@_kernel
+@kernel
 def group_items(
     order: np.ndarray,
     first: np.ndarray,
@@ -150,7 +127,7 @@ def group_items(
     return group, head[: groups + 1].copy(), outer[: groups + 1].copy()
 
 
-@_njit
+@njit
 def _follows(i: int, i_head: int, j: int, j_head: int, keys: tuple) -> bool:
     """Return whether item `i` comes after item `j`."""
     if i_head != j_head:
@@ -161,7 +138,7 @@ def _follows(i: int, i_head: int, j: int, j_head: int, keys: tuple) -> bool:
     return by_first > 0 if by_first != 0 else _compare(keys[1], i, j) > 0
 
 
-@_njit
+@njit
 def _sort(
     order: np.ndarray,
     heads: np.ndarray,
@@ -199,7 +176,7 @@ def _sort(
         width *= 2
 
 
-@_kernel
+@kernel
 def latest(
     group: np.ndarray,
     present: np.ndarray,
@@ -249,7 +226,7 @@ def latest(
     return best, tied
 
 
-@_njit
+@njit
 def _order(i: int, j: int, write_time: np.ndarray, rank: np.ndarray, deletion_time: np.ndarray, ttl: np.ndarray) -> int:
     if write_time[i] != write_time[j]:
         return 1 if write_time[i] > write_time[j] else -1
@@ -262,7 +239,7 @@ def _order(i: int, j: int, write_time: np.ndarray, rank: np.ndarray, deletion_ti
     return 0
 
 
-@_kernel
+@kernel
 def largest(
     group: np.ndarray, items: np.ndarray, offsets: np.ndarray, data: np.ndarray, best: np.ndarray
 ) -> np.ndarray:
@@ -279,7 +256,7 @@ def largest(
     return best
 
 
-@_kernel
+@kernel
 def paint(starts: np.ndarray, ends: np.ndarray, groups: int) -> np.ndarray:
     """Return for each group the first interval that covers it, -1 if none does; `start <= group < end`."""
     covering = np.full(groups, -1, np.int64)

@@ -9,14 +9,13 @@ another id even if the row had the same values before. Reference: Aumasson and B
 import hashlib
 from typing import Any
 
-import numba
 import numpy as np
 import pyarrow as pa
 
 from writetime.core.arrow import bytes_of
+from writetime.core.compiled import njit
 from writetime.schema.table import TableSchema
 
-_njit: Any = numba.njit(cache=True, nogil=True)
 _U64 = np.uint64
 _HYPHENS = (8, 13, 18, 23)
 
@@ -51,7 +50,7 @@ def _texts(data: np.ndarray) -> pa.Array:
     return pa.StringArray.from_buffers(len(data), offsets, pa.py_buffer(text))
 
 
-@_njit
+@njit
 def siphash(  # noqa: PLR0917 (numba has no keyword-only arguments)
     k0: np.uint64, k1: np.uint64, a_offsets: np.ndarray, a: np.ndarray, b_offsets: np.ndarray, b: np.ndarray
 ) -> np.ndarray:
@@ -93,12 +92,12 @@ def siphash(  # noqa: PLR0917 (numba has no keyword-only arguments)
     return hashes
 
 
-@_njit
+@njit
 def _rotate(value: np.uint64, bits: int) -> np.uint64:
     return (value << _U64(bits)) | (value >> _U64(64 - bits))
 
 
-@_njit
+@njit
 def _rounds(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64, count: int) -> tuple[Any, Any, Any, Any]:
     for _ in range(count):
         v0 += v1

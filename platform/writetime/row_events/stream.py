@@ -3,119 +3,45 @@
 A batch leads from one version of `changes`, as of one time, to the next. Its commit records both, the batch's number
 and a version of `state` that holds no more than that version of `changes`, all as Delta transactions. So a batch that
 was killed before its commit left nothing, and a repeated one counts once.
-
-A batch reads only the partitions that the new changes touch and those where cells expire, from the recorded version of
-the state.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from writetime.core.errors import WritetimeError
-from writetime.lake.buckets import ALL, are_few, buckets_of
-from writetime.lake.cache import Cache
 from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion
-from writetime.lake.horizon import horizon_of
 from writetime.lake.lake_storage import Storage
-from writetime.lake.merging import Runner, Source, merge_files
+from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile, read_file, write_rows
 from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
-from writetime.lake.state import (
-    Staged,
-    are_whole,
-    completed,
-    distinct,
-    files_since,
-    folded_version,
-    generation_of,
-    pending,
-)
+from writetime.lake.state import Staged, generation_of
 from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
-from writetime.lake.touched import expiring_tokens, merge_touched
 from writetime.lake.views import time_now
-from writetime.merge import merge
-from writetime.row_events.events import Batch, event_schema, fitted_rows, row_events
-from writetime.schema.table import TableSchema
+from writetime.row_events.changed_rows import ChangedRows, Names, Position, TooLate, first_rows, next_rows, position_of
+from writetime.row_events.events import Batch, event_schema
 
 SEQUENCE, GENERATION, AS_OF = (f"row_events/{name}" for name in ("sequence", "generation", "as_of"))
+NAMES = Names(GENERATION, SEQUENCE, AS_OF, ROWS_CHANGES, ROWS_STATE)
 PREFIX = "batch-"
 
 
 @dataclass(frozen=True)
-class Position:
-    """The position of the stream: its last batch, and the versions of `changes` and `state` up to which it goes."""
+class _Write:
+    """Write the events of some rows; no file if there are none."""
 
-    batch: Batch
-    changes: int
-    state: int
-
-    def numbers(self) -> dict[str, int]:
-        """Return the numbers that a commit records, except for the batch's number."""
-        return {
-            GENERATION: self.batch.generation,
-            ROWS_CHANGES: self.changes,
-            ROWS_STATE: self.state,
-            AS_OF: self.batch.as_of,
-        }
-
-
-@dataclass(frozen=True)
-class RowTask:
-    """Find the events of one bucket, or of all (`ALL`).
-
-    `old` are the files from before the batch, `new` those of the batch's changes; `all_partitions` compares all
-    partitions and not only those that changed, which are read through the cache.
-    """
-
-    bucket: int
-    buckets: int
-    old: tuple[Source, ...]
-    new: tuple[Source, ...]
-    schema_before: TableSchema
-    schema: TableSchema
-    as_of_before: int
-    batch: Batch
-    all_partitions: bool
+    rows: ChangedRows
     target: Storage
-    cache: Cache
 
     def run(self) -> list[WrittenFile]:
-        """Write the events; no file if there are none."""
-        added = merge_files(self.new, self.schema)
-        if self.all_partitions:
-            return self._write(self.events(added, None), self.bucket)
-        tokens = self._tokens(added)
-        if self.bucket != ALL or are_few(len(tokens), self.buckets):
-            return self._write(self.events(added, tokens), self.bucket)
-        # Much expires at once: one bucket at a time bounds the memory.
-        owners, added_owners = (buckets_of(each, self.buckets) for each in (pa.array(tokens), added["token"]))
-        written = []
-        for bucket in np.unique(owners).tolist():
-            events = self.events(added.filter(pa.array(added_owners == bucket)), tokens[owners == bucket])
-            written += self._write(events, bucket)
-        return written
-
-    def events(self, added: pa.Table, tokens: np.ndarray | None) -> pa.Table:
-        """Compute the events of changes (merged), in partitions with these tokens, or all."""
-        old = self._old(self.schema, tokens)
-        was = old if self.schema == self.schema_before else self._old(self.schema_before, tokens)
-        before = fitted_rows(was, self.schema_before, self.as_of_before)
-        after = fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of)
-        return row_events(before, after, self.schema, self.batch)
-
-    def _old(self, schema: TableSchema, tokens: np.ndarray | None) -> pa.Table:
-        return merge_files(self.old, schema) if tokens is None else merge_touched(self.old, schema, tokens, self.cache)
-
-    def _write(self, events: pa.Table, bucket: int) -> list[WrittenFile]:
-        return write_rows(self.target, events, bucket, self.buckets, f"{PREFIX}{self.batch.sequence}-")
-
-    def _tokens(self, added: pa.Table) -> np.ndarray:
-        seconds = self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000
-        return np.union1d(added["token"].to_numpy(), expiring_tokens(self.old, self.schema, *seconds, self.cache))
+        rows = self.rows
+        return [
+            file
+            for bucket, events in rows.found()
+            for file in write_rows(self.target, events, bucket, rows.buckets, f"{PREFIX}{rows.batch.sequence}-")
+        ]
 
 
 def create_stream(table: LakeTable) -> BucketedTable:
@@ -137,15 +63,6 @@ def create_stream(table: LakeTable) -> BucketedTable:
 def has_other_table(table: LakeTable) -> bool:
     """Return whether the row events belong to an earlier table of the name, which was dropped."""
     return created_of(table.row_events.load()) != created_of(table.changes.load())
-
-
-def position_of(stream: TableVersion) -> Position | None:
-    """Return the position of the stream; None before its first batch."""
-    numbers = [stream.transaction(name) for name in (GENERATION, SEQUENCE, AS_OF, ROWS_CHANGES, ROWS_STATE)]
-    if any(number is None for number in numbers):
-        return None
-    generation, sequence, as_of, changes, state = (number or 0 for number in numbers)
-    return Position(Batch(generation, sequence, as_of), changes, state)
 
 
 def extend(
@@ -176,7 +93,7 @@ def extend(
     """
     delta = create_stream(table)
     stream = delta.load()
-    last = position_of(stream)
+    last = position_of(stream, NAMES)
     # The state first: it never holds more than the changes that are read after it.
     state = table.state.load()
     changes = table.changes.load()
@@ -191,47 +108,29 @@ def extend(
     else:
         number = last.batch.generation if follows else last.batch.generation + 1
         batch = Batch(number, last.batch.sequence + 1, max(instant, last.batch.as_of))
-    if last is not None and follows:
-        tasks = _next_tasks(table, last, state, changes, batch)
-    else:
-        tasks = _first_tasks(table, state, changes, batch)
     try:
-        written = [file for files in run(RowTask.run, tasks) for file in files]
-    except FileNotFoundError as e:
-        raise _too_late(table, e) from None
+        if last and follows:
+            rows = next_rows(table, last, state, changes, batch)
+        else:
+            rows = first_rows(table, state, changes, batch)
+        tasks = [_Write(each, table.row_events.storage) for each in rows]
+        written = [file for files in run(_Write.run, tasks) for file in files]
+    except (FileNotFoundError, TooLate) as e:
+        raise TooLate(
+            f"{table.name}: the rows as of the last batch of row events are gone ({e}), because that was longer ago "
+            f"than lake.vacuum_hours: rebuild them with `writetime rebuild {table.name} row_events`"
+        ) from None
     if last is not None and follows and not written and last.changes == changes.version:
         return 0
     if staged:
         staged(written)
-    numbers = Position(batch, changes.version, state.version).numbers() | {TABLE_GENERATION: generation}
+    numbers = Position(batch, changes.version, state.version).numbers(NAMES) | {TABLE_GENERATION: generation}
     new = True
     if last is None or follows:
         new = delta.append(written, SEQUENCE, batch.sequence, numbers)
     else:
-        delta.rewrite(stream, stream.files, written, data_change=True, also=numbers | {SEQUENCE: batch.sequence})
+        delta.rewrite(stream, stream.files, written, data_change=True, also=numbers)
     return sum(file.rows for file in written) if new else 0
-
-
-def _first_tasks(table: LakeTable, state: TableVersion, changes: TableVersion, batch: Batch) -> list[RowTask]:
-    """Return the tasks of a batch that begins with no rows."""
-    new = pending(table, changes, state)
-    schema = table.schema(changes)
-    return [
-        RowTask(
-            bucket,
-            table.buckets,
-            (),
-            _sources(table, state, new, bucket),
-            schema,
-            schema,
-            0,
-            batch,
-            True,
-            table.row_events.storage,
-            table.cache,
-        )
-        for bucket in sorted(state.by_bucket.keys() | new.keys())
-    ]
 
 
 def batch_files(stream: TableVersion) -> list[tuple[int, DataFile]]:
@@ -253,66 +152,3 @@ def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:
     for sequence, file in batch_files(stream.load()):
         if sequence >= first:
             yield read_file(stream.storage, file.path, schema)
-
-
-def _next_tasks(
-    table: LakeTable, last: Position, state: TableVersion, changes: TableVersion, batch: Batch
-) -> list[RowTask]:
-    try:
-        # Not a state that holds more, and not one that has dropped cells that lived at the last batch and expired
-        # since.
-        if (folded_version(state) or 0) > last.changes or horizon_of(state) >= last.batch.as_of:
-            state = table.state.load(last.state)
-        known = table.changes.load(last.changes)
-    except WritetimeError as e:
-        raise _too_late(table, e) from None
-    old = pending(table, known, state)
-    new = completed(table, files_since(table, changes, last.changes), changes, state)
-    schema_before, schema = table.schema(known), table.schema(changes)
-    everything = _reshaped(schema_before, schema)
-    every = distinct(new)
-    few = not everything and are_few(sum(file.rows for file in every), table.buckets)
-    if few and are_whole(old, table.buckets) and are_whole(new, table.buckets):
-        # One task costs less than many.
-        buckets, new = {ALL}, {ALL: every}
-    else:
-        buckets = state.by_bucket.keys() | old.keys() | new.keys()
-    return [
-        RowTask(
-            bucket,
-            table.buckets,
-            _sources(table, state, old, bucket),
-            (Source.of_bucket(table.changes.storage, new.get(bucket, ()), bucket, table.buckets),),
-            schema_before,
-            schema,
-            last.batch.as_of,
-            batch,
-            everything,
-            table.row_events.storage,
-            table.cache,
-        )
-        for bucket in sorted(buckets)
-    ]
-
-
-def _sources(
-    table: LakeTable, state: TableVersion, changes: Mapping[int, list[DataFile]], bucket: int
-) -> tuple[Source, ...]:
-    if bucket == ALL:
-        every = tuple(distinct(changes))
-        return Source(table.state.storage, tuple(state.files)), Source(table.changes.storage, every)
-    levels = Source.of_bucket(table.state.storage, state.by_bucket.get(bucket, ()), bucket, table.buckets)
-    return levels, Source.of_bucket(table.changes.storage, changes.get(bucket, ()), bucket, table.buckets)
-
-
-def _reshaped(before: TableSchema, after: TableSchema) -> bool:
-    """Return whether a schema change alone may change rows: a column dropped, or another type."""
-    types = {c.name: c.type for c in after.columns}
-    return before.dropped != after.dropped or any(types.get(c.name) != c.type for c in before.columns)
-
-
-def _too_late(table: LakeTable, cause: Exception) -> WritetimeError:
-    return WritetimeError(
-        f"{table.name}: the rows as of the last batch of row events are gone ({cause}), because that was longer ago "
-        f"than lake.vacuum_hours: rebuild them with `writetime rebuild {table.name} row_events`"
-    )

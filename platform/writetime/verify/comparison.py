@@ -21,13 +21,12 @@ from writetime.core.arrow import bytes_of, one_chunk, take
 from writetime.core.config import Settings
 from writetime.core.printing import json_value
 from writetime.lake.buckets import token_range
-from writetime.lake.cache import Cache
+from writetime.lake.contents import combined
 from writetime.lake.delta import BucketedTable
-from writetime.lake.merging import merge_files
 from writetime.lake.table import LakeTable
-from writetime.lake.touched import merge_touched
 from writetime.lake.views import BucketView, bucket_views, time_now
 from writetime.landing.reports import stopped
+from writetime.merge import merge
 from writetime.row_events.compare import Matched, Rows, changed
 from writetime.row_events.events import placed_rows
 from writetime.row_events.ids import siphash
@@ -142,10 +141,10 @@ def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> 
     views = {view.bucket: view for view in bucket_views(table)}
     for bucket in range(table.buckets):
         view = views.get(bucket)
-        held = sum(f.rows for source in view.sources for f in source.files) if view else 0
+        held = sum(f.rows for source in view.contents.sources for f in source.files) if view else 0
         first, last = token_range(bucket, table.buckets)
         step = -(-(last - first + 1) // (1 + held // RANGE_ROWS))
-        lake = _lake_rows([view] if view else [], schema, None, table.cache)
+        lake = _lake_rows([view] if view else [], schema, None)
         for start in range(first, last + 1, step):
             end = min(start + step - 1, last)
             theirs = database.rows(start, end)
@@ -165,7 +164,7 @@ def _settle(
     """Read the differing tokens again, until none differs or the time is over; return the remaining differences."""
     while suspects:
         theirs, written = database.timed_rows(sorted(suspects))
-        ours = _lake_rows(bucket_views(table), schema, np.array(sorted(suspects), np.int64), table.cache)
+        ours = _lake_rows(bucket_views(table), schema, np.array(sorted(suspects), np.int64))
         found = _changed(ours, theirs, schema)
         suspects = _tokens(ours, theirs, found)
         if suspects and time.monotonic() > deadline:
@@ -199,9 +198,8 @@ def _write_times(part: BucketedTable) -> Iterator[pq.Statistics | None]:
                     yield opened.metadata.row_group(group).column(column).statistics
 
 
-def _lake_rows(views: Sequence[BucketView], schema: TableSchema, tokens: np.ndarray | None, cache: Cache) -> Rows:
-    sources = [source for view in views for source in view.sources]
-    state = merge_files(sources, schema) if tokens is None else merge_touched(sources, schema, tokens, cache)
+def _lake_rows(views: Sequence[BucketView], schema: TableSchema, tokens: np.ndarray | None) -> Rows:
+    state = combined([view.contents for view in views]).merged(schema, tokens) if views else merge([], schema)
     return placed_rows(state, schema, views[0].as_of if views else time_now())
 
 

@@ -1,0 +1,162 @@
+"""What a bucket of a table holds: the levels of the state, and the changes that are not folded in yet.
+
+The state drops old tombstones and expired data (`state.drop_tombstones`) into files of their own, whose names begin
+with `DROPPED`. They are no levels. Nothing in the levels is covered by what was dropped, nor is anything that was
+written after the horizon. Only a *late* write, one from up to the horizon, may be. So changes that wait are merged with
+what was dropped at the places of their late writes, before they are merged with the levels.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.lake.buckets import ALL, buckets_of
+from writetime.lake.cache import Cache
+from writetime.lake.delta import DataFile, TableVersion, by_bucket
+from writetime.lake.horizon import horizon_of, only_dropped, without_dropped, written_until
+from writetime.lake.merging import Source, merge_files
+from writetime.lake.places import Places, places_of
+from writetime.lake.table import LakeTable
+from writetime.lake.touched import merge_partitions, merge_places
+from writetime.merge import merge
+from writetime.schema.table import TableSchema
+
+DROPPED = "dropped-"
+
+At = Places | np.ndarray | None
+"""What to merge: some places, the partitions with some tokens (sorted, each once), or everything."""
+
+
+def levels_of(state: TableVersion) -> list[DataFile]:
+    """Return the levels of a version of the state."""
+    return [file for file in state.files if not _is_dropped(file)]
+
+
+def dropped_of(state: TableVersion) -> list[DataFile]:
+    """Return the files of what a version of the state has dropped."""
+    return [file for file in state.files if _is_dropped(file)]
+
+
+def _is_dropped(file: DataFile) -> bool:
+    return file.path.rpartition("/")[2].startswith(DROPPED)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Changes of one bucket, of some or of all, that are not in the state yet, and what the state has dropped up to a
+    horizon (microseconds); a task may carry it along.
+    """
+
+    changes: tuple[Source, ...]
+    dropped: tuple[Source, ...]
+    horizon: int
+    buckets: int
+    cache: Cache
+
+    @property
+    def has_dropped_nothing(self) -> bool:
+        """Whether the state has dropped nothing."""
+        return not any(source.files for source in self.dropped)
+
+    def merged(self, schema: TableSchema, at: At = None) -> pa.Table:
+        """Merge the changes without what something dropped covers: all, or those at some places or in some partitions,
+        which are read through the cache.
+        """
+        changes = _merged(self.changes, schema, at, self.cache)
+        dropped = merge([], schema) if self.has_dropped_nothing else self._dropped(changes, schema)
+        if not dropped.num_rows:
+            return changes
+        # All that is left of `dropped` is dropped again. The deletions among the changes stay: they may cover data in
+        # the levels.
+        left = without_dropped(merge([changes, dropped], schema), schema, self.horizon)
+        return merge([left, only_dropped(changes, schema, self.horizon)], schema)
+
+    def _dropped(self, changes: pa.Table, schema: TableSchema) -> pa.Table:
+        """Return what was dropped at the places of late writes."""
+        late = changes.filter(pa.array(written_until(changes, schema, self.horizon)))
+        owners = {ALL, *np.unique(buckets_of(late["token"], self.buckets)).tolist()} if len(late) else set()
+        sources = [replace(s, files=tuple(f for f in s.files if f.bucket in owners)) for s in self.dropped]
+        return merge_places(sources, schema, places_of(late), self.cache)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What one bucket, some or all of them hold: the levels, and the changes that wait; a task may carry it along."""
+
+    levels: tuple[Source, ...]
+    waiting: Waiting
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The files of the levels and of the changes."""
+        return self.levels + self.waiting.changes
+
+    def merged(self, schema: TableSchema, at: At = None) -> pa.Table:
+        """Merge all of it, or some places or partitions, as `Waiting.merged` does."""
+        if self.waiting.has_dropped_nothing:
+            return _merged(self.sources, schema, at, self.waiting.cache)
+        return _merged(self.levels, schema, at, self.waiting.cache, self.waiting.merged(schema, at))
+
+
+def combined(found: Sequence[Contents]) -> Contents:
+    """Return what several buckets of a table hold."""
+    levels, changes, dropped = (
+        tuple(itertools.chain.from_iterable(each))
+        for each in (
+            (one.levels for one in found),
+            (one.waiting.changes for one in found),
+            (one.waiting.dropped for one in found),
+        )
+    )
+    return Contents(levels, replace(found[0].waiting, changes=changes, dropped=dropped))
+
+
+def _merged(
+    sources: Iterable[Source],
+    schema: TableSchema,
+    at: At,
+    cache: Cache,
+    start: pa.Table | None = None,
+) -> pa.Table:
+    match at:
+        case None:
+            return merge_files(sources, schema, start=start)
+        case Places():
+            return merge_places(sources, schema, at, cache, start)
+        case _:
+            return merge_partitions(sources, schema, at, cache, start)
+
+
+class StateFiles:
+    """The files of a version of the state, by bucket. As the bucket `ALL`, it has the files of all buckets together."""
+
+    def __init__(self, table: LakeTable, state: TableVersion) -> None:
+        self._table = table
+        self._horizon = horizon_of(state)
+        self._levels = _and_all(levels_of(state), table.buckets)
+        self._dropped = _and_all(dropped_of(state), table.buckets)
+
+    def waiting(self, bucket: int, files: Iterable[DataFile]) -> Waiting:
+        """Return files of `changes` that are to be merged with a bucket."""
+        table = self._table
+        changes = Source.of_bucket(table.changes.storage, files, bucket, table.buckets)
+        return Waiting((changes,), (self._of(self._dropped, bucket),), self._horizon, table.buckets, table.cache)
+
+    def contents(self, bucket: int, files: Iterable[DataFile]) -> Contents:
+        """Return what a bucket holds, with these files of `changes`."""
+        return Contents((self._of(self._levels, bucket),), self.waiting(bucket, files))
+
+    def all_contents(self, files: Mapping[int, Sequence[DataFile]]) -> dict[int, Contents]:
+        """Return what each bucket holds, with these files of `changes` by bucket, in the order of the buckets."""
+        buckets = sorted((self._levels.keys() | files.keys()) - {ALL})
+        return {bucket: self.contents(bucket, files.get(bucket, ())) for bucket in buckets}
+
+    def _of(self, files: Mapping[int, Sequence[DataFile]], bucket: int) -> Source:
+        return Source.of_bucket(self._table.state.storage, files.get(bucket, ()), bucket, self._table.buckets)
+
+
+def _and_all(files: Sequence[DataFile], buckets: int) -> dict[int, Sequence[DataFile]]:
+    return {**by_bucket(files, buckets), ALL: files}

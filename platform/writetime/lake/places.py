@@ -1,0 +1,295 @@
+"""Places in the order of the database, and a search for them in the rows of a decoded file.
+
+Files are in the order of token, key and position, so each place costs a few binary searches, whatever the number of
+rows in the file or in a partition.
+"""
+
+# ruff: noqa: PLR0917 (numba has no keyword-only arguments)
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from writetime.changes.model import RANGE_TOMBSTONE, ROW
+from writetime.changes.position import STATIC_POSITION
+from writetime.core.arrow import bytes_of, decoded, one_chunk, pc, valid
+from writetime.core.compiled import kernel, njit
+from writetime.merge.order import kind_codes
+from writetime.storage.kernel.memory import load8, load64, load_native32
+
+_SIGN = -(1 << 63)
+_STATIC = STATIC_POSITION[0]
+_FIRST, _BEHIND = b"", b"\xff"
+"""Before and behind all positions of a partition."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Ranges of positions, each in one partition: `first` <= position < `end`. They are in the order of the database,
+    so a range may hold later ones.
+    """
+
+    tokens: np.ndarray
+    keys: pa.Array
+    first: pa.Array
+    end: pa.Array
+
+    def within(self, tokens: tuple[int, int] | None) -> "Places":
+        """Return those with tokens from a first one to a last one; all by default."""
+        if tokens is None:
+            return self
+        start = int(np.searchsorted(self.tokens, tokens[0]))
+        part = slice(start, int(np.searchsorted(self.tokens, tokens[1], "right")))
+        return Places(self.tokens[part], self.keys[part], self.first[part], self.end[part])
+
+
+def places_of(changes: pa.Table) -> Places:
+    """Return the places that changes touch. A change of a static row, or the deletion of a partition, touches the
+    partition. The changes are in the order of the database.
+    """
+    kinds = kind_codes(one_chunk(changes["kind"]))
+    positions, ends = (decoded(one_chunk(changes[name])) for name in ("position", "end"))
+    is_range, is_row = pa.array(kinds == RANGE_TOMBSTONE), pa.array(kinds == ROW)
+    first = pc.if_else(pc.or_(is_range, is_row), positions, pa.scalar(_FIRST, pa.binary()))
+    end = pc.if_else(is_row, _next(positions), pc.if_else(is_range, ends, pa.scalar(_BEHIND, pa.binary())))
+    return Places(one_chunk(changes["token"]).to_numpy(), decoded(one_chunk(changes["key"])), first, end)
+
+
+def rows_at(tokens: pa.Array, keys: pa.Array, positions: pa.Array) -> Places:
+    """Return the places of some rows, which are in order."""
+    return Places(tokens.to_numpy(), keys, positions, _next(positions))
+
+
+def _next(positions: pa.Array) -> pa.Array:
+    """Return the next position behind each: the same bytes and a zero."""
+    return pc.binary_join_element_wise(positions, pa.scalar(b"\0"), pa.scalar(b""))
+
+
+def joined(several: list[Places]) -> Places:
+    """Return the places of several, in order."""
+    if not several:
+        return Places(np.empty(0, np.int64), *(pa.array([], pa.binary()) for _ in range(3)))
+    if len(several) == 1:
+        return several[0]
+    tokens = pa.array(np.concatenate([each.tokens for each in several]))
+    parts = [pa.concat_arrays([getattr(each, name) for each in several]) for name in ("keys", "first", "end")]
+    table = pa.table([tokens, *parts], ["token", "key", "first", "end"])
+    sorted_by = [(name, "ascending") for name in ("token", "key", "first")] + [("end", "descending")]
+    table = table.take(pc.sort_indices(table, sort_keys=sorted_by))
+    return Places(table["token"].to_numpy(), *(one_chunk(table[name]) for name in ("key", "first", "end")))
+
+
+def partitions(tokens: pa.Array, keys: pa.Array) -> Places:
+    """Return whole partitions, which are in order."""
+    count = len(tokens)
+    first, end = (
+        pa.array([value], pa.binary()).take(pa.array(np.zeros(count, np.int64))) for value in (_FIRST, _BEHIND)
+    )
+    return Places(tokens.to_numpy(), keys, first, end)
+
+
+class Searched:
+    """The rows of one batch of a decoded file, to be searched for places."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._tokens = batch.column("token").to_numpy()
+        self._keys, self._positions = (bytes_of(batch.column(name)) for name in ("key", "position"))
+        self._ranges = np.empty(0, np.int64)
+        # Only files with range tombstones have the field.
+        if "end" in batch.schema.names:
+            ends = batch.column("end")
+            self._ranges = np.flatnonzero(valid(ends))
+            self._ends = bytes_of(ends)
+            self._reach = _reach(self._ranges, self._tokens, *_addresses(self._keys, self._ends))
+
+    def rows(self, places: Places) -> np.ndarray:
+        """Return the indices of all rows, in order, that a merge at these places needs: the entries there, the
+        tombstone and the static row of each partition, and range tombstones that begin before and cover a place.
+        """
+        asked = [bytes_of(each) for each in (places.keys, places.first, places.end)]
+        wanted, own = _addresses(*asked), _addresses(self._keys, self._positions)
+        starts, ends, partition = _find(self._tokens, *own, places.tokens, *wanted)
+        lengths = ends - starts
+        found = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+        if len(self._ranges):
+            covering = _covering(self._ranges, self._reach, *own[2:], *_addresses(self._ends), partition, *wanted[2:])
+            found = np.union1d(found, covering)
+        return found
+
+
+def _addresses(*arrays: tuple[np.ndarray, np.ndarray]) -> tuple[int, ...]:
+    """Return the addresses of offsets and data. Passing arrays to compiled code costs more than a search."""
+    return tuple(part.ctypes.data for offsets_and_data in arrays for part in offsets_and_data)
+
+
+@njit
+def _compare(offsets: int, data: int, i: int, other_offsets: int, other_data: int, j: int) -> int:
+    """Compare two values as unsigned bytes, eight at a time; a prefix comes first."""
+    a, b = load_native32(offsets + 4 * i), load_native32(other_offsets + 4 * j)
+    a_length = load_native32(offsets + 4 * i + 4) - a
+    b_length = load_native32(other_offsets + 4 * j + 4) - b
+    a += data
+    b += other_data
+    end = a + min(a_length, b_length)
+    while end - a >= 8:
+        x, y = load64(a), load64(b)
+        if x != y:
+            return -1 if (x ^ _SIGN) < (y ^ _SIGN) else 1
+        a += 8
+        b += 8
+    while a < end:
+        x, y = load8(a), load8(b)
+        if x != y:
+            return -1 if x < y else 1
+        a += 1
+        b += 1
+    return a_length - b_length
+
+
+@njit
+def _lower(offsets: int, data: int, low: int, high: int, other_offsets: int, other_data: int, j: int) -> int:
+    """Return the first row of some in order whose value is not less than value `j` of others."""
+    while low < high:
+        middle = (low + high) >> 1
+        if _compare(offsets, data, middle, other_offsets, other_data, j) < 0:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def _find(
+    tokens: np.ndarray,
+    keys: int,
+    key_data: int,
+    positions: int,
+    position_data: int,
+    wanted_tokens: np.ndarray,
+    wanted_keys: int,
+    wanted_key_data: int,
+    firsts: int,
+    first_data: int,
+    ends: int,
+    end_data: int,
+) -> tuple:
+    """Find places: ranges of rows, in order and without overlap, two for each place; and the partition of each place.
+
+    The first range of a place has the tombstone and the static row of its partition, unless an earlier place has them.
+    """
+    count = len(wanted_tokens)
+    found, found_ends = np.zeros(2 * count, np.int64), np.zeros(2 * count, np.int64)
+    partition = np.zeros((count, 2), np.int64)
+    rows = len(tokens)
+    start = behind = 0
+    for i in range(count):
+        token = wanted_tokens[i]
+        low, high = start, rows
+        while low < high:
+            middle = (low + high) >> 1
+            if tokens[middle] < token:
+                low = middle + 1
+            else:
+                high = middle
+        start = low
+        if start == rows:
+            break
+        if tokens[start] != token:
+            continue
+        # Most tokens have few rows.
+        step = 1
+        while start + step < rows and tokens[start + step] == token:
+            step *= 2
+        low, high = start + step // 2, min(start + step, rows)
+        while low < high:
+            middle = (low + high) >> 1
+            if tokens[middle] == token:
+                low = middle + 1
+            else:
+                high = middle
+        first = _lower(keys, key_data, start, low, wanted_keys, wanted_key_data, i)
+        if first == low or _compare(keys, key_data, first, wanted_keys, wanted_key_data, i) != 0:
+            continue
+        last = low
+        if _compare(keys, key_data, last - 1, wanted_keys, wanted_key_data, i) != 0:
+            low, high = first, last
+            while low < high:
+                middle = (low + high) >> 1
+                if _compare(keys, key_data, middle, wanted_keys, wanted_key_data, i) <= 0:
+                    low = middle + 1
+                else:
+                    high = middle
+            last = low
+        partition[i, 0], partition[i, 1] = first, last
+        head = first
+        while head < last:
+            at, length = load_native32(positions + 4 * head), load_native32(positions + 4 * head + 4)
+            if length > at and load8(position_data + at) > _STATIC:
+                break
+            head += 1
+        found[2 * i], found_ends[2 * i] = max(first, behind), max(head, behind)
+        behind = max(head, behind)
+        begin = _lower(positions, position_data, first, last, firsts, first_data, i)
+        end = _lower(positions, position_data, begin, last, ends, end_data, i)
+        found[2 * i + 1], found_ends[2 * i + 1] = max(begin, behind), max(end, behind)
+        behind = max(end, behind)
+    return found, found_ends, partition
+
+
+@kernel
+def _reach(ranges: np.ndarray, tokens: np.ndarray, keys: int, key_data: int, ends: int, end_data: int) -> np.ndarray:
+    """Return, for each range tombstone, the row of the one that ends last among it and those before it in its
+    partition.
+    """
+    reach = ranges.copy()
+    for k in range(1, len(ranges)):
+        row, before = ranges[k], reach[k - 1]
+        if (
+            tokens[row] == tokens[before]
+            and _compare(keys, key_data, row, keys, key_data, before) == 0
+            and _compare(ends, end_data, before, ends, end_data, row) > 0
+        ):
+            reach[k] = before
+    return reach
+
+
+@kernel
+def _covering(
+    ranges: np.ndarray,
+    reach: np.ndarray,
+    positions: int,
+    position_data: int,
+    range_ends: int,
+    range_end_data: int,
+    partition: np.ndarray,
+    firsts: int,
+    first_data: int,
+    ends: int,
+    end_data: int,
+) -> np.ndarray:
+    """Return the rows of the range tombstones that cover a part of a place."""
+    found = np.empty(16, np.int64)
+    count = 0
+    for i in range(len(partition)):
+        low, high = np.searchsorted(ranges, partition[i, 0]), np.searchsorted(ranges, partition[i, 1])
+        last = high
+        # The first one such that it, or one before it, reaches the place.
+        while low < high:
+            middle = (low + high) >> 1
+            if _compare(range_ends, range_end_data, reach[middle], firsts, first_data, i) <= 0:
+                low = middle + 1
+            else:
+                high = middle
+        for k in range(low, last):
+            row = ranges[k]
+            if _compare(positions, position_data, row, ends, end_data, i) >= 0:
+                break
+            if _compare(range_ends, range_end_data, row, firsts, first_data, i) > 0:
+                if count == len(found):
+                    larger = np.empty(2 * count, np.int64)
+                    larger[:count] = found
+                    found = larger
+                found[count] = row
+                count += 1
+    return found[:count]

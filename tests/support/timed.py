@@ -1,0 +1,32 @@
+"""Changes made by hand at chosen seconds, and views as of one."""
+
+from dataclasses import replace
+from typing import Any
+
+from tests.support.lake_answers import view_rows
+from tests.support.made import write
+from writetime.lake import views
+from writetime.lake.table import LakeTable
+
+SECOND = 1_000_000
+
+
+def around(value: Any) -> Any:
+    """Changes whose write times are around their deletion times, as those of a database are: 98 to 105 seconds."""
+    if isinstance(value, list):
+        return [around(v) for v in value]
+    if isinstance(value, dict):
+        moved = {k: around(v) for k, v in value.items()}
+        return moved | ({"write_time": (99 + value["write_time"]) * SECOND} if "write_time" in value else {})
+    return value
+
+
+def rows_at(table: LakeTable, second: int) -> list[dict[str, Any]]:
+    """The virtual view, with expiry judged at this second."""
+    return view_rows(replace(task, as_of=second * SECOND).rows() for task in views.bucket_views(table))
+
+
+def deletion(id_: int, n: int, at: int) -> dict[str, Any]:
+    """A row deletion of this time, in microseconds."""
+    times = {"write_time": at, "deletion_time": at // SECOND}
+    return {**write(id_, n, at), "marker": None, "tombstone": times}
