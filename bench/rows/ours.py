@@ -16,11 +16,13 @@ from bench.rows.batches import Batch
 from bench.rows.systems import Steps, columns_of
 from writetime.core import config
 from writetime.core.arrow import pc
-from writetime.lake import retention, state, views
+from writetime.core.config import Settings
+from writetime.lake import retention, state
 from writetime.lake.table import LakeTable, create_table
 from writetime.row_events import stream
-from writetime.row_events.stream import Position
+from writetime.row_events.changed_rows import Position, position_of
 from writetime.schema.table import TableSchema
+from writetime.view import packing, refreshing
 
 # The TTL that is written with cells; when they expire is decided by the batch alone.
 _TTL = 60
@@ -42,18 +44,23 @@ def compact(table: LakeTable) -> None:
     state.compact(table)
 
 
-def show(table: LakeTable) -> None:
+def show(settings: Settings, table: LakeTable) -> None:
     """Let readers of the view see the changes."""
-    views.refresh(table)
+    refreshing.refresh(settings, table)
+
+
+def pack(table: LakeTable) -> None:
+    """Pack the files of the view."""
+    packing.pack(table)
 
 
 class Writetime:
     """A table of the lake."""
 
     def __init__(self, schema: TableSchema, folder: Path) -> None:
-        settings = config.load(lake={"path": str(folder / "lake"), "cache": str(folder / "cache")})
+        self._settings = config.load(lake={"path": str(folder / "lake"), "cache": str(folder / "cache")})
         self._schema, self._columns = schema, columns_of(schema)
-        self._table = create_table(settings, schema)
+        self._table = create_table(self._settings, schema)
         self._database = duckdb.connect()
         extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))
         self._database.load_extension(str(extension))
@@ -70,20 +77,25 @@ class Writetime:
             add(self._table, self._schema, (self._changes(part) for part in parts), 1)
         fold(self._table)
         stream.extend(self._table)
-        show(self._table)
+        show(self._settings, self._table)
 
     def apply(self, batch: Batch) -> tuple[Steps, pa.Table]:
         """Bring in a batch, and do all steps."""
         add(self._table, self._schema, [self._changes(batch.rows)], batch.number)
         since = self._position().batch.sequence + 1
-        times = [time.process_time()]
+        start = time.process_time()
         events = find_events(self._table, since)
-        times.append(time.process_time())
-        for step in (fold, compact, show):
-            step(self._table)
-            times.append(time.process_time())
-        names = ("events", "fold", "compaction", "view")
-        spent = {name: times[i + 1] - times[i] for i, name in enumerate(names)}
+        spent = {"events": time.process_time() - start}
+        steps = {
+            "fold": lambda: fold(self._table),
+            "compaction": lambda: compact(self._table),
+            "view": lambda: show(self._settings, self._table),
+            "packing": lambda: pack(self._table),
+        }
+        for name, step in steps.items():
+            start = time.process_time()
+            step()
+            spent[name] = time.process_time() - start
         # Older versions of a view take gigabytes.
         retention.vacuum(self._table, 0)
         return spent, pa.concat_tables([self._images(events, side) for side in ("before", "after")])
@@ -104,7 +116,7 @@ class Writetime:
         self._database.close()
 
     def _position(self) -> Position:
-        position = stream.position_of(self._table.row_events.load())
+        position = position_of(self._table.row_events.load(), stream.NAMES)
         assert position is not None
         return position
 
