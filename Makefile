@@ -15,7 +15,7 @@ PYTEST = $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(abspath $(CLASSES))
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test tests check coverage test-long test-python test-without-servers test-scylla ui prepared compiled style lint api bench clean
+.PHONY: setup instance port demo test tests check coverage test-long test-python test-without-shared-servers test-scylla ui prepared compiled style lint api bench clean
 
 setup: $(STAMP)
 
@@ -70,7 +70,8 @@ test-long: prepared $(CLASSES)
 test-python: setup
 	@$(BIN)/python -m tools.pythons
 
-test-without-servers: setup
+# The same on this Python alone.
+test-without-shared-servers: setup
 	@$(PYTEST) --without-shared-servers
 
 # The whole platform on a ScyllaDB that runs already, with vnodes and then with tablets. DATA is the data folder of the
