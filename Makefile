@@ -10,7 +10,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/spark.jsa
-PYTEST = $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
+# More processes than cores, as tests wait a lot.
+PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 # Java ignores an archive that is missing, or made of other jars or by another Java.
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(abspath $(CLASSES))
 
