@@ -35,8 +35,8 @@ def merge_partitions(
 def merge_places(
     sources: Iterable[Source], schema: TableSchema, places: Places, cache: Cache, start: pa.Table | None = None
 ) -> pa.Table:
-    """Merge what files have at some places, and a merged table (if any). The result is the merge of all at these places.
-    It also has the static rows and the deletions that reach them, and may have parts of others.
+    """Merge what files have at some places, and a merged table (if any). The result is the merge of all at these
+    places. It also has the static rows and the deletions that reach them, and may have parts of others.
     """
 
     def read(source: Source, file: DataFile) -> list[pa.RecordBatch]:
