@@ -100,7 +100,7 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                 f"{table.name}: the new rows are not as expected; the view stays as it was",
             )
             began = time.monotonic()
-            rows = yield from staged.during(lambda: views.refresh(in_lake, in_spark(session), staged, unfit))
+            rows = yield from staged.during(lambda: views.rewrite(in_lake, in_spark(session), staged, unfit))
             yield from_unfit("timestamps_fit", unfit)
             files = in_lake.view.load().files
             yield MaterializeResult(

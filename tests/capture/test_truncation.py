@@ -39,7 +39,7 @@ def land(captured: Captured) -> LakeTable:
     wanted = cql_rows(captured.node.session(), captured.schema("t"))
     assert view_rows(views.virtual(table)) == wanted
     state.fold(table)
-    assert views.refresh(table) == len(wanted)
+    assert views.rewrite(table) == len(wanted)
     kept = table.view.read([c.label for c in table.schema().columns])
     assert sorted(map(repr, view_rows([kept]))) == sorted(map(repr, wanted))
     stream.extend(table)

@@ -336,7 +336,7 @@ class ClusterRun:
         virtual = pa.concat_tables([view_schema(table.schema()).empty_table(), *views.virtual(table)])
         assert_same(with_one_form(virtual, table.schema()), wanted)
         state.fold(table)
-        views.refresh(table)
+        views.rewrite(table)
         compacted = table.view.load().table.to_pyarrow_table().sort_by(PARTITION).select(virtual.column_names)
         assert_same(with_one_form(compacted, table.schema()), wanted)
         return wanted.num_rows

@@ -37,7 +37,7 @@ def main() -> None:
         done = {
             "changes": sum(count for _, count in backfill(table, found, run=run)),
             "files_folded": state.fold(table, run),
-            "rows": views.refresh(table, run),
+            "rows": views.rewrite(table, run),
             "events": extend(table, run=run),
         }
     print(json.dumps(done | {"executors": sorted(executors)}))

@@ -53,7 +53,7 @@ def work(folder: Path) -> LakeTable:
     add(table, [write(1, 3, 1, v="late")], 6)
     state.fold(table)
     retention.trim_history(table, views.time_now())
-    views.refresh(table)
+    views.rewrite(table)
     return table
 
 

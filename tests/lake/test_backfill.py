@@ -123,7 +123,7 @@ def backfill_as_frames(spark: SparkSession, lake: LakeTable, cluster: Cluster) -
         assert append_frame(lake, frame, "nodes", number)
     assert not append_frame(lake, frames[2], "nodes", 2)
     assert state.fold(lake, in_spark(spark)) > 0
-    assert views.refresh(lake, in_spark(spark)) == len(cluster.wanted)
+    assert views.rewrite(lake, in_spark(spark)) == len(cluster.wanted)
     assert view_rows(views.virtual(lake)) == cluster.wanted
 
 

@@ -15,6 +15,7 @@ from tests.support.made import SCHEMA, add, batch, new_table, write
 from writetime.lake import buckets, retention, state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import Conflict, DataFile
+from writetime.lake.live_files import Change
 from writetime.lake.parquet import PARTITION, SORTED_BY
 from writetime.lake.state import FAN, levels_to_fold
 from writetime.lake.table import LakeTable
@@ -87,12 +88,12 @@ def test_rewrites_exclude_each_other(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     add(table, [write(i, 1, 5, v="a") for i in range(20)], 1)
     state.fold(table)
-    before = table.view.load()
-    views.refresh(table)
+    before = table.view_files.load()
+    views.rewrite(table)
     with pytest.raises(Conflict, match="run this again"):
-        table.view.rewrite(before, before.files, [], data_change=True)
+        table.view_files.commit(before, Change(), {views.SEQUENCE: 1}, {})
     assert table.view.read([PARTITION]).num_rows == 20
-    views.refresh(table)
+    views.rewrite(table)
     assert table.view.read([PARTITION]).num_rows == 20
 
 
@@ -100,7 +101,7 @@ def test_programs_that_have_read_end_well(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     add(table, [write(i, 1, 5, v="a") for i in range(20)], 1)
     state.fold(table)
-    views.refresh(table)
+    views.rewrite(table)
     reads = (
         "import sys; from writetime.lake.delta import BucketedTable; from writetime.lake.lake_storage import Storage; "
         "assert BucketedTable(Storage(sys.argv[1])).read(['v']).num_rows == 20"

@@ -139,7 +139,7 @@ def test_columns_come_and_go(tmp_path: Path) -> None:
     table.follow(widened)
     add(table, [write(3, 1, 7, u={"a": 2, "b": "x"})], 3, widened)
     state.fold(table)
-    views.refresh(table)
+    views.rewrite(table)
     assert [row["u"] for row in view_rows(views.virtual(table))] == [None, [1, None], [2, "x"]]
     # An older schema, as of a snapshot that comes late, takes nothing away; a drop does.
     assert table.follow(SCHEMA) == table.schema()
@@ -154,7 +154,7 @@ def test_columns_come_and_go(tmp_path: Path) -> None:
     table.follow(back)
     add(table, [write(1, 3, 150, w=7)], 5, back)
     state.fold(table)
-    views.refresh(table)
+    views.rewrite(table)
     assert [row["w"] for row in view_rows(views.virtual(table))] == [None, None, 7, None, None]
     assert view_rows([table.view.load().table.to_pyarrow_table()])[0].keys() >= {"w", "u", "new"}
     assert set(files) <= {f.path for part in table.parts for f in part.load().files}

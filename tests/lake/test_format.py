@@ -22,7 +22,7 @@ def filled(folder: Path) -> LakeTable:
     table = create_table(settings_at(folder), SCHEMA)
     add(table, [write(1, 1, 5, v="x")], 1)
     state.fold(table)
-    views.refresh(table)
+    views.rewrite(table)
     stream.extend(table)
     return table
 

@@ -55,7 +55,7 @@ def test_each_engine_reads_names_that_are_alike(tmp_path: Path, spark: SparkSess
     rows = [dict.fromkeys(labels.values()) | row, put(table, ALIKE, 2)]
     assert view_rows(views.virtual(table)) == rows
     state.fold(table)
-    assert views.refresh(table) == len(rows)
+    assert views.rewrite(table) == len(rows)
     at = table.view.storage.address
     extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))
     with duckdb.connect() as connection:

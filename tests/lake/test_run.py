@@ -113,7 +113,7 @@ def test_schema_changes(settings: Settings, tmp_path: Path) -> None:
             assert sum(count for _, count in backfill(create_table(own, found.schema), found)) > 0
             state.fold(open_table(own, table))
         lake = open_table(own, table)
-        views.refresh(lake)
+        views.rewrite(lake)
         assert view_rows(views.virtual(lake)) == wanted
         names = list(wanted[0])
         assert view_rows(part.select(names) for part in compacted(lake)) == wanted

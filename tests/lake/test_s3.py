@@ -46,7 +46,7 @@ def test_a_lake_in_a_store_is_that_of_a_disk(store: ObjectStore, tmp_path: Path)
             assert not add(table, [write(i, number, 5 + number, v="other") for i in range(20)], number)
             state.fold(table)
         state.compact(table)
-        views.refresh(table)
+        views.rewrite(table)
         retention.vacuum(table, 0)
     rows = view_rows(views.virtual(tables[1]))
     assert view_rows(views.virtual(open_table(settings, "shop.items"))) == rows

@@ -22,7 +22,7 @@ def test_behind_an_address(tmp_path: Path) -> None:
     rows = view_rows(views.virtual(table))
     assert len(rows) == 100
     state.compact(table)
-    views.refresh(table)
+    views.rewrite(table)
     retention.vacuum(table, 0)
     assert view_rows(views.virtual(open_table(settings, "shop.items"))) == rows
     # The same tables by a path of the local disk.

@@ -48,7 +48,7 @@ def test_the_stream_is_the_view(
         # Files of one bucket and files of all buckets are in one table.
         with patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])):
             add(table, changes, number, generated.SCHEMA)
-            for step in chooser.sample([state.fold, state.compact, views.refresh], chooser.randint(0, 2)):
+            for step in chooser.sample([state.fold, state.compact, views.rewrite], chooser.randint(0, 2)):
                 step(table)
             if chooser.random() < 0.7:
                 stream.extend(table, second * SECOND)

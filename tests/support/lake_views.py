@@ -40,7 +40,7 @@ def assert_views(session: Session, schema: TableSchema, table: LakeTable) -> int
     virtual = pa.concat_tables([view_schema(schema).empty_table(), *views.virtual(table)])
     assert_same(with_one_form(virtual, schema), wanted)
     state.fold(table)
-    views.refresh(table)
+    views.rewrite(table)
     compacted = table.view.load().table.to_pyarrow_table().sort_by(PARTITION).select(virtual.column_names)
     assert_same(with_one_form(compacted, schema), wanted)
     return wanted.num_rows
@@ -67,7 +67,7 @@ def assert_lake(table: LakeTable, wanted: pa.Table, schema: TableSchema) -> Coun
     assert _normal(view_rows(views.virtual(table, unfit=unfit)), schema) == _normal(values, schema)
     assert unfit == +Counter(name for row in rows for name, (_, lost) in row.items() if lost)
     state.fold(table)
-    assert views.refresh(table) == len(rows)
+    assert views.rewrite(table) == len(rows)
     assert view_rows([table.view.load().table.to_pyarrow_table()]) or not rows
     return unfit
 

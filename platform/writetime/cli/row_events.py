@@ -19,7 +19,7 @@ from writetime.wire.topic_names import row_events_topic
 
 _REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
     "state": (state.rebuild, "files of changes merged"),
-    "view": (views.refresh, "rows"),
+    "view": (views.rewrite, "rows"),
     "row_events": (partial(extend, rebuild=True), "events"),
 }
 

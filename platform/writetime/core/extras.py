@@ -20,6 +20,8 @@ _EXTRAS = {
     "uvloop": "http",
     "deltalake": "lake",
     "duckdb": "lake",
+    "obstore": "lake",
+    "pyroaring": "lake",
     "dagster_postgres": "postgres",
     "delta": "spark",
     "pandas": "spark",

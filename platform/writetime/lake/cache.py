@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from writetime.lake.places import Places
 # Bytes of a decoded file per byte of Parquet, as a bound for the room to make.
 _GROWTH = 3
 _SUFFIX = ".decoded"
+Found = TypeVar("Found")
 _log = logging.getLogger(__name__)
 
 
@@ -101,13 +103,15 @@ class Cache:
         """Return the rows of a file of the lake that a merge at these places needs, in order."""
         return self._read(storage, file, lambda decoded: decoded.rows(places))
 
+    def numbers(self, storage: Storage, file: DataFile, places: Places) -> list[tuple[np.ndarray, pa.RecordBatch]]:
+        """Return the result of `rows`, with the index in the file of each row."""
+        return self._read(storage, file, lambda decoded: decoded.numbers(places))
+
     def expiring(self, storage: Storage, file: DataFile, after: int, until: int) -> list[pa.RecordBatch]:
         """Return the rows of a file of the lake where data expires in `after` < t <= `until` (seconds), in order."""
         return self._read(storage, file, lambda decoded: decoded.expiring(after, until))
 
-    def _read(
-        self, storage: Storage, file: DataFile, read_from: Callable[[Decoded], list[pa.RecordBatch]]
-    ) -> list[pa.RecordBatch]:
+    def _read(self, storage: Storage, file: DataFile, read_from: Callable[[Decoded], Found]) -> Found:
         path = self._path(storage, file)
         decoded = self._open(path, storage, file)
         try:

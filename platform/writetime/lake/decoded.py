@@ -1,4 +1,5 @@
-"""A file of changes, or a level of the state, decoded into Arrow and mapped into memory.
+"""A file of changes, a level of the state, or the places of a file of the view, decoded into Arrow and mapped into
+memory.
 
 The rows are in the order of the database, so they are searched in place: the token column for partitions, and token,
 key and position for rows. Only the pages of rows that are used are read.
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 
 from writetime.core.arrow import take
 from writetime.lake.expiries import Expiries, expiries_of, joined
+from writetime.lake.parquet import PLACE
 from writetime.lake.places import Places, Searched
 
 VERSION = 2
@@ -92,14 +94,18 @@ class Decoded:
         Raises:
             Damaged: as for `partitions`.
         """
+        return [_taken(self._batch(number), rows) for number, rows in self._at(places)]
+
+    def numbers(self, places: Places) -> list[tuple[np.ndarray, pa.RecordBatch]]:
+        """Return the result of `rows`, with the index in the file of each row.
+
+        Raises:
+            Damaged: as for `partitions`.
+        """
+        starts = np.cumsum([0, *self._counts])
         found = []
-        for number, ends in enumerate(self._ends):
-            wanted = places.within(ends)
-            if len(wanted.tokens):
-                batch = self._batch(number)
-                searched = self._searched.get(number) or self._searched.setdefault(number, Searched(batch))
-                if len(rows := searched.rows(wanted)):
-                    found.append(_taken(batch, rows))
+        for number, rows in self._at(places):
+            found.append((rows + starts[number], _taken(self._batch(number), rows)))
         return found
 
     def expiring(self, after: int, until: int) -> list[pa.RecordBatch]:
@@ -116,6 +122,16 @@ class Decoded:
             if len(own):
                 found.append(_taken(self._batch(number), own - start))
         return found
+
+    def _at(self, places: Places) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield, for each batch with any, the rows that a merge at these places needs."""
+        for number, ends in enumerate(self._ends):
+            wanted = places.within(ends)
+            if len(wanted.tokens):
+                batch = self._batch(number)
+                searched = self._searched.get(number) or self._searched.setdefault(number, Searched(batch))
+                if len(rows := searched.rows(wanted)):
+                    yield number, rows
 
     def _batch(self, number: int) -> pa.RecordBatch:
         return self._batches[number]
@@ -170,7 +186,7 @@ def write(source: pq.ParquetFile, path: Path, size: int, batch_bytes: int = BATC
     try:
         places: list[dict[str, int]] = []
         found = []
-        with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, source.schema_arrow) as writer:
+        with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, _fields(source)) as writer:
             for batch in _batches(source, batch_bytes):
                 found.append(expiries_of(batch, sum(place["rows"] for place in places)))
                 start = sink.tell()
@@ -258,9 +274,17 @@ def _batches(source: pq.ParquetFile, batch_bytes: int) -> Iterator[pa.RecordBatc
         size += source.metadata.row_group(group).total_byte_size
         if size >= batch_bytes or group == source.num_row_groups - 1:
             # A task has one core.
-            table = source.read_row_groups(groups, use_threads=False).combine_chunks()
+            columns = [PLACE] if PLACE in source.schema_arrow.names else None
+            table = source.read_row_groups(groups, columns, use_threads=False).combine_chunks()
+            if columns:
+                table = pa.table(table[PLACE].combine_chunks().flatten(), _fields(source))
             yield from (batch for batch in table.to_batches() if batch.num_rows)
             groups, size = [], 0
+
+
+def _fields(source: pq.ParquetFile) -> pa.Schema:
+    fields = source.schema_arrow
+    return pa.schema(list(fields.field(PLACE).type)) if PLACE in fields.names else fields
 
 
 def _ends(batch: pa.RecordBatch) -> tuple[int, int]:

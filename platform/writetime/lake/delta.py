@@ -36,7 +36,8 @@ FORMAT = "writetime.format"
 # Commits per checkpoint. Opening or updating a table reads the commits since the last one, so it costs the same at any
 # length of the log.
 _CHECKPOINT = {"delta.checkpointInterval": "20"}
-_ATTEMPTS = 20
+ATTEMPTS = 20
+"""How often a commit that meets others is tried."""
 _RECENT = 8
 # Of the Delta protocol: a commit, and a checkpoint in one file, which is how delta-rs writes them.
 _LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
@@ -460,7 +461,7 @@ class BucketedTable:
 
     def _retry(self, attempt: Callable[[], bool]) -> bool:
         fault: exceptions.CommitFailedError | None = None
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             try:
                 return attempt()
             except exceptions.CommitFailedError as e:
@@ -468,7 +469,7 @@ class BucketedTable:
                 time.sleep(random.uniform(0.01, 0.1))
             except exceptions.DeltaError as e:
                 raise WritetimeError(f"{self.storage.address}: {e}") from None
-        raise WritetimeError(f"{self.storage.address}: {_ATTEMPTS} commits failed, the last one with: {fault}")
+        raise WritetimeError(f"{self.storage.address}: {ATTEMPTS} commits failed, the last one with: {fault}")
 
 
 def _require_format(storage: Storage, version: str | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from writetime.changes.model import RESERVED, labelled_field
-from writetime.lake.parquet import PARTITION
+from writetime.lake.parquet import PARTITION, PLACE
 from writetime.schema.names import TakenNames, candidates, fold
 from writetime.schema.table import Column, TableSchema
 
@@ -24,7 +24,7 @@ def extend(recorded: Mapping[str, str], columns: Iterable[Column]) -> dict[str, 
     If several columns are new, those in lower case go first.
     """
     labels = dict(recorded)
-    in_views = TakenNames([PARTITION, *labels.values()])
+    in_views = TakenNames([PARTITION, PLACE, *labels.values()])
     in_changes = TakenNames([PARTITION, *RESERVED, *map(labelled_field, labels.values())])
     new = {column.name for column in columns} - labels.keys()
     for name in sorted(new, key=lambda n: (n != fold(n), n.encode())):

@@ -18,6 +18,11 @@ from writetime.lake.lake_storage import Storage
 PARTITION = "token_bucket"
 """The Delta tables' partition column."""
 
+PLACE = "_place"
+"""The column of files of the view with each row's token, key and position. Delta's schema does not have it, so readers
+of the view do not see it.
+"""
+
 # This many rows show whether the values of a column repeat.
 _SAMPLE_ROWS = 1 << 10
 # The sort columns, so that their statistics show a reader which row groups it may skip.

@@ -26,6 +26,7 @@ from writetime.lake.delta import BUCKETS, BucketedTable, TableVersion
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
 from writetime.lake.lake_storage import Storage, lake_storage
+from writetime.lake.live_files import LiveFiles
 from writetime.schema.mapping import arrow_type
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import SchemaError, TableSchema, is_later
@@ -64,6 +65,7 @@ class LakeTable:
         self.changes = BucketedTable(storage.folder("changes"))
         self.state = BucketedTable(storage.folder("state"))
         self.view = BucketedTable(storage.folder("view"))
+        self.view_files = LiveFiles(self.view)
         # The row events, if they were requested: `writetime.row_events.stream`.
         self.row_events = BucketedTable(storage.folder("row_events"))
 

@@ -13,8 +13,10 @@ from functools import partial
 import pyarrow as pa
 
 from writetime.lake.contents import Contents, StateFiles
+from writetime.lake.delta import TableVersion
 from writetime.lake.history import require_history, until
 from writetime.lake.lake_storage import Storage
+from writetime.lake.live_files import Change
 from writetime.lake.merging import Runner, merge_files
 from writetime.lake.parquet import WrittenFile, write_file
 from writetime.lake.row_form import fit
@@ -25,6 +27,9 @@ from writetime.schema.table import TableSchema
 
 AS_OF = "writetime.as_of"
 """The time of a compacted view (microseconds), with its commit."""
+
+SEQUENCE = "view/sequence"
+"""The number of a commit to the view."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +72,21 @@ def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]
     state = table.state.load()
     changes = table.changes.load()
     schema = table.schema(changes)
-    if as_of is not None:
-        require_history(table, changes, as_of)
-        found = StateFiles(table, state).all_contents(changes.by_bucket)
-    else:
-        found = contents(table, state, changes)
-    instant = time_now() if as_of is None else as_of
+    if as_of is None:
+        return present_views(table, state, changes)
+    require_history(table, changes, as_of)
+    found = StateFiles(table, state).all_contents(changes.by_bucket)
+    return [BucketView(bucket, each, schema, as_of, True, table.view.storage) for bucket, each in found.items()]
+
+
+def present_views(table: LakeTable, state: TableVersion, changes: TableVersion) -> list[BucketView]:
+    """Return the parts of a table's present rows, by versions of its state and of its changes that were loaded in this
+    order.
+    """
+    schema, now = table.schema(changes), time_now()
     return [
-        BucketView(bucket, each, schema, instant, as_of is not None, table.view.storage)
-        for bucket, each in found.items()
+        BucketView(bucket, each, schema, now, False, table.view.storage)
+        for bucket, each in contents(table, state, changes).items()
     ]
 
 
@@ -85,7 +96,7 @@ def virtual(table: LakeTable, as_of: int | None = None, unfit: Counter[str] | No
         yield bucket.rows(unfit)
 
 
-def refresh(
+def rewrite(
     table: LakeTable, run: Runner = map, staged: Staged | None = None, unfit: Counter[str] | None = None
 ) -> int:
     """Replace the compacted view by the present rows, in one commit; return how many they are.
@@ -95,8 +106,11 @@ def refresh(
         run: runs the tasks, one per bucket.
         staged: is called with the new files before they are committed; if it raises, the view stays as it was.
         unfit: as for `row_form.fit`; it is complete when `staged` is called.
+
+    Raises:
+        Conflict: another process changed the view meanwhile: run it again.
     """
-    view = table.view.load()
+    before = table.view_files.load()
     tasks = bucket_views(table)
     found = list(run(_write, tasks))
     written = [file for file, _ in found if file is not None]
@@ -106,7 +120,9 @@ def refresh(
     if staged:
         staged(written)
     instant = max((task.as_of for task in tasks), default=time_now())
-    table.view.rewrite(view, view.files, written, data_change=True, info={AS_OF: str(instant)})
+    change = Change(remove=list(before.files.values()), add=written)
+    number = (before.version.transaction(SEQUENCE) or 0) + 1
+    table.view_files.commit(before, change, {SEQUENCE: number}, {AS_OF: str(instant)}, vectors=False)
     return sum(file.rows for file in written)
 
 

@@ -27,7 +27,7 @@ def maintain(
     return {
         "files_folded": folded,
         "buckets_compacted": compacted,
-        "rows": views.refresh(table, run, unfit=unfit),
+        "rows": views.rewrite(table, run, unfit=unfit),
         **kept,
     }
 

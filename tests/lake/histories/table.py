@@ -89,7 +89,7 @@ class HistoryTable:
             "old": lambda r: self._backfill(r.randrange(len(self._snapshots) or 1), replica=True),
             "fold": lambda _: state.fold(self.lake),
             "compact": lambda _: state.compact(self.lake),
-            "refresh": lambda _: views.refresh(self.lake),
+            "refresh": lambda _: views.rewrite(self.lake),
             "extend": lambda _: stream.extend(self.lake, self._second * 1_000_000),
             "trim": lambda r: retention.trim_history(self.lake, r.choice([-1, 1000, views.time_now()])),
             "rebuild": lambda _: state.rebuild(self.lake),
@@ -105,7 +105,7 @@ class HistoryTable:
         self._second += seconds
         rows = self._virtual(self._second)
         with patch.object(views, "time_now", lambda: self._second * 1_000_000):
-            views.refresh(self.lake)
+            views.rewrite(self.lake)
         kept = self.lake.view.load().table.to_pyarrow_table().sort_by(PARTITION).select(rows.column_names)
         assert_same(kept, rows)
         stream.extend(self.lake, self._second * 1_000_000)

@@ -1,0 +1,259 @@
+"""The live files of a Delta table with their deletion vectors, and commits that mark rows.
+
+delta-rs reads tables with deletion vectors, but writes none and does not show them. So the vectors come from the
+actions of the log, and a commit with vectors is a file of the log that is put there only if no other commit has its
+number (PROTOCOL.md). Everything else stays with delta-rs: properties, fields, checkpoints.
+"""
+
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow.parquet as pq
+
+from writetime.core.errors import WritetimeError
+from writetime.core.extras import WhenUsed
+from writetime.lake.delta import ATTEMPTS, BucketedTable, Conflict, DataFile, TableVersion
+from writetime.lake.lake_storage import Storage
+from writetime.lake.parquet import PARTITION, WrittenFile
+from writetime.lake.vectors import Vector
+
+if TYPE_CHECKING:
+    import obstore
+    from obstore import exceptions, store
+else:
+    obstore, store, exceptions = map(WhenUsed, ("obstore", "obstore.store", "obstore.exceptions"))
+
+_ENABLED = "delta.enableDeletionVectors"
+# appendOnly and invariants come with all tables of writer version 2.
+_WITH = {
+    "minReaderVersion": 3,
+    "minWriterVersion": 7,
+    "readerFeatures": ["deletionVectors"],
+    "writerFeatures": ["appendOnly", "deletionVectors", "invariants"],
+}
+_WITHOUT = {"minReaderVersion": 1, "minWriterVersion": 2}
+_CHECKPOINT_EVERY = 20
+
+
+@dataclass(frozen=True)
+class LiveFile:
+    """A file, and the rows of it that no longer count; `file.rows` are all of them."""
+
+    file: DataFile
+    vector: Vector | None
+
+    @property
+    def marked(self) -> int:
+        """How many of its rows no longer count."""
+        return self.vector.count if self.vector else 0
+
+
+@dataclass(frozen=True)
+class LiveVersion:
+    """A version of the table, and its live files by their paths."""
+
+    version: TableVersion
+    files: Mapping[str, LiveFile]
+
+    @property
+    def rows(self) -> int:
+        """How many rows count."""
+        return sum(each.file.rows - each.marked for each in self.files.values())
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a commit does: files that leave, files that come, and the new vectors of others."""
+
+    remove: Sequence[LiveFile] = ()
+    add: Sequence[WrittenFile] = ()
+    mark: Sequence[tuple[LiveFile, Vector]] = ()
+
+
+class LiveFiles:
+    """The live files of one table, which is followed by its log. It is for one thread."""
+
+    def __init__(self, table: BucketedTable) -> None:
+        self._table = table
+        self._storage = table.storage
+        self._id = ""
+        self._at = -1
+        self._files: dict[str, LiveFile] = {}
+
+    def load(self) -> LiveVersion:
+        """Return the newest version.
+
+        Raises:
+            WritetimeError: the table cannot be opened, or another engine wrote its log in another form.
+        """
+        now = self._table.load()
+        identity = str(now.table.metadata().id)
+        if identity != self._id or now.version < self._at or not self._follow(now.version):
+            self._id, self._at, self._files = identity, *self._checkpoint(now.version)
+            if not self._follow(now.version):
+                raise WritetimeError(f"{self._storage.address}: its log has no commit {self._at + 1}")
+        return LiveVersion(now, dict(self._files))
+
+    def commit(
+        self,
+        before: LiveVersion,
+        change: Change,
+        numbers: Mapping[str, int],
+        info: Mapping[str, object],
+        *,
+        data_change: bool = True,
+        vectors: bool = True,
+    ) -> None:
+        """Commit a change.
+
+        Args:
+            before: the version that the change was made from.
+            change: the change.
+            numbers: numbers to keep with the commit, by application id.
+            info: kept with the commit, for readers of the log.
+            data_change: False if the rows are the same as before.
+            vectors: whether the table may have vectors from now on. If not, the change removes all files that have one.
+
+        Raises:
+            Conflict: a file of the change, or one of the numbers, has changed since `before`.
+        """
+        touched = [*change.remove, *(each for each, _ in change.mark)]
+        for _ in range(ATTEMPTS):
+            now = self.load()
+            same = all(now.version.transaction(name) == before.version.transaction(name) for name in numbers)
+            if not same or any(now.files.get(each.file.path) != each for each in touched):
+                raise Conflict(f"{self._storage.address} has been rewritten by another process: run this again")
+            actions = [*_head(now.version, info, vectors=vectors), *_actions(change, numbers, data_change=data_change)]
+            number = now.version.version + 1
+            if _put(self._storage, f"_delta_log/{number:020d}.json", b"\n".join(map(orjson.dumps, actions))):
+                if number % _CHECKPOINT_EVERY == 0:
+                    self._table.load().table.create_checkpoint()
+                return
+            time.sleep(random.uniform(0.01, 0.1))
+        raise WritetimeError(f"{self._storage.address}: {ATTEMPTS} commits met others")
+
+    def _follow(self, version: int) -> bool:
+        """Go on to a version; return whether the log has all commits up to it."""
+        while self._at < version:
+            actions = read_commit(self._storage, self._at + 1)
+            if actions is None:
+                return False
+            _apply(self._files, actions)
+            self._at += 1
+        return True
+
+    def _checkpoint(self, version: int) -> tuple[int, dict[str, LiveFile]]:
+        """Return the last checkpoint up to a version, and the files in it; -1 if there is none."""
+        filesystem = self._storage.filesystem()
+        try:
+            with filesystem.open_input_stream("_delta_log/_last_checkpoint") as stream:
+                found = json.loads(stream.read())
+        except FileNotFoundError:
+            return -1, {}
+        at = found["version"]
+        path = f"_delta_log/{at:020d}.checkpoint.parquet"
+        if at > version or not filesystem.get_file_info(path).is_file:
+            raise WritetimeError(f"{self._storage.address}: its checkpoint {at} is not one file {path}")
+        files: dict[str, LiveFile] = {}
+        rows = pq.read_table(path, columns=["add"], filesystem=filesystem)["add"].to_pylist()
+        _apply(files, ({"add": row | {"partitionValues": dict(row["partitionValues"])}} for row in rows if row))
+        return at, files
+
+
+def read_commit(storage: Storage, version: int) -> list[dict[str, Any]] | None:
+    """Return the actions of a commit; None if the log does not have it."""
+    try:
+        with storage.filesystem().open_input_stream(f"_delta_log/{version:020d}.json") as stream:
+            return [orjson.loads(line) for line in stream.read().splitlines() if line]
+    except FileNotFoundError:
+        return None
+
+
+def _apply(files: dict[str, LiveFile], actions: "Iterator[dict[str, Any]] | list[dict[str, Any]]") -> None:
+    """Apply actions of one commit: a file that is removed and added with another vector stays."""
+    added = []
+    for action in actions:
+        if "remove" in action:
+            files.pop(action["remove"]["path"], None)
+        elif "add" in action:
+            added.append(action["add"])
+    for add in added:
+        rows = json.loads(add["stats"])["numRecords"] if add.get("stats") else 0
+        bucket = int(add["partitionValues"][PARTITION])
+        file = DataFile(add["path"], bucket, rows, add["size"], add["modificationTime"] * 1000)
+        files[file.path] = LiveFile(file, Vector.of_action(add.get("deletionVector")))
+
+
+def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> list[dict[str, Any]]:
+    """Return the actions about the table itself, which becomes one with vectors, or one without them."""
+    about = {"timestamp": _millis(), "operation": "WRITE", "engineInfo": "writetime", **info}
+    wanted = {**now.properties, _ENABLED: str(vectors).lower()}
+    if now.properties.get(_ENABLED, "false") == wanted[_ENABLED]:
+        return [{"commitInfo": about}]
+    metadata = now.table.metadata()
+    described = {
+        "id": metadata.id,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": now.table.schema().to_json(),
+        "partitionColumns": metadata.partition_columns,
+        "createdTime": metadata.created_time,
+        "configuration": wanted,
+    }
+    return [{"commitInfo": about}, {"protocol": _WITH if vectors else _WITHOUT}, {"metaData": described}]
+
+
+def _actions(change: Change, numbers: Mapping[str, int], *, data_change: bool) -> list[dict[str, Any]]:
+    now = _millis()
+    found: list[dict[str, Any]] = [
+        {"txn": {"appId": name, "version": number, "lastUpdated": now}} for name, number in numbers.items()
+    ]
+    for each in (*change.remove, *(each for each, _ in change.mark)):
+        removed = {
+            "path": each.file.path,
+            "deletionTimestamp": now,
+            "dataChange": data_change,
+            "extendedFileMetadata": True,
+            "partitionValues": {PARTITION: str(each.file.bucket)},
+            "size": each.file.size,
+        }
+        vector = {"deletionVector": each.vector.action} if each.vector else {}
+        found.append({"remove": removed | vector})
+    added: list[tuple[WrittenFile | DataFile, int, Vector | None]] = [(file, now, None) for file in change.add]
+    added += [(each.file, each.file.added_at // 1000, vector) for each, vector in change.mark]
+    for file, modified, vector in added:
+        action = {
+            "path": file.path,
+            "partitionValues": {PARTITION: str(file.bucket)},
+            "size": file.size,
+            "modificationTime": modified,
+            "dataChange": data_change,
+            "stats": json.dumps({"numRecords": file.rows, "tightBounds": vector is None}),
+        }
+        found.append({"add": action | ({"deletionVector": vector.action} if vector else {})})
+    return found
+
+
+def _put(storage: Storage, path: str, data: bytes) -> bool:
+    """Write a file, if there is none of its name; return whether there was none."""
+    if storage.is_local:
+        target = store.LocalStore(storage.address)
+    else:
+        # Some options are the client's, such as whether HTTP is allowed.
+        options = {name.lower(): value for name, value in storage.options.items()}
+        client: Any = {"allow_http": True} if options.pop("aws_allow_http", "false") == "true" else {}
+        config: Any = options
+        target = store.from_url(storage.address, config=config, client_options=client)
+    try:
+        obstore.put(target, path, data, mode="create")
+    except exceptions.AlreadyExistsError:
+        return False
+    return True
+
+
+def _millis() -> int:
+    return time.time_ns() // 1_000_000
