@@ -22,6 +22,7 @@ from writetime.lake.changes import ChangeWriter
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, create_table
 from writetime.row_events import stream
+from writetime.row_events.batches import batch_files
 from writetime.row_events.events import event_schema
 from writetime.row_events.messages import encode_events
 from writetime.schema.cql import parse_table
@@ -156,7 +157,7 @@ def main() -> None:
         print(f"{done:,} updates on {options.rows:,} rows, per CPU s:", end=" ")
         print(f"{done / total:,.0f} updates, {events / total:,.0f} events")
         rows = table.row_events
-        for _, file in stream.batch_files(rows.load())[-4:]:
+        for _, file in batch_files(rows.load())[-4:]:
             for batch in read_file(rows.storage, file.path, event_schema(SCHEMA)).to_batches():
                 used, _, count = cpu(lambda part: len(encode_events(part, SCHEMA)), batch)
                 encoding += used / count / 4

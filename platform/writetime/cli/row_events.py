@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 
 import click
@@ -11,10 +12,13 @@ from writetime.cli.text_tables import print_table
 from writetime.core import config
 from writetime.core.printing import json_line, json_value
 from writetime.lake import state, views
+from writetime.lake.delta import Conflict
 from writetime.lake.table import LakeTable, open_table
+from writetime.row_events.batches import events_since
 from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import publish as publish_events
-from writetime.row_events.stream import events_since, extend
+from writetime.row_events.stream import extend
+from writetime.row_events.upkeep import keep_up
 from writetime.wire.topic_names import row_events_topic
 
 _REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
@@ -53,6 +57,9 @@ def publish(*, table: str, lake_only: bool) -> None:
     click.echo(f"row events {extend(lake_table)} events added")
     if not lake_only:
         click.echo(f"topic      {publish_events(settings, lake_table)} events published to {row_events_topic(table)}")
+    # A conflict is no fault: the next batches try again.
+    with suppress(Conflict):
+        keep_up(settings, lake_table)
 
 
 @click.command()

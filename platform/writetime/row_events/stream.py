@@ -8,7 +8,8 @@ A batch reads only the rows that the new changes touch and those where cells exp
 state.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -19,11 +20,12 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import ALL, are_few, buckets_of, token_range
 from writetime.lake.cache import Cache
 from writetime.lake.contents import Contents, StateFiles, Waiting
-from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion, by_bucket
+from writetime.lake.delta import BUCKETS, BucketedTable, Conflict, TableVersion, by_bucket
 from writetime.lake.horizon import horizon_of
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
-from writetime.lake.parquet import WrittenFile, read_file, write_rows
+from writetime.lake.packing import FAN
+from writetime.lake.parquet import WrittenFile, write_rows
 from writetime.lake.places import Places, joined, partitions, places_of
 from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
 from writetime.lake.state import (
@@ -40,12 +42,13 @@ from writetime.lake.table import GENERATION as TABLE_GENERATION
 from writetime.lake.touched import expiring_places
 from writetime.lake.views import time_now
 from writetime.merge import merge
+from writetime.row_events.batches import PREFIX
 from writetime.row_events.compare import Rows
 from writetime.row_events.events import Batch, event_schema, fitted_rows, row_events
+from writetime.row_events.packing import pack_events
 from writetime.schema.table import TableSchema
 
 SEQUENCE, GENERATION, AS_OF = (f"row_events/{name}" for name in ("sequence", "generation", "as_of"))
-PREFIX = "batch-"
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ def extend(
     rebuild: bool = False,
 ) -> int:
     """Add the next batch of events to the stream: all rows that changed, or expired, since the last one; return their
-    number.
+    number. Small batches are packed now and then.
 
     If the table began a generation since (`lake.generation`), or to `rebuild` the stream, the batch creates all present
     rows, and belongs to the stream's next generation. The batches before it leave the lake table; in Kafka it follows
@@ -231,6 +234,10 @@ def extend(
         new = delta.append(written, SEQUENCE, batch.sequence, numbers)
     else:
         delta.rewrite(stream, stream.files, written, data_change=True, also=numbers | {SEQUENCE: batch.sequence})
+    if batch.sequence % FAN == 0:
+        # A conflict is no fault: the next batches try again.
+        with suppress(Conflict):
+            pack_events(table)
     return sum(file.rows for file in written) if new else 0
 
 
@@ -253,27 +260,6 @@ def _first_tasks(table: LakeTable, state: TableVersion, changes: TableVersion, b
         )
         for bucket, held in contents(table, state, changes).items()
     ]
-
-
-def batch_files(stream: TableVersion) -> list[tuple[int, DataFile]]:
-    """Return the files of the stream with their batches, in order."""
-    found = [(int(file.path.rsplit("/", 1)[-1].split("-")[1]), file) for file in stream.files]
-    return sorted(found, key=lambda each: (each[0], each[1].bucket, each[1].path))
-
-
-def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:
-    """Yield the row events of the lake, from the batch `first` on, in order.
-
-    Raises:
-        WritetimeError: the table has no row events yet.
-    """
-    stream = table.row_events
-    if not stream.exists():
-        raise WritetimeError(f"{table.name} has no row events yet: make them with `writetime publish {table.name}`")
-    schema = event_schema(table.schema())
-    for sequence, file in batch_files(stream.load()):
-        if sequence >= first:
-            yield read_file(stream.storage, file.path, schema)
 
 
 def _next_tasks(

@@ -6,9 +6,12 @@ from writetime.core.config import Settings
 from writetime.lake import horizon, packing, retention, state, views
 from writetime.lake.merging import Runner
 from writetime.lake.table import LakeTable
+from writetime.row_events.stream import position_of
 from writetime.row_events.trimming import merge_events
 
 _DAY = 86_400_000_000
+# Batches of row events after which the logs are trimmed.
+_TRIM_BATCHES = 64
 
 
 def maintain(
@@ -30,6 +33,22 @@ def maintain(
         "rows": views.rewrite(table, run, unfit=unfit),
         **kept,
     }
+
+
+def keep_up(settings: Settings, table: LakeTable, run: Runner = map) -> None:
+    """Do what the next batch of row events needs so that it costs the same as this one: fold into the state the changes
+    up to this batch, compact levels, and now and then trim the logs.
+
+    Raises:
+        Conflict: another process rewrote the state meanwhile: the next call does it.
+    """
+    position = position_of(table.row_events.load())
+    if position is None:
+        return
+    state.fold(table, run, until=position.changes)
+    state.compact(table, run)
+    if position.batch.sequence % _TRIM_BATCHES == 0:
+        retention.trim_logs(table, settings.lake.vacuum_hours)
 
 
 def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:
