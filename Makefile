@@ -6,11 +6,17 @@ UI_PORT ?= 3000
 WORKSPACE ?= workspace.yaml
 export DAGSTER_HOME := $(CURDIR)/.writetime/dagster
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Each program that starts would otherwise compile the modules again.
+unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
-PYTEST = $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
+CLASSES := $(VENV)/spark.jsa
+# More processes than cores, as tests wait a lot.
+PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
+# Java ignores an archive that is missing, or made of other jars or by another Java.
+export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(abspath $(CLASSES))
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test check coverage test-long test-python test-without-servers test-scylla ui prepared compiled style lint api bench clean
+.PHONY: setup instance port demo test tests check coverage test-long test-python test-without-shared-servers test-scylla ui prepared compiled style lint api bench clean
 
 setup: $(STAMP)
 
@@ -41,9 +47,12 @@ ui: port instance
 	@echo "Dagster: http://127.0.0.1:$(UI_PORT) (Ctrl-C stops it)"
 	@PYTHONWARNINGS='ignore:Function `dev_command` is superseded' $(BIN)/dagster dev -w $(WORKSPACE) -h 127.0.0.1 -p $(UI_PORT) --log-level warning
 
-# T=tests/lake/test_run.py runs these tests only, at once.
-test: $(if $(T),setup,prepared)
-	@$(if $(T),$(BIN)/python -m pytest $(T),$(PYTEST) --durations=20)
+# T=tests/lake/test_run.py runs these tests only, at once. Else style is checked while the tests run, as they wait a lot.
+test: setup
+	@$(if $(T),$(BIN)/python -m pytest $(T),$(MAKE) --no-print-directory -j 2 style tests)
+
+tests: compiled $(CLASSES)
+	@$(PYTEST) --durations=20
 
 # What to run before each commit: style, and the tests that need no servers.
 check: prepared
@@ -54,7 +63,7 @@ coverage: compiled
 	@$(PYTEST) --without-shared-servers --ignore tests/security --cov --cov-report term
 
 # The same as `make test`, with long tests of faults at their full length, and all examples of tests of properties.
-test-long: prepared
+test-long: prepared $(CLASSES)
 	@$(PYTEST) --long
 
 # The tests that need no servers, and those of tests/security and tests/storage, on each Python of this machine; each has
@@ -62,7 +71,8 @@ test-long: prepared
 test-python: setup
 	@$(BIN)/python -m tools.pythons
 
-test-without-servers: setup
+# The same on this Python alone.
+test-without-shared-servers: setup
 	@$(PYTEST) --without-shared-servers
 
 # The whole platform on a ScyllaDB that runs already, with vnodes and then with tablets. DATA is the data folder of the
@@ -85,6 +95,9 @@ prepared: setup
 compiled: setup
 	@$(BIN)/python -m tools.compile
 
+$(CLASSES): $(STAMP)
+	@$(BIN)/python -m tools.spark_archive $@
+
 # Without the audit: a vulnerability that is published tomorrow must not fail the tests.
 style: setup
 	@$(BIN)/ruff check .
@@ -105,6 +118,7 @@ bench: setup
 	@$(BIN)/python -m bench.storage
 	@$(BIN)/python -m bench.merge
 	@$(BIN)/python -m bench.row_events
+	@$(BIN)/python -m bench.rows
 	@$(BIN)/python -m bench.capture
 	@$(BIN)/python -m bench.many_tables
 	@$(BIN)/python -m bench.workqueue

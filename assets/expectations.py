@@ -67,6 +67,29 @@ def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":
     return [_given(f"{what} {n}", given, table.schema) for n, given in enumerate(table.entry.expect, 1)]
 
 
+def of_each_row(several: "Iterable[gxe.Expectation]") -> "list[gxe.Expectation]":
+    """Return those expectations that are about each row, whatever the other rows are."""
+    from great_expectations.expectations import expectation as kinds
+
+    about_rows = (kinds.ColumnMapExpectation, kinds.ColumnPairMapExpectation, kinds.MulticolumnMapExpectation)
+    about_all = (
+        gxe.ExpectColumnValuesToBeUnique,
+        gxe.ExpectCompoundColumnsToBeUnique,
+        gxe.ExpectColumnValuesToBeIncreasing,
+        gxe.ExpectColumnValuesToBeDecreasing,
+    )
+    return [
+        each
+        for each in several
+        if isinstance(each, about_rows) and not isinstance(each, about_all) and getattr(each, "mostly", 1) == 1
+    ]
+
+
+def whole_view(session: SparkSession, table: LakeTable) -> DataFrame:
+    """Return all rows of the view."""
+    return session.read.format("delta").load(table.view.storage.address)
+
+
 def view(session: SparkSession, table: LakeTable, files: Sequence[WrittenFile]) -> DataFrame:
     """Return the rows of files of the view. The files need not be committed."""
     return _staged(session, table.view.storage, view_schema(table.schema()), files)

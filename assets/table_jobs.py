@@ -41,8 +41,8 @@ from writetime.lake.spark_tasks import in_spark
 from writetime.lake.state import count_tombstones
 from writetime.lake.table import open_table
 from writetime.landing.landing import captured_tables, not_landed, watermarks_not_landed
-from writetime.row_events.upkeep import upkeep
 from writetime.schema.describe import to_cql
+from writetime.view.upkeep import upkeep
 from writetime.wire.watermarks import WatermarkTopic
 from writetime_dagster.assets.automation import failed_lately, is_under_way, on_schedule
 from writetime_dagster.assets.failures import by_kind
@@ -50,7 +50,7 @@ from writetime_dagster.assets.naming import key_of
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
 # Checks that are not part of an asset's run.
-PROOF = "rows_are_those_of_the_database"
+PROOF, ALL_ROWS = "rows_are_those_of_the_database", "all_rows_are_as_expected"
 LOGGED = "changes_are_logged"
 BEHIND = ("lag_is_bounded", "lake_is_fresh", "landing_goes_on")
 
@@ -64,7 +64,11 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
     schedules = [
         on_schedule(jobs["observe"], "*/10 * * * *", "Observes the tables and their topics."),
         on_schedule(jobs["views"], "*/15 * * * *", "Brings states and views up to date."),
-        on_schedule(jobs["verify"], "30 3 * * *", "Proves each view against the database, every night."),
+        on_schedule(
+            jobs["verify"],
+            "30 3 * * *",
+            "Proves each view against the database, and checks its expectations, every night.",
+        ),
         on_schedule(upkeep, "30 2 * * *", "Compacts and cleans the tables of the lake, every night."),
     ]
     if "row_events" in jobs:
@@ -95,6 +99,9 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
     def checks(of: Iterable[FollowedTable], part: str, *names: str) -> AssetSelection:
         return AssetSelection.checks(*(AssetCheckKey(key, name) for key in keys(of, part) for name in names))
 
+    on_whole_views = checks(tables, "view", PROOF)
+    if expecting := [table for table in tables if table.entry.expect]:
+        on_whole_views |= checks(expecting, "view", ALL_ROWS)
     landed, events = keys(captured, "changes"), keys(with_events, "row_events", "row_topic")
     refreshed = keys(tables, "state", "view")
     selections: dict[str, tuple[Sequence[AssetKey], AssetSelection | None, str]] = {
@@ -125,16 +132,19 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
             None,
             "Process new changes: land them, merge them, renew the views, publish row events.",
         ),
-        "verify": ([], checks(tables, "view", PROOF), "Prove the views against the database."),
+        "verify": (
+            [],
+            on_whole_views,
+            "Prove the views against the database, and check expectations on all their rows.",
+        ),
     }
-    # Otherwise each job would also prove the views that it renewed, and read whole tables from the database each time.
-    proofs = checks(tables, "view", PROOF)
+    # Otherwise each job would also prove the views that it renewed, and read whole tables each time.
 
     def selection(assets: Sequence[AssetKey], own: AssetSelection | None) -> AssetSelection:
         if not assets:
             assert own is not None
             return own
-        renewed = AssetSelection.assets(*assets) - proofs
+        renewed = AssetSelection.assets(*assets) - on_whole_views
         return renewed | own if own else renewed
 
     return [

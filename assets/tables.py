@@ -107,7 +107,7 @@ def assets_of(
     """
     assets: list[AssetsDefinition | AssetSpec] = [source(table, writer), backfill.snapshots(table)]
     assets += [backfill.backfilled(table), changes.merged(table), views.compacted(table)]
-    checks = [views.proof(table)]
+    checks = [views.proof(table), *([views.expected_rows(table)] if table.entry.expect else [])]
     if table.entry.capture:
         assets += [capture.topic(table), changes.landed(table)]
         checks += [is_captured_by_the_database(table), capture.retention(table), changes.lag_and_freshness(table)]

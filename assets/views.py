@@ -24,16 +24,17 @@ from dagster import (
 )
 from pydantic import Field
 
+from writetime.clients import quality
 from writetime.clients.quality import gxe
 from writetime.core.errors import Transient
-from writetime.lake import views
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table, view_schema
 from writetime.verify.comparison import verify
+from writetime.view.refreshing import refresh
 from writetime_dagster.assets import expectations
-from writetime_dagster.assets.checks import from_unfit
+from writetime_dagster.assets.checks import from_findings, from_unfit
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import documents, key_of, pool_of, view_columns
 from writetime_dagster.assets.staging import StagedFiles
@@ -41,6 +42,12 @@ from writetime_dagster.resources import LakeResource, SparkResource
 
 # Differing rows that a check shows; `writetime verify` prints all.
 _SHOWN = 20
+
+
+class ViewConfig(Config):
+    """How a view is refreshed."""
+
+    whole: bool = Field(default=False, description="Write all rows again, and not only those that changed.")
 
 
 def compacted(table: FollowedTable) -> AssetsDefinition:
@@ -68,7 +75,8 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                 asset=key,
                 blocking=True,
                 description="The expectations of the table's entry, before the new rows are published. If one fails, "
-                "the view stays as it was.",
+                "the view stays as it was. A refresh of what changed checks those about each row; "
+                "`all_rows_are_as_expected` checks all.",
             ),
             AssetCheckSpec(
                 "timestamps_fit",
@@ -80,18 +88,28 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
         description=f"The rows that SELECT * returns of {table.name}, as a Delta table that any engine reads."
         + (f" {table.entry.description}" if table.entry.description else ""),
     )
-    def refresh(spark: SparkResource, lake: LakeResource) -> Iterator[AssetCheckResult | MaterializeResult]:
+    def compacted_view(
+        config: ViewConfig, spark: SparkResource, lake: LakeResource
+    ) -> Iterator[AssetCheckResult | MaterializeResult]:
         session = spark.spark_session
         unfit: Counter[str] = Counter()
         with by_kind():
             in_lake = open_table(lake.settings, table.name)
 
+            all_rows = False
+
             def suites(files: Sequence[WrittenFile]) -> "dict[str, list[gxe.Expectation]]":
                 count = sum(file.rows for file in files)
+                of_entry = expectations.of_entry(table)
                 return {
                     "rows_are_those_of_the_state": expectations.of_view(in_lake.schema(), count, unfit),
-                    "rows_are_as_expected": expectations.of_entry(table),
+                    "rows_are_as_expected": of_entry if all_rows else expectations.of_each_row(of_entry),
                 }
+
+            def check(files: Sequence[WrittenFile], *, whole: bool) -> None:
+                nonlocal all_rows
+                all_rows = whole
+                staged(files)
 
             staged = StagedFiles(
                 dict.fromkeys(("rows_are_those_of_the_state", "rows_are_as_expected"), AssetCheckSeverity.ERROR),
@@ -100,12 +118,17 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                 f"{table.name}: the new rows are not as expected; the view stays as it was",
             )
             began = time.monotonic()
-            rows = yield from staged.during(lambda: views.rewrite(in_lake, in_spark(session), staged, unfit))
+            done = yield from staged.during(
+                lambda: refresh(lake.settings, in_lake, in_spark(session), check, unfit, whole=config.whole)
+            )
             yield from_unfit("timestamps_fit", unfit)
             files = in_lake.view.load().files
             yield MaterializeResult(
                 metadata={
-                    "dagster/row_count": rows,
+                    "dagster/row_count": done.rows,
+                    "rows_written": done.written,
+                    "rows_marked": done.marked,
+                    "files_packed": done.packed,
                     "files": len(files),
                     "bytes": sum(file.size for file in files),
                     "refresh_seconds": round(time.monotonic() - began, 2),
@@ -113,13 +136,31 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                 }
             )
 
-    return refresh
+    return compacted_view
 
 
 class VerifyConfig(Config):
     """How long to wait for replication."""
 
     wait_seconds: float = Field(default=10.0, ge=0, description="For how long differing rows are read again.")
+
+
+def expected_rows(table: FollowedTable) -> AssetChecksDefinition:
+    """Return the check of the expectations of the table's entry on all rows of the view."""
+
+    @asset_check(
+        asset=key_of(table.name, "view"),
+        name="all_rows_are_as_expected",
+        description="The expectations of the table's entry on all rows of the view. A refresh checks those about each "
+        "row before it publishes them; this includes those that only all rows show, such as their number.",
+    )
+    @by_kind()
+    def all_rows_are_as_expected(spark: SparkResource, lake: LakeResource) -> AssetCheckResult:
+        rows = expectations.whole_view(spark.spark_session, open_table(lake.settings, table.name))
+        name = "all_rows_are_as_expected"
+        return from_findings(name, quality.validate(rows, name, expectations.of_entry(table)))
+
+    return all_rows_are_as_expected
 
 
 def proof(table: FollowedTable) -> AssetChecksDefinition:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.row_events import SCHEMA, tokens_of, updates
+from bench.generated import ROWS, updates
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.core import config
 from writetime.lake.table import open_table
@@ -170,20 +170,19 @@ def measure(count: int) -> str:
         kafka.start()
         try:
             publisher = ChangePublisher(settings)
-            ids = np.arange(100_000, dtype=np.int64)
-            landing = Landing(settings, SCHEMA.full_name)
+            landing = Landing(settings, ROWS.full_name)
             costs = []
             # The first time includes compilation.
             for number in (count // 10, count):
-                for batch in updates(ids, tokens_of(ids), number, 1):
+                for batch in updates(100_000, number, 1):
                     for start in range(0, batch.num_rows, 10_000):
-                        publisher.send(SCHEMA, batch.slice(start, 10_000))
+                        publisher.send(ROWS, batch.slice(start, 10_000))
                 publisher.flush()
                 began = time.process_time()
                 assert landing.drain() == number
                 costs.append((time.process_time() - began) / number * 1e6)
-            logs = list((kafka.folder / "data").glob(f"{changes_topic(SCHEMA.full_name)}-*/*.log"))
-            files = open_table(settings, SCHEMA.full_name).changes.load().files
+            logs = list((kafka.folder / "data").glob(f"{changes_topic(ROWS.full_name)}-*/*.log"))
+            files = open_table(settings, ROWS.full_name).changes.load().files
             there = count + count // 10
             kafka_bytes = sum(path.stat().st_size for path in logs) / there
             lake_bytes = sum(file.size for file in files) / there

@@ -24,22 +24,28 @@ from writetime.servers.process import free_port
 # Folders whose tests share servers of their own, or what these have written.
 _WHOLE = {"capture", "cluster", "merge", "scylla_cdc", "security", "storage"}
 
-# `make test` runs three processes, as tests wait a lot; long folders first.
+# Folders and modules: those that take longest first, so that no process works alone at the end.
 _LONGEST_FIRST = (
-    "capture",
-    "assets",
     "docs",
-    "storage",
+    "capture",
+    "assets/test_demo",
     "cluster",
-    "faults",
-    "replay",
+    "storage",
+    "replay/test_faults",
     "scylla_cdc",
+    "assets",
+    "faults",
+    "verify",
+    "lake/test_histories",
+    "security",
+    "attack",
     "lake",
+    "row_events",
     "ingest",
     "http",
     "workqueue",
+    "replay",
     "repository",
-    "security",
 )
 
 # Fixtures that start servers, or whose tests do. Others need one of them.
@@ -126,8 +132,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _leave_out(config, items, lambda item: _starts(item, _SERVERS | _OWN_SERVERS))
     if config.getoption("--without-shared-servers"):
         _leave_out(config, items, lambda item: _starts(item, _SERVERS) and not item.nodeid.startswith(_SECURITY))
-    places = {part: i for i, part in enumerate(_LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.nodeid.split("/")[1], len(places)))
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    module = item.nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")
+    found = [_LONGEST_FIRST.index(part) for part in (module, module.split("/")[0]) if part in _LONGEST_FIRST]
+    return min(found, default=len(_LONGEST_FIRST))
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item], which: Callable[[pytest.Item], bool]) -> None:

@@ -10,8 +10,8 @@ import writetime
 from writetime.core.arrow import one_chunk
 from writetime.merge import merge
 from writetime.row_events.ids import event_ids
-from writetime.schema.avro import fingerprint
 from writetime.schema.cql import parse_schemas
+from writetime.schema.fingerprints import fingerprint
 from writetime.wire.change_messages import ChangeDecoder, ChangeEncoder, change_avro
 
 _DATA = Path(__file__).parents[1] / "tests" / "data" / "cassandra"

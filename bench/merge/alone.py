@@ -17,8 +17,8 @@ from pathlib import Path
 import duckdb
 import polars as pl
 
+from bench.generated import COLUMNS
 from bench.merge import data
-from bench.row_events import COLUMNS
 from bench.storage.memory import peak
 from writetime.lake import state
 

@@ -5,9 +5,8 @@ import shutil
 from pathlib import Path
 
 import duckdb
-import numpy as np
 
-from bench.row_events import COLUMNS, SCHEMA, add, tokens_of, updates
+from bench.generated import COLUMNS, ROWS, add, updates
 from writetime.core import config
 from writetime.lake.table import LakeTable, create_table, open_table
 
@@ -19,9 +18,8 @@ def write(lake: Path, count: int, per_key: int, columns: int) -> int:
     """Write a lake whose changes are partial updates, with a number of updates per key, and of columns (of five) per
     update; return their bytes.
     """
-    ids = np.arange(count // per_key, dtype=np.int64)
-    table = create_table(config.load(lake={"path": str(lake)}), SCHEMA)
-    add(table, updates(ids, tokens_of(ids), count, 1, columns), 1)
+    table = create_table(config.load(lake={"path": str(lake)}), ROWS)
+    add(table, ROWS, updates(count // per_key, count, 1, columns), 1)
     return sum(file.size for file in table.changes.load().files)
 
 
@@ -32,7 +30,7 @@ def copy(lake: Path, to: Path) -> None:
 
 def opened(lake: Path) -> LakeTable:
     """Open the table of a lake."""
-    return open_table(config.load(lake={"path": str(lake)}), SCHEMA.full_name)
+    return open_table(config.load(lake={"path": str(lake)}), ROWS.full_name)
 
 
 def files(lake: Path) -> list[str]:

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from bench.generated import COLUMNS
 from bench.merge import data
-from bench.row_events import COLUMNS
 from bench.storage.measure import python, with_others
 from writetime.clients.spark import spark_conf
 from writetime.core.config import load

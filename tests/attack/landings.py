@@ -42,8 +42,8 @@ from writetime.landing.following import Tables
 from writetime.landing.skipping import MessagePlace, skip
 from writetime.landing.tasks import decode
 from writetime.merge import live_rows, merge
-from writetime.schema.avro import fingerprint
 from writetime.schema.cql import parse_table
+from writetime.schema.fingerprints import fingerprint
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import TableSchema
 from writetime.schema.types import Native

@@ -37,7 +37,7 @@ from writetime.landing import reports as sending
 from writetime.landing.following import Tables
 from writetime.landing.landing import Landing, captured_tables
 from writetime.landing.landing_metrics import LandingMetrics
-from writetime.schema.avro import fingerprint
+from writetime.schema.fingerprints import fingerprint
 from writetime.wire.change_messages import change_avro
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
 from writetime.wire.topic_names import changes_topic

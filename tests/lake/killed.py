@@ -10,22 +10,25 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
 
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, settings_at, write
 from writetime.changes.model import change_schema
-from writetime.lake import retention, state, views
+from writetime.lake import live_files, retention, state, views
 from writetime.lake.contents import levels_of
 from writetime.lake.delta import BucketedTable
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, create_table
 from writetime.merge import merge
+from writetime.view.refreshing import refresh
 
-_commit = BucketedTable._commit
+_commit, _put = BucketedTable._commit, live_files._put
 # In microseconds: some of the deletions are from before it.
 HORIZON = 2
 
@@ -37,24 +40,34 @@ def deleted(n: int, at: int) -> dict[str, Any]:
 
 def work(folder: Path) -> LakeTable:
     """Do some of everything that commits."""
-    table = create_table(settings_at(folder, buckets=1), SCHEMA)
+    settings = settings_at(folder, buckets=1)
+    table = create_table(settings, SCHEMA)
     for number in range(4):
         rows = [write(i % 3, i, number, v=f"{number}-{i}") for i in range(number, 12, number + 1)]
         add(table, [*rows, deleted(number, number)], number)
         state.fold(table)
+        refresh(settings, table)
     state.compact(table)
     state.drop_tombstones(table, HORIZON)
     # Late writes: of a row whose deletion was dropped, and of others.
     add(table, [write(1, n, 1, v="late") for n in range(1, 14)], 4)
     state.fold(table)
+    refresh(settings, table)
     add(table, [deleted(3, HORIZON + 1)], 5)
     state.fold(table)
     state.drop_tombstones(table, HORIZON + 1)
     add(table, [write(1, 3, 1, v="late")], 6)
     state.fold(table)
     retention.trim_history(table, views.time_now())
-    views.rewrite(table)
+    refresh(settings, table)
+    refresh(settings, table, whole=True)
     return table
+
+
+def compacted(table: LakeTable) -> pa.Table:
+    """The compacted view, as another reader finds it."""
+    query = QueryBuilder().register("view", DeltaTable(table.view.storage.address))
+    return pa.table(query.execute("SELECT * EXCLUDE token_bucket FROM view").read_all())
 
 
 def held(table: LakeTable) -> dict[str, Any]:
@@ -65,9 +78,7 @@ def held(table: LakeTable) -> dict[str, Any]:
     merged = merge(levels, schema)
     return {
         "virtual": view_rows(views.virtual(table)),
-        "compacted": sorted(
-            map(str, view_rows([table.view.load().table.to_pyarrow_table().drop_columns("token_bucket")]))
-        ),
+        "compacted": sorted(map(str, view_rows([compacted(table)]))),
         "state": str(merged.to_pylist()),
         "as_of": view_rows(views.virtual(table, views.time_now())),
     }
@@ -80,16 +91,21 @@ def child(folder: Path, kill_at: int | None, *, after: bool) -> int:
         return os.waitpid(pid, 0)[1]
     commits = 0
 
-    def commit(self: BucketedTable, *arguments: Any) -> None:
-        nonlocal commits
-        commits += 1
-        if commits == kill_at and not after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        _commit(self, *arguments)
-        if commits == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def killed(commit: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal commits
+            commits += 1
+            if commits == kill_at and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done = commit(*arguments)
+            if commits == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
 
-    setattr(BucketedTable, "_commit", commit)  # noqa: B010 (its arguments do not matter here)
+        return call
+
+    setattr(BucketedTable, "_commit", killed(_commit))  # noqa: B010 (its arguments do not matter here)
+    setattr(live_files, "_put", killed(_put))  # noqa: B010
     table = work(folder)
     if kill_at is None:
         (folder / "held.json").write_text(json.dumps(held(table)))

@@ -13,9 +13,10 @@ from tests.support.event_replay import Consumer, in_order
 from tests.support.generate import SEED
 from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
+from writetime.changes.starts import Start, Truncation
 from writetime.core.errors import WritetimeError
 from writetime.lake import generation, retention, state, views
-from writetime.lake.generation import Start, Truncation, renew
+from writetime.lake.generation import renew
 from writetime.lake.horizon import raise_snapshot, register_source, require_newer, retire_source
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable

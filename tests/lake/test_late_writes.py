@@ -135,7 +135,7 @@ def test_histories(
 ) -> None:
     table = new_table(tmp_path_factory.mktemp("lake"), schema, buckets=2)
     some = around(data.draw(st.lists(generated.change(schema), min_size=4, max_size=16)))
-    now, whole = 1000, merge([], schema)
+    now, whole, wanted = 1000, merge([], schema), list[dict[str, Any]]()
     steps: list[Callable[[], Any]] = [
         lambda: state.fold(table),
         lambda: state.compact(table),

@@ -6,7 +6,7 @@ import orjson
 from cassandra.cluster import Session
 
 from tests.support.commands import run
-from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.lake_answers import cql_rows, unordered, view_rows
 from tests.support.lake_views import compacted
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
@@ -63,7 +63,7 @@ def test_snapshot_to_view(settings: Settings) -> None:
         assert view_rows(views.virtual(lake)) == wanted
         assert "0 changes added" in run("backfill", table, *second, *first)
         run("maintain", table)
-        assert view_rows(compacted(lake)) == wanted
+        assert unordered(compacted(lake)) == sorted(map(repr, wanted))
         assert view_rows(views.virtual(lake)) == wanted
         assert state.fold(lake) == 0
         printed = run("view", table, "--format", "jsonl", "--where", "shop = 5").splitlines()
@@ -116,4 +116,4 @@ def test_schema_changes(settings: Settings, tmp_path: Path) -> None:
         views.rewrite(lake)
         assert view_rows(views.virtual(lake)) == wanted
         names = list(wanted[0])
-        assert view_rows(part.select(names) for part in compacted(lake)) == wanted
+        assert unordered(part.select(names) for part in compacted(lake)) == sorted(map(repr, wanted))

@@ -17,7 +17,8 @@ from tests.support.generate import Generator
 from writetime.merge import merge
 from writetime.row_events.events import Batch, fitted_rows, row_events
 from writetime.row_events.messages import encode_events, event_avro
-from writetime.schema.avro import encode, fingerprint, nullable
+from writetime.schema.avro import encode, nullable
+from writetime.schema.fingerprints import fingerprint
 from writetime.schema.mapping import arrow_type, avro_type
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, parse_cql

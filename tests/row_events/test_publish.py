@@ -22,8 +22,8 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import create_table, open_table
 from writetime.row_events import packing, publish, stream
-from writetime.schema.avro import fingerprint
 from writetime.schema.cql import parse_table
+from writetime.schema.fingerprints import fingerprint
 from writetime.schema.system import read_schema
 from writetime.schema.table import DroppedColumn
 from writetime.schema.types import Native

@@ -19,6 +19,7 @@ from writetime.lake import buckets, views
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.row_events.batches import merged_to
+from writetime.row_events.changed_rows import position_of
 from writetime.row_events.publish import PUBLISHED
 from writetime.row_events.trimming import merge_events
 
@@ -39,7 +40,7 @@ def test_the_stream_is_the_view(
         with patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])):
             add(table, changes, number, generated.SCHEMA)
             stream.extend(table, (99 + 2 * number) * SECOND)
-            position = stream.position_of(table.row_events.load())
+            position = position_of(table.row_events.load(), stream.NAMES)
             assert position is not None
             published(table, chooser.randint(0, position.batch.sequence))
             if chooser.random() < 0.6:

@@ -10,9 +10,9 @@ from writetime.changes.model import change_schema
 from writetime.changes.position import AT, position_encoder
 from writetime.merge.conform import conform
 from writetime.merge.value_order import comparable, serialised
-from writetime.schema.avro import fingerprint
 from writetime.schema.columnar import decode
 from writetime.schema.cql import parse_table
+from writetime.schema.fingerprints import fingerprint
 from writetime.schema.serialise import serialiser
 from writetime.schema.table import Column
 from writetime.schema.text import bytes_of_text, bytes_of_texts, text_of, texts_of

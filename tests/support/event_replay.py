@@ -10,8 +10,9 @@ from writetime.core.arrow import pc
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable
 from writetime.row_events.batches import batch_files
+from writetime.row_events.changed_rows import position_of
 from writetime.row_events.events import event_schema
-from writetime.row_events.stream import position_of
+from writetime.row_events.stream import NAMES
 
 Place = tuple[int, bytes, bytes]
 Image = dict[str, Any]
@@ -54,7 +55,7 @@ class Consumer:
     def follow(self, table: LakeTable) -> None:
         """Apply the batch that is new; call it after each."""
         stream = table.row_events.load()
-        position = position_of(stream)
+        position = position_of(stream, NAMES)
         if position is None:
             return
         schema = table.schema(table.changes.load(position.changes))

@@ -30,6 +30,11 @@ def view_rows(tables: Iterable[pa.Table]) -> list[dict[str, Any]]:
     ]
 
 
+def unordered(tables: Iterable[pa.Table]) -> list[str]:
+    """Return the rows of a view, which has no order."""
+    return sorted(map(repr, view_rows(tables)))
+
+
 def _plain(scalar: Any) -> Any:
     if not scalar.is_valid:
         return None

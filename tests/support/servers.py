@@ -60,6 +60,9 @@ def _settings(home: Path, cassandra: dict[str, Any] | None) -> Settings:
             "home": home,
             "cassandra_storage_port": free_port(),
             "kafka_controller_port": free_port(),
+            # Each process of the tests has its own.
+            "cassandra_heap_mb": 512,
+            "kafka_heap_mb": 256,
         },
         lake={"path": str(home / "lake")},
     )

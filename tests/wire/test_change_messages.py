@@ -18,9 +18,9 @@ from tests.support.examples import examples
 from tests.support.generate import UDTS, Generator
 from writetime.changes.model import KINDS, RESERVED, change_schema
 from writetime.core.errors import WritetimeError
-from writetime.schema.avro import fingerprint, single_object_header
 from writetime.schema.avro_decode import AvroReader
 from writetime.schema.cql import parse_table
+from writetime.schema.fingerprints import fingerprint, single_object_header
 from writetime.schema.stored import from_json
 from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native

@@ -36,11 +36,11 @@ from writetime.capture.segments import Gap, SegmentFolder, readable, space_of
 from writetime.capture.snapshots import Snapshots, id_of
 from writetime.capture.taking import NodeTaker
 from writetime.capture.truncations import read_truncations
+from writetime.changes.starts import Truncation
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
-from writetime.lake.generation import Truncation
 from writetime.storage.file_errors import Missing, Unsupported
 from writetime.storage.segment import END, Segment, list_segments
 from writetime.wire.watermarks import SourceMarks, TableMark

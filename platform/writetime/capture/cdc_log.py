@@ -28,12 +28,12 @@ from writetime.capture.node_schemas import SchemaEvents
 from writetime.capture.snapshots import Snapshots
 from writetime.capture.taking import NamedTaker
 from writetime.capture.truncations import read_cluster_truncations
+from writetime.changes.starts import Truncation
 from writetime.clients.database import DRIVER_FAULTS, DatabaseUnreachable
 from writetime.clients.kafka import topic_names
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
-from writetime.lake.generation import Truncation
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.findings import IN_SNAPSHOT
 from writetime.scylla_cdc.late import LateRows, LateStep

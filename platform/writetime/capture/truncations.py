@@ -7,7 +7,7 @@ from uuid import UUID
 from cassandra.cluster import Session
 
 from writetime.capture.node_schemas import Node
-from writetime.lake.generation import Truncation
+from writetime.changes.starts import Truncation
 
 # The id of a segment, the offset in it, and the time in milliseconds (`SystemKeyspace.truncationAsMapEntry`).
 _RECORD = struct.Struct(">qiq")

@@ -14,8 +14,8 @@ from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import complete_schema, find_snapshots
 from writetime.lake.row_form import warning
 from writetime.lake.table import create_table, open_table
-from writetime.row_events.upkeep import maintain as maintain_table
 from writetime.schema.cql import parse_table
+from writetime.view.upkeep import maintain as maintain_table
 
 
 @click.command()

@@ -3,15 +3,15 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 
 import click
 import pyarrow as pa
 
 from writetime.cli.text_tables import print_table
 from writetime.core import config
+from writetime.core.config import Settings
 from writetime.core.printing import json_line, json_value
-from writetime.lake import state, views
+from writetime.lake import state
 from writetime.lake.delta import Conflict
 from writetime.lake.table import LakeTable, open_table
 from writetime.row_events.batches import events_since
@@ -19,12 +19,13 @@ from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import publish as publish_events
 from writetime.row_events.stream import extend
 from writetime.row_events.upkeep import keep_up
+from writetime.view.refreshing import refresh
 from writetime.wire.topic_names import row_events_topic
 
-_REBUILD: dict[str, tuple[Callable[[LakeTable], int], str]] = {
-    "state": (state.rebuild, "files of changes merged"),
-    "view": (views.rewrite, "rows"),
-    "row_events": (partial(extend, rebuild=True), "events"),
+_REBUILD: dict[str, tuple[Callable[[Settings, LakeTable], int], str]] = {
+    "state": (lambda _, table: state.rebuild(table), "files of changes merged"),
+    "view": (lambda settings, table: refresh(settings, table, whole=True).rows, "rows"),
+    "row_events": (lambda _, table: extend(table, rebuild=True), "events"),
 }
 
 
@@ -69,10 +70,11 @@ def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
     """Rebuild state, compacted view or row events from stored data. The state comes from the changes, the view and the
     row events from the state. Defaults to the state and the view. The database is not read.
     """
-    lake_table = open_table(config.load(), table)
+    settings = config.load()
+    lake_table = open_table(settings, table)
     for part in parts or ("state", "view"):
         make, what = _REBUILD[part]
-        click.echo(f"{part:<10} {make(lake_table)} {what}")
+        click.echo(f"{part:<10} {make(settings, lake_table)} {what}")
 
 
 def _print_table(parts: Iterator[pa.Table]) -> None:

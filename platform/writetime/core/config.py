@@ -151,6 +151,11 @@ class Lake(_Section):
     drop_tombstones_hours: float = Field(
         default=24.0, ge=0, description="Least time between drops of old tombstones, which rewrite the state; 0: never."
     )
+    view: Literal["vectors", "rewritten"] = Field(
+        default="vectors",
+        description="A refresh of a view writes what changed, with deletion vectors of Delta; or all rows, for readers "
+        "that do not know these.",
+    )
     vacuum_hours: int = Field(default=168, ge=1, description="Files that no version needs are deleted after this time.")
     cache: str = Field(default=".writetime/cache", description="A local folder for decoded files; may be deleted.")
     cache_gib: float = Field(default=20.0, ge=0, description="Size of that folder at most; 0: nothing is kept.")

@@ -33,6 +33,9 @@ else:
 
 BUCKETS = "writetime.buckets"
 FORMAT = "writetime.format"
+VECTORS = "delta.enableDeletionVectors"
+"""The property of a table that may have deletion vectors."""
+
 # Commits per checkpoint. Opening or updating a table reads the commits since the last one, so it costs the same at any
 # length of the log.
 _CHECKPOINT = {"delta.checkpointInterval": "20"}
@@ -254,8 +257,14 @@ class BucketedTable:
         Raises:
             WritetimeError: there is no such table.
         """
+        now = self.load()
+        if now.properties.get(VECTORS) == "true":
+            # Arrow does not know deletion vectors; the query engine of delta-rs does.
+            query = deltalake.QueryBuilder().register("rows", now.table)
+            names = ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
+            return pa.table(query.execute(f"SELECT {names} FROM rows").read_all())
         # deltalake's own file system is Python's. Arrow's threads use it even when the program ends; that aborts it.
-        return self.load().table.to_pyarrow_table(columns=list(columns), filesystem=self.storage.filesystem())
+        return now.table.to_pyarrow_table(columns=list(columns), filesystem=self.storage.filesystem())
 
     def append(
         self,

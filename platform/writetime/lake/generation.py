@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
+from writetime.changes.starts import LATEST, Start, Truncation
 from writetime.core.arrow import one_chunk, pc
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import uuid_micros
@@ -35,33 +36,6 @@ from writetime.schema.table import TableSchema
 
 # `CommitLog-<version>-<id>.log`: ids rise on a node (`CommitLogDescriptor`).
 _SEGMENT = re.compile(r"CommitLog-\d+-(\d+)\.log")
-LATEST = (1 << 63) - 1
-"""A time after all others."""
-
-
-@dataclass(frozen=True)
-class Truncation:
-    """The database's record of the last TRUNCATE of a table: the time (microseconds), and the position in the commit
-    log of the node (the id of a segment and an offset) from which writes count. ScyllaDB's record has no position.
-    """
-
-    at: int
-    segment: int | None = None
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class Start:
-    """The start from which the changes of one source count (times in microseconds).
-
-    Changes captured before `since` do not count. After a truncation, snapshots count that were taken later:
-    `snapshot_at` is the time of the source's newest one. `of_log`: the source is the CDC log of a ScyllaDB table.
-    """
-
-    since: int = 0
-    truncation: Truncation | None = None
-    snapshot_at: int = 0
-    of_log: bool = False
 
 
 def which_count(changes: pa.Table, starts: Mapping[str | None, Start]) -> np.ndarray:

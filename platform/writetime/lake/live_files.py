@@ -8,7 +8,7 @@ number (PROTOCOL.md). Everything else stays with delta-rs: properties, fields, c
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from writetime.core.errors import WritetimeError
 from writetime.core.extras import WhenUsed
-from writetime.lake.delta import ATTEMPTS, BucketedTable, Conflict, DataFile, TableVersion
+from writetime.lake.delta import ATTEMPTS, VECTORS, BucketedTable, Conflict, DataFile, TableVersion
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, WrittenFile
 from writetime.lake.vectors import Vector
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 else:
     obstore, store, exceptions = map(WhenUsed, ("obstore", "obstore.store", "obstore.exceptions"))
 
-_ENABLED = "delta.enableDeletionVectors"
 # appendOnly and invariants come with all tables of writer version 2.
 _WITH = {
     "minReaderVersion": 3,
@@ -37,6 +36,8 @@ _WITH = {
     "writerFeatures": ["appendOnly", "deletionVectors", "invariants"],
 }
 _WITHOUT = {"minReaderVersion": 1, "minWriterVersion": 2}
+# How long a checkpoint lists files and vectors that were removed. Each refresh removes as many as it marks files.
+_REMOVED = {"delta.deletedFileRetentionDuration": "interval 2 hours"}
 _CHECKPOINT_EVERY = 20
 
 
@@ -147,22 +148,41 @@ class LiveFiles:
             self._at += 1
         return True
 
+    def removed(self) -> list[tuple[str, Vector | None, int]]:
+        """Return the files that the log still has as removed, each with its vector and the time (milliseconds). A file
+        that got another vector is among them.
+        """
+        now = self._table.load().version
+        at, actions = self._read_checkpoint(now, "remove")
+        for version in range(at + 1, now + 1):
+            actions += [each["remove"] for each in read_commit(self._storage, version) or [] if "remove" in each]
+        return [(a["path"], Vector.of_action(a.get("deletionVector")), a["deletionTimestamp"] or 0) for a in actions]
+
     def _checkpoint(self, version: int) -> tuple[int, dict[str, LiveFile]]:
         """Return the last checkpoint up to a version, and the files in it; -1 if there is none."""
+        at, rows = self._read_checkpoint(version, "add")
+        files: dict[str, LiveFile] = {}
+        _apply(files, [{"add": row | {"partitionValues": dict(row["partitionValues"])}} for row in rows])
+        return at, files
+
+    def _read_checkpoint(self, version: int, action: str) -> tuple[int, list[dict[str, Any]]]:
         filesystem = self._storage.filesystem()
         try:
             with filesystem.open_input_stream("_delta_log/_last_checkpoint") as stream:
-                found = json.loads(stream.read())
+                at = json.loads(stream.read())["version"]
         except FileNotFoundError:
-            return -1, {}
-        at = found["version"]
+            return -1, []
         path = f"_delta_log/{at:020d}.checkpoint.parquet"
         if at > version or not filesystem.get_file_info(path).is_file:
             raise WritetimeError(f"{self._storage.address}: its checkpoint {at} is not one file {path}")
-        files: dict[str, LiveFile] = {}
-        rows = pq.read_table(path, columns=["add"], filesystem=filesystem)["add"].to_pylist()
-        _apply(files, ({"add": row | {"partitionValues": dict(row["partitionValues"])}} for row in rows if row))
-        return at, files
+        return at, [
+            row for row in pq.read_table(path, columns=[action], filesystem=filesystem)[action].to_pylist() if row
+        ]
+
+
+def has_vectors(version: TableVersion) -> bool:
+    """Return whether a version of a table may have deletion vectors."""
+    return version.properties.get(VECTORS) == "true"
 
 
 def read_commit(storage: Storage, version: int) -> list[dict[str, Any]] | None:
@@ -174,7 +194,7 @@ def read_commit(storage: Storage, version: int) -> list[dict[str, Any]] | None:
         return None
 
 
-def _apply(files: dict[str, LiveFile], actions: "Iterator[dict[str, Any]] | list[dict[str, Any]]") -> None:
+def _apply(files: dict[str, LiveFile], actions: list[dict[str, Any]]) -> None:
     """Apply actions of one commit: a file that is removed and added with another vector stays."""
     added = []
     for action in actions:
@@ -192,9 +212,10 @@ def _apply(files: dict[str, LiveFile], actions: "Iterator[dict[str, Any]] | list
 def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> list[dict[str, Any]]:
     """Return the actions about the table itself, which becomes one with vectors, or one without them."""
     about = {"timestamp": _millis(), "operation": "WRITE", "engineInfo": "writetime", **info}
-    wanted = {**now.properties, _ENABLED: str(vectors).lower()}
-    if now.properties.get(_ENABLED, "false") == wanted[_ENABLED]:
+    if has_vectors(now) == vectors:
         return [{"commitInfo": about}]
+    wanted = {name: value for name, value in now.properties.items() if name not in _REMOVED}
+    wanted |= {VECTORS: str(vectors).lower(), **(_REMOVED if vectors else {})}
     metadata = now.table.metadata()
     described = {
         "id": metadata.id,

@@ -52,10 +52,18 @@ def places_of(changes: pa.Table) -> Places:
     positions, ends = (decoded(one_chunk(changes[name])) for name in ("position", "end"))
     is_range, is_row = pa.array(kinds == RANGE_TOMBSTONE), pa.array(kinds == ROW)
     first = pc.if_else(pc.or_(is_range, is_row), positions, pa.scalar(_FIRST, pa.binary()))
-    # The next position behind one is the same bytes and a zero.
-    behind = pc.binary_join_element_wise(positions, pa.scalar(b"\0"), pa.scalar(b""))
-    end = pc.if_else(is_row, behind, pc.if_else(is_range, ends, pa.scalar(_BEHIND, pa.binary())))
+    end = pc.if_else(is_row, _next(positions), pc.if_else(is_range, ends, pa.scalar(_BEHIND, pa.binary())))
     return Places(one_chunk(changes["token"]).to_numpy(), decoded(one_chunk(changes["key"])), first, end)
+
+
+def rows_at(tokens: pa.Array, keys: pa.Array, positions: pa.Array) -> Places:
+    """Return the places of some rows, which are in order."""
+    return Places(tokens.to_numpy(), keys, positions, _next(positions))
+
+
+def _next(positions: pa.Array) -> pa.Array:
+    """Return the next position behind each: the same bytes and a zero."""
+    return pc.binary_join_element_wise(positions, pa.scalar(b"\0"), pa.scalar(b""))
 
 
 def joined(several: list[Places]) -> Places:

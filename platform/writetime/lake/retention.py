@@ -13,15 +13,14 @@ from writetime.lake.merging import Runner, Source, merge_files
 from writetime.lake.parquet import WrittenFile, read_file, sort, write_rows
 from writetime.lake.state import BASE, folded_version, levels_to_fold
 from writetime.lake.table import LakeTable
+from writetime.lake.view_upkeep import STREAM_HOURS, vacuum_view
 from writetime.schema.table import TableSchema
-
-STREAM_HOURS = 1
-"""Files of `changes` that were replaced, and commits of all parts, are deleted after this time. A task, or another
-engine's query of `changes`, that takes longer has to be repeated.
-"""
 
 ROWS_CHANGES, ROWS_STATE = "row_events/changes", "row_events/state"
 """In a commit to `row_events`: the versions of `changes` and of `state` from which the next batch continues."""
+
+VIEW_CHANGES, VIEW_STATE = "view/changes", "view/state"
+"""The same in a commit to `view`."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,10 @@ def trim_stream(table: LakeTable, most_hours: float) -> None:
 def trim_logs(table: LakeTable, most_hours: float) -> None:
     """Delete the parts of all logs that no step of Writetime needs; `most_hours` is as for `trim_stream`."""
     rows = table.row_events.find()
+    states = [rows and rows.transaction(ROWS_STATE), table.view.load().transaction(VIEW_STATE)]
     needed = {
         table.changes: _needed_changes(table),
-        table.state: rows and rows.transaction(ROWS_STATE),
+        table.state: min((version for version in states if version is not None), default=None),
         table.view: None,
         **({table.row_events: None} if rows else {}),
     }
@@ -104,11 +104,12 @@ def trim_logs(table: LakeTable, most_hours: float) -> None:
 
 
 def _needed_changes(table: LakeTable) -> int | None:
-    """Return the oldest version of `changes` that a later step opens, that of the state or of the row events; None if
-    there is none.
+    """Return the oldest version of `changes` that a later step opens, that of the state, of the row events or of the
+    view; None if there is none.
     """
     rows = table.row_events.find()
-    versions = [folded_version(table.state.load()), rows and rows.transaction(ROWS_CHANGES)]
+    followed = [rows and rows.transaction(ROWS_CHANGES), table.view.load().transaction(VIEW_CHANGES)]
+    versions = [folded_version(table.state.load()), *followed]
     return min((version for version in versions if version is not None), default=None)
 
 
@@ -126,8 +127,8 @@ def vacuum(table: LakeTable, hours: int) -> list[str]:
 
     A reader, or a task that has not committed, that takes longer than this loses its files.
     """
-    gone = []
-    for part in (*table.parts, *([table.row_events] if table.row_events.exists() else [])):
+    gone = [f"{table.view.storage.address}/{path}" for path in vacuum_view(table, hours)]
+    for part in (table.changes, table.state, *([table.row_events] if table.row_events.exists() else [])):
         paths = part.load().table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
         gone += [f"{part.storage.address}/{path}" for path in paths]
     return gone

@@ -73,17 +73,17 @@ def bucket_views(table: LakeTable, as_of: int | None = None) -> list[BucketView]
     changes = table.changes.load()
     schema = table.schema(changes)
     if as_of is None:
-        return present_views(table, state, changes)
+        return present_views(table, state, changes, time_now())
     require_history(table, changes, as_of)
     found = StateFiles(table, state).all_contents(changes.by_bucket)
     return [BucketView(bucket, each, schema, as_of, True, table.view.storage) for bucket, each in found.items()]
 
 
-def present_views(table: LakeTable, state: TableVersion, changes: TableVersion) -> list[BucketView]:
-    """Return the parts of a table's present rows, by versions of its state and of its changes that were loaded in this
-    order.
+def present_views(table: LakeTable, state: TableVersion, changes: TableVersion, now: int) -> list[BucketView]:
+    """Return the parts of a table's rows at the present time (microseconds), by versions of its state and of its
+    changes that were loaded in this order.
     """
-    schema, now = table.schema(changes), time_now()
+    schema = table.schema(changes)
     return [
         BucketView(bucket, each, schema, now, False, table.view.storage)
         for bucket, each in contents(table, state, changes).items()

@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from writetime.changes.starts import LATEST, Start
 from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, topic_names
 from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Settings
@@ -28,7 +29,7 @@ from writetime.core.instants import instant_text
 from writetime.lake import retention
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import BUCKETS, Conflict, TableVersion
-from writetime.lake.generation import LATEST, Start, renew
+from writetime.lake.generation import renew
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import (
     newest_snapshot,

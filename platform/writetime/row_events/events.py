@@ -10,6 +10,7 @@
 - `before`, `after`: the row as `SELECT *` returns it and as the view holds it; null if it did not exist, or no longer
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -62,10 +63,10 @@ def placed_rows(state: pa.Table, schema: TableSchema, as_of: int) -> Rows:
     return Rows(values, *(take(one_chunk(state[name]), index) for name in ("token", "key", "position")))
 
 
-def fitted_rows(state: pa.Table, schema: TableSchema, as_of: int) -> Rows:
-    """Return the result of `placed_rows` in the row form, which row events have."""
+def fitted_rows(state: pa.Table, schema: TableSchema, as_of: int, unfit: Counter[str] | None = None) -> Rows:
+    """Return the result of `placed_rows` in the row form, which row events have; `unfit` is as for `row_form.fit`."""
     rows = placed_rows(state, schema, as_of)
-    return replace(rows, values=fit(rows.values, schema))
+    return replace(rows, values=fit(rows.values, schema, unfit))
 
 
 def row_events(before: Rows, after: Rows, schema: TableSchema, batch: Batch) -> pa.Table:

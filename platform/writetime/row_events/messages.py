@@ -16,7 +16,8 @@ import pyarrow as pa
 from writetime.core.arrow import pc
 from writetime.core.errors import WritetimeError
 from writetime.row_events.events import KINDS
-from writetime.schema.avro import encode, encode_bytes, encode_long, joined, nullable, single_object_header
+from writetime.schema.avro import encode, encode_bytes, encode_long, joined, nullable
+from writetime.schema.fingerprints import single_object_header
 from writetime.schema.mapping import arrow_type, avro_name, avro_type, stored_type
 from writetime.schema.table import Column, TableSchema
 

@@ -1,72 +1,26 @@
-"""Keeps a table of the lake small and quick to read, by the settings; for use on a schedule."""
-
-from collections import Counter
+"""What a stream of row events needs after its batches, so that the next one costs the same."""
 
 from writetime.core.config import Settings
-from writetime.lake import horizon, packing, retention, state, views
+from writetime.lake import retention, state
 from writetime.lake.merging import Runner
 from writetime.lake.table import LakeTable
-from writetime.row_events.stream import position_of
-from writetime.row_events.trimming import merge_events
+from writetime.row_events.changed_rows import position_of
+from writetime.row_events.stream import NAMES
 
-_DAY = 86_400_000_000
-# Batches of row events after which the logs are trimmed.
+# Batches after which the logs are trimmed.
 _TRIM_BATCHES = 64
 
 
-def maintain(
-    settings: Settings, table: LakeTable, run: Runner = map, unfit: Counter[str] | None = None
-) -> dict[str, int]:
-    """Fold new changes into the state, renew the compacted view, and do the upkeep; return how much of each was done.
-
-    Args:
-        settings: how long data is kept.
-        table: the table.
-        run: runs the tasks.
-        unfit: as for `lake.row_form.fit`.
-    """
-    folded, compacted = state.fold(table, run), state.compact(table, run)
-    kept = upkeep(settings, table, run)
-    return {
-        "files_folded": folded,
-        "buckets_compacted": compacted,
-        "rows": views.rewrite(table, run, unfit=unfit),
-        **kept,
-    }
-
-
 def keep_up(settings: Settings, table: LakeTable, run: Runner = map) -> None:
-    """Do what the next batch of row events needs so that it costs the same as this one: fold into the state the changes
-    up to this batch, compact levels, and now and then trim the logs.
+    """Fold the changes up to the last batch into the state, compact levels, and now and then trim the logs.
 
     Raises:
         Conflict: another process rewrote the state meanwhile: the next call does it.
     """
-    position = position_of(table.row_events.load())
+    position = position_of(table.row_events.load(), NAMES)
     if position is None:
         return
     state.fold(table, run, until=position.changes)
     state.compact(table, run)
     if position.batch.sequence % _TRIM_BATCHES == 0:
         retention.trim_logs(table, settings.lake.vacuum_hours)
-
-
-def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:
-    """Drop old tombstones, merge old history and row events, delete files that no version needs; return how much of
-    each was done. It publishes nothing: state, view and row events have the same content before and after.
-    """
-    now = views.time_now()
-    retention.trim_logs(table, settings.lake.vacuum_hours)
-    keep_days = settings.row_events.keep_days
-    return {
-        "buckets_without_old_tombstones": _drop_tombstones(settings, table, now, run),
-        "files_packed": packing.pack_folded(table, run),
-        "history_files_merged": retention.trim_history(table, now - round(settings.lake.keep_history_days * _DAY), run),
-        "row_events_merged": 0 if keep_days is None else merge_events(table, now - round(keep_days * _DAY), run),
-        "files_deleted": len(retention.vacuum(table, settings.lake.vacuum_hours)),
-    }
-
-
-def _drop_tombstones(settings: Settings, table: LakeTable, now: int, run: Runner) -> int:
-    due = horizon.next_horizon(table, now, settings.lake.drop_tombstones_hours)
-    return 0 if due is None else state.drop_tombstones(table, due, run)

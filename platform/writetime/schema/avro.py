@@ -1,11 +1,10 @@
-"""Avro: encodes Arrow columns as records, column by column, and names a schema by its fingerprint.
+"""Avro: encodes Arrow columns as records, column by column.
 
 Each value becomes the bytes of Avro's binary encoding; the bytes of a record are those of its fields, joined row by row
 by Arrow, so no row is handled in Python. Libraries for Avro encode one record at a time, from Python objects: too slow
-for a node's changes. Reference: Apache Avro 1.12 Specification, "Binary encoding" and "Single-object encoding".
+for a node's changes. Reference: Apache Avro 1.12 Specification, "Binary encoding".
 """
 
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as _compute
-from fastavro import schema as avro_schema
 
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector
 
@@ -73,17 +71,6 @@ def encode_bytes(values: pa.Array) -> pa.Array:
     """Return text or bytes as Avro's string or bytes."""
     content = values.cast(pa.large_binary() if pa.types.is_binary(values.type) else pa.large_string()).cast(_BINARY)
     return joined([encode_long(pc.binary_length(content)), content])
-
-
-def fingerprint(schema: Any) -> int:
-    """Return the CRC-64-AVRO of a schema's canonical form."""
-    digest = avro_schema.fingerprint(avro_schema.to_parsing_canonical_form(schema), "CRC-64-AVRO")
-    return int.from_bytes(bytes.fromhex(digest), "little")
-
-
-def single_object_header(schema: Any) -> bytes:
-    """Return the header of a value in the single-object encoding: a marker, and the schema's fingerprint."""
-    return b"\xc3\x01" + struct.pack("<Q", fingerprint(schema))
 
 
 @numba.njit(cache=True, nogil=True)

@@ -20,8 +20,9 @@ from writetime.core.arrow import pc
 from writetime.core.errors import WritetimeError
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.lake.labels import without_labels
-from writetime.schema.avro import array_of, encode, encode_bytes, encode_long, joined, nullable, single_object_header
+from writetime.schema.avro import array_of, encode, encode_bytes, encode_long, joined, nullable
 from writetime.schema.avro_decode import AvroReader
+from writetime.schema.fingerprints import single_object_header
 from writetime.schema.mapping import avro_name, stored_avro_type
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import Column, TableSchema, is_later

@@ -31,7 +31,7 @@ from writetime.clients.kafka import (
 from writetime.clients.schema_registry import Compatibility, registry_of, wire_header
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
-from writetime.schema.avro import fingerprint, single_object_header
+from writetime.schema.fingerprints import fingerprint, single_object_header
 
 log = logging.getLogger(__name__)
 

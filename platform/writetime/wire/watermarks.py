@@ -16,10 +16,10 @@ from uuid import UUID
 
 from pydantic import Field, TypeAdapter
 
+from writetime.changes.starts import LATEST, Start, Truncation
 from writetime.clients.kafka import ensure_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.lake.generation import LATEST, Start, Truncation
 from writetime.wire.agent_status import AgentStatus, Seconds
 from writetime.wire.publishing import CompactedTopic, Sender
 

@@ -1,0 +1,134 @@
+"""The upkeep of a table with Writetime: each step is one function here.
+
+Bringing changes into the lake is not counted, as reading the input is not counted for the peers.
+"""
+
+import time
+from pathlib import Path
+
+import duckdb
+import duckdb_extension_delta
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.generated import add, deletions, writes
+from bench.rows.batches import Batch
+from bench.rows.systems import Steps, columns_of
+from writetime.core import config
+from writetime.core.arrow import pc
+from writetime.core.config import Settings
+from writetime.lake import retention, state
+from writetime.lake.table import LakeTable, create_table
+from writetime.row_events import stream
+from writetime.row_events.batches import events_since
+from writetime.row_events.changed_rows import Position, position_of
+from writetime.schema.table import TableSchema
+from writetime.view import packing, refreshing
+
+# The TTL that is written with cells; when they expire is decided by the batch alone.
+_TTL = 60
+
+
+def find_events(table: LakeTable, since: int) -> pa.Table:
+    """Make the row events of the changes that are new, and read the batches from `since` on."""
+    stream.extend(table)
+    return pa.concat_tables(events_since(table, since))
+
+
+def fold(table: LakeTable) -> None:
+    """Fold the changes that are new into the state."""
+    state.fold(table)
+
+
+def compact(table: LakeTable) -> None:
+    """Compact the levels of the state."""
+    state.compact(table)
+
+
+def show(settings: Settings, table: LakeTable) -> None:
+    """Let readers of the view see the changes."""
+    refreshing.refresh(settings, table)
+
+
+def pack(table: LakeTable) -> None:
+    """Pack the files of the view."""
+    packing.pack(table)
+
+
+class Writetime:
+    """A table of the lake."""
+
+    def __init__(self, schema: TableSchema, folder: Path) -> None:
+        self._settings = config.load(lake={"path": str(folder / "lake"), "cache": str(folder / "cache")})
+        self._schema, self._columns = schema, columns_of(schema)
+        self._table = create_table(self._settings, schema)
+        self._database = duckdb.connect()
+        extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))
+        self._database.load_extension(str(extension))
+
+    @property
+    def second(self) -> int:
+        """The second at which expiry was evaluated for the last batch of events."""
+        return self._position().batch.as_of // 1_000_000
+
+    def load(self, first: Path) -> None:
+        """Bring in the first rows, and make their events and the view."""
+        with pq.ParquetFile(first) as file:
+            parts = (pa.Table.from_batches([part]) for part in file.iter_batches())
+            add(self._table, self._schema, (self._changes(part) for part in parts), 1)
+        fold(self._table)
+        stream.extend(self._table)
+        show(self._settings, self._table)
+
+    def apply(self, batch: Batch) -> tuple[Steps, pa.Table]:
+        """Bring in a batch, and do all steps."""
+        add(self._table, self._schema, [self._changes(batch.rows)], batch.number)
+        since = self._position().batch.sequence + 1
+        start = time.process_time()
+        events = find_events(self._table, since)
+        spent = {"events": time.process_time() - start}
+        steps = {
+            "fold": lambda: fold(self._table),
+            "compaction": lambda: compact(self._table),
+            "view": lambda: show(self._settings, self._table),
+            "packing": lambda: pack(self._table),
+        }
+        for name, step in steps.items():
+            start = time.process_time()
+            step()
+            spent[name] = time.process_time() - start
+        # Older versions of a view take gigabytes.
+        retention.vacuum(self._table, 0)
+        return spent, pa.concat_tables([self._images(events, side) for side in ("before", "after")])
+
+    def drop_tombstones(self, horizon: int) -> None:
+        """Drop tombstones from before a time (microseconds)."""
+        assert state.drop_tombstones(self._table, horizon)
+
+    def rows(self) -> pa.Table:
+        """Return the rows of the view, as DuckDB reads it."""
+        query = (
+            f"SELECT 'rows' AS side, {', '.join(self._columns)} FROM delta_scan('{self._table.view.storage.address}')"
+        )
+        return self._database.sql(query).to_arrow_table()
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._database.close()
+
+    def _position(self) -> Position:
+        position = position_of(self._table.row_events.load(), stream.NAMES)
+        assert position is not None
+        return position
+
+    def _changes(self, rows: pa.Table) -> pa.RecordBatch:
+        times = rows["time"].to_numpy()
+        if rows["gone"][0].as_py():
+            return deletions(self._schema, rows, times)
+        expiry = rows["expiry"][0].as_py()
+        return writes(self._schema, rows, times, expiry=None if expiry is None else (_TTL, expiry))
+
+    def _images(self, events: pa.Table, side: str) -> pa.Table:
+        images = events[side].combine_chunks()
+        found = pa.Table.from_struct_array(images.filter(pc.is_valid(images)))
+        return found.select(self._columns).add_column(0, "side", pa.repeat(side, found.num_rows))

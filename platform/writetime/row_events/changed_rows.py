@@ -1,0 +1,218 @@
+"""The rows that a batch of changes changes: which they are, and how they were before.
+
+The stream of row events and the view follow the changes of a table: a batch leads from one version of `changes`, as of
+one time, to the next. It reads only the rows that the new changes touch and those where data expires, from a version of
+`state` that holds no more than that version of `changes`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from writetime.changes.position import STATIC_POSITION
+from writetime.core.arrow import pc
+from writetime.core.errors import WritetimeError
+from writetime.lake.buckets import ALL, are_few, buckets_of, token_range
+from writetime.lake.cache import Cache
+from writetime.lake.contents import Contents, StateFiles, Waiting
+from writetime.lake.delta import TableVersion, by_bucket
+from writetime.lake.horizon import horizon_of
+from writetime.lake.places import Places, joined, partitions, places_of
+from writetime.lake.state import contents, distinct, files_since, folded_version, pending
+from writetime.lake.table import LakeTable
+from writetime.lake.touched import expiring_places
+from writetime.merge import merge
+from writetime.row_events.compare import Rows
+from writetime.row_events.events import Batch, fitted_rows, row_events
+from writetime.schema.table import TableSchema
+
+
+class TooLate(WritetimeError):
+    """The rows as of the last batch are gone, because it was too long ago."""
+
+
+class Names(NamedTuple):
+    """The names of the numbers that a commit of a batch records, as transactions of Delta."""
+
+    generation: str
+    sequence: str
+    as_of: str
+    changes: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Position:
+    """What follows the changes of a table, up to where: its last batch, and the versions of `changes` and `state` up to
+    which it goes.
+    """
+
+    batch: Batch
+    changes: int
+    state: int
+
+    def numbers(self, names: Names) -> dict[str, int]:
+        """Return the numbers that a commit records."""
+        batch = self.batch
+        values = (batch.generation, batch.sequence, batch.as_of, self.changes, self.state)
+        return dict(zip(names, values, strict=True))
+
+
+@dataclass(frozen=True)
+class ChangedRows:
+    """The rows of one bucket, or of all (`ALL`), that a batch changes; a task may carry it along.
+
+    `old` is what it held before the batch (None: nothing), `new` what the batch adds; `all_partitions` compares all
+    rows and not only those that changed, which are read through the cache.
+    """
+
+    bucket: int
+    buckets: int
+    old: Contents | None
+    new: Contents | Waiting
+    schema_before: TableSchema
+    schema: TableSchema
+    as_of_before: int
+    batch: Batch
+    all_partitions: bool
+    cache: Cache
+
+    def found(self, unfit: Counter[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
+        """Compute the events: a table of each bucket that has any, or of all buckets together (`ALL`).
+
+        `unfit` is as for `row_form.fit`, for the rows afterwards.
+        """
+        added = self.new.merged(self.schema)
+        places = None if self.all_partitions else self._places(added)
+        if self.bucket != ALL or places is None or are_few(len(places.tokens), self.buckets):
+            parts = [(self.bucket, self.events(added, places, unfit))]
+        else:
+            # Much expires at once: one bucket at a time bounds the memory.
+            parts = self._by_bucket(added, places, unfit)
+        yield from ((bucket, events) for bucket, events in parts if events.num_rows)
+
+    def _by_bucket(self, added: pa.Table, places: Places, unfit: Counter[str] | None) -> Iterator[tuple[int, pa.Table]]:
+        owners = buckets_of(added["token"], self.buckets)
+        for bucket in range(self.buckets):
+            own = places.within(token_range(bucket, self.buckets))
+            if len(own.tokens):
+                yield bucket, self.events(added.filter(pa.array(owners == bucket)), own, unfit)
+
+    def events(self, added: pa.Table, places: Places | None, unfit: Counter[str] | None = None) -> pa.Table:
+        """Compute the events of changes (merged) at some places, or at all."""
+        counted: Counter[str] = Counter()
+        before, after = self._rows(added, places, counted)
+        if places is not None and len((alone := _static_rows_alone([before, after])).tokens):
+            # They are rows only if no other row of the partition lives.
+            counted.clear()
+            before, after = self._rows(added, joined([places, alone]), counted)
+        if unfit is not None:
+            unfit.update(counted)
+        return row_events(before, after, self.schema, self.batch)
+
+    def _rows(self, added: pa.Table, places: Places | None, unfit: Counter[str]) -> tuple[Rows, Rows]:
+        """Return the rows before and after the changes."""
+        old = self._old(self.schema, places)
+        was = old if self.schema == self.schema_before else self._old(self.schema_before, places)
+        before = fitted_rows(was, self.schema_before, self.as_of_before)
+        return before, fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of, unfit)
+
+    def _old(self, schema: TableSchema, places: Places | None) -> pa.Table:
+        return merge([], schema) if self.old is None else self.old.merged(schema, places)
+
+    def _places(self, added: pa.Table) -> Places:
+        seconds = self.as_of_before // 1_000_000, self.batch.as_of // 1_000_000
+        due = expiring_places(() if self.old is None else self.old.sources, *seconds, self.cache)
+        return joined([places_of(added), due]) if len(due.tokens) else places_of(added)
+
+
+def _static_rows_alone(several: Iterable[Rows]) -> Places:
+    """Return the partitions of rows that are static rows alone."""
+    found = []
+    for rows in several:
+        alone = pc.equal(rows.positions, STATIC_POSITION)
+        found.append(partitions(rows.tokens.filter(alone), rows.keys.filter(alone)))
+    return joined(found)
+
+
+def position_of(version: TableVersion, names: Names) -> Position | None:
+    """Return the position that a version of a Delta table records; None before its first batch."""
+    numbers = [version.transaction(name) for name in names]
+    if any(number is None for number in numbers):
+        return None
+    generation, sequence, as_of, changes, state = (number or 0 for number in numbers)
+    return Position(Batch(generation, sequence, as_of), changes, state)
+
+
+def first_rows(table: LakeTable, state: TableVersion, changes: TableVersion, batch: Batch) -> list[ChangedRows]:
+    """Return what a batch that begins with no rows changes, by bucket."""
+    schema = table.schema(changes)
+    return [
+        ChangedRows(
+            bucket,
+            table.buckets,
+            None,
+            held,
+            schema,
+            schema,
+            0,
+            batch,
+            True,
+            table.cache,
+        )
+        for bucket, held in contents(table, state, changes).items()
+    ]
+
+
+def next_rows(
+    table: LakeTable, last: Position, state: TableVersion, changes: TableVersion, batch: Batch
+) -> list[ChangedRows]:
+    """Return what a batch changes, by bucket, or for all buckets together if it has few changes.
+
+    Raises:
+        TooLate: see the class.
+    """
+    try:
+        # Not a state that holds more, and not one that has dropped cells that lived at the last batch and expired
+        # since.
+        if (folded_version(state) or 0) > last.changes or horizon_of(state) >= last.batch.as_of:
+            state = table.state.load(last.state)
+        known = table.changes.load(last.changes)
+    except WritetimeError as e:
+        raise TooLate(str(e)) from None
+    of_state = StateFiles(table, state)
+    waiting = pending(table, known, state)
+    new = by_bucket(files_since(table, changes, last.changes), table.buckets)
+    schema_before, schema = table.schema(known), table.schema(changes)
+    everything = reshaped(schema_before, schema)
+    every = distinct(new)
+    few = not everything and are_few(sum(file.rows for file in every), table.buckets)
+    if few:
+        # One task costs less than many.
+        old, new = {ALL: of_state.contents(ALL, distinct(waiting))}, {ALL: every}
+    else:
+        old = of_state.all_contents({bucket: waiting.get(bucket, []) for bucket in waiting.keys() | new.keys()})
+    return [
+        ChangedRows(
+            bucket,
+            table.buckets,
+            held,
+            of_state.waiting(bucket, new.get(bucket, ())),
+            schema_before,
+            schema,
+            last.batch.as_of,
+            batch,
+            everything,
+            table.cache,
+        )
+        for bucket, held in old.items()
+    ]
+
+
+def reshaped(before: TableSchema, after: TableSchema) -> bool:
+    """Return whether a schema change alone may change rows: a column dropped, or another type."""
+    types = {c.name: c.type for c in after.columns}
+    return before.dropped != after.dropped or any(types.get(c.name) != c.type for c in before.columns)

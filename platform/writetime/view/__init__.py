@@ -1,0 +1,1 @@
+"""The compacted view, kept up to date row by row."""

@@ -1,0 +1,114 @@
+"""Packs the files of a view: small ones become a larger one, and marked rows leave.
+
+Files are in classes of size, each `FAN` times the one before; `FAN` of a class become one of the next. A file of which
+more than a tenth is marked is written again without these rows. So each row is written log8(view / batch) + 10 times at
+most for each time that it changes, and a reader reads few files with few marked rows.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from writetime.core.arrow import one_chunk, pc
+from writetime.lake.buckets import ALL, are_few, buckets_of
+from writetime.lake.delta import Conflict
+from writetime.lake.lake_storage import Storage
+from writetime.lake.live_files import Change, LiveFile, LiveVersion
+from writetime.lake.merging import Runner
+from writetime.lake.parquet import PLACE, WrittenFile, conform
+from writetime.lake.state import levels_to_fold
+from writetime.lake.table import LakeTable, view_schema
+from writetime.lake.vectors import read_vector
+from writetime.lake.views import AS_OF
+from writetime.view.placed_rows import NAMES, is_placed, write_placed
+
+FAN = 8
+"""The number of files of one size that become one."""
+
+# Larger files (bytes of Parquet) are written again for their marked rows only.
+_LARGEST = 32 << 20
+# Of a file's rows, one in so many may be marked.
+_SHARE = 10
+
+
+@dataclass(frozen=True)
+class _Pack:
+    """Write the rows of some files that count as one file; many rows of all buckets as one per bucket."""
+
+    bucket: int
+    buckets: int
+    files: tuple[LiveFile, ...]
+    schema: pa.Schema
+    storage: Storage
+
+    def run(self) -> list[WrittenFile]:
+        """Run the task."""
+        rows = pa.concat_tables(self._rows(each) for each in self.files).combine_chunks()
+        places = pa.table(one_chunk(rows[PLACE]).flatten(), ["token", "key", "position"])
+        order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in places.column_names])
+        rows = rows.take(order)
+        if self.bucket != ALL or are_few(len(rows), self.buckets):
+            return write_placed(self.storage, rows, self.bucket)
+        owners = buckets_of(places["token"].take(order), self.buckets)
+        return [
+            file
+            for bucket in np.unique(owners).tolist()
+            for file in write_placed(self.storage, rows.filter(pa.array(owners == bucket)), bucket)
+        ]
+
+    def _rows(self, each: LiveFile) -> pa.Table:
+        with pq.ParquetFile(each.file.path, filesystem=self.storage.filesystem()) as file:
+            place = file.schema_arrow.field(PLACE)
+            rows = file.read([name for name in file.schema_arrow.names if name in {*self.schema.names, PLACE}])
+        counts = np.ones(len(rows), bool)
+        counts[read_vector(self.storage, each.vector).to_array()] = False
+        full = pa.schema([*self.schema, place])
+        return conform(rows.filter(pa.array(counts)), full, f"{self.storage.address}/{each.file.path}")
+
+
+def pack(table: LakeTable, run: Runner = map) -> int:
+    """Pack the files of a view where it is worth it; return how many were replaced.
+
+    At most one file is written again for its marked rows, so that a refresh after it does not wait for many.
+    """
+    before = table.view_files.load()
+    chosen = to_pack(before)
+    if not chosen:
+        return 0
+    schema = view_schema(table.schema())
+    storage = table.view.storage
+    tasks = [_Pack(bucket, table.buckets, tuple(files), schema, storage) for bucket, files in chosen]
+    written = [file for files in run(_Pack.run, tasks) for file in files]
+    removed = [file for _, files in chosen for file in files]
+    try:
+        info = {AS_OF: str(before.version.transaction(NAMES.as_of) or 0)}
+        table.view_files.commit(before, Change(removed, written), {}, info, data_change=False)
+    except Conflict:
+        # A refresh has marked rows of these files meanwhile.
+        return 0
+    return len(removed)
+
+
+def to_pack(version: LiveVersion) -> list[tuple[int, list[LiveFile]]]:
+    """Return the groups of files to replace, each by one file, with their buckets."""
+    chosen: list[tuple[int, list[LiveFile]]] = []
+    by_bucket: dict[int, list[LiveFile]] = {}
+    placed = [each for each in version.files.values() if is_placed(each)]
+    for each in placed:
+        by_bucket.setdefault(each.file.bucket, []).append(each)
+    for bucket, files in sorted(by_bucket.items()):
+        live = [replace(each.file, size=_live_size(each)) for each in files if each.file.size <= _LARGEST]
+        if folded := {file.path for file in levels_to_fold(live, FAN)}:
+            chosen.append((bucket, [each for each in files if each.file.path in folded]))
+    taken = {each.file.path for _, files in chosen for each in files}
+    marked = [each for each in placed if each.file.path not in taken and each.marked * _SHARE > each.file.rows]
+    if marked:
+        most = max(marked, key=lambda each: each.marked / each.file.rows)
+        chosen.append((most.file.bucket, [most]))
+    return chosen
+
+
+def _live_size(each: LiveFile) -> int:
+    return round(each.file.size * (1 - each.marked / each.file.rows))

@@ -1,0 +1,120 @@
+"""Files of the view, in which each row has its place: they are written, and searched for rows that are to be marked."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyroaring
+
+from writetime.core.arrow import one_chunk, pc
+from writetime.lake.cache import Cache
+from writetime.lake.lake_storage import Storage
+from writetime.lake.live_files import LiveFile
+from writetime.lake.parquet import PLACE, WrittenFile, write_file
+from writetime.lake.places import rows_at
+from writetime.lake.retention import VIEW_CHANGES, VIEW_STATE
+from writetime.lake.vectors import read_vector
+from writetime.lake.views import SEQUENCE, BucketView
+from writetime.merge.order import group_by
+from writetime.row_events.changed_rows import ChangedRows, Names
+from writetime.row_events.events import CREATE, DELETE, KINDS, fitted_rows
+
+PREFIX = "placed-"
+"""The names of these files begin so."""
+
+NAMES = Names("view/generation", SEQUENCE, "view/as_of", VIEW_CHANGES, VIEW_STATE)
+"""The numbers of a commit to the view."""
+
+_PLACE_NAMES = ("token", "key", "position")
+
+
+def is_placed(file: LiveFile) -> bool:
+    """Return whether the rows of a file of the view have their places. Those of other engines have none."""
+    return file.file.path.rpartition("/")[2].startswith(PREFIX)
+
+
+def with_places(rows: pa.Table, places: Iterable[pa.Array | pa.ChunkedArray]) -> pa.Table:
+    """Return rows with their tokens, keys and positions in one column."""
+    parts = [each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in places]
+    return rows.append_column(PLACE, pa.StructArray.from_arrays(parts, _PLACE_NAMES))
+
+
+def write_placed(target: Storage, rows: pa.Table, bucket: int) -> list[WrittenFile]:
+    """Write the result of `with_places` as one file, if there are any rows."""
+    return [write_file(target, rows, bucket, None, PREFIX)] if rows.num_rows else []
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a task wrote: new files; for each file of the view, the rows that no longer count; how many rows changed or
+    went, and the timestamps that do not fit (`row_form.fit`).
+    """
+
+    files: list[WrittenFile]
+    marks: dict[str, "pyroaring.BitMap"]
+    gone: int
+    unfit: Counter[str]
+
+
+@dataclass(frozen=True)
+class WholeBucket:
+    """Write all rows of one bucket."""
+
+    view: BucketView
+
+    def run(self) -> Written:
+        """Run the task."""
+        view, unfit = self.view, Counter[str]()
+        rows = fitted_rows(view.contents.merged(view.schema), view.schema, view.as_of, unfit)
+        placed = with_places(rows.values, (rows.tokens, rows.keys, rows.positions))
+        return Written(write_placed(view.target, placed, view.bucket), {}, 0, unfit)
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """Write the rows that a batch changed or made, and find the places of those that it changed or that went.
+
+    `files` are those of the view that may hold them.
+    """
+
+    rows: ChangedRows
+    files: tuple[LiveFile, ...]
+    storage: Storage
+    cache: Cache
+
+    def run(self) -> Written:
+        """Run the task."""
+        result = Written([], {}, 0, Counter())
+        gone = 0
+        for bucket, events in self.rows.found(result.unfit):
+            kinds = events["kind"]
+            old = events.filter(pc.not_equal(kinds, KINDS[CREATE]))
+            gone += old.num_rows
+            for path, rows in self._marks(old):
+                result.marks[path] = result.marks.get(path, pyroaring.BitMap()) | rows
+            new = events.filter(pc.not_equal(kinds, KINDS[DELETE]))
+            images = one_chunk(new["after"])
+            values = pa.Table.from_arrays(images.flatten(), [field.name for field in images.type])
+            placed = with_places(values, (new[name] for name in _PLACE_NAMES))
+            result.files.extend(write_placed(self.storage, placed, bucket))
+        return Written(result.files, result.marks, gone, result.unfit)
+
+    def _marks(self, old: pa.Table) -> Iterator[tuple[str, "pyroaring.BitMap"]]:
+        """Yield, for each file with any, the rows of the events that count until now."""
+        if not old.num_rows:
+            return
+        tokens, keys, positions = (one_chunk(old[name]) for name in _PLACE_NAMES)
+        places = rows_at(tokens, keys, positions)
+        for each in self.files:
+            for numbers, found in self.cache.numbers(self.storage, each.file, places):
+                candidates = [
+                    pa.concat_arrays([a, found.column(n)])
+                    for a, n in zip((tokens, keys, positions), _PLACE_NAMES, strict=True)
+                ]
+                group, _, _ = group_by(candidates[0].to_numpy(), *candidates[1:])
+                same = np.isin(group[len(tokens) :], group[: len(tokens)])
+                rows = pyroaring.BitMap(numbers[same].astype(np.uint32)) - read_vector(self.storage, each.vector)
+                if rows:
+                    yield each.file.path, rows

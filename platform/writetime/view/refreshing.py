@@ -1,0 +1,189 @@
+"""Refreshes the compacted view: the rows that changed since are written, and marked where they were.
+
+A refresh leads the view from one version of `changes`, as of one time, to the next (`row_events.changed_rows`). Its
+commit records both. So the view is that of one time whenever it is read, a refresh that was killed leaves it as it was,
+and of two at once one fails.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import pyroaring
+
+from writetime.core.config import Settings
+from writetime.lake import views
+from writetime.lake.buckets import ALL
+from writetime.lake.delta import TableVersion
+from writetime.lake.live_files import Change, LiveFile, LiveVersion
+from writetime.lake.merging import Runner
+from writetime.lake.parquet import WrittenFile
+from writetime.lake.state import generation_of
+from writetime.lake.table import LakeTable, created_of
+from writetime.lake.vectors import read_vector, write_vectors
+from writetime.lake.view_upkeep import STREAM_HOURS, trim_view
+from writetime.lake.views import AS_OF, present_views, time_now
+from writetime.row_events.changed_rows import Position, TooLate, next_rows, position_of, reshaped
+from writetime.row_events.events import Batch
+from writetime.view.packing import pack
+from writetime.view.placed_rows import NAMES, Refresh, WholeBucket, Written, is_placed
+
+# Refreshes between two that also delete what they leave behind.
+_TRIM_EVERY = 64
+_log = logging.getLogger(__name__)
+
+
+class Staged(Protocol):
+    """Checks new files before they are committed."""
+
+    def __call__(self, files: Sequence[WrittenFile], *, whole: bool) -> None:
+        """Raise if they are not to be committed; `whole` is whether they are all rows of the view."""
+        ...
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """What a refresh did: the rows of the view afterwards, those that it wrote, those that it marked in other files,
+    the files that it packed, and whether it wrote all rows.
+    """
+
+    rows: int
+    written: int
+    marked: int
+    packed: int
+    whole: bool
+
+
+class _Whole(Exception):
+    """The view has to be written whole; the text is the reason."""
+
+
+def refresh(
+    settings: Settings,
+    table: LakeTable,
+    run: Runner = map,
+    staged: Staged | None = None,
+    unfit: Counter[str] | None = None,
+    *,
+    whole: bool = False,
+) -> Refreshed:
+    """Bring the compacted view up to date, in one commit. Then pack its files, if that is worth it.
+
+    Args:
+        settings: whether the view is kept by deletion vectors, or is written whole each time (`lake.view`).
+        table: the table.
+        run: runs the tasks.
+        staged: is called with the new files, and whether they are the whole view, before they are committed; if it
+            raises, the view stays as it was.
+        unfit: as for `row_form.fit`, for the rows that are written; it is complete when `staged` is called.
+        whole: write all rows again.
+
+    Raises:
+        Conflict: another process changed the view meanwhile: run it again.
+    """
+    if settings.lake.view == "rewritten":
+        rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit)
+        return Refreshed(rows, rows, 0, 0, True)
+    before = table.view_files.load()
+    # The state first: it never holds more than the changes that are read after it.
+    state = table.state.load()
+    changes = table.changes.load()
+    if generation_of(state) != generation_of(changes):
+        # Landing is about to rebuild the state.
+        return Refreshed(before.rows, 0, 0, 0, False)
+    last = position_of(before.version, NAMES)
+    number = last.batch.sequence + 1 if last else 1
+    batch = Batch(generation_of(changes), number, max(time_now(), last.batch.as_of if last else 0))
+    try:
+        follows = None if whole else last
+        found = _next(table, before, follows, state=state, changes=changes, batch=batch, run=run)
+        whole = False
+    except (_Whole, TooLate, FileNotFoundError) as e:
+        if before.files and not whole:
+            _log.info("%s: the view is written whole: %s", table.name, e)
+        whole = True
+        tasks = [WholeBucket(each) for each in present_views(table, state, changes, batch.as_of)]
+        found = _joined(run(WholeBucket.run, tasks))
+    if unfit is not None:
+        unfit.update(found.unfit)
+    if last and not whole and not found.files and not found.marks and last.changes == changes.version:
+        return Refreshed(before.rows, 0, 0, 0, False)
+    if staged:
+        staged(found.files, whole=whole)
+    change = _change(table, before, found, whole=whole)
+    numbers = Position(batch, changes.version, state.version).numbers(NAMES)
+    table.view_files.commit(before, change, numbers, {AS_OF: str(batch.as_of)})
+    packed = pack(table, run)
+    if batch.sequence % _TRIM_EVERY == 0:
+        trim_view(table)
+        table.view.trim_log(table.view.load().version, STREAM_HOURS, STREAM_HOURS)
+    return Refreshed(table.view_files.load().rows, sum(f.rows for f in found.files), found.gone, packed, whole)
+
+
+def _next(
+    table: LakeTable,
+    before: LiveVersion,
+    last: Position | None,
+    *,
+    state: TableVersion,
+    changes: TableVersion,
+    batch: Batch,
+    run: Runner,
+) -> Written:
+    """Write what changed since the last refresh.
+
+    Raises:
+        _Whole: that is not enough.
+        TooLate: the rows as of the last refresh are gone.
+        FileNotFoundError: as `TooLate`.
+    """
+    if last is None:
+        raise _Whole("it was not kept by deletion vectors")
+    if last.batch.generation != batch.generation or created_of(before.version) != created_of(changes):
+        raise _Whole("the table began a generation")
+    if unknown := [each for each in before.files.values() if not is_placed(each)]:
+        raise _Whole(f"another program wrote {unknown[0].file.path}")
+    rows = next_rows(table, last, state, changes, batch)
+    if any(reshaped(each.schema_before, each.schema) for each in rows):
+        raise _Whole("a column was dropped, or its type changed")
+    tasks = [Refresh(each, _files_of(before, each.bucket), table.view.storage, table.cache) for each in rows]
+    found = _joined(run(Refresh.run, tasks))
+    marked = sum(map(len, found.marks.values()))
+    if marked != found.gone:
+        raise _Whole(f"it has {marked} of the {found.gone} rows that changed or went")
+    return found
+
+
+def _files_of(version: LiveVersion, bucket: int) -> tuple[LiveFile, ...]:
+    return tuple(f for f in version.files.values() if bucket == ALL or f.file.bucket in {bucket, ALL})
+
+
+def _joined(several: Iterable[Written]) -> Written:
+    files: list[WrittenFile] = []
+    marks: dict[str, pyroaring.BitMap] = {}
+    unfit: Counter[str] = Counter()
+    gone = 0
+    for each in several:
+        files += each.files
+        for path, rows in each.marks.items():
+            marks[path] = marks.get(path, pyroaring.BitMap()) | rows
+        gone += each.gone
+        unfit.update(each.unfit)
+    return Written(files, marks, gone, unfit)
+
+
+def _change(table: LakeTable, before: LiveVersion, found: Written, *, whole: bool) -> Change:
+    """Return what to commit. A file whose rows are all marked leaves the view."""
+    if whole:
+        return Change(remove=list(before.files.values()), add=found.files)
+    storage = table.view.storage
+    touched = [before.files[path] for path in found.marks]
+    marked = {each.file.path: read_vector(storage, each.vector) | found.marks[each.file.path] for each in touched}
+    empty = [each for each in touched if len(marked[each.file.path]) == each.file.rows]
+    for each in empty:
+        del marked[each.file.path]
+    vectors = write_vectors(storage, marked)
+    return Change(empty, found.files, [(before.files[path], vector) for path, vector in vectors.items()])

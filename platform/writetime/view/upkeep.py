@@ -1,0 +1,55 @@
+"""Keeps a table of the lake small and quick to read, by the settings; for use on a schedule."""
+
+from collections import Counter
+
+from writetime.core.config import Settings
+from writetime.lake import horizon, packing, retention, state
+from writetime.lake.merging import Runner
+from writetime.lake.table import LakeTable
+from writetime.lake.views import time_now
+from writetime.row_events.trimming import merge_events
+from writetime.view.refreshing import refresh
+
+_DAY = 86_400_000_000
+
+
+def maintain(
+    settings: Settings, table: LakeTable, run: Runner = map, unfit: Counter[str] | None = None
+) -> dict[str, int]:
+    """Fold new changes into the state, renew the compacted view, and do the upkeep; return how much of each was done.
+
+    Args:
+        settings: how long data is kept.
+        table: the table.
+        run: runs the tasks.
+        unfit: as for `lake.row_form.fit`.
+    """
+    folded, compacted = state.fold(table, run), state.compact(table, run)
+    kept = upkeep(settings, table, run)
+    return {
+        "files_folded": folded,
+        "buckets_compacted": compacted,
+        "rows": refresh(settings, table, run, unfit=unfit).rows,
+        **kept,
+    }
+
+
+def upkeep(settings: Settings, table: LakeTable, run: Runner = map) -> dict[str, int]:
+    """Drop old tombstones, merge old history and row events, delete files that no version needs; return how much of
+    each was done. It publishes nothing: state, view and row events have the same content before and after.
+    """
+    now = time_now()
+    retention.trim_logs(table, settings.lake.vacuum_hours)
+    keep_days = settings.row_events.keep_days
+    return {
+        "buckets_without_old_tombstones": _drop_tombstones(settings, table, now, run),
+        "files_packed": packing.pack_folded(table, run),
+        "history_files_merged": retention.trim_history(table, now - round(settings.lake.keep_history_days * _DAY), run),
+        "row_events_merged": 0 if keep_days is None else merge_events(table, now - round(keep_days * _DAY), run),
+        "files_deleted": len(retention.vacuum(table, settings.lake.vacuum_hours)),
+    }
+
+
+def _drop_tombstones(settings: Settings, table: LakeTable, now: int, run: Runner) -> int:
+    due = horizon.next_horizon(table, now, settings.lake.drop_tombstones_hours)
+    return 0 if due is None else state.drop_tombstones(table, due, run)
