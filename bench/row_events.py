@@ -16,6 +16,7 @@ from writetime.lake import state
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, create_table
 from writetime.row_events import stream
+from writetime.row_events.batches import batch_files
 from writetime.row_events.events import event_schema
 from writetime.row_events.messages import encode_events
 
@@ -74,7 +75,7 @@ def main() -> None:
         print(f"{done:,} updates on {options.rows:,} rows, per CPU s:", end=" ")
         print(f"{done / total:,.0f} updates, {events / total:,.0f} events")
         events_table = table.row_events
-        for _, file in stream.batch_files(events_table.load())[-4:]:
+        for _, file in batch_files(events_table.load())[-4:]:
             for batch in read_file(events_table.storage, file.path, event_schema(ROWS)).to_batches():
                 used, _, count = cpu(lambda part: len(encode_events(part, ROWS)), batch)
                 encoding += used / count / 4

@@ -20,6 +20,7 @@ from writetime.core.config import Settings
 from writetime.lake import retention, state
 from writetime.lake.table import LakeTable, create_table
 from writetime.row_events import stream
+from writetime.row_events.batches import events_since
 from writetime.row_events.changed_rows import Position, position_of
 from writetime.schema.table import TableSchema
 from writetime.view import packing, refreshing
@@ -31,7 +32,7 @@ _TTL = 60
 def find_events(table: LakeTable, since: int) -> pa.Table:
     """Make the row events of the changes that are new, and read the batches from `since` on."""
     stream.extend(table)
-    return pa.concat_tables(stream.events_since(table, since))
+    return pa.concat_tables(events_since(table, since))
 
 
 def fold(table: LakeTable) -> None:

@@ -21,7 +21,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import create_table, open_table
-from writetime.row_events import publish, stream
+from writetime.row_events import packing, publish, stream
 from writetime.schema.cql import parse_table
 from writetime.schema.fingerprints import fingerprint
 from writetime.schema.system import read_schema
@@ -90,7 +90,9 @@ def test_events_from_before_the_last_static_column_was_dropped(settings: Setting
     assert sorted(found, key=str) == [("CREATE", 1), ("CREATE", None), ("DELETE", None)]
 
 
-def test_each_event_once_although_the_publisher_is_killed(settings: Settings, tmp_path: Path) -> None:
+def test_each_event_once_although_the_publisher_is_killed(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = create_table(settings, SCHEMA)
     for number in range(3):
         add(table, [write(i, 1, number, v=str(number)) for i in range(number, 40)], number)
@@ -102,6 +104,11 @@ def test_each_event_once_although_the_publisher_is_killed(settings: Settings, tm
         done = subprocess.run([sys.executable, str(script), table.name, str(calls)], check=False, capture_output=True)
         assert done.returncode == -9, done.stderr.decode()
         assert_schemas_are_readable(settings)
+        if calls == 26:
+            # Its place is now within a file of all batches.
+            monkeypatch.setattr(packing, "FAN", 2)
+            assert packing.pack_events(table) > 3
+            assert len(table.row_events.load().files) == 1
     assert 0 < publish.publish(settings, table) < 40 + 39 + 38
     assert publish.publish(settings, table) == 0
     events = decoded(settings, topic)

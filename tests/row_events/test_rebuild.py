@@ -17,6 +17,7 @@ from writetime.lake import state, views
 from writetime.lake.delta import Conflict
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
+from writetime.row_events.batches import batch_files
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_the_stream_continues_after_a_rebuild_of_its_state(table: LakeTable) -> 
 
 def test_the_stream_continues_after_a_rebuild(table: LakeTable) -> None:
     before = {e["event_id"] for part in events(table) for e in part.to_pylist()}
-    last = max(number for number, _ in stream.batch_files(table.row_events.load()))
+    last = max(number for number, _ in batch_files(table.row_events.load()))
     stream.extend(table, rebuild=True)
     first = list(events(table))
     assert {e["sequence"] for part in first for e in part.to_pylist()} == {last + 1}

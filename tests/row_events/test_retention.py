@@ -18,9 +18,10 @@ from tests.support.made import add, new_table, write
 from writetime.lake import buckets, views
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
+from writetime.row_events.batches import merged_to
 from writetime.row_events.changed_rows import position_of
 from writetime.row_events.publish import PUBLISHED
-from writetime.row_events.trimming import merge_events, merged_to
+from writetime.row_events.trimming import merge_events
 
 
 def published(table: LakeTable, sequence: int) -> None:

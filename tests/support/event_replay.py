@@ -6,12 +6,13 @@ from typing import Any
 import pyarrow as pa
 
 from tests.support.lake_answers import view_rows
+from writetime.core.arrow import pc
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable
-from writetime.row_events import stream
+from writetime.row_events.batches import batch_files
 from writetime.row_events.changed_rows import position_of
 from writetime.row_events.events import event_schema
-from writetime.row_events.stream import NAMES, batch_files
+from writetime.row_events.stream import NAMES
 
 Place = tuple[int, bytes, bytes]
 Image = dict[str, Any]
@@ -65,7 +66,9 @@ class Consumer:
         for place, row in self.rows.items():
             self.rows[place] = {field.name: _grown(row.get(field.name), field.type) for field in fields}
         found = [file for sequence, file in batch_files(stream) if sequence > self._sequence]
-        parts = [read_file(table.row_events.storage, file.path, events) for file in found]
+        read = [read_file(table.row_events.storage, file.path, events) for file in found]
+        # A file may have earlier batches, too.
+        parts = [part.filter(pc.greater(part["sequence"], self._sequence)) for part in read]
         self.event_ids += [event_id for part in parts for event_id in part["event_id"].to_pylist()]
         apply(parts, self.rows)
         self._sequence = position.batch.sequence
@@ -96,7 +99,7 @@ SECOND = 1_000_000
 def events(table: LakeTable) -> Iterator[pa.Table]:
     """The events of the stream, batch by batch."""
     rows = table.row_events
-    for _, file in stream.batch_files(rows.load()):
+    for _, file in batch_files(rows.load()):
         yield read_file(rows.storage, file.path, event_schema(table.schema()))
 
 

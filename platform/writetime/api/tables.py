@@ -14,8 +14,8 @@ from writetime.lake import views
 from writetime.lake.table import LakeTable, view_schema
 from writetime.lookup.keys import tokens_of
 from writetime.lookup.reading import Reader
+from writetime.row_events.batches import events_since
 from writetime.row_events.events import event_schema
-from writetime.row_events.stream import events_since
 from writetime.schema.names import TakenNames, candidates
 from writetime.schema.table import TableSchema
 

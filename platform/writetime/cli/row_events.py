@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import click
 import pyarrow as pa
@@ -11,10 +12,13 @@ from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.printing import json_line, json_value
 from writetime.lake import state
+from writetime.lake.delta import Conflict
 from writetime.lake.table import LakeTable, open_table
+from writetime.row_events.batches import events_since
 from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import publish as publish_events
-from writetime.row_events.stream import events_since, extend
+from writetime.row_events.stream import extend
+from writetime.row_events.upkeep import keep_up
 from writetime.view.refreshing import refresh
 from writetime.wire.topic_names import row_events_topic
 
@@ -54,6 +58,9 @@ def publish(*, table: str, lake_only: bool) -> None:
     click.echo(f"row events {extend(lake_table)} events added")
     if not lake_only:
         click.echo(f"topic      {publish_events(settings, lake_table)} events published to {row_events_topic(table)}")
+    # A conflict is no fault: the next batches try again.
+    with suppress(Conflict):
+        keep_up(settings, lake_table)
 
 
 @click.command()

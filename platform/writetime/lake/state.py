@@ -87,17 +87,22 @@ def _holds_no_more_than(file: DataFile, version: int) -> bool:
     return name.startswith((BASE, PACKED)) and int(name.split("-")[1]) <= version
 
 
-def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None) -> int:
+def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None, until: int | None = None) -> int:
     """Fold the changes that are not in the state yet into it, one new level per bucket, or one of all buckets if they
     are few; return how many files they were.
 
-    A repeated fold, or two at once, count once. `staged` is called with the new levels before they are committed; if it
-    raises, they are not committed.
+    A repeated fold, or two at once, count once.
+
+    Args:
+        table: the table.
+        run: runs the tasks.
+        staged: is called with the new levels before they are committed; if it raises, they are not committed.
+        until: fold the changes up to this version of them; all by default.
 
     Raises:
         Conflict: tombstones were dropped meanwhile: run it again.
     """
-    changes = table.changes.load()
+    changes = table.changes.load(until)
     state = table.state.load()
     if generation_of(state) != generation_of(changes):
         # Landing is about to rebuild the state.

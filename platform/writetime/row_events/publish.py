@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -26,15 +27,17 @@ from writetime.clients.kafka import (
     messages_between,
     partitions_of,
 )
+from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.lake.buckets import buckets_of, partition_of_bucket
 from writetime.lake.delta import TableVersion
 from writetime.lake.lake_storage import Storage
-from writetime.lake.parquet import conform
+from writetime.lake.parquet import conform, read_file
 from writetime.lake.table import LakeTable
+from writetime.row_events.batches import batch_files
 from writetime.row_events.events import event_schema
 from writetime.row_events.messages import encode_events, event_avro
-from writetime.row_events.stream import batch_files, has_other_table
+from writetime.row_events.stream import has_other_table
 from writetime.schema.table import TableSchema
 from writetime.wire.publishing import Sender, ensure_schemas_topic
 from writetime.wire.topic_names import row_events_topic
@@ -100,7 +103,10 @@ def not_published(table: LakeTable) -> int:
     """Count the events of the lake that it does not record as published."""
     stream = table.row_events.load()
     done = stream.transaction(PUBLISHED) or 0
-    return sum(file.rows for sequence, file in batch_files(stream) if sequence > done)
+    files = [file for last, file in batch_files(stream) if last > done]
+    fields = pa.schema([("sequence", pa.int64())])
+    found = [read_file(table.row_events.storage, file.path, fields)["sequence"] for file in files]
+    return sum(pc.sum(pc.greater(numbers, done)).as_py() or 0 for numbers in found)
 
 
 class _Publisher(Sender):
@@ -176,15 +182,24 @@ def _parts(
     filesystem = storage.filesystem()
     wanted = event_schema(schema)
     sequence = done = 0
-    for number, file in batch_files(stream):
-        sequence, done = number, done if number == sequence else 0
-        if Reached(sequence, done + file.rows) <= start:
-            done += file.rows
+    for last, file in batch_files(stream):
+        if last < start.sequence:
             continue
         with pq.ParquetFile(file.path, filesystem=filesystem) as opened:
-            for batch in opened.iter_batches(_PART_EVENTS):
-                skipped = min(max(start.events - done, 0), batch.num_rows) if sequence == start.sequence else 0
-                done += batch.num_rows
-                if skipped < batch.num_rows:
-                    part = conform(pa.Table.from_batches([batch.slice(skipped)]), wanted, file.path)
-                    yield Reached(sequence, done), part.combine_chunks().to_batches()[0]
+            for several in opened.iter_batches(_PART_EVENTS):
+                for own, part in _by_batch(several):
+                    before = done if own == sequence else 0
+                    sequence, done = own, before + part.num_rows
+                    if Reached(sequence, done) <= start:
+                        continue
+                    skipped = max(start.events - before, 0) if sequence == start.sequence else 0
+                    table = conform(pa.Table.from_batches([part.slice(skipped)]), wanted, file.path)
+                    yield Reached(sequence, done), table.combine_chunks().to_batches()[0]
+
+
+def _by_batch(events: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the events of each batch, with its number."""
+    numbers = events["sequence"].to_numpy()
+    starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
+    for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True):
+        yield int(numbers[start]), events.slice(start, end - start)

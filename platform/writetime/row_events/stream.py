@@ -5,27 +5,27 @@ and a version of `state` that holds no more than that version of `changes`, all 
 was killed before its commit left nothing, and a repeated one counts once.
 """
 
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from writetime.core.errors import WritetimeError
-from writetime.lake.delta import BUCKETS, BucketedTable, DataFile, TableVersion
+from writetime.lake.delta import BUCKETS, BucketedTable, Conflict
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
-from writetime.lake.parquet import WrittenFile, read_file, write_rows
+from writetime.lake.packing import FAN
+from writetime.lake.parquet import WrittenFile, write_rows
 from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
 from writetime.lake.state import Staged, generation_of
 from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
 from writetime.lake.views import time_now
+from writetime.row_events.batches import PREFIX
 from writetime.row_events.changed_rows import ChangedRows, Names, Position, TooLate, first_rows, next_rows, position_of
 from writetime.row_events.events import Batch, event_schema
+from writetime.row_events.packing import pack_events
 
 SEQUENCE, GENERATION, AS_OF = (f"row_events/{name}" for name in ("sequence", "generation", "as_of"))
 NAMES = Names(GENERATION, SEQUENCE, AS_OF, ROWS_CHANGES, ROWS_STATE)
-PREFIX = "batch-"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def extend(
     rebuild: bool = False,
 ) -> int:
     """Add the next batch of events to the stream: all rows that changed, or expired, since the last one; return their
-    number.
+    number. Small batches are packed now and then.
 
     If the table began a generation since (`lake.generation`), or to `rebuild` the stream, the batch creates all present
     rows, and belongs to the stream's next generation. The batches before it leave the lake table; in Kafka it follows
@@ -130,25 +130,8 @@ def extend(
         new = delta.append(written, SEQUENCE, batch.sequence, numbers)
     else:
         delta.rewrite(stream, stream.files, written, data_change=True, also=numbers)
+    if batch.sequence % FAN == 0:
+        # A conflict is no fault: the next batches try again.
+        with suppress(Conflict):
+            pack_events(table)
     return sum(file.rows for file in written) if new else 0
-
-
-def batch_files(stream: TableVersion) -> list[tuple[int, DataFile]]:
-    """Return the files of the stream with their batches, in order."""
-    found = [(int(file.path.rsplit("/", 1)[-1].split("-")[1]), file) for file in stream.files]
-    return sorted(found, key=lambda each: (each[0], each[1].bucket, each[1].path))
-
-
-def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:
-    """Yield the row events of the lake, from the batch `first` on, in order.
-
-    Raises:
-        WritetimeError: the table has no row events yet.
-    """
-    stream = table.row_events
-    if not stream.exists():
-        raise WritetimeError(f"{table.name} has no row events yet: make them with `writetime publish {table.name}`")
-    schema = event_schema(table.schema())
-    for sequence, file in batch_files(stream.load()):
-        if sequence >= first:
-            yield read_file(stream.storage, file.path, schema)

@@ -2,7 +2,7 @@
 
 The batches up to one become a base: the last event of each row that lived after them, as a CREATE without a `before`
 image. So the stream, replayed from its start, still gives the view. A reader that follows it from a batch within the
-base, and not from the start, misses deletes: it must start again, from no rows (see `merged_to`).
+base, and not from the start, misses deletes: it must start again, from no rows (see `batches.merged_to`).
 """
 
 from collections.abc import Sequence
@@ -13,23 +13,17 @@ import pyarrow as pa
 
 from writetime.core.arrow import numbers, one_chunk, pc
 from writetime.lake.buckets import ALL, buckets_of
-from writetime.lake.delta import DataFile, TableVersion, by_bucket
+from writetime.lake.delta import DataFile, by_bucket
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile, read_file, write_rows
 from writetime.lake.state import together
 from writetime.lake.table import LakeTable
 from writetime.merge.order import group_by
+from writetime.row_events.batches import MERGED, PREFIX, batch_files, merged_to
 from writetime.row_events.events import CREATE, DELETE, KINDS, event_schema
 from writetime.row_events.publish import PUBLISHED
-from writetime.row_events.stream import PREFIX, batch_files, has_other_table
-
-MERGED = "row_events/merged"
-
-
-def merged_to(stream: TableVersion) -> int:
-    """Return the last batch of the base; 0 if there is none."""
-    return stream.transaction(MERGED) or 0
+from writetime.row_events.stream import has_other_table
 
 
 def merge_events(table: LakeTable, instant: int, run: Runner = map) -> int:

@@ -5,8 +5,8 @@ on four partition keys of its own, six clusterings each, so that its writes meet
 the database executes them, are chosen (ties, negatives, late writes), as are TTLs and all kinds of deletes. In each
 round a part of every history is written; columns may be dropped and come back; SSTables may be flushed, compacted and
 snapshotted. Then steps in random order bring commit log and snapshots to the lake, whole or in part, late, and again as
-replicas would, and fold, compact, trim and drop tombstones there. After the round, at a chosen second, often beyond
-the expiry of some cells:
+replicas would, and fold, compact, trim, drop tombstones and pack row events there. After the round, at a chosen
+second, often beyond the expiry of some cells:
 
 - the virtual view is what the database answers for that instant (unless the round left something out)
 - the compacted view is the virtual view

@@ -9,7 +9,7 @@ from writetime.schema.types import Udt, quote_name
 
 # What brings changes to the lake, besides what the commit log has pending and the snapshot of the round.
 _AGAIN = ["again", "replica", "old"]
-_UPKEEP = ["fold", "fold", "compact", "refresh", "extend", "trim", "rebuild", "drop", "drop"]
+_UPKEEP = ["fold", "fold", "compact", "refresh", "extend", "trim", "rebuild", "drop", "drop", "pack"]
 _SOURCES = [["log"], ["log"], ["snapshot"], ["log", "snapshot"], ["some", "log"], ["some", "snapshot"], ["some"], []]
 _TTLS = [1, 10, 100, 1000, 5000, 5100, 100_000]
 # Seconds, from the run's beginning, at which writes are executed.

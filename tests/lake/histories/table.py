@@ -26,7 +26,7 @@ from writetime.lake.cache import Cache
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, create_table, view_schema
-from writetime.row_events import stream
+from writetime.row_events import packing, stream
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlTypeError
 from writetime.view import refreshing
@@ -94,6 +94,7 @@ class HistoryTable:
             "extend": lambda _: stream.extend(self.lake, self._second * 1_000_000),
             "trim": lambda r: retention.trim_history(self.lake, r.choice([-1, 1000, views.time_now()])),
             "rebuild": lambda _: state.rebuild(self.lake),
+            "pack": lambda _: self._pack(),
             "drop": lambda _: state.drop_tombstones(self.lake, self._second * 1_000_000),
         }
         chooser = random.Random(int(number))
@@ -123,6 +124,11 @@ class HistoryTable:
                     with_one_form(looked_up(self.lake, second), self.schema), with_one_form(answer, self.schema)
                 )
                 self.comparisons += 1
+
+    def _pack(self) -> None:
+        if self.lake.row_events.exists():
+            with patch.object(packing, "FAN", 2):
+                packing.pack_events(self.lake)
 
     def _virtual(self, second: int) -> pa.Table:
         parts = [replace(view, as_of=second * 1_000_000).rows() for view in views.bucket_views(self.lake)]

@@ -1,0 +1,182 @@
+"""The files of the stream: few, whatever the number of batches, with the same events in the same order."""
+
+import random
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+
+from tests.support.event_replay import replayed
+from tests.support.lake_answers import view_rows
+from tests.support.made import SCHEMA, add, new_table, write
+from writetime.lake import buckets, views
+from writetime.lake.buckets import ALL
+from writetime.lake.delta import BucketedTable, Conflict
+from writetime.lake.table import LakeTable
+from writetime.row_events import packing, stream
+from writetime.row_events.batches import batch_files, events_since, merged_to
+from writetime.row_events.packing import pack_events
+from writetime.row_events.publish import PUBLISHED, Reached, _parts, not_published
+from writetime.row_events.trimming import merge_events
+from writetime.schema.cql import parse_table
+
+
+def batches(table: LakeTable, count: int, *, first: int = 1, rows: int = 3) -> list[dict[str, Any]]:
+    """Make batches of row events, and return the events, each read when its batch was new."""
+    seen: list[dict[str, Any]] = []
+    for number in range(first, first + count):
+        changed = random.Random(number).sample(range(40), rows)
+        add(table, [write(i, 0, number, v=f"{number}-{i}") for i in changed], number)
+        assert stream.extend(table) == rows
+        seen += events(table, number)
+    return seen
+
+
+def events(table: LakeTable, first: int = 1) -> list[dict[str, Any]]:
+    return [event for part in events_since(table, first) for event in part.to_pylist()]
+
+
+def test_files_stay_few(tmp_path: Path) -> None:
+    table = new_table(tmp_path)
+    seen = batches(table, 100)
+    files = table.row_events.load().files
+    assert len(files) < 2 * packing.FAN
+    assert sum(file.rows for file in files) == 300
+    assert events(table) == seen
+    for first in (2, 16, 17, 50, 100, 101):
+        assert events(table, first) == [event for event in seen if event["sequence"] >= first]
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_large_batches_stay_and_small_ones_are_packed_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(tmp_path, buckets=1)
+    monkeypatch.setattr(packing, "FAN", 2)
+    monkeypatch.setattr(stream, "FAN", 1000)
+    seen = batches(table, 2) + batches(table, 1, first=3, rows=20) + batches(table, 3, first=4)
+    sizes = [file.size for _, file in batch_files(table.row_events.load())]
+    monkeypatch.setattr(packing, "_CLASSES", (sizes[2] - 1, sizes[2] - 1))
+    assert pack_events(table) == 3
+    assert [last for last, _ in batch_files(table.row_events.load())] == [1, 2, 3, 6]
+    assert events(table) == seen
+
+
+def test_each_position_of_the_stream_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path)
+    monkeypatch.setattr(packing, "FAN", 3)
+    with patch.object(buckets, "FEW_ROWS", 0):
+        batches(table, 3)
+    batches(table, 3, first=4)
+
+    def after(start: Reached) -> list[tuple[Reached, dict[str, Any]]]:
+        """The events after a position, each with the position that a publisher would reach."""
+        found = []
+        with patch("writetime.row_events.publish._PART_EVENTS", 1):
+            for reached, part in _parts(table.row_events.load(), table.row_events.storage, table.schema(), start):
+                found += [(reached, event) for event in part.to_pylist()]
+        return found
+
+    assert {file.bucket == ALL for _, file in batch_files(table.row_events.load())} == {True, False}
+    before = after(Reached(1, 0))
+    assert [reached for reached, _ in before] == [Reached(s, n) for s in range(1, 7) for n in range(1, 4)]
+    table.row_events.append([], PUBLISHED, 4)
+    assert pack_events(table) > 6
+    ((last, file),) = batch_files(table.row_events.load())
+    assert (last, file.bucket, file.rows) == (6, ALL, 18)
+    for number in range(18):
+        assert after(before[number][0]) == before[number + 1 :]
+    # A batch that is published is one of the packed ones, too.
+    assert not_published(table) == 6
+
+
+def test_killed_while_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path)
+    monkeypatch.setattr(packing, "FAN", 4)
+    seen = batches(table, 4)
+    commit = BucketedTable._commit
+
+    class Killed(BaseException):
+        pass
+
+    def dies(*, after: bool) -> Any:
+        def commits(self: BucketedTable, *arguments: Any) -> None:
+            if after:
+                commit(self, *arguments)
+            raise Killed
+
+        return commits
+
+    for after, left in ((False, len(table.row_events.load().files)), (True, 1)):
+        with patch.object(BucketedTable, "_commit", dies(after=after)), pytest.raises(Killed):
+            pack_events(table)
+        assert len(table.row_events.load().files) == left
+        assert events(table) == seen
+    assert pack_events(table) == 0
+    assert events(table) + batches(table, 1, first=5) == events(table)
+
+
+def test_two_that_pack_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path)
+    monkeypatch.setattr(packing, "FAN", 4)
+    seen = batches(table, 4)
+    read_file = packing.read_file
+
+    def other_first(*arguments: Any) -> pa.Table:
+        monkeypatch.setattr(packing, "read_file", read_file)
+        assert pack_events(LakeTable(_folder(table), table.buckets)) > 0
+        return read_file(*arguments)
+
+    monkeypatch.setattr(packing, "read_file", other_first)
+    with pytest.raises(Conflict):
+        pack_events(table)
+    assert events(table) == seen
+
+
+def _folder(table: LakeTable) -> Any:
+    storage = table.changes.storage
+    return type(storage)(storage.address.rpartition("/")[0], storage.options)
+
+
+def test_the_base_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path)
+    monkeypatch.setattr(packing, "FAN", 4)
+    batches(table, 3)
+    table.row_events.append([], PUBLISHED, 3)
+    merge_events(table, views.time_now() + 10**6)
+    assert merged_to(table.row_events.load()) == 3
+    batches(table, 4, first=4)
+    assert pack_events(table) == 4
+    assert [last for last, _ in batch_files(table.row_events.load())] == [3, 7]
+    wanted = view_rows(views.virtual(table))
+    assert replayed(table) == wanted
+    # Packed batches are merged like others, once they are published.
+    merge_events(table, views.time_now() + 10**6)
+    assert merged_to(table.row_events.load()) == 3
+    table.row_events.append([], PUBLISHED, 7)
+    merge_events(table, views.time_now() + 10**6)
+    assert merged_to(table.row_events.load()) == 7
+    assert replayed(table) == wanted
+
+
+def test_columns_that_were_dropped_stay_in_old_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path)
+    monkeypatch.setattr(packing, "FAN", 4)
+    monkeypatch.setattr(stream, "FAN", 1000)
+    batches(table, 2)
+    wider = parse_table("CREATE TABLE shop.items (id int, n int, v text, w int, x list<text>, PRIMARY KEY (id, n))")
+    table.follow(wider)
+    add(table, [write(1, 1, 10, v="a", w=1)], 10, SCHEMA)
+    stream.extend(table)
+    add(table, [write(1, 1, 11, v="b", w=1)], 11, wider)
+    stream.extend(table)
+
+    def stored() -> list[dict[str, Any]]:
+        return table.row_events.load().table.to_pyarrow_table().sort_by("event_id").to_pylist()
+
+    before = [{**event, "token_bucket": ALL} for event in stored()]
+    assert pack_events(table) > 0
+    assert len(table.row_events.load().files) == 1
+    assert [{**event, "token_bucket": ALL} for event in stored()] == before
