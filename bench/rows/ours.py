@@ -23,7 +23,7 @@ from writetime.row_events import stream
 from writetime.row_events.batches import events_since
 from writetime.row_events.changed_rows import Position, position_of
 from writetime.schema.table import TableSchema
-from writetime.view import packing, refreshing
+from writetime.view import refreshing, view_packing
 
 # The TTL that is written with cells; when they expire is decided by the batch alone.
 _TTL = 60
@@ -52,7 +52,7 @@ def show(settings: Settings, table: LakeTable) -> None:
 
 def pack(table: LakeTable) -> None:
     """Pack the files of the view."""
-    packing.pack(table)
+    view_packing.pack(table)
 
 
 class Writetime:

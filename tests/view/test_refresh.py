@@ -28,7 +28,7 @@ from writetime.lake.table import LakeTable
 from writetime.lake.views import AS_OF
 from writetime.schema.table import Column, DroppedColumn, TableSchema
 from writetime.schema.types import Native
-from writetime.view import packing, refreshing
+from writetime.view import refreshing, view_packing
 from writetime.view.refreshing import refresh
 
 SECOND = 1_000_000
@@ -99,7 +99,7 @@ def _follow(folder: Path, schema: TableSchema, batches: list[list[generated.Chan
         # Files of one bucket and files of all buckets, few and many, are in one view.
         with (
             patch.object(buckets, "FEW_ROWS", chooser.choice([0, 1, 4096])),
-            patch.object(packing, "FAN", chooser.choice([2, 8])),
+            patch.object(view_packing, "FAN", chooser.choice([2, 8])),
             patch.object(views, "time_now", lambda now=now: now),
             patch.object(refreshing, "time_now", lambda now=now: now),
         ):

@@ -18,7 +18,7 @@ from writetime.row_events.batches import events_since
 from writetime.row_events.messages import event_avro
 from writetime.row_events.publish import publish as publish_events
 from writetime.row_events.stream import extend
-from writetime.row_events.upkeep import keep_up
+from writetime.row_events.stream_upkeep import keep_up
 from writetime.view.refreshing import refresh
 from writetime.wire.topic_names import row_events_topic
 

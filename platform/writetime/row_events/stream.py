@@ -21,8 +21,8 @@ from writetime.lake.table import GENERATION as TABLE_GENERATION
 from writetime.lake.views import time_now
 from writetime.row_events.batches import PREFIX
 from writetime.row_events.changed_rows import ChangedRows, Names, Position, TooLate, first_rows, next_rows, position_of
+from writetime.row_events.event_packing import pack_events
 from writetime.row_events.events import Batch, event_schema
-from writetime.row_events.packing import pack_events
 
 SEQUENCE, GENERATION, AS_OF = (f"row_events/{name}" for name in ("sequence", "generation", "as_of"))
 NAMES = Names(GENERATION, SEQUENCE, AS_OF, ROWS_CHANGES, ROWS_STATE)

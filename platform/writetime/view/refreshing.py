@@ -27,8 +27,8 @@ from writetime.lake.view_upkeep import STREAM_HOURS, trim_view
 from writetime.lake.views import AS_OF, present_views, time_now
 from writetime.row_events.changed_rows import Position, TooLate, next_rows, position_of, reshaped
 from writetime.row_events.events import Batch
-from writetime.view.packing import pack
 from writetime.view.placed_rows import NAMES, Refresh, WholeBucket, Written, is_placed
+from writetime.view.view_packing import pack
 
 if TYPE_CHECKING:
     import pyroaring

@@ -26,7 +26,7 @@ from writetime.lake.cache import Cache
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, create_table, view_schema
-from writetime.row_events import packing, stream
+from writetime.row_events import stream
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlTypeError
 from writetime.view import refreshing
@@ -127,8 +127,8 @@ class HistoryTable:
 
     def _pack(self) -> None:
         if self.lake.row_events.exists():
-            with patch.object(packing, "FAN", 2):
-                packing.pack_events(self.lake)
+            with patch.object(event_packing, "FAN", 2):
+                event_packing.pack_events(self.lake)
 
     def _virtual(self, second: int) -> pa.Table:
         parts = [replace(view, as_of=second * 1_000_000).rows() for view in views.bucket_views(self.lake)]

@@ -15,9 +15,9 @@ from writetime.lake import buckets, views
 from writetime.lake.buckets import ALL
 from writetime.lake.delta import BucketedTable, Conflict
 from writetime.lake.table import LakeTable
-from writetime.row_events import packing, stream
+from writetime.row_events import stream
 from writetime.row_events.batches import batch_files, events_since, merged_to
-from writetime.row_events.packing import pack_events
+from writetime.row_events.event_packing import pack_events
 from writetime.row_events.publish import PUBLISHED, Reached, _parts, not_published
 from writetime.row_events.trimming import merge_events
 from writetime.schema.cql import parse_table
@@ -42,7 +42,7 @@ def test_files_stay_few(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     seen = batches(table, 100)
     files = table.row_events.load().files
-    assert len(files) < 2 * packing.FAN
+    assert len(files) < 2 * event_packing.FAN
     assert sum(file.rows for file in files) == 300
     assert events(table) == seen
     for first in (2, 16, 17, 50, 100, 101):
@@ -54,11 +54,11 @@ def test_large_batches_stay_and_small_ones_are_packed_between_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = new_table(tmp_path, buckets=1)
-    monkeypatch.setattr(packing, "FAN", 2)
+    monkeypatch.setattr(event_packing, "FAN", 2)
     monkeypatch.setattr(stream, "FAN", 1000)
     seen = batches(table, 2) + batches(table, 1, first=3, rows=20) + batches(table, 3, first=4)
     sizes = [file.size for _, file in batch_files(table.row_events.load())]
-    monkeypatch.setattr(packing, "_CLASSES", (sizes[2] - 1, sizes[2] - 1))
+    monkeypatch.setattr(event_packing, "_CLASSES", (sizes[2] - 1, sizes[2] - 1))
     assert pack_events(table) == 3
     assert [last for last, _ in batch_files(table.row_events.load())] == [1, 2, 3, 6]
     assert events(table) == seen
@@ -66,7 +66,7 @@ def test_large_batches_stay_and_small_ones_are_packed_between_them(
 
 def test_each_position_of_the_stream_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path)
-    monkeypatch.setattr(packing, "FAN", 3)
+    monkeypatch.setattr(event_packing, "FAN", 3)
     with patch.object(buckets, "FEW_ROWS", 0):
         batches(table, 3)
     batches(table, 3, first=4)
@@ -94,7 +94,7 @@ def test_each_position_of_the_stream_stays(tmp_path: Path, monkeypatch: pytest.M
 
 def test_killed_while_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path)
-    monkeypatch.setattr(packing, "FAN", 4)
+    monkeypatch.setattr(event_packing, "FAN", 4)
     seen = batches(table, 4)
     commit = BucketedTable._commit
 
@@ -120,16 +120,16 @@ def test_killed_while_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_two_that_pack_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path)
-    monkeypatch.setattr(packing, "FAN", 4)
+    monkeypatch.setattr(event_packing, "FAN", 4)
     seen = batches(table, 4)
-    read_file = packing.read_file
+    read_file = event_packing.read_file
 
     def other_first(*arguments: Any) -> pa.Table:
-        monkeypatch.setattr(packing, "read_file", read_file)
+        monkeypatch.setattr(event_packing, "read_file", read_file)
         assert pack_events(LakeTable(_folder(table), table.buckets)) > 0
         return read_file(*arguments)
 
-    monkeypatch.setattr(packing, "read_file", other_first)
+    monkeypatch.setattr(event_packing, "read_file", other_first)
     with pytest.raises(Conflict):
         pack_events(table)
     assert events(table) == seen
@@ -142,7 +142,7 @@ def _folder(table: LakeTable) -> Any:
 
 def test_the_base_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path)
-    monkeypatch.setattr(packing, "FAN", 4)
+    monkeypatch.setattr(event_packing, "FAN", 4)
     batches(table, 3)
     table.row_events.append([], PUBLISHED, 3)
     merge_events(table, views.time_now() + 10**6)
@@ -163,7 +163,7 @@ def test_the_base_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_columns_that_were_dropped_stay_in_old_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path)
-    monkeypatch.setattr(packing, "FAN", 4)
+    monkeypatch.setattr(event_packing, "FAN", 4)
     monkeypatch.setattr(stream, "FAN", 1000)
     batches(table, 2)
     wider = parse_table("CREATE TABLE shop.items (id int, n int, v text, w int, x list<text>, PRIMARY KEY (id, n))")
