@@ -15,7 +15,7 @@ from writetime.lake import buckets, views
 from writetime.lake.buckets import ALL
 from writetime.lake.delta import BucketedTable, Conflict
 from writetime.lake.table import LakeTable
-from writetime.row_events import stream
+from writetime.row_events import event_packing, stream
 from writetime.row_events.batches import batch_files, events_since, merged_to
 from writetime.row_events.event_packing import pack_events
 from writetime.row_events.publish import PUBLISHED, Reached, _parts, not_published

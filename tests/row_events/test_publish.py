@@ -21,7 +21,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import create_table, open_table
-from writetime.row_events import publish, stream
+from writetime.row_events import event_packing, publish, stream
 from writetime.schema.cql import parse_table
 from writetime.schema.fingerprints import fingerprint
 from writetime.schema.system import read_schema

@@ -26,7 +26,7 @@ from writetime.lake.cache import Cache
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, create_table, view_schema
-from writetime.row_events import stream
+from writetime.row_events import event_packing, stream
 from writetime.schema.table import TableSchema
 from writetime.schema.types import CqlTypeError
 from writetime.view import refreshing
