@@ -1,6 +1,6 @@
 """The upkeep of a table with Writetime: each step is one function here.
 
-Bringing changes into the lake is not counted, as reading the input is not counted for the peers.
+Bringing the changes of a batch into the lake is not counted, and neither is writing the input of the peers.
 """
 
 import time

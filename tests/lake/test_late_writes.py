@@ -135,7 +135,7 @@ def test_histories(
 ) -> None:
     table = new_table(tmp_path_factory.mktemp("lake"), schema, buckets=2)
     some = around(data.draw(st.lists(generated.change(schema), min_size=4, max_size=16)))
-    now, whole, wanted = 1000, merge([], schema), list[dict[str, Any]]()
+    now, whole, wanted = 1000, merge([], schema), []
     steps: list[Callable[[], Any]] = [
         lambda: state.fold(table),
         lambda: state.compact(table),
@@ -201,8 +201,7 @@ def test_a_late_write_costs_its_row(tmp_path: Path) -> None:
         stream.extend(table, 100 * SECOND)
         assert state.drop_tombstones(table, 8 * SECOND) == 4
     dropped = dropped_of(table.state.load())
-    assert sorted(file.bucket for file in dropped) == [0, 1, 2, 3]
-    assert sum(file.rows for file in dropped) == 1000
+    assert (sorted(f.bucket for f in dropped), sum(f.rows for f in dropped)) == ([0, 1, 2, 3], 1000)
 
     def batch_of(rows: list[dict[str, Any]], number: int) -> tuple[Read, Read, set[str]]:
         before = paths(table.changes.load().files)

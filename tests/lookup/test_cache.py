@@ -18,6 +18,7 @@ from tests.lookup.conftest import PARTITIONS
 from writetime.lake import state, views
 from writetime.lake.cache import Cache, OpenFiles, open_files
 from writetime.lake.decoded import Decoded
+from writetime.lake.expiries import joined
 from writetime.lake.lake_storage import Storage
 from writetime.lake.table import LakeTable
 from writetime.lookup.reading import Reader
@@ -172,7 +173,7 @@ def test_files_stay_open(table: LakeTable, cache: Cache) -> None:
 
 
 def test_few_files_stay_open(tmp_path: Path) -> None:
-    rows = Decoded([pa.record_batch({"token": [1, 2]})], None)
+    rows = Decoded([pa.record_batch({"token": [1, 2]})], joined([]))
     files = OpenFiles(most_files=2, most_bytes=10 * rows.memory)
     names = [tmp_path / name for name in "abc"]
     for name in names:

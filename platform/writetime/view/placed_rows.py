@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyroaring
 
 from writetime.core.arrow import one_chunk, pc
+from writetime.core.extras import WhenUsed
 from writetime.lake.cache import Cache
 from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import LiveFile
@@ -20,6 +21,12 @@ from writetime.lake.views import SEQUENCE, BucketView
 from writetime.merge.order import group_by
 from writetime.row_events.changed_rows import ChangedRows, Names
 from writetime.row_events.events import CREATE, DELETE, KINDS, fitted_rows
+
+if TYPE_CHECKING:
+    import pyroaring
+else:
+    # A base installation lists the commands, and lacks it.
+    pyroaring = WhenUsed("pyroaring")
 
 PREFIX = "placed-"
 """The names of these files begin so."""

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
-
-import pyroaring
+from typing import TYPE_CHECKING, Protocol
 
 from writetime.core.config import Settings
+from writetime.core.extras import WhenUsed
 from writetime.lake import views
 from writetime.lake.buckets import ALL
 from writetime.lake.delta import TableVersion
@@ -30,6 +29,12 @@ from writetime.row_events.changed_rows import Position, TooLate, next_rows, posi
 from writetime.row_events.events import Batch
 from writetime.view.packing import pack
 from writetime.view.placed_rows import NAMES, Refresh, WholeBucket, Written, is_placed
+
+if TYPE_CHECKING:
+    import pyroaring
+else:
+    # A base installation lists the commands, and lacks it.
+    pyroaring = WhenUsed("pyroaring")
 
 # Refreshes between two that also delete what they leave behind.
 _TRIM_EVERY = 64
