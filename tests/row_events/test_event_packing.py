@@ -10,15 +10,17 @@ import pytest
 
 from tests.support.event_replay import replayed
 from tests.support.lake_answers import view_rows
-from tests.support.made import SCHEMA, add, new_table, write
-from writetime.lake import buckets, views
+from tests.support.made import SCHEMA, add, new_table, settings_at, write
+from writetime.lake import buckets, state, views
 from writetime.lake.buckets import ALL
 from writetime.lake.delta import BucketedTable, Conflict
-from writetime.lake.table import LakeTable
+from writetime.lake.table import LakeTable, create_table
 from writetime.row_events import event_packing, stream
 from writetime.row_events.batches import batch_files, events_since, merged_to
+from writetime.row_events.changed_rows import position_of
 from writetime.row_events.event_packing import pack_events
 from writetime.row_events.publish import PUBLISHED, Reached, _parts, not_published
+from writetime.row_events.stream_upkeep import keep_up
 from writetime.row_events.trimming import merge_events
 from writetime.schema.cql import parse_table
 
@@ -180,3 +182,22 @@ def test_columns_that_were_dropped_stay_in_old_events(tmp_path: Path, monkeypatc
     assert pack_events(table) > 0
     assert len(table.row_events.load().files) == 1
     assert [{**event, "token_bucket": ALL} for event in stored()] == before
+
+
+def test_the_next_batch_reads_no_changes_of_those_before(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    table = create_table(settings, SCHEMA)
+    for number in range(1, 40):
+        add(table, [write(number % 5, n, number, v=str(number)) for n in range(3)], 2 * number)
+        stream.extend(table)
+        # It lands after the batch, and is left for the next one.
+        add(table, [write(9, number, number, v="later")], 2 * number + 1)
+        keep_up(settings, table)
+        held, changes = table.state.load(), table.changes.load()
+        position = position_of(table.row_events.load(), stream.NAMES)
+        assert position is not None
+        assert state.folded_version(held) == position.changes == changes.version - 1
+        assert [file.rows for file in state.files_since(table, changes, position.changes)] == [1]
+        assert all(len(levels) < state.FAN for levels in held.by_folder.values())
+    stream.extend(table)
+    assert replayed(table) == view_rows(views.virtual(table))
