@@ -140,7 +140,16 @@ class Report:
 class EndToEnd:
     """One run in a keyspace of its own."""
 
-    def __init__(self, node: FormatServer, kafka: KafkaServer, settings: Settings, home: Path, seed: int) -> None:
+    def __init__(
+        self,
+        node: FormatServer,
+        kafka: KafkaServer,
+        settings: Settings,
+        home: Path,
+        seed: int,
+        *,
+        pause_seconds: float = Writer.pause_seconds,
+    ) -> None:
         self._random = random.Random(seed)
         self._node = node
         self._kafka = kafka
@@ -176,6 +185,8 @@ class EndToEnd:
             kind(session, clock, self._captured.keyspace, name, 1000 * seed + i, self._stop)
             for i, (kind, name) in enumerate(kinds)
         ]
+        for writer in self._writers:
+            writer.pause_seconds = pause_seconds
 
     def run(self, seconds: float) -> Report:
         """Write and break things for this long, at least each once; then check.

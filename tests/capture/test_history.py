@@ -9,7 +9,7 @@ from tests.capture.agents import with_lake
 from tests.support.captured import Captured
 from tests.support.lake_answers import view_rows
 from tests.support.waiting import wait_for
-from writetime.capture import agent
+from writetime.capture.agent import Pace
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.lake import views
 from writetime.lake.backfill import backfill, find_snapshots
@@ -71,9 +71,9 @@ def test_schemas_that_change(captured: Captured) -> None:
     assert Column("late", Native("decimal")) in kept[-1].columns
 
 
-def test_changes_of_schemas_are_heard(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_schemas_are_heard(captured: Captured, tmp_path: Path) -> None:
     """Sooner than the agent asks, where no write makes it ask."""
-    monkeypatch.setattr(agent, "_SCHEMA_SECONDS", 3600.0)
+    captured.pace = Pace(schema=3600.0)
     empty = tmp_path / "no segments"
     empty.mkdir()
     with captured.agent(cdc_raw=empty):

@@ -18,6 +18,7 @@ from tests.capture.agents import put_back, status_of, until
 from tests.support.captured import Captured
 from tests.support.waiting import wait_for
 from writetime.capture import change_publisher, decoding, durable, segments, snapshots
+from writetime.capture.agent import Pace
 from writetime.capture.change_publisher import check_publishable
 from writetime.capture.progress import OPEN
 from writetime.capture.segments import SegmentFolder
@@ -311,7 +312,7 @@ def test_a_snapshot_that_cannot_be_read_stops_no_other(captured: Captured, monke
     captured.write(f"CREATE TABLE {{ks}}.{_BAD} {_TABLE}", f"CREATE TABLE {{ks}}.good {_TABLE}")
     write_rows(captured, _BAD, "good")
     bad = f"{captured.keyspace}.{_BAD}"
-    monkeypatch.setattr(snapshots, "_AGAIN_SECONDS", 0.1)
+    captured.pace = Pace(snapshot=0.1)
     monkeypatch.setattr(snapshots, "_open", failing(snapshots._open, lambda _, __, schema: schema.full_name == bad))
     with captured.agent(snapshot="initial"):
         wait_for(lambda: status_of(captured).get("snapshots", {}).get(bad, {}).get("status") == "failed")
@@ -476,7 +477,7 @@ def test_a_snapshot_whose_progress_cannot_be_saved_is_published(
     write_rows(captured, "good")
     captured.write("ALTER TABLE {ks}.good WITH cdc = true")
     good = f"{captured.keyspace}.good"
-    monkeypatch.setattr(snapshots, "_AGAIN_SECONDS", 0.1)
+    captured.pace = Pace(snapshot=0.1)
     disk = Disk(monkeypatch, "*/snapshots.json.new", after)
     with captured.agent(snapshot="initial"):
         wait_for(lambda: disk.refused >= 1)

@@ -4,6 +4,7 @@ import io
 import json
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import fastavro
@@ -16,7 +17,6 @@ from tests.support.captured import Captured
 from tests.support.fake_registry import BAD_ANSWERS, Answer, FakeRegistry, error, fake_registry
 from tests.support.messages import messages
 from tests.support.waiting import wait_for
-from writetime.capture import agent
 from writetime.clients import schema_registry as client
 from writetime.clients.schema_registry import Registry
 from writetime.core import config
@@ -173,7 +173,7 @@ def test_a_refused_schema_stops_no_other_table(registered: Captured, registry: R
 def fake(landed: Captured, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
     """A registry in this process, of a keyspace that is captured with a lake of its own."""
     monkeypatch.setattr(client, "TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr(agent, "_PAUSE_SECONDS", 0.1)
+    landed.pace = replace(landed.pace, pause=0.1)
     with fake_registry() as server:
         landed.settings = landed.settings.model_copy(update={"schema_registry": SchemaRegistry(url=server.url)})
         yield server

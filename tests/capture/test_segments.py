@@ -17,7 +17,7 @@ from tests.capture.agents import complete, node_id, progress_of, put_back
 from tests.support.captured import Captured
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
-from writetime.capture import agent
+from writetime.capture.agent import Pace, run
 from writetime.capture.agent_metrics import read_status, summary
 from writetime.capture.progress import Progress, SegmentProgress
 from writetime.cli.main import main
@@ -60,7 +60,7 @@ def test_the_status_of_an_agent(
 ) -> None:
     """In its metrics, in Kafka, where whoever looks at all agents finds it, in the log, and by the command."""
     caplog.set_level(logging.INFO, "writetime")
-    monkeypatch.setattr(agent, "_MARK_SECONDS", 0.1)
+    captured.pace = Pace(mark=0.1)
     table = f"{captured.keyspace}.marks"
     port = free_port()
     with captured.agent(metrics_port=port, backlog_warning=1e-9):
@@ -94,7 +94,7 @@ def assert_another_agent_is_refused(captured: Captured, tmp_path: Path) -> None:
         Progress(captured.settings.capture.state_dir)
     # With another state folder, it would delete the segments that the first one reads.
     with pytest.raises(WritetimeError, match="another agent publishes the segments in"):
-        agent.run(captured.with_options(state_dir=tmp_path / "other", metrics_port=None), threading.Event())
+        run(captured.with_options(state_dir=tmp_path / "other", metrics_port=None), threading.Event())
 
 
 def assert_shown_by_the_command(table: str, node: str) -> None:

@@ -10,6 +10,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.capture.agents import node_id
 from tests.support.captured import Captured
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.waiting import wait_for
-from writetime.capture import agent
+from writetime.capture.agent import Pace
 from writetime.clients import node_snapshots
 from writetime.lake.history import history_from
 from writetime.lake.horizon import captured_until
@@ -34,11 +35,11 @@ ROWS, FILES = 4_000, 2
 
 
 @pytest.fixture
-def landed(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Captured:
+def landed(captured: Captured, tmp_path: Path) -> Captured:
     """A keyspace that is captured with its snapshots, and a lake of its own."""
     lake = captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake")})
     captured.settings = captured.with_options(snapshot="initial").model_copy(update={"lake": lake})
-    monkeypatch.setattr(agent, "_MARK_SECONDS", 0.05)
+    captured.pace = Pace(mark=0.05)
     # Of other tests' tables no snapshots are to be taken.
     session = captured.node.session()
     for table in session.execute("SELECT keyspace_name, table_name, cdc FROM system_schema.tables"):
@@ -219,7 +220,7 @@ def test_snapshots_that_are_broken_or_gone(
     tables = {name: without_cdc(landed, name) for name in ("broken", "gone", "sound")}
     landed.write(*(f"ALTER TABLE {name} WITH cdc = true" for name in tables.values()))
     damage = Damage(monkeypatch, tables["broken"], tables["gone"])
-    monkeypatch.setattr("writetime.capture.snapshots._AGAIN_SECONDS", 0.1)
+    landed.pace = replace(landed.pace, snapshot=0.1)
     port = free_port()
     with landed.agent(metrics_port=port):
         wait_for(lambda: is_done(landed, "gone", "sound", "marks"))

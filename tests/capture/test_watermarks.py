@@ -18,8 +18,7 @@ from tests.support.captured import REPLICATION, Captured
 from tests.support.lake_views import held
 from tests.support.settings import write_settings
 from tests.support.waiting import wait_for
-from writetime.capture import agent
-from writetime.capture.agent import Agent
+from writetime.capture.agent import Agent, Pace
 from writetime.capture.node_schemas import Node
 from writetime.capture.progress import Progress
 from writetime.cli.main import main
@@ -35,11 +34,11 @@ from writetime.wire.watermarks import SourceMarks, TableMark, WatermarkTopic, st
 
 
 @pytest.fixture
-def landed(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Captured:
+def landed(captured: Captured, tmp_path: Path) -> Captured:
     """A keyspace that is captured, a lake of its own, and agents that report their positions all the time."""
     lake = captured.settings.lake.model_copy(update={"path": str(tmp_path / "lake")})
     captured.settings = captured.settings.model_copy(update={"lake": lake})
-    monkeypatch.setattr(agent, "_MARK_SECONDS", 0.05)
+    captured.pace = Pace(mark=0.05)
     return captured
 
 
@@ -111,7 +110,7 @@ def test_no_watermark_passes_unpublished_writes(landed: Captured) -> None:
     landed.fill(3)
     wait_for(lambda: complete(landed))
     progress = Progress(landed.settings.capture.state_dir)
-    one = Agent(landed.settings, Node(landed.node.session(), None), progress)
+    one = Agent(landed.settings, Node(landed.node.session(), None), progress, landed.pace)
     stop = threading.Event()
     stop.set()
     one.round(stop)

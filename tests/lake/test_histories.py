@@ -6,15 +6,18 @@ from tests.lake.histories.run import Failure, run_plans, shrink
 from tests.support.generate import KEYSPACE, SEED, create_udts
 from writetime.core.config import Settings
 
+_PLANS, _PLANS_LONG = 2, 4
 
-def test_the_lake_matches_the_database(cassandra: Settings) -> None:
+
+def test_the_lake_matches_the_database(cassandra: Settings, is_long: bool) -> None:
     with Node(cassandra.cassandra.port) as node:
         # Another folder of tests may have used it on this server.
         node.execute(f"DROP KEYSPACE IF EXISTS {KEYSPACE}")
         for statement in create_udts():
             node.execute(statement)
         try:
-            plans = [make_plan(100 * SEED + n, f"t{n}", histories=4, rounds=3) for n in range(1, 5)]
+            count = _PLANS_LONG if is_long else _PLANS
+            plans = [make_plan(100 * SEED + n, f"t{n}", histories=4, rounds=3) for n in range(1, count + 1)]
             result = run_plans(plans, node)
         finally:
             node.execute(f"DROP KEYSPACE {KEYSPACE}")

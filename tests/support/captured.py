@@ -17,7 +17,7 @@ from tests.support.format_server import FormatServer
 from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.messages import messages
 from tests.support.settings import write_settings
-from writetime.capture.agent import run
+from writetime.capture.agent import Pace, run
 from writetime.changes.model import change_schema
 from writetime.clients.kafka import end_offsets, messages_between
 from writetime.clients.schema_registry import registry_of
@@ -41,6 +41,8 @@ class Captured:
         self.node = node
         self.settings = settings
         self.keyspace = keyspace
+        # Of agents in threads.
+        self.pace = Pace()
         self._home = home
         self.log = home / "agent.log"
         self._schemas = SchemaTopic(settings)
@@ -136,7 +138,7 @@ class Captured:
 
         def work() -> None:
             try:
-                run(self.with_options(**capture), stop)
+                run(self.with_options(**capture), stop, self.pace)
             except BaseException as e:
                 self._faults.append(e)
 

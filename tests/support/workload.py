@@ -65,6 +65,9 @@ class Clock:
 class Writer(threading.Thread):
     """Writes to one table until `stop` is set; what it writes, and in what order, follows from the seed."""
 
+    # The longest pause between two writes.
+    pause_seconds = 0.03
+
     def __init__(
         self, session: Session, clock: Clock, keyspace: str, name: str, seed: int, stop: threading.Event
     ) -> None:
@@ -90,7 +93,7 @@ class Writer(threading.Thread):
             self.create()
             while not self._stop_writing.is_set():
                 self.step()
-                self._stop_writing.wait(self._random.random() * 0.03)
+                self._stop_writing.wait(self._random.random() * self.pause_seconds)
         except BaseException:
             self.fault = traceback.format_exc()
 

@@ -53,7 +53,7 @@ def test_differences_and_lag(settings: Settings, session: Session, monkeypatch: 
     lake = open_table(settings, table)
     report = verify(settings, lake, 0)
     assert_all_equal(report)
-    monkeypatch.setattr(comparison, "RANGE_ROWS", 3)
+    monkeypatch.setattr(comparison, "RANGE_ROWS", 10)
     assert len(verify(settings, lake, 0).ranges) > len(report.ranges)
     # Written after the snapshot.
     session.execute(f"UPDATE {table} SET v = 'later' WHERE id = 1 AND n = 1")

@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -52,14 +52,30 @@ _PORTION = 50_000
 # Longest time between two saves of the progress. Each save syncs the disk, which may also hold the commit log.
 _SAVE_SECONDS = 0.5
 _STATUS_SECONDS = 1.0
-# How often the agent asks for the node's schema version while nothing is written.
-_SCHEMA_SECONDS = 1.0
-_PAUSE_SECONDS = 1.0
-_MARK_SECONDS = 5.0
 _WARNING_SECONDS = 60.0
 
 
-def run(settings: Settings, stop: threading.Event) -> Counter[str]:
+@dataclass(frozen=True)
+class Pace:
+    """The seconds between two actions of an agent.
+
+    Attributes:
+        schema: between two questions for the node's schema version while nothing is written.
+        mark: between two watermarks.
+        pause: between a fault and the next attempt.
+        snapshot: the same, for the snapshot of a table.
+    """
+
+    schema: float = 1.0
+    mark: float = 5.0
+    pause: float = 1.0
+    snapshot: float = 60.0
+
+
+_USUAL = Pace()
+
+
+def run(settings: Settings, stop: threading.Event, pace: Pace = _USUAL) -> Counter[str]:
     """Publish changes until `stop` is set; return how many of each table were acknowledged.
 
     Raises:
@@ -69,7 +85,7 @@ def run(settings: Settings, stop: threading.Event) -> Counter[str]:
     with (
         closing(Progress(settings.capture.state_dir)) as progress,
         connect(settings) as session,
-        closing(Agent(settings, Node(session, settings.capture.node), progress)) as agent,
+        closing(Agent(settings, Node(session, settings.capture.node), progress, pace)) as agent,
     ):
         agent.follow(stop)
         return agent.published + agent.snapshots.published
@@ -78,8 +94,9 @@ def run(settings: Settings, stop: threading.Event) -> Counter[str]:
 class Agent:
     """See the module."""
 
-    def __init__(self, settings: Settings, node: Node, progress: Progress) -> None:
+    def __init__(self, settings: Settings, node: Node, progress: Progress, pace: Pace = _USUAL) -> None:
         capture = settings.capture
+        self._pace = pace
         self._node = node
         self._node_id = node.id()
         progress.of_node(self._node_id)
@@ -91,7 +108,9 @@ class Agent:
         self._schemas = SchemaWatch(capture.state_dir, node)
         self._decoder = Decoder(self._node_id, self._schemas)
         self._publisher = ChangePublisher(settings)
-        self.snapshots = Snapshots(settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks)
+        self.snapshots = Snapshots(
+            settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks, again_seconds=pace.snapshot
+        )
         # Unacknowledged portions: how far each segment is with it, and the changes.
         self._reached: dict[int, SegmentProgress] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -127,7 +146,7 @@ class Agent:
             except Exception as e:
                 self._metrics.error(_kind_of(e))
                 log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
-                pause = _PAUSE_SECONDS
+                pause = self._pace.pause
                 # Unacknowledged changes are read and sent again.
                 self._reached, self._counts = {}, Counter()
                 self._publisher = self._publisher.after(e)
@@ -165,7 +184,7 @@ class Agent:
             # After the offsets are read: the node knows the schema of all writes below them. It may report a change
             # before it reports its new version.
             self._unannounced |= self._decoder.refresh(always=heard)
-            self._next_look = time.monotonic() + _SCHEMA_SECONDS
+            self._next_look = time.monotonic() + self._pace.schema
             self._note_switched()
             if self._note_truncated() and not self._announce_marks(stop):
                 return
@@ -302,7 +321,7 @@ class Agent:
         """Announce that all writes before a time are published, unless some are not; then repeat the last announcement.
         A gap holds those of its tables whose snapshots were begun before its end.
         """
-        self._next_mark = time.monotonic() + _MARK_SECONDS
+        self._next_mark = time.monotonic() + self._pace.mark
         self._gaps_now, self._held = gaps, {}
         for schema in self._decoder.captured:
             table_id = id_of(schema)
@@ -325,7 +344,7 @@ class Agent:
 
     def _announce_marks(self, stop: threading.Event) -> bool:
         """Publish each table's watermark and the status; return whether the broker has them, False only if it stops."""
-        self._next_announcement = time.monotonic() + _MARK_SECONDS
+        self._next_announcement = time.monotonic() + self._pace.mark
         tables = {schema.full_name: self._mark_of(id_of(schema)) for schema in self._decoder.captured}
         self._publisher.mark(self._node_id, SourceMarks(tables, status=self._status()))
         return self._publisher.flush(stop)
@@ -356,7 +375,7 @@ class Agent:
             if reason != (reason := reason_of(e)):
                 unknown = not isinstance(e, (WritetimeError, OSError))
                 log.error("%s stays where it is: %s; trying again", segment.name, reason, exc_info=unknown)
-            self._stuck[segment.id] = reason, time.monotonic() + _PAUSE_SECONDS
+            self._stuck[segment.id] = reason, time.monotonic() + self._pace.pause
 
     def _let_go(self, segment: Segment, progress: SegmentProgress) -> None:
         """Release a segment whose accounting closes; set any other aside."""

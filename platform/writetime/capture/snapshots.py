@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 # Uncompressed bytes of an SSTable per portion, and per piece, which is repeated after a crash.
 _PORTION_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 24
-_AGAIN_SECONDS = 60.0
 # How often a snapshot is read again after an unknown fault.
 _ATTEMPTS = 3
 # Tables per call, because the length of a command is limited.
@@ -76,7 +75,7 @@ class SnapshotProgress:
 class Snapshots:
     """The snapshots of an agent's tables, by `capture.snapshot`. `announce` publishes the agent's progress, and waits
     until the broker has it: landing must learn of a snapshot before it meets changes of it. `node` is the id of the
-    node whose changes they have, if it is one.
+    node whose changes they have, if it is one. A failed snapshot is tried again after `again_seconds`.
     """
 
     def __init__(
@@ -86,7 +85,10 @@ class Snapshots:
         node: str | None,
         metrics: AgentMetrics,
         announce: Callable[[threading.Event], bool],
+        *,
+        again_seconds: float = 60.0,
     ) -> None:
+        self._again_seconds = again_seconds
         self._mode = settings.capture.snapshot
         self._taker = taker
         self._node = node
@@ -327,7 +329,7 @@ class Snapshots:
         """Report the fault, and retry after a while."""
         self._metrics.error("snapshot")
         log.error("%s; trying again", fault)
-        self._not_before |= dict.fromkeys(table_ids, time.monotonic() + _AGAIN_SECONDS)
+        self._not_before |= dict.fromkeys(table_ids, time.monotonic() + self._again_seconds)
 
     def _fail(self, table_id: UUID, progress: SnapshotProgress, fault: str) -> None:
         """Give a snapshot up until the agent is started again, which takes a new one."""
