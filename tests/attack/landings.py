@@ -84,9 +84,9 @@ class Landings:
 
     def __init__(self, settings: Settings) -> None:
         # Nothing is waited for, and watermarks are landed at once.
-        for name in ("_PAUSE_SECONDS", "_SET_ASIDE_SECONDS", "_REPORT_SECONDS"):
+        for name in ("PAUSE_SECONDS", "SET_ASIDE_SECONDS", "REPORT_SECONDS"):
             setattr(following, name, 0.0)
-        landing._WATERMARK_MICROS = 1
+        landing.WATERMARK_MICROS = 1
         capture = settings.capture.model_copy(update={"partitions": _PARTITIONS})
         lake = settings.lake.model_copy(update={"buckets": 2})
         self._settings = settings.model_copy(update={"capture": capture, "lake": lake})

@@ -71,9 +71,9 @@ def stop_all(patch: pytest.MonkeyPatch) -> None:
 def test_what_is_to_be_found_is_found(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, break_it: Callable[..., None], topic: str, found: str
 ) -> None:
-    for name in ("_PAUSE_SECONDS", "_SET_ASIDE_SECONDS", "_REPORT_SECONDS"):
+    for name in ("PAUSE_SECONDS", "SET_ASIDE_SECONDS", "REPORT_SECONDS"):
         monkeypatch.setattr(following, name, getattr(following, name))
-    monkeypatch.setattr(landing, "_WATERMARK_MICROS", landing._WATERMARK_MICROS)
+    monkeypatch.setattr(landing, "WATERMARK_MICROS", landing.WATERMARK_MICROS)
     landings = Landings(settings)
     trials = (run for _, target, run in landings.trials(1, 0, 20, None) if target == topic)
     break_it(monkeypatch)

@@ -76,7 +76,7 @@ def reports_of(settings: Settings, table: str) -> tuple[str, int]:
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again at once, and report at once."""
-    for name in ("_PAUSE_SECONDS", "_SET_ASIDE_SECONDS", "_REPORT_SECONDS"):
+    for name in ("PAUSE_SECONDS", "SET_ASIDE_SECONDS", "REPORT_SECONDS"):
         monkeypatch.setattr(following, name, 0.0)
 
 

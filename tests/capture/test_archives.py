@@ -319,7 +319,7 @@ def test_a_segment_that_the_disk_does_not_return_stops_no_other(
 ) -> None:
     broken, bad, sound = break_one(error)
     # The segment is the first one of its round.
-    monkeypatch.setattr(archives, "_SEGMENTS", 1)
+    monkeypatch.setattr(archives, "SEGMENTS_PER_TASK", 1)
     with following(captured, [tmp_path / "none", tmp_path / "copies"], tmp_path / "checkpoint") as reports:
         wait_for(lambda: broken.tried[bad.name] >= 3)
         kept = archives._read_checkpoint(tmp_path / "checkpoint")

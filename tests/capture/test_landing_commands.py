@@ -66,7 +66,7 @@ def test_land_continues_with_the_other_tables(settings: Settings, monkeypatch: p
 
 @pytest.mark.parametrize("released_by", ["agent", "backfill"])
 def test_a_message_is_skipped(settings: Settings, released_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landing, "_WATERMARK_MICROS", 1)
+    monkeypatch.setattr(landing, "WATERMARK_MICROS", 1)
     (name,) = published(settings, "a")
     source, before = settings.cassandra.keyspace, time_now() - 10_000_000
     ensure_watermarks_topic(settings)

@@ -21,8 +21,8 @@ _KILLS, _KILLS_LONG = 2, 30
 def test_an_agent_publishes_again_after_each_outage(
     captured: Captured, monkeypatch: pytest.MonkeyPatch, is_long: bool
 ) -> None:
-    shortest, longest = database._RECONNECT_SECONDS
-    monkeypatch.setattr(database, "_RECONNECT_SECONDS", (shortest / _FASTER, longest / _FASTER))
+    shortest, longest = database.RECONNECT_SECONDS
+    monkeypatch.setattr(database, "RECONNECT_SECONDS", (shortest / _FASTER, longest / _FASTER))
     rng = random.Random(SEED)
     with Proxy(captured.settings.cassandra, rng) as proxy:
         cassandra = captured.settings.cassandra.model_copy(update={"port": proxy.port})

@@ -81,7 +81,7 @@ def test_watermarks_reach_the_lake(landed: Captured, tmp_path: Path, monkeypatch
         wait_for((landed.settings.capture.state_dir / "status.json").exists)
         time.sleep(1.1)
         landed.settle()
-        monkeypatch.setattr("writetime.landing.landing._WATERMARK_MICROS", 1)
+        monkeypatch.setattr("writetime.landing.landing.WATERMARK_MICROS", 1)
         assert land(landed).version == changes.version + 1
     # A node that no longer exists holds nothing, until an agent reports it again.
     write_settings(landed.settings, tmp_path / "writetime.toml")
@@ -216,7 +216,7 @@ def test_tombstones_wait_for_the_slowest_node(
     landed: Captured, second: SecondNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two nodes, each with an agent, write to one table; tombstones go as far as both are landed."""
-    monkeypatch.setattr("writetime.landing.landing._WATERMARK_MICROS", 1)
+    monkeypatch.setattr("writetime.landing.landing.WATERMARK_MICROS", 1)
     name, grace = second.name, 1_000_000
     with landed.agent():
         with second.captured.agent():

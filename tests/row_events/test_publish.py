@@ -107,7 +107,7 @@ def test_each_event_once_although_the_publisher_is_killed(
         if calls == 26:
             # Its place is now within a file of all batches.
             monkeypatch.setattr(event_packing, "FAN", 2)
-            monkeypatch.setattr(event_packing, "_CLASSES", (1 << 20,))
+            monkeypatch.setattr(event_packing, "SIZE_CLASSES", (1 << 20,))
             assert event_packing.pack_events(table) > 3
             assert len(table.row_events.load().files) == 1
     assert 0 < publish.publish(settings, table) < 40 + 39 + 38

@@ -323,7 +323,7 @@ class Recording(fs.FSSpecHandler):
 def test_memory_follows_the_section_on_a_remote_file_system(
     written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_module, "_BLOCK", 32768)
+    monkeypatch.setattr(segment_module, "BLOCK_BYTES", 32768)
     sound = segment_of(written)
     remote = replace(sound, filesystem=fs.PyFileSystem(Recording(fsspec.filesystem("file"))))
     reader = CommitLogReader(written.all_schemas, [s.full_name for s in generated(written)])

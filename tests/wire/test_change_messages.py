@@ -161,7 +161,7 @@ def test_many_messages_and_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = changes_of(random.Random(5), schema, 500)
     messages = ChangeEncoder(schema).encode(batch)
     for window in (1, 300, 10_000):
-        monkeypatch.setattr("writetime.schema.avro_decode._WINDOW", window)
+        monkeypatch.setattr("writetime.schema.avro_decode.WINDOW_BYTES", window)
         same(decoder(schema).decode(messages), batch)
     assert decoder(schema).decode([]).num_rows == 0
 

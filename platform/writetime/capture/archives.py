@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 _FILE = "segments.json"
 # Segments per task in one round. Progress is saved after it.
-_SEGMENTS = 8
+SEGMENTS_PER_TASK = 8
 # How often a segment is tried again after an unknown error.
 _RETRIES = 3
 
@@ -266,7 +266,7 @@ class Archive:
             for table, fault in tables.faults.items():
                 log.error("%s is not captured: %s", table, fault)
             self._announced = self._schemas.tables
-        size = self._tasks * _SEGMENTS
+        size = self._tasks * SEGMENTS_PER_TASK
         for i in range(0, len(work), size):
             if stop is not None and stop.is_set():
                 break

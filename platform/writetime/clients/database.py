@@ -43,7 +43,7 @@ _AGREEMENT_SECONDS = 1
 # and some answers ("overloaded", as of a node that shuts down) come as the message itself.
 DRIVER_FAULTS = (DriverException, ErrorMessage, NoHostAvailable, ConnectionException)
 # Pauses between attempts to connect to a node that is down: the first, and the longest.
-_RECONNECT_SECONDS = (0.5, 2.0)
+RECONNECT_SECONDS = (0.5, 2.0)
 _REMEDY = "start the embedded servers with `writetime up`, or set cassandra.contact_points, port and credentials"
 
 
@@ -79,7 +79,7 @@ def connect(settings: Settings) -> Iterator[Session]:
         # earlier ones, which the other side delays by 40 ms.
         sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
         # Without a limit: by default the driver gives up a node after 64 attempts, and never connects to it again.
-        reconnection_policy=ExponentialReconnectionPolicy(*_RECONNECT_SECONDS, max_attempts=sys.maxsize),
+        reconnection_policy=ExponentialReconnectionPolicy(*RECONNECT_SECONDS, max_attempts=sys.maxsize),
         connect_timeout=_CONNECT_SECONDS,
         # The default is two seconds, which a busy node may take to return its schema.
         control_connection_timeout=_CONNECT_SECONDS,

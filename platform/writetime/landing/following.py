@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 """How often an attempt that failed with an unknown error is repeated."""
-_PAUSE_SECONDS = 1.0
+PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
-_SET_ASIDE_SECONDS = 60.0
+SET_ASIDE_SECONDS = 60.0
 # How often landing reports on a table that has changes.
-_REPORT_SECONDS = 30.0
+REPORT_SECONDS = 30.0
 _SHOWN = 2000
 
 
@@ -111,7 +111,7 @@ class TableLanding:
 
     def _send(self, report: LandingReport) -> None:
         self.report = report
-        self._next_report = time.monotonic() + _REPORT_SECONDS
+        self._next_report = time.monotonic() + REPORT_SECONDS
         self._reporter.send(self.name, report)
 
 
@@ -175,7 +175,7 @@ class Tables:
             outcome: int | Exception = 0
             for attempt in range(ATTEMPTS + 1):
                 if attempt:
-                    time.sleep(_PAUSE_SECONDS)
+                    time.sleep(PAUSE_SECONDS)
                     if isinstance(_ends_of(ends, table.name), Exception):
                         # The topic's partitions may have had no leader at that moment.
                         sources, ends = self._ask()
@@ -282,8 +282,8 @@ def _pause(report: LandingReport) -> float:
     to wait for an answer.
     """
     if report.status == "set aside":
-        return _SET_ASIDE_SECONDS
-    return min(_PAUSE_SECONDS * 2 ** min(report.attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
+        return SET_ASIDE_SECONDS
+    return min(PAUSE_SECONDS * 2 ** min(report.attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
 
 
 def _unknown(error: Exception) -> Exception | None:

@@ -58,7 +58,7 @@ from writetime.wire.watermarks import Place, SourceMarks, TableMark, WatermarkTo
 BATCH_MESSAGES = 1_000_000
 # How far watermarks move before they get a commit of their own: for a table without changes, five minutes, because each
 # commit costs some 50 ms of CPU; or a third of `capture.stale_seconds`, if that is less.
-_WATERMARK_MICROS = 300_000_000
+WATERMARK_MICROS = 300_000_000
 # Batches between two deletions of what packing replaced; a multiple of `FAN`.
 _TRIM_BATCHES = 256
 # How often landing looks for a snapshot that releases watermarks.
@@ -113,7 +113,7 @@ class Landing:
         self.namespace = namespace_of(table)
         self.topics = topics or Topics(settings)
         self._registry = registry_of(settings)
-        self._watermark_micros = min(_WATERMARK_MICROS, settings.capture.stale_seconds * 1e6 / 3)
+        self._watermark_micros = min(WATERMARK_MICROS, settings.capture.stale_seconds * 1e6 / 3)
         self._lake = LakeTable(table_storage(settings, table), 0)
         self._schemas = LakeSchemas(settings, self._lake)
         self._opened: LakeTable | None = None

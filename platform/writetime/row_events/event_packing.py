@@ -21,7 +21,7 @@ from writetime.row_events.batches import PREFIX, batch_files, merged_to
 # Larger batches stay as they are, so that the result has at most 16 times this much (bytes of Parquet).
 _LARGEST = 1 << 20
 # Batches of the first class are up to this size, and those of the second one up to the largest.
-_CLASSES = (_LARGEST // FAN, _LARGEST)
+SIZE_CLASSES = (_LARGEST // FAN, _LARGEST)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _chosen(stream: TableVersion) -> Sequence[_Batches]:
     base = merged_to(stream)
     newer = [(last, file) for last, file in batch_files(stream) if last > base]
     found = [_Batches(last, [file for _, file in files]) for last, files in groupby(newer, lambda each: each[0])]
-    for smallest, size in reversed(list(zip((0, *_CLASSES), _CLASSES, strict=False))):
+    for smallest, size in reversed(list(zip((0, *SIZE_CLASSES), SIZE_CLASSES, strict=False))):
         newest = list(takewhile(lambda batches, size=size: batches.size <= size, reversed(found)))
         if sum(batches.size > smallest for batches in newest) >= FAN:
             return newest[::-1]

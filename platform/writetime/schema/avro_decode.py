@@ -29,7 +29,7 @@ _OP, _NUMBERS, _FLAGS, _TEXT, _USED, _DOMAIN, _INNER, _TARGET = range(8)
 _FIELDS = 8
 # Approximate number of bytes of messages that are decoded at once: buffers are sized for the most that each column may
 # take of them.
-_WINDOW = 4 << 20
+WINDOW_BYTES = 4 << 20
 
 _LEAVES = {
     "int": (_LONG, 1),
@@ -74,7 +74,7 @@ class AvroReader:
         batches = []
         first = 0
         while first < len(messages):
-            last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + _WINDOW, "right")) - 1)
+            last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + WINDOW_BYTES, "right")) - 1)
             output = _Output(self, last - first, int(bounds[last] - bounds[first]))
             fault = _decode(
                 output.program,

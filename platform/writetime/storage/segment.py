@@ -34,7 +34,7 @@ _MARKER = 8
 # The most digits of an offset.
 _DIGITS = 18
 # Reads join at least this many bytes, because the sections of a log that is synced with every write are tiny.
-_BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class _Blocks:
     def read(self, start: int, length: int) -> memoryview:
         """Return bytes from an offset on; fewer at the end of the file."""
         if start < self._start or start + length > self._start + len(self._block):
-            self._block = self._file.read_at(max(length, _BLOCK), start)
+            self._block = self._file.read_at(max(length, BLOCK_BYTES), start)
             self._start = start
         first = start - self._start
         return memoryview(self._block)[first : first + length]
@@ -307,7 +307,7 @@ def stretches(sections: Iterable[Section]) -> Iterator[Stretch]:
                 yield _join(waiting)
                 waiting = []
             waiting.append(section)
-            if section.offset + len(section.data) - waiting[0].offset >= _BLOCK:
+            if section.offset + len(section.data) - waiting[0].offset >= BLOCK_BYTES:
                 yield _join(waiting)
                 waiting = []
     except CorruptFile:
