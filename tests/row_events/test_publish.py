@@ -48,8 +48,8 @@ def count_and_die(function):
         return function(*arguments)
     return call
 
-publish._Publisher.do = count_and_die(publish._Publisher.do)
-publish._Publisher.produce = count_and_die(publish._Publisher.produce)
+publish.EventPublisher.do = count_and_die(publish.EventPublisher.do)
+publish.EventPublisher.produce = count_and_die(publish.EventPublisher.produce)
 settings = config.load()
 print(publish.publish(settings, open_table(settings, sys.argv[1])))
 """

@@ -1,14 +1,13 @@
 """`writetime agent | land | publish-segments | retire | forget`."""
 
-import signal
 import sys
-import threading
 from pathlib import Path
 
 import click
 
 from writetime.capture import archives, cdc_log
 from writetime.capture.agent import run
+from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.core.extras import require
@@ -32,7 +31,7 @@ def agent(*, snapshot_at: str | None) -> None:
     """Publish changes to Kafka until SIGTERM or Ctrl-C. They come from the commit log of this machine's Cassandra node,
     or from the CDC logs of ScyllaDB tables (capture.source)."""
     log_as_json()
-    settings, stop = config.load(), _stopped_by_signal()
+    settings, stop = config.load(), stopped_by_signal()
     if settings.capture.source == "scylla-cdc":
         published = cdc_log.run(settings, stop, None if snapshot_at is None else parse_instant(snapshot_at))
     elif snapshot_at is not None:
@@ -71,7 +70,7 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tup
     if follow:
         log_as_json()
         metrics = LandingMetrics(settings)
-        Tables(settings, tables, accept_gap=accept_gap, metrics=metrics).follow(_stopped_by_signal())
+        Tables(settings, tables, accept_gap=accept_gap, metrics=metrics).follow(stopped_by_signal())
         return
     failed = []
     for table, outcome in Tables(settings, tables, accept_gap=accept_gap).land_once():
@@ -101,7 +100,7 @@ def publish_segments(*, paths: tuple[str, ...], follow: bool, checkpoint: Path |
     from writetime.clients.spark import spark_session
     from writetime.lake.spark_tasks import in_spark
 
-    settings, stop = config.load(), _stopped_by_signal() if follow else None
+    settings, stop = config.load(), stopped_by_signal() if follow else None
     kept = checkpoint or archives.checkpoint_of(settings)
     with spark_session(settings) as spark:
         run, tasks = in_spark(spark), spark.sparkContext.defaultParallelism
@@ -149,10 +148,3 @@ def forget(*, table: str, yes: bool) -> None:
     for trace in traces:
         trace.delete()
         click.echo(f"deleted: {trace.text}")
-
-
-def _stopped_by_signal() -> threading.Event:
-    stop = threading.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, lambda *_: stop.set())
-    return stop

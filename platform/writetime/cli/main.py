@@ -28,6 +28,7 @@ COMMANDS = {
     "cql": Listed("servers:cql", "Execute CQL statements, and print their rows as JSON lines."),
     "dead-letters": Listed("ingest:dead_letters", "List the messages that could not be stored, or send them again."),
     "down": Listed("servers:down", "Stop the embedded servers; their data stays."),
+    "follow": Listed("follow:follow", "Land changes, publish row events and refresh views until SIGTERM or Ctrl-C."),
     "forget": Listed("capture:forget", "Delete all that the platform keeps of a table."),
     "init": Listed("servers:init", "Create the keyspace, tables and topics that do not exist; safe to repeat."),
     "land": Listed("capture:land", "Bring captured changes from Kafka into the lake."),

@@ -264,6 +264,15 @@ class Capture(_Section):
         return self
 
 
+class Follow(_Section):
+    """`writetime follow`: changes land, row events are published and views are refreshed, all the time."""
+
+    events_seconds: float = Field(
+        default=0.25, gt=0, description="How often changes land and row events are published. Each time is a commit."
+    )
+    view_seconds: float = Field(default=1.0, gt=0, description="How often a view is refreshed, if something changed.")
+
+
 class ScyllaCdc(_Section):
     """How the logs of ScyllaDB's change data capture are read, and the system tables that describe them."""
 
@@ -478,6 +487,7 @@ class Settings(BaseSettings):
     alerts: Alerts = Alerts()
     row_events: RowEvents = RowEvents()
     capture: Capture = Capture()
+    follow: Follow = Follow()
     scylla_cdc: ScyllaCdc = ScyllaCdc()
     ingest: Ingest = Ingest()
     workqueue: WorkQueue = WorkQueue()

@@ -57,6 +57,10 @@ class TableLanding:
         """Return whether it must be tried now."""
         return time.monotonic() >= self._next_try
 
+    def is_current(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> bool:
+        """Return whether there is nothing new to land, by what its last call remembers."""
+        return self._landing is not None and not isinstance(ends, Exception) and self._landing.is_current(ends, sources)
+
     def land(
         self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks], *, accept_gap: bool = False
     ) -> int | Exception:
@@ -159,7 +163,7 @@ class Tables:
             if stop.is_set():
                 break
             if table.is_due:
-                outcome = table.land(_ends_of(ends, table.name), sources, accept_gap=self._accept_gap)
+                outcome = table.land(ends_of(ends, table.name), sources, accept_gap=self._accept_gap)
                 self._note(table, outcome)
         self._show()
 
@@ -176,10 +180,10 @@ class Tables:
             for attempt in range(ATTEMPTS + 1):
                 if attempt:
                     time.sleep(PAUSE_SECONDS)
-                    if isinstance(_ends_of(ends, table.name), Exception):
+                    if isinstance(ends_of(ends, table.name), Exception):
                         # The topic's partitions may have had no leader at that moment.
                         sources, ends = self._ask()
-                outcome = table.land(_ends_of(ends, table.name), sources, accept_gap=self._accept_gap)
+                outcome = table.land(ends_of(ends, table.name), sources, accept_gap=self._accept_gap)
                 if isinstance(outcome, int) or (isinstance(outcome, WritetimeError) and not is_outage(outcome)):
                     break
             yield table.name, outcome
@@ -234,7 +238,8 @@ class Tables:
         self._metrics.skipped(WATERMARKS_TOPIC, self._topics.watermarks.skipped)
 
 
-def _ends_of(ends: TopicEnds, table: str) -> Mapping[int, int] | Exception:
+def ends_of(ends: TopicEnds, table: str) -> Mapping[int, int] | Exception:
+    """Return the end offsets of a table's topic, or why they are not known."""
     topic = changes_topic(table)
     return ends.ends.get(topic) or ends.faults.get(topic) or no_topic(table)
 

@@ -173,7 +173,7 @@ class Landing:
         Raises:
             WritetimeError: as `drain` raises it.
         """
-        if self._is_current(ends, sources):
+        if self.is_current(ends, sources):
             return 0
         schemas = self.topics.schemas.of_namespace(self.namespace)
         now = self._schemas.follow(schemas)
@@ -273,7 +273,7 @@ class Landing:
             for some in ([new] if few and new else [[p] for p in new])
         ]
 
-    def _is_current(self, ends: Mapping[int, int], sources: Mapping[str, SourceMarks]) -> bool:
+    def is_current(self, ends: Mapping[int, int], sources: Mapping[str, SourceMarks]) -> bool:
         """Return whether there is nothing to do, without opening the table of the lake: by the memory of the last call,
         or by the progress that another process reported and the one commit of the lake that proves it.
         """

@@ -46,6 +46,8 @@ PUBLISHED = "row_events/published"
 # Approximate number of events per transaction: it ends at the end of a part of at most this size.
 TRANSACTION_EVENTS = 50_000
 _PART_EVENTS = 10_000
+# How often a publisher that goes on records its position in the lake, for the case that the broker forgets the group.
+_RECORD_SECONDS = 60.0
 
 
 @dataclass(frozen=True, order=True)
@@ -62,25 +64,8 @@ def publish(settings: Settings, table: LakeTable) -> int:
     Raises:
         WritetimeError: the broker refuses a request, or another publisher of the table has started since.
     """
-    delta = table.row_events
-    if has_other_table(table):
-        # The next batch takes their place.
-        return 0
-    schema = table.schema()
-    topic = row_events_topic(table.name)
-    ensure_topics(settings, {topic: {}}, settings.row_events.partitions)
-    ensure_schemas_topic(settings)
-    with _Publisher(settings, topic, schema) as publisher:
-        stream = delta.load()
-        recorded = Reached((stream.transaction(PUBLISHED) or 0) + 1, 0)
-        place, count = max(publisher.reached() or recorded, recorded), 0
-        for place, part in _parts(stream, delta.storage, schema, place):  # noqa: B020 (it is where to start from)
-            publisher.send(part, table.buckets, place)
-            count += part.num_rows
-        publisher.commit()
-    if count:
-        delta.append([], PUBLISHED, place.sequence)
-    return count
+    with EventPublisher(settings, table.name) as publisher:
+        return publisher.publish(table)
 
 
 def published_since(settings: Settings, table: str, starts: Mapping[int, int], expected: int) -> int:
@@ -109,68 +94,120 @@ def not_published(table: LakeTable) -> int:
     return sum(pc.sum(pc.greater(numbers, done)).as_py() or 0 for numbers in found)
 
 
-class _Publisher(Sender):
-    """A transactional producer of one topic; a transaction is open from the first event to the commit."""
+class EventPublisher(Sender):
+    """Publishes the events of one table, on each call; a transaction is open from the first event to the commit."""
 
-    def __init__(self, settings: Settings, topic: str, schema: TableSchema) -> None:
+    def __init__(self, settings: Settings, table: str) -> None:
+        """Take over from any other publisher of the table.
+
+        Raises:
+            WritetimeError: the broker refuses a request.
+        """
         self._settings = settings
-        self._schema = schema
-        self._topic = topic
-        self._partitions = len(partitions_of(settings, topic))
-        self._group = f"writetime-{topic}"
-        own = {"group.id": self._group, "enable.auto.commit": False, "isolation.level": "read_committed"}
-        self._consumer = Consumer(client_config(settings, **own))
-        what = f"row events cannot be published to {topic}"
-        super().__init__(settings, what, **{"transactional.id": self._group})
-        # The topic of the schemas is shared by all tables. A schema in a transaction would hide all later messages from
-        # readers, including those of other tables, until the transaction ends.
-        self._schemas = Sender(settings, what)
-        self._is_open = False
-        self._open = 0
-        self._header = b""
-        self._reached: Reached | None = None
-
-    def __enter__(self) -> "_Publisher":
+        self._topic = row_events_topic(table)
+        self._group = f"writetime-{self._topic}"
+        self._what = f"row events cannot be published to {self._topic}"
+        ensure_topics(settings, {self._topic: {}}, settings.row_events.partitions)
+        ensure_schemas_topic(settings)
+        super().__init__(settings, self._what, **{"transactional.id": self._group})
         # It ends the open transaction of an earlier publisher, and fences that publisher.
         self.do(self._producer.init_transactions, TIMEOUT_SECONDS)
+        self._partitions = len(partitions_of(settings, self._topic))
+        own = {"group.id": self._group, "enable.auto.commit": False, "isolation.level": "read_committed"}
+        consumer = Consumer(client_config(settings, **own))
+        try:
+            # The position that the last committed transaction reached, if the broker knows it.
+            (found,) = committed(settings, consumer, self._group, [TopicPartition(self._topic, 0)])
+            self._member = consumer.consumer_group_metadata()
+        finally:
+            consumer.close()
+        self._reached = Reached(found.offset, int(found.metadata or 0)) if found.offset >= 0 else Reached(0, 0)
+        self._table: LakeTable | None = None
+        self._recorded = time.monotonic()
+        self._schema: TableSchema | None = None
+        self._header = b""
+        self._is_open = False
+        self._open = 0
+
+    def publish(self, table: LakeTable) -> int:
+        """Publish the events of the stream that are not in Kafka yet; return how many they were.
+
+        Raises:
+            WritetimeError: the broker refuses a request, or another publisher of the table has started since. This one
+                is of no use then.
+        """
+        if has_other_table(table):
+            # The next batch takes their place.
+            return 0
+        try:
+            return self._publish(table)
+        except BaseException:
+            if self._is_open:
+                # Otherwise the broker would end the transaction after its timeout, and readers would wait for that.
+                with suppress(KafkaException):
+                    self._producer.abort_transaction(TIMEOUT_SECONDS)
+            raise
+
+    def _publish(self, table: LakeTable) -> int:
+        stream = table.row_events.load()
+        schema = table.schema()
+        if schema != self._schema:
+            self._schema, self._header = schema, b""
+        start = max(self._reached, Reached((stream.transaction(PUBLISHED) or 0) + 1, 0))
+        count = 0
+        for reached, part in _parts(stream, table.row_events.storage, schema, start):
+            self._send(part, schema, table.buckets, reached)
+            count += part.num_rows
+        self._commit()
+        if count:
+            self._table = table
+        if time.monotonic() > self._recorded + _RECORD_SECONDS:
+            self._record()
+        return count
+
+    def __enter__(self) -> "EventPublisher":
         return self
 
     def __exit__(self, fault: type[BaseException] | None, *_: object) -> None:
-        if fault is not None and self._is_open:
-            # Otherwise the broker would end the transaction after its timeout, and readers would wait for that.
-            with suppress(KafkaException):
-                self._producer.abort_transaction(TIMEOUT_SECONDS)
-        self._consumer.close()
+        if fault is None:
+            self.close()
 
-    def reached(self) -> Reached | None:
-        """Return the position that the last committed transaction reached, if the broker knows it."""
-        (found,) = committed(self._settings, self._consumer, self._group, [TopicPartition(self._topic, 0)])
-        return Reached(found.offset, int(found.metadata or 0)) if found.offset >= 0 else None
+    def close(self) -> None:
+        """Record what was published."""
+        self._record()
 
-    def send(self, events: pa.RecordBatch, buckets: int, reached: Reached) -> None:
+    def _record(self) -> None:
+        """Record in the lake how far the topic has the events."""
+        if self._table is not None:
+            self._table.row_events.append([], PUBLISHED, self._reached.sequence)
+        self._table, self._recorded = None, time.monotonic()
+
+    def _send(self, events: pa.RecordBatch, schema: TableSchema, buckets: int, reached: Reached) -> None:
         """Send events, after which the position in the stream is `reached`."""
         if not self._header:
-            self._header = self._schemas.register(self._topic, event_avro(self._schema), "BACKWARD_TRANSITIVE")
-            self._schemas.flush()
+            # The topic of the schemas is shared by all tables. A schema in a transaction would hide all later messages
+            # from readers, including those of other tables, until the transaction ends.
+            schemas = Sender(self._settings, self._what)
+            self._header = schemas.register(self._topic, event_avro(schema), "BACKWARD_TRANSITIVE")
+            schemas.flush()
         if not self._is_open:
             self.do(self._producer.begin_transaction)
             self._is_open = True
         partitions = partition_of_bucket(buckets_of(events["token"], buckets), buckets, self._partitions).tolist()
-        values = encode_events(events, self._schema, self._header).to_pylist()
+        values = encode_events(events, schema, self._header).to_pylist()
         for key, value, partition in zip(events["key"].to_pylist(), values, partitions, strict=True):
             self.produce(self._topic, value, key, partition)
         self._open += events.num_rows
         self._reached = reached
         if self._open >= TRANSACTION_EVENTS:
-            self.commit()
+            self._commit()
 
-    def commit(self) -> None:
+    def _commit(self) -> None:
         """End the open transaction, if there is one."""
-        if not self._is_open or self._reached is None:
+        if not self._is_open:
             return
         place = TopicPartition(self._topic, 0, self._reached.sequence, str(self._reached.events))
-        group = self._consumer.consumer_group_metadata()
-        self.do(self._producer.send_offsets_to_transaction, [place], group, TIMEOUT_SECONDS)
+        self.do(self._producer.send_offsets_to_transaction, [place], self._member, TIMEOUT_SECONDS)
         self.do(self._producer.commit_transaction)
         self._is_open, self._open = False, 0
 

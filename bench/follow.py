@@ -1,0 +1,221 @@
+"""`writetime follow`: how long after a write's acknowledgement its row event is in Kafka, and its row in the view.
+
+python -m bench.follow [--rows 1000000] [--rates 200 1000] [--seconds 60]
+
+A node of Cassandra, its agent and `follow` run as in use. The first rows are put into the lake directly; the writes
+update five columns of rows at random. Each row event is read by a consumer of committed messages. The view's files are
+read as soon as their commit is in the log. CPU is that of `follow` alone.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+from confluent_kafka import Consumer, TopicPartition
+
+from bench.generated import ROWS, add, first_writes
+from bench.soak import at_rate, settings_of
+from tests.support.settings import write_settings
+from writetime import servers
+from writetime.clients import database
+from writetime.clients.kafka import client_config, ensure_topics
+from writetime.core.config import Settings
+from writetime.lake import state
+from writetime.lake.table import LakeTable, create_table
+from writetime.row_events.stream import extend
+from writetime.schema.system import read_schemas
+from writetime.schema.table import TableSchema
+from writetime.view.refreshing import refresh
+from writetime.wire.topic_names import row_events_topic
+
+_KEYSPACE = "CREATE KEYSPACE bench WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
+# The column `e` of each write holds its number in this form.
+_MARK = re.compile(rb"write(\d{9})")
+
+
+@dataclass
+class Delays:
+    """When writes were acknowledged, and the delays until they were seen (seconds)."""
+
+    acknowledged: dict[int, float] = field(default_factory=dict)
+    seen: dict[str, dict[int, float]] = field(default_factory=lambda: {"row event": {}, "view": {}})
+
+    def see(self, where: str, numbers: Sequence[int]) -> None:
+        """Note that writes can be seen now."""
+        now, known = time.time(), self.seen[where]
+        for number in numbers:
+            known.setdefault(number, now)
+
+    def show(self, numbers: range) -> None:
+        """Print the delays of some writes."""
+        for where, seen in self.seen.items():
+            found = np.array([seen[n] - self.acknowledged[n] for n in numbers if n in seen and n in self.acknowledged])
+            missing = sum(n in self.acknowledged and n not in seen for n in numbers)
+            p50, p99 = np.percentile(found, [50, 99]) if len(found) else (np.nan, np.nan)
+            superseded = f", {missing} were overwritten before" if missing else ""
+            print(f"  {where:10} p50 {p50 * 1000:5.0f} ms, p99 {p99 * 1000:5.0f} ms ({len(found)} writes{superseded})")
+
+
+def fill(settings: Settings, schema: TableSchema, rows: int) -> LakeTable:
+    """Put the first rows into the lake."""
+    table = create_table(settings, schema)
+    add(table, schema, first_writes(schema, rows), 1)
+    state.fold(table)
+    extend(table)
+    refresh(settings, table)
+    return table
+
+
+def write_rows(settings: Settings, rows: int, rate: float, stop: threading.Event, delays: Delays) -> None:
+    """Update rows at a rate."""
+    with database.connect(settings) as session:
+        update = session.prepare("UPDATE bench.rows SET a = ?, b = ?, c = ?, d = ?, e = ? WHERE id = ?")
+
+        def work(count: int) -> None:
+            first = len(delays.acknowledged)
+            sent = []
+            for number in range(first, first + count):
+                n = random.randrange(1 << 30)
+                values = (n, n, float(n), str(n), f"write{number:09}", random.randrange(rows))
+                sent.append(session.execute_async(update, values))
+            for number, answer in enumerate(sent, first):
+                answer.result()
+                delays.acknowledged[number] = time.time()
+
+        at_rate(stop, rate, work)
+
+
+def watch_events(settings: Settings, stop: threading.Event, delays: Delays) -> None:
+    """Read the row events."""
+    own = {"group.id": "bench", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+    consumer = Consumer(client_config(settings, **own, **{"fetch.wait.max.ms": 50}))
+    topic = row_events_topic("bench.rows")
+    ensure_topics(settings, {topic: {}}, settings.row_events.partitions)
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(settings.row_events.partitions)])
+    while not stop.is_set():
+        for message in consumer.consume(1000, 0.05):
+            # The image after the write is the last one in the message.
+            if message.error() is None and (found := _MARK.findall(message.value())):
+                delays.see("row event", [max(map(int, found))])
+    consumer.close()
+
+
+def watch_view(table: LakeTable, stop: threading.Event, delays: Delays) -> None:
+    """Read the new files of the view."""
+    folder = Path(table.view.storage.address)
+    version = table.view.load().version + 1
+    while not stop.wait(0.01):
+        log = folder / "_delta_log" / f"{version:020}.json"
+        if not log.exists():
+            continue
+        version += 1
+        for line in log.read_text().splitlines():
+            added = json.loads(line).get("add")
+            if added and added["dataChange"] and "deletionVector" not in added:
+                texts = pq.ParquetFile(folder / added["path"]).read(["e"])["e"].to_pylist()
+                numbers = [int(text[5:]) for text in texts if text and text.startswith("write")]
+                delays.see("view", numbers)
+
+
+@contextmanager
+def service(home: Path, *arguments: str) -> Iterator[psutil.Process]:
+    """A command that runs all the time."""
+    with (home / f"{arguments[0]}.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "writetime", *arguments], stdout=log, stderr=log)
+        try:
+            yield psutil.Process(process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            if process.wait(60):
+                print((home / f"{arguments[0]}.log").read_text()[-3000:])
+
+
+def measure(
+    settings: Settings, table: LakeTable, rows: int, followed: psutil.Process, arguments: argparse.Namespace
+) -> None:
+    """Write at each rate for some time, and print the delays of its second half."""
+    delays, stop = Delays(), threading.Event()
+    watching = [
+        threading.Thread(target=watch_events, args=(settings, stop, delays)),
+        threading.Thread(target=watch_view, args=(table, stop, delays)),
+    ]
+    for thread in watching:
+        thread.start()
+    seconds: float = arguments.seconds
+    for rate in arguments.rates:
+        written = threading.Event()
+        writer = threading.Thread(target=write_rows, args=(settings, rows, rate, written, delays))
+        writer.start()
+        time.sleep(seconds / 2)
+        first, cpu, begin = len(delays.acknowledged), cpu_of(followed), time.monotonic()
+        time.sleep(seconds / 2)
+        last, cores = len(delays.acknowledged), (cpu_of(followed) - cpu) / (time.monotonic() - begin)
+        written.set()
+        writer.join()
+        time.sleep(5)
+        memory = followed.memory_full_info()
+        print(
+            f"{rows:,} rows, {rate:.0f} writes per second: {cores:.2f} cores, {memory.uss >> 20} MiB, "
+            f"{followed.num_threads()} threads, load average {psutil.getloadavg()[0]:.1f}"
+        )
+        delays.show(range(first, last))
+        sys.stdout.flush()
+    stop.set()
+    for thread in watching:
+        thread.join()
+
+
+def cpu_of(process: psutil.Process) -> float:
+    """Return the CPU seconds of a program."""
+    return sum(process.cpu_times()[:2])
+
+
+def settings_at(home: Path, cache: Mapping[str, object]) -> Settings:
+    """Settings of own embedded servers, with a cache in the folder."""
+    settings = settings_of(home)
+    return settings.model_copy(update={"lake": settings.lake.model_copy(update=cache)})
+
+
+def main() -> None:
+    """Run all sizes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000])
+    parser.add_argument("--rates", type=float, nargs="+", default=[200, 1000])
+    parser.add_argument("--seconds", type=float, default=60, help="per rate; the first half is not counted")
+    arguments = parser.parse_args()
+    for rows in arguments.rows:
+        with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+            home = Path(name)
+            settings = settings_at(home, {"cache": str(home / "cache")})
+            write_settings(settings, home / "writetime.toml")
+            os.environ["WRITETIME_CONFIG"] = str(home / "writetime.toml")
+            stack.callback(servers.down, settings)
+            servers.up(settings)
+            with database.connect(settings) as session:
+                session.execute(_KEYSPACE)
+                session.execute(f"{ROWS.create_statement()} WITH cdc = true")
+                schema = read_schemas(session, ["bench"])["bench.rows"]
+            assert isinstance(schema, TableSchema)
+            table = fill(settings, schema, rows)
+            stack.enter_context(service(home, "agent"))
+            followed = stack.enter_context(service(home, "follow"))
+            measure(settings, table, rows, followed, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A pipeline that never stops: changes land, row events are found and published, views are refreshed."""

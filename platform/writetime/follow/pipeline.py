@@ -1,0 +1,113 @@
+"""The steps of one table: its changes land, its row events are found and published, its view is refreshed.
+
+Each step's commit records how far it is, so a program that was killed continues from the last commits, and two programs
+at once do no harm: of two commits that follow the same one, Delta accepts one. A step that fails does not stop the
+steps before it.
+"""
+
+from collections.abc import Mapping
+
+from writetime.core.config import Settings, Table
+from writetime.follow.steps import Step
+from writetime.lake import retention, state
+from writetime.lake.table import LakeTable, open_table
+from writetime.landing.following import TableLanding
+from writetime.row_events.changed_rows import position_of
+from writetime.row_events.publish import EventPublisher
+from writetime.row_events.stream import NAMES as STREAM
+from writetime.row_events.stream import extend
+from writetime.view.placed_rows import NAMES as VIEW
+from writetime.view.refreshing import refresh
+from writetime.wire.watermarks import SourceMarks
+
+# How often new changes are folded into the state. Until then each batch reads them again.
+_FOLD_SECONDS = 5.0
+# Folds between two that also trim the logs.
+_TRIM_EVERY = 64
+
+
+class TablePipeline:
+    """The steps of one table. One thread at a time may use it."""
+
+    def __init__(self, settings: Settings, landing: TableLanding, entry: Table) -> None:
+        self.name = landing.name
+        self.landing = landing
+        every = settings.follow
+        self.events = Step("row events", self.name, every.events_seconds)
+        self.publishing = Step("publishing", self.name, every.events_seconds)
+        self.view = Step("view", self.name, every.view_seconds)
+        self.upkeep = Step("upkeep", self.name, _FOLD_SECONDS)
+        self.steps = (self.events, self.publishing, self.view, self.upkeep)
+        if not entry.row_events:
+            self.events.behind = self.publishing.behind = False
+        self._has_events = entry.row_events
+        self._settings = settings
+        self._table: LakeTable | None = None
+        self._publisher: EventPublisher | None = None
+        self._upkeeps = 0
+
+    def is_due(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> bool:
+        """Return whether a step has something to do."""
+        return any(step.is_due for step in self.steps) or (
+            self.landing.is_due and not self.landing.is_current(ends, sources)
+        )
+
+    def run(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
+        """Run the steps that are due; return the number of changes that landed."""
+        landed = 0
+        if self.landing.is_due and not self.landing.is_current(ends, sources):
+            outcome = self.landing.land(ends, sources)
+            if isinstance(outcome, Exception):
+                self._table = None
+            else:
+                landed = outcome
+        if landed:
+            self.events.behind = self._has_events
+            self.view.behind = self.upkeep.behind = True
+        if self.events.is_due:
+            found = self.events.attempt(self._find_events)
+            if found:
+                self.publishing.behind = True
+        if self.publishing.is_due:
+            self.publishing.attempt(self._publish)
+        if self.view.is_due:
+            self.view.attempt(lambda: refresh(self._settings, self._opened()).written)
+        if self.upkeep.is_due and not self.events.behind and not self.view.behind:
+            self.upkeep.attempt(self._keep_up)
+        return landed
+
+    def close(self) -> None:
+        """Record what was published."""
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _opened(self) -> LakeTable:
+        if self._table is None:
+            self._table = open_table(self._settings, self.name)
+        return self._table
+
+    def _find_events(self) -> int:
+        return extend(self._opened())
+
+    def _publish(self) -> int:
+        if self._publisher is None:
+            self._publisher = EventPublisher(self._settings, self.name)
+        try:
+            return self._publisher.publish(self._opened())
+        except BaseException:
+            self._publisher = None
+            raise
+
+    def _keep_up(self) -> int:
+        table = self._opened()
+        positions = [position_of(table.view_files.load().version, VIEW)]
+        if self._has_events:
+            positions.append(position_of(table.row_events.load(), STREAM))
+        reached = [position.changes for position in positions if position is not None]
+        folded = state.fold(table, until=min(reached)) if reached else 0
+        if folded:
+            state.compact(table)
+        self._upkeeps += 1
+        if self._upkeeps % _TRIM_EVERY == 0:
+            retention.trim_logs(table, self._settings.lake.vacuum_hours)
+        return folded
