@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from writetime.lake.buckets import ALL, buckets_of
 from writetime.lake.cache import Cache
-from writetime.lake.delta import DataFile, TableVersion, by_bucket
 from writetime.lake.horizon import horizon_of, only_dropped, without_dropped, written_until
 from writetime.lake.merging import Source, merge_files
 from writetime.lake.places import Places, places_of
 from writetime.lake.table import LakeTable
 from writetime.lake.touched import merge_partitions, merge_places
+from writetime.lake.versions import DataFile, TableVersion, by_bucket
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.lake.cache import Cache
-from writetime.lake.delta import DataFile
 from writetime.lake.merging import PORTION_BYTES, Source
 from writetime.lake.parquet import conform
 from writetime.lake.places import Places, joined, places_of
+from writetime.lake.versions import DataFile
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 

@@ -9,10 +9,11 @@ import pyarrow as pa
 
 from writetime.lake.buckets import buckets_of
 from writetime.lake.contents import Contents, combined
-from writetime.lake.delta import BucketedTable, TableVersion
+from writetime.lake.delta import BucketedTable
 from writetime.lake.row_form import fit
 from writetime.lake.state import contents
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now
 from writetime.merge import live_rows, merge
 from writetime.schema.table import TableSchema

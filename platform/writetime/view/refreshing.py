@@ -16,13 +16,13 @@ from writetime.core.config import Settings
 from writetime.core.extras import WhenUsed
 from writetime.lake import views
 from writetime.lake.buckets import ALL
-from writetime.lake.delta import TableVersion
 from writetime.lake.live_files import Change, LiveFile, LiveVersion
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable, created_of
 from writetime.lake.vectors import read_vector, write_vectors
+from writetime.lake.versions import TableVersion
 from writetime.lake.view_upkeep import STREAM_HOURS, trim_view
 from writetime.lake.views import AS_OF, present_views, time_now
 from writetime.row_events.changed_rows import Position, TooLate, next_rows, position_of, reshaped
