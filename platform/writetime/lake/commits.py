@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from writetime.core.errors import WritetimeError
 from writetime.core.extras import WhenUsed
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, WrittenFile
@@ -25,6 +26,28 @@ else:
     obstore, store, exceptions = map(WhenUsed, ("obstore", "obstore.store", "obstore.exceptions"))
 
 Action = dict[str, Any]
+
+# Options of the connection, and not of a kind of store.
+_OF_CLIENT = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "http1_only",
+        "http2_only",
+        "http2_keep_alive_interval",
+        "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "proxy_url",
+        "randomize_addresses",
+        "timeout",
+        "user_agent",
+    }
+)
 
 
 def commit_name(version: int) -> str:
@@ -113,10 +136,27 @@ def millis() -> int:
 # Kept, because a connection to an object store costs more than a commit.
 @functools.lru_cache(64)
 def _store_of(address: str, given: tuple[tuple[str, str], ...]) -> Any:
+    """Open a folder, by options under the names that delta-rs uses. Like delta-rs, it ignores options that it does not
+    know, such as those of delta-rs alone.
+
+    Raises:
+        WritetimeError: an option has an invalid value.
+    """
     if "://" not in address:
         return store.LocalStore(address)
-    # Some options are the client's, such as whether HTTP is allowed.
-    options = {name.lower(): value for name, value in given}
-    client: Any = {"allow_http": True} if options.pop("aws_allow_http", "false") == "true" else {}
-    config: Any = options
-    return store.from_url(address, config=config, client_options=client)
+    named = {name.lower(): value for name, value in given}
+    of_client = {name: short for name in named if (short := name.removeprefix("aws_")) in _OF_CLIENT}
+    client: Any = {short: named.pop(name) for name, short in of_client.items()}
+    while True:
+        config: Any = named
+        try:
+            return store.from_url(address, config=config, client_options=client)
+        except exceptions.UnknownConfigurationKeyError as e:
+            unknown = next(name for name in named if f"'{name}'" in str(e))
+            del named[unknown]
+        except (exceptions.BaseError, ValueError) as e:
+            raise WritetimeError(f"{address} cannot be opened with lake.storage_options: {_first_line(e)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

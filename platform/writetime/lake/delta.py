@@ -83,8 +83,21 @@ class BucketedTable:
         return BucketedTable, (self.storage,)
 
     def exists(self) -> bool:
-        """Return whether the table has been created."""
-        return deltalake.DeltaTable.is_deltatable(self.storage.address, dict(self.storage.options))
+        """Return whether the table has been created.
+
+        Raises:
+            WritetimeError: an option of the store is invalid.
+        """
+        try:
+            return deltalake.DeltaTable.is_deltatable(self.storage.address, dict(self.storage.options))
+        except OSError as e:
+            if "Config error" not in str(e):
+                raise
+            # It is made for a terminal, with colours.
+            reason = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(e)).replace("\u21b3", "").split())
+            raise WritetimeError(
+                f"{self.storage.address} cannot be opened with lake.storage_options: {reason}"
+            ) from None
 
     def create(self, schema: pa.Schema, buckets: int, properties: Mapping[str, str]) -> None:
         """Create the table if it does not exist, with `schema` and the partition column.
