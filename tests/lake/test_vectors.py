@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.view.readers import READERS
+from tests.support.view_readers import READERS
 from writetime.core.errors import WritetimeError
 from writetime.lake import vectors
 from writetime.lake.buckets import ALL

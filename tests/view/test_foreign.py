@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from tests.support.generate import SEED
 from tests.support.lake_answers import unordered
 from tests.support.made import add, new_table, settings_at, write
-from tests.view.readers import READERS
+from tests.support.view_readers import READERS
 from writetime.core.config import Settings
 from writetime.lake import views
 from writetime.lake.spark_tasks import in_spark

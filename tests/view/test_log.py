@@ -7,7 +7,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.support.made import add, new_table, settings_at, write
-from tests.view.readers import by_query
+from tests.support.view_readers import by_query
 from writetime.lake import state, view_upkeep
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh

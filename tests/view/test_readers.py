@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.generate import SEED
 from tests.support.made import add, new_table, settings_at
-from tests.view.readers import READERS, queried
+from tests.support.view_readers import READERS, queried
 from tests.view.written import COLUMNS, SCHEMA, SECOND, Row, Write, random_write, rows_after
 from writetime.lake import buckets, retention, state, views
 from writetime.row_events.stream import extend

@@ -15,7 +15,7 @@ from tests.support import generated
 from tests.support.examples import examples
 from tests.support.lake_answers import unordered
 from tests.support.made import add, new_table, settings_at, write
-from tests.view.readers import READERS, by_query, queried
+from tests.support.view_readers import READERS, by_query, queried
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import buckets, retention, state, views

@@ -96,9 +96,9 @@ class Cache:
         """Return the cache of an installation; a relative path is relative to the working folder."""
         return cls(Path(settings.lake.cache).resolve(), round(settings.lake.cache_gib * (1 << 30)))
 
-    def partitions(self, storage: Storage, file: DataFile, tokens: np.ndarray) -> list[pa.RecordBatch]:
-        """Return the rows of a file of the lake with these tokens (sorted, each once), in order."""
-        return self._read(storage, file, lambda decoded: decoded.partitions(tokens))
+    def between(self, storage: Storage, file: DataFile, first: int, last: int) -> list[pa.RecordBatch]:
+        """Return the rows of a file of the lake with tokens from a first one to a last one, in order."""
+        return self._read(storage, file, lambda decoded: decoded.between(first, last))
 
     def rows(self, storage: Storage, file: DataFile, places: Places) -> list[pa.RecordBatch]:
         """Return the rows of a file of the lake that a merge at these places needs, in order."""
