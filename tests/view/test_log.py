@@ -8,7 +8,8 @@ from deltalake import DeltaTable
 
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
-from writetime.lake import state, view_upkeep
+from writetime.lake import packing, state, view_upkeep
+from writetime.lake.packing import FAN
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
 
@@ -27,7 +28,9 @@ def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path, monkeypatch: pyte
     for number in range(1, count + 1):
         add(table, [write(number % 50, 1, number, v=str(number))], number)
         assert refresh(settings, table).written == 1
-        if number % 10 == 0:
+        if number % FAN == 0:
+            # As landing and publishing do.
+            packing.pack_batches(table, table.changes.load())
             state.fold(table)
             state.compact(table)
     folder = Path(table.view.storage.address)
