@@ -25,9 +25,9 @@ from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.lake import state
-from writetime.lake.delta import TableVersion
 from writetime.lake.horizon import captured_until, next_horizon, registered_sources
 from writetime.lake.table import LakeTable, open_table
+from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now, virtual
 from writetime.landing.landing import Landing, watermarks_not_landed
 from writetime.wire.watermarks import SourceMarks, TableMark, WatermarkTopic, statuses

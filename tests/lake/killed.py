@@ -20,15 +20,14 @@ from deltalake import DeltaTable, QueryBuilder
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, settings_at, write
 from writetime.changes.model import change_schema
-from writetime.lake import live_files, retention, state, views
+from writetime.lake import commits, retention, state, views
 from writetime.lake.contents import levels_of
-from writetime.lake.delta import BucketedTable
 from writetime.lake.parquet import read_file
 from writetime.lake.table import LakeTable, create_table
 from writetime.merge import merge
 from writetime.view.refreshing import refresh
 
-_commit, _put = BucketedTable._commit, live_files._put
+_write_commit = commits.write_commit
 # In microseconds: some of the deletions are from before it.
 HORIZON = 2
 
@@ -89,23 +88,22 @@ def child(folder: Path, kill_at: int | None, *, after: bool) -> int:
     pid = os.fork()
     if pid:
         return os.waitpid(pid, 0)[1]
-    commits = 0
+    count = 0
 
     def killed(commit: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            nonlocal commits
-            commits += 1
-            if commits == kill_at and not after:
+            nonlocal count
+            count += 1
+            if count == kill_at and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
             done = commit(*arguments)
-            if commits == kill_at:
+            if count == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             return done
 
         return call
 
-    setattr(BucketedTable, "_commit", killed(_commit))  # noqa: B010 (its arguments do not matter here)
-    setattr(live_files, "_put", killed(_put))  # noqa: B010
+    setattr(commits, "write_commit", killed(_write_commit))  # noqa: B010 (its arguments do not matter here)
     table = work(folder)
     if kill_at is None:
         (folder / "held.json").write_text(json.dumps(held(table)))

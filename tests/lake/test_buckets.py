@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 from tests.support.made import SCHEMA, new_table, settings_at
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import buckets_of, buckets_of_share, check_buckets, token_range
-from writetime.lake.delta import BUCKETS
 from writetime.lake.table import create_table, open_table
+from writetime.lake.versions import BUCKETS
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 16, 65536])

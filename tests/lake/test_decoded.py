@@ -51,7 +51,7 @@ def written(source: Path, batch_bytes: int = 10_000) -> Path:
 
 
 def held(found: Decoded, tokens: np.ndarray) -> list[dict[str, object]]:
-    return [row for batch in found.partitions(tokens) for row in batch.to_pylist()]
+    return [row for token in tokens for batch in found.between(token, token) for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 10_000, 1 << 30])

@@ -14,9 +14,9 @@ from tests.support.made import SCHEMA, add, batch, new_table, write
 from writetime.lake import buckets, retention, state, views
 from writetime.lake.buckets import ALL
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import DataFile
 from writetime.lake.merging import Source, merge_files
 from writetime.lake.parquet import WrittenFile
+from writetime.lake.versions import DataFile
 
 
 def rows_of(chooser: random.Random, count: int, at: int = 5) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The format version of the lake: each Delta table records it, and another version is refused, with the remedy."""
 
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +50,9 @@ def test_another_version_is_refused(tmp_path: Path, part: str, version: str | No
     old = '"writetime.format":"1"'
     rewritten(address, old, f'"writetime.format":"{version}"' if version else '"other":"1"')
     named = f"format version {version}" if version else "no format version, as before 0.1.0"
-    opened = partial(stream.extend, table) if part == "row_events" else partial(open_table, settings, table.name)
+    opened = (
+        partial(stream.extend, deepcopy(table)) if part == "row_events" else partial(open_table, settings, table.name)
+    )
     with pytest.raises(WritetimeError, match=rf"{part} has {named}.* has format version 1: .*lake\.path"):
         opened()
 

@@ -12,8 +12,9 @@ from tests.support.made import SCHEMA, add, batch, new_table, write
 from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import FORMAT, TableVersion
+from writetime.lake.delta import FORMAT
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import TableVersion
 
 
 def paths(version: TableVersion) -> list[str]:

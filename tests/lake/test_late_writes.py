@@ -24,12 +24,12 @@ from writetime.lake import buckets, change_files, contents, merging, state
 from writetime.lake.buckets import ALL, buckets_of
 from writetime.lake.cache import Cache
 from writetime.lake.contents import dropped_of, levels_of
-from writetime.lake.delta import DataFile
 from writetime.lake.horizon import only_dropped, without_dropped
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Source, merge_files
 from writetime.lake.places import Places
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import DataFile
 from writetime.merge import live_rows, merge
 from writetime.row_events import stream
 from writetime.schema.cql import parse_table

@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from tests.support.made import SCHEMA, add, batch, new_table, write
 from tests.support.object_store import BUCKET, ObjectStore
 from writetime.core import config
 from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
 from writetime.lake.changes import ChangeWriter
+from writetime.lake.delta import Conflict
 from writetime.lake.table import create_table, open_table
 from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
+from writetime.view.refreshing import refresh
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +36,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     server.stop()
 
 
-def settings_of(store: ObjectStore, folder: str) -> Settings:
-    lake = {"path": f"s3://{BUCKET}/{folder}", "buckets": 2, "storage_options": store.options}
+def settings_of(store: ObjectStore, folder: str, **options: str) -> Settings:
+    lake = {"path": f"s3://{BUCKET}/{folder}", "buckets": 2, "storage_options": store.options | options}
     return config.load(lake=lake)
 
 
@@ -73,6 +77,44 @@ def test_writers_that_meet_lose_nothing(store: ObjectStore) -> None:
     assert sorted(row["v"] for row in view_rows(views.virtual(table))) == sorted(
         f"{writer}/{n}" for writer in range(4) for n in range(6)
     )
+
+
+def test_views_that_are_refreshed_at_once(store: ObjectStore) -> None:
+    settings = settings_of(store, "refreshed")
+    table = create_table(settings, SCHEMA)
+    add(table, [write(i, 1, 5, v="a") for i in range(20)], 0)
+    refresh(settings, table)
+
+    def work(writer: int) -> None:
+        own = deepcopy(table)
+        for number in range(1, 5):
+            files = ChangeWriter.of(own, SCHEMA).write([batch([write(5 * writer + number, 1, 6, v="b")])])
+            own.changes.append(files, f"writer {writer}", number)
+            for _ in range(20):
+                # Another one was first.
+                with suppress(Conflict):
+                    refresh(settings, own)
+                    break
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, range(3)))
+    refresh(settings, table)
+    view = pl.read_delta(table.view.storage.address, storage_options=store.options)
+    rows = sorted((r["id"], r["n"], r["v"]) for r in view_rows(views.virtual(table)))
+    assert view.select("id", "n", "v").sort("id", "n").rows() == rows
+    assert [v for _, _, v in rows].count("b") == 12
+
+
+def test_options_of_the_store(store: ObjectStore) -> None:
+    """All that delta-rs takes: names in any case and form, those of the connection, and those of delta-rs alone."""
+    wanted = {"AWS_S3_ALLOW_UNSAFE_RENAME": "true", "max_retries": "3", "timeout": "20s", "Connect_Timeout": "5s"}
+    settings = settings_of(store, "options", **wanted)
+    table = create_table(settings, SCHEMA)
+    add(table, [write(1, 1, 5, v="a")], 0)
+    assert refresh(settings, table).rows == 1
+    wrong = settings_of(store, "options", AWS_VIRTUAL_HOSTED_STYLE_REQUEST="perhaps")
+    with pytest.raises(WritetimeError, match=r"s3://.* cannot be opened .*perhaps"):
+        add(open_table(wrong, "shop.items"), [write(2, 1, 5, v="a")], 1)
 
 
 def test_sstables_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

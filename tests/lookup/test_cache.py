@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from tests.lookup.conftest import PARTITIONS
-from writetime.lake import state, views
+from tests.support.look_ups import partitions_of
+from writetime.lake import expiries, state, views
 from writetime.lake.cache import Cache, OpenFiles, open_files
 from writetime.lake.decoded import Decoded
-from writetime.lake.expiries import joined
 from writetime.lake.lake_storage import Storage
+from writetime.lake.places import Places, joined
 from writetime.lake.table import LakeTable
 from writetime.lookup.reading import Reader
 
@@ -35,13 +35,13 @@ def expected(table: LakeTable) -> pa.Table:
     return rows
 
 
-def tokens(table: LakeTable) -> np.ndarray:
-    return np.unique(table.changes.read(["token"])["token"].to_numpy())
+def every(table: LakeTable) -> Places:
+    return joined(partitions_of(table))
 
 
 def assert_right(table: LakeTable, cache: Cache) -> None:
     """Look all rows up."""
-    assert opened(table, cache).rows(tokens(table)).equals(expected(table))
+    assert opened(table, cache).at(every(table)).values.equals(expected(table))
 
 
 def opened(table: LakeTable, cache: Cache) -> Reader:
@@ -66,7 +66,7 @@ def test_files_are_decoded_once(table: LakeTable, cache: Cache) -> None:
 
 
 def test_a_look_up_decodes_files_of_its_bucket_only(table: LakeTable, cache: Cache) -> None:
-    opened(table, cache).rows(tokens(table)[:1])
+    opened(table, cache).at(partitions_of(table)[0])
     first = [len(files) for bucket, files in table.state.load().by_bucket.items() if bucket == 0]
     assert 0 < len(files_of(cache)) <= first[0] + 1
 
@@ -94,11 +94,11 @@ def test_damaged_files_are_made_again(table: LakeTable, cache: Cache, damage: st
 def test_a_cache_that_is_deleted_while_in_use(table: LakeTable, cache: Cache) -> None:
     reader = opened(table, cache)
     wanted = expected(table)
-    for part in np.array_split(tokens(table), 10):
-        reader.rows(part)
+    for part in partitions_of(table)[::4]:
+        reader.at(part)
         # No file is new where all are mapped.
         shutil.rmtree(cache.folder, ignore_errors=True)
-    assert reader.rows(tokens(table)).equals(wanted)
+    assert reader.at(every(table)).values.equals(wanted)
 
 
 def test_the_cache_keeps_to_its_limit(table: LakeTable, cache: Cache) -> None:
@@ -119,7 +119,7 @@ def test_the_longest_unused_file_is_deleted(table: LakeTable, cache: Cache) -> N
     file = table.state.load().files[0]
     total = sum(path.stat().st_size for path in files_of(cache))
     elsewhere = Storage(table.state.storage.address + "/../state")
-    replace(cache, limit=total + 3 * file.size - 1).partitions(elsewhere, file, np.array([0]))
+    replace(cache, limit=total + 3 * file.size - 1).between(elsewhere, file, 0, 0)
     assert not last.exists()
     assert {first, *files} < set(files_of(cache))
 
@@ -151,9 +151,9 @@ def largest_file(size: int) -> Iterator[None]:
 def test_a_full_disk(table: LakeTable, cache: Cache, size: int) -> None:
     wanted = expected(table)
     found = opened(table, cache)
-    all_tokens = tokens(table)
+    all_places = every(table)
     with largest_file(size):
-        assert found.rows(all_tokens).equals(wanted)
+        assert found.at(all_places).values.equals(wanted)
     assert files_of(cache) == []
     assert_right(table, cache)
 
@@ -165,17 +165,17 @@ def _read_often(table: LakeTable, cache: Cache, times: int) -> None:
 
 def test_files_stay_open(table: LakeTable, cache: Cache) -> None:
     reader = opened(table, cache)
-    wanted = reader.rows(tokens(table))
+    wanted = reader.at(every(table)).values
     for path in files_of(cache):
         path.unlink()
-    assert Reader(table).rows(tokens(table)).equals(wanted)
+    assert Reader(table).at(every(table)).values.equals(wanted)
     assert files_of(cache) == []
 
 
-def test_few_files_stay_open(tmp_path: Path) -> None:
-    rows = Decoded([pa.record_batch({"token": [1, 2]})], joined([]))
+def test_few_files_stay_open() -> None:
+    rows = Decoded([pa.record_batch({"token": [1, 2]})], expiries.joined([]))
     files = OpenFiles(most_files=2, most_bytes=10 * rows.memory)
-    names = [tmp_path / name for name in "abc"]
+    names = ["a", "b", "c"]
     for name in names:
         files.keep(name, rows)
         assert files.find(names[0])

@@ -1,13 +1,14 @@
 """Look-ups and conditions find the rows that DuckDB finds in the whole view."""
 
 import shutil
+import struct
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given
@@ -18,13 +19,15 @@ from tests.support.examples import examples
 from tests.support.made import SCHEMA, add, new_table, settings_at, write
 from writetime.api.tables import open_table
 from writetime.changes.position import AT
-from writetime.cli.view import filtered
+from writetime.cli.view import rows_where
 from writetime.lake import state, views
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import BucketedTable
+from writetime.lake.places import Places, TokenRange
 from writetime.lake.table import LakeTable
 from writetime.lookup import reading
-from writetime.lookup.keys import keys_of, tokens_of
+from writetime.lookup.conditions import conditions_of
+from writetime.lookup.keys import places_of_condition
 from writetime.lookup.reading import Reader
 from writetime.schema.cql import parse_table
 from writetime.schema.serialise import partition_key, serialiser
@@ -48,12 +51,14 @@ def in_duckdb(rows: pa.Table, where: str) -> list[dict[str, Any]]:
 
 def by_condition(table: LakeTable, where: str) -> list[dict[str, Any]] | None:
     """The rows for which a condition is true, by a look-up; None if the condition names no keys."""
-    keys = keys_of(where, table.schema())
-    if keys is None:
+    if places_of_condition(conditions_of(where, ["id"]), table.schema()) is None:
         return None
-    tokens = tokens_of(keys, table.schema())
-    assert tokens is not None
-    return filtered(Reader(table).rows(tokens), where).to_pylist()
+    return [row for part in rows_where(table, where, None, Counter()) for row in part.to_pylist()]
+
+
+def everything(reader: Reader) -> pa.Table:
+    """All rows, by a look-up."""
+    return pa.concat_tables(rows.values for rows in reader.between(TokenRange(-(1 << 63), (1 << 63) - 1)))
 
 
 @_EXAMPLES
@@ -120,8 +125,12 @@ def test_conditions(table: LakeTable, where: str) -> None:
     ],
 )
 def test_keys_of_a_condition(where: str, ids: list[int] | None) -> None:
-    found = keys_of(where, SCHEMA)
-    assert (None if found is None else found.to_pylist()) == (None if ids is None else [{"id": i} for i in ids])
+    found = places_of_condition(conditions_of(where, ["id"]), SCHEMA)
+    if ids is None:
+        assert found is None
+    else:
+        assert isinstance(found, Places)
+        assert {struct.unpack(">i", key)[0] for key in found.keys.to_pylist()} == set(ids)
 
 
 # Types of partition keys with stored values, with one serialised form each; and some with several.
@@ -209,22 +218,20 @@ def test_conditions_on_texts(tmp_path: Path, kind: str) -> None:
 
 def test_a_reader_sees_each_commit(table: LakeTable) -> None:
     reader = Reader(table)
-    tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
     for number in range(10, 16):
-        assert reader.rows(tokens).equals(whole(table))
+        assert everything(reader).equals(whole(table))
         add(table, [write(i, 0, 20_000_000 + number, w=number) for i in range(number)], number)
-        assert reader.rows(tokens).equals(whole(table))
+        assert everything(reader).equals(whole(table))
         state.fold(table)
-        assert reader.rows(tokens).equals(whole(table))
+        assert everything(reader).equals(whole(table))
         state.compact(table)
     state.rebuild(table)
-    assert reader.rows(tokens).equals(whole(table))
+    assert everything(reader).equals(whole(table))
 
 
 def test_a_reader_opens_what_changed_only(table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(table)
-    tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
-    first = reader.rows(tokens)
+    first = everything(reader)
 
     def unexpected(*_: object) -> None:
         raise AssertionError("a look-up of the same version opened a table")
@@ -232,15 +239,14 @@ def test_a_reader_opens_what_changed_only(table: LakeTable, tmp_path: Path, monk
     with monkeypatch.context() as patched:
         for module, name in ((BucketedTable, "_open_at"), (reading, "contents")):
             patched.setattr(module, name, unexpected)
-        assert reader.rows(tokens).equals(first)
+        assert everything(reader).equals(first)
     add(table, [write(1, 9, 50_000_000, w=1)], 9)
-    assert reader.rows(tokens).num_rows == first.num_rows + 1
+    assert everything(reader).num_rows == first.num_rows + 1
 
 
 def test_a_reader_follows_a_table_that_is_created_again(table: LakeTable, tmp_path: Path) -> None:
     reader = Reader(table)
-    tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
-    assert reader.rows(tokens).equals(whole(table))
+    assert everything(reader).equals(whole(table))
     version = table.changes.load().version
     shutil.rmtree(tmp_path / "lake")
     again = new_table(tmp_path / "lake")
@@ -248,28 +254,27 @@ def test_a_reader_follows_a_table_that_is_created_again(table: LakeTable, tmp_pa
         add(again, [write(number, 0, 1, v="again")], number)
     state.fold(again)
     assert again.changes.load().version == version
-    assert reader.rows(tokens).equals(whole(again))
-    assert reader.rows(tokens).num_rows == 3
+    assert everything(reader).equals(whole(again))
+    assert everything(reader).num_rows == 3
 
 
 def test_threads_share_a_reader(table: LakeTable) -> None:
     reader = Reader(table)
-    tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
 
     def read(_: int) -> int:
-        return reader.rows(tokens).num_rows
+        return everything(reader).num_rows
 
     def commit(number: int) -> None:
         add(table, [write(1, 100 + number, 5, v="a")], 100 + number)
 
-    before = reader.rows(tokens).num_rows
+    before = everything(reader).num_rows
     with ThreadPoolExecutor(4) as pool:
         commits = pool.submit(lambda: [commit(number) for number in range(10)])
         seen = list(pool.map(read, range(60)))
         commits.result()
     assert set(seen) <= set(range(before, before + 11))
-    assert reader.rows(tokens).equals(whole(table))
-    assert reader.rows(tokens).num_rows == before + 10
+    assert everything(reader).equals(whole(table))
+    assert everything(reader).num_rows == before + 10
 
 
 def test_expired_data_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +286,7 @@ def test_expired_data_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     reader = Reader(table)
     for second, rows in ((999, 1), (1000, 0)):
         monkeypatch.setattr(reading, "time_now", lambda second=second: second * 1_000_000)
-        assert reader.rows(np.array([row["token"]])).num_rows == rows
+        assert everything(reader).num_rows == rows
 
 
 def test_a_table_whose_files_are_removed(table: LakeTable, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from collections import Counter
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pyarrow as pa
 from cassandra.cluster import Session
 
@@ -12,12 +11,14 @@ from tests.support import answers
 from tests.support.avro import numbers
 from tests.support.expected import assert_same
 from tests.support.lake_answers import view_rows
+from tests.support.look_ups import partitions_of
 from tests.support.merged import normal, with_one_form
 from tests.support.row_form import row_form
 from writetime.lake import state, views
 from writetime.lake.contents import levels_of
 from writetime.lake.merging import Source, merge_files
 from writetime.lake.parquet import PARTITION
+from writetime.lake.places import TokenRange, joined
 from writetime.lake.row_form import fit
 from writetime.lake.table import LakeTable, view_schema
 from writetime.lookup import reading
@@ -91,13 +92,15 @@ def compacted(table: LakeTable) -> list[pa.Table]:
 
 
 def looked_up(table: LakeTable, second: int) -> pa.Table:
-    """Look up all partitions of a table at once, and one after the other, with expiry judged at this second."""
-    tokens = np.unique(table.changes.read(["token"])["token"].to_numpy())
-    reader = Reader(table)
+    """Look up all partitions of a table at once, one after the other, and by ranges of tokens, with expiry judged at
+    this second."""
+    reader, partitions = Reader(table), partitions_of(table)
     with patch.object(reading, "time_now", lambda: second * 1_000_000):
-        at_once = reader.rows(tokens)
-        parts = [reader.rows(tokens[i : i + 1]) for i in range(len(tokens))]
+        at_once = reader.at(joined(partitions)).values
+        parts = [reader.at(each).values for each in partitions]
+        ranges = [rows.values for rows in reader.between(TokenRange(-(1 << 63), (1 << 63) - 1))]
     assert_same(pa.concat_tables([at_once.slice(0, 0), *parts]), at_once)
+    assert_same(pa.concat_tables([at_once.slice(0, 0), *ranges]), at_once)
     return at_once
 
 

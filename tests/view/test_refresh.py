@@ -6,12 +6,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import duckdb
-import duckdb_extension_delta
-import polars as pl
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +15,7 @@ from tests.support import generated
 from tests.support.examples import examples
 from tests.support.lake_answers import unordered
 from tests.support.made import add, new_table, settings_at, write
+from tests.support.view_readers import READERS, by_query, queried
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import buckets, retention, state, views
@@ -32,25 +29,6 @@ from writetime.view import refreshing, view_packing
 from writetime.view.refreshing import refresh
 
 SECOND = 1_000_000
-
-
-def by_duckdb(at: str) -> pa.Table:
-    with duckdb.connect() as connection:
-        extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("delta.duckdb_extension"))
-        connection.load_extension(str(extension))
-        return connection.execute(f"SELECT * FROM delta_scan('{at}')").to_arrow_table()
-
-
-def by_polars(at: str) -> pa.Table:
-    return pl.scan_delta(at).collect().to_arrow(compat_level=pl.CompatLevel.oldest())
-
-
-def by_query(at: str) -> pa.Table:
-    found = QueryBuilder().register("view", DeltaTable(at)).execute("SELECT * FROM view")
-    return pa.table(found.read_all())
-
-
-READERS = {"duckdb": by_duckdb, "polars": by_polars, "delta-rs": by_query}
 
 
 def rows_of(table: LakeTable, read: Any = by_query) -> list[str]:
@@ -254,8 +232,7 @@ def test_earlier_versions_stay_readable(table: LakeTable, settings: Settings) ->
         seen[table.view.load().version] = rows_of(table)
     for version, wanted in seen.items():
         delta = DeltaTable(table.view.storage.address, version)
-        found = pa.table(QueryBuilder().register("view", delta).execute("SELECT * FROM view").read_all())
-        assert unordered([found.drop_columns([PARTITION])]) == wanted
+        assert unordered([queried(delta).drop_columns([PARTITION])]) == wanted
         assert int(delta.history(1)[0][AS_OF]) > 0
 
 

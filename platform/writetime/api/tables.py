@@ -11,8 +11,9 @@ from writetime.core.config import Settings
 from writetime.core.instants import parse_instant
 from writetime.lake import table as lake
 from writetime.lake import views
+from writetime.lake.places import TokenRange
 from writetime.lake.table import LakeTable, view_schema
-from writetime.lookup.keys import tokens_of
+from writetime.lookup.keys import places_of_keys
 from writetime.lookup.reading import Reader
 from writetime.row_events.batches import events_since
 from writetime.row_events.events import event_schema
@@ -53,8 +54,8 @@ class Table:
         return pa.concat_tables([view_schema(self.schema).empty_table(), *parts])
 
     def lookup(self, keys: Sequence[Mapping[str, Any]]) -> pa.Table:
-        """Return the rows that have one of some keys, at the cost of these rows if the keys have all columns of the
-        partition key; else all rows are read.
+        """Return the rows that have one of some keys. They are read at the cost of the rows if the keys have all
+        columns of the partition key, and of these alone if they have clustering columns, too; else all rows are read.
 
         Args:
             keys: values by column, such as `[{"id": 7}, {"id": 9}]`. All name the same columns.
@@ -65,14 +66,19 @@ class Table:
             return wanted_schema.empty_table()
         columns = list(keys[0])
         wanted = pa.Table.from_pylist(list(keys), pa.schema([wanted_schema.field(name) for name in columns]))
-        tokens = tokens_of(wanted, schema)
-        rows = self.view() if tokens is None else self._reader.rows(tokens)
+        places = places_of_keys(wanted, schema)
+        rows = self.view() if places is None else self._reader.at(places).values
         # Joined without the other columns, because Arrow's join does not support nested ones.
         taken = TakenNames(rows.column_names)
         number = next(name for name in candidates("number") if name not in taken)
         numbered = rows.select(columns).append_column(number, pa.array(range(rows.num_rows), pa.int64()))
         found = numbered.join(wanted, columns, join_type="left semi", use_threads=False)[number]
         return rows.take(found.combine_chunks().sort())
+
+    def between(self, first_token: int, last_token: int) -> pa.Table:
+        """Return the rows of the partitions with tokens from a first one to a last one, and read only these."""
+        found = [rows.values for rows in self._reader.between(TokenRange(first_token, last_token))]
+        return pa.concat_tables([view_schema(self._reader.schema).empty_table(), *found])
 
     def row_events(self, since: int = 1) -> pa.Table:
         """Return the row events from a batch (`sequence`) on, in order: kind, and the row before and after.

@@ -1,6 +1,7 @@
 """`writetime row-events | publish | rebuild KS.TABLE`."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 from writetime.cli.text_tables import print_table
 from writetime.core import config
 from writetime.core.config import Settings
-from writetime.core.printing import json_line, json_value
+from writetime.core.printing import json_lines, json_value
 from writetime.lake import state
 from writetime.lake.delta import Conflict
 from writetime.lake.table import LakeTable, open_table
@@ -41,8 +42,8 @@ def row_events(*, table: str, first: int, form: str) -> None:
         click.echo(json.dumps(event_avro(lake_table.schema()), indent=2))
     elif form == "jsonl":
         for part in events_since(lake_table, first):
-            for i in range(part.num_rows):
-                click.echo(json_line({name: part[name][i] for name in part.column_names}))
+            for lines in json_lines(part):
+                sys.stdout.buffer.write(lines)
     else:
         _print_table(events_since(lake_table, first))
 

@@ -12,13 +12,15 @@ from writetime.cli.text_tables import print_table
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import parse_instant
-from writetime.core.printing import json_line, json_value
+from writetime.core.printing import json_lines, json_value
 from writetime.lake import views
+from writetime.lake.places import Places, TokenRange
 from writetime.lake.row_form import warning
-from writetime.lake.table import open_table, view_schema
-from writetime.lookup.keys import keys_of, tokens_of
-from writetime.lookup.reading import Reader
-from writetime.schema.names import TakenNames, candidates
+from writetime.lake.table import LakeTable, open_table, view_schema
+from writetime.lookup.conditions import conditions_of, with_token_column
+from writetime.lookup.keys import label, places_of_condition
+from writetime.lookup.reading import Reader, Rows
+from writetime.schema.names import TakenNames, candidates, fold
 
 
 @click.command()
@@ -34,16 +36,38 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str) -> None
     schema = lake_table.schema()
     instant = None if as_of is None else parse_instant(as_of)
     unfit: Counter[str] = Counter()
-    keys = keys_of(where, schema) if where and instant is None else None
-    tokens = None if keys is None else tokens_of(keys, schema)
-    parts = views.virtual(lake_table, instant, unfit) if tokens is None else [Reader(lake_table).rows(tokens, unfit)]
-    wanted = (filtered(part, where) for part in parts) if where else parts
+    wanted = rows_where(lake_table, where, instant, unfit) if where else views.virtual(lake_table, instant, unfit)
     if form == "jsonl":
         _print_lines(wanted)
     else:
         {"table": _print_table, "parquet": _write_parquet}[form](wanted, view_schema(schema))
     if unfit:
         click.echo(warning(table, unfit), err=True)
+
+
+def rows_where(table: LakeTable, where: str, instant: int | None, unfit: Counter[str]) -> Iterator[pa.Table]:
+    """Yield the rows that meet a condition, by a look-up if it names keys or tokens, and no past time is asked for."""
+    reader = Reader(table)
+    schema = reader.schema
+    key = [fold(label(column)) for column in schema.partition_key]
+    found = places_of_condition(conditions_of(where, key), schema)
+    if instant is not None:
+        yield from (filtered(part, where) for part in views.virtual(table, instant, unfit))
+    elif isinstance(found, Places):
+        yield _filtered(reader.at(found, unfit), where, key)
+    elif isinstance(found, TokenRange):
+        yield from (_filtered(rows, where, key) for rows in reader.between(found, unfit))
+    else:
+        yield from (filtered(part, where) for part in views.virtual(table, None, unfit))
+
+
+def _filtered(rows: Rows, where: str, partition_key: list[str]) -> pa.Table:
+    taken = TakenNames(rows.values.column_names)
+    token = next(name for name in candidates("writetime_token") if name not in taken)
+    replaced = with_token_column(where, partition_key, token)
+    if replaced is None:
+        return filtered(rows.values, where)
+    return filtered(rows.values.append_column(token, rows.tokens), replaced).drop_columns([token])
 
 
 def filtered(rows: pa.Table, where: str) -> pa.Table:
@@ -77,14 +101,9 @@ def _print_table(parts: Iterable[pa.Table], schema: pa.Schema) -> None:
 
 
 def _print_lines(parts: Iterable[pa.Table]) -> None:
-    for line in _lines(parts):
-        click.echo(line)
-
-
-def _lines(parts: Iterable[pa.Table]) -> Iterator[bytes]:
     for part in parts:
-        for i in range(part.num_rows):
-            yield json_line({name: part[name][i] for name in part.column_names})
+        for lines in json_lines(part):
+            sys.stdout.buffer.write(lines)
 
 
 def _write_parquet(parts: Iterable[pa.Table], schema: pa.Schema) -> None:

@@ -5,12 +5,17 @@ finite.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
+
+from writetime.core.arrow import pc
+
+_ROWS = 10_000
+_AS_THEY_ARE = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_boolean)
 
 
 def printable(text: str) -> str:
@@ -21,6 +26,33 @@ def printable(text: str) -> str:
 def json_line(row: Mapping[str, pa.Scalar], *, nulls: bool = True) -> bytes:
     """Return a row as one JSON object, optionally without nulls."""
     return orjson.dumps({n: json_value(value, nulls=nulls) for n, value in row.items() if nulls or value.is_valid})
+
+
+def json_lines(rows: pa.Table) -> Iterator[bytes]:
+    """Yield rows as JSON objects, as `json_line` does, some lines at a time with the ends of lines. Whole columns are
+    converted at once, as that takes a sixth of the time.
+    """
+    names = rows.column_names
+    for batch in rows.to_batches(_ROWS):
+        columns = [_json_values(column) for column in batch.columns]
+        lines = (orjson.dumps(dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True))
+        yield b"".join(line + b"\n" for line in lines)
+
+
+def _json_values(column: pa.Array) -> list[Any]:
+    """Return the results of `json_value`."""
+    arrow = column.type
+    if any(kind(arrow) for kind in _AS_THEY_ARE):
+        return column.to_pylist()
+    if pa.types.is_floating(arrow) and pc.all(pc.is_finite(column)).as_py() in (True, None):
+        return column.to_pylist()
+    if pa.types.is_binary(arrow):
+        return [None if value is None else "0x" + value.hex() for value in column.to_pylist()]
+    if pa.types.is_timestamp(arrow) and arrow.unit == "us":
+        micros = column.cast(pa.int64()).fill_null(0).to_numpy().view("datetime64[us]")
+        texts = np.char.add(np.datetime_as_string(micros), "Z")
+        return [text if is_valid else None for text, is_valid in zip(texts.tolist(), column.is_valid(), strict=True)]
+    return [json_value(value) for value in column]
 
 
 def json_value(scalar: pa.Scalar, *, nulls: bool = True) -> Any:

@@ -4,6 +4,7 @@ A file of the lake never changes, and no name is used twice. So a decoded file s
 address is its name.
 """
 
+import functools
 import hashlib
 import logging
 import threading
@@ -20,9 +21,9 @@ import pyarrow.parquet as pq
 
 from writetime.core.config import Settings
 from writetime.lake.decoded import Damaged, Decoded, decode, read, write
-from writetime.lake.delta import DataFile
 from writetime.lake.lake_storage import Storage
 from writetime.lake.places import Places
+from writetime.lake.versions import DataFile
 
 # Bytes of a decoded file per byte of Parquet, as a bound for the room to make.
 _GROWTH = 3
@@ -39,18 +40,18 @@ class OpenFiles:
     def __init__(self, most_files: int = 4096, most_bytes: int = 128 << 20) -> None:
         self._most_files = most_files
         self._most_bytes = most_bytes
-        self._files: OrderedDict[Path, Decoded] = OrderedDict()
+        self._files: OrderedDict[str, Decoded] = OrderedDict()
         self._memory = 0
         self._lock = threading.Lock()
 
-    def find(self, path: Path) -> Decoded | None:
+    def find(self, path: str) -> Decoded | None:
         """Return a file by the path of its decoded form."""
         with self._lock:
             if path in self._files:
                 self._files.move_to_end(path)
             return self._files.get(path)
 
-    def keep(self, path: Path, decoded: Decoded) -> None:
+    def keep(self, path: str, decoded: Decoded) -> None:
         """Keep a file open."""
         with self._lock:
             self._drop(path)
@@ -59,7 +60,7 @@ class OpenFiles:
             while len(self._files) > self._most_files or self._memory > self._most_bytes:
                 self._drop(next(iter(self._files)))
 
-    def close(self, path: Path) -> None:
+    def close(self, path: str) -> None:
         """Close a file, if it is open."""
         with self._lock:
             self._drop(path)
@@ -70,7 +71,7 @@ class OpenFiles:
             self._files.clear()
             self._memory = 0
 
-    def _drop(self, path: Path) -> None:
+    def _drop(self, path: str) -> None:
         if (decoded := self._files.pop(path, None)) is not None:
             self._memory -= decoded.memory
 
@@ -95,9 +96,9 @@ class Cache:
         """Return the cache of an installation; a relative path is relative to the working folder."""
         return cls(Path(settings.lake.cache).resolve(), round(settings.lake.cache_gib * (1 << 30)))
 
-    def partitions(self, storage: Storage, file: DataFile, tokens: np.ndarray) -> list[pa.RecordBatch]:
-        """Return the rows of a file of the lake with these tokens (sorted, each once), in order."""
-        return self._read(storage, file, lambda decoded: decoded.partitions(tokens))
+    def between(self, storage: Storage, file: DataFile, first: int, last: int) -> list[pa.RecordBatch]:
+        """Return the rows of a file of the lake with tokens from a first one to a last one, in order."""
+        return self._read(storage, file, lambda decoded: decoded.between(first, last))
 
     def rows(self, storage: Storage, file: DataFile, places: Places) -> list[pa.RecordBatch]:
         """Return the rows of a file of the lake that a merge at these places needs, in order."""
@@ -118,16 +119,15 @@ class Cache:
             return read_from(decoded)
         except Damaged:
             open_files.close(path)
-            path.unlink(missing_ok=True)
+            Path(path).unlink(missing_ok=True)
             return read_from(self._open(path, storage, file))
 
-    def _path(self, storage: Storage, file: DataFile) -> Path:
-        name = hashlib.sha256(f"{storage.address}/{file.path}".encode()).hexdigest()[:40]
-        return self.folder / (name + _SUFFIX)
+    def _path(self, storage: Storage, file: DataFile) -> str:
+        return _path_of(self.folder, storage.address, file.path)
 
-    def _open(self, path: Path, storage: Storage, file: DataFile) -> Decoded:
+    def _open(self, path: str, storage: Storage, file: DataFile) -> Decoded:
         if (decoded := open_files.find(path)) is None:
-            decoded = self._decoded(path, storage, file)
+            decoded = self._decoded(Path(path), storage, file)
             open_files.keep(path, decoded)
         return decoded
 
@@ -162,9 +162,16 @@ class Cache:
             if total + needed <= self.limit:
                 return
             # An open file would keep its place on the disk.
-            open_files.close(path)
+            open_files.close(str(path))
             path.unlink(missing_ok=True)
             total -= size
+
+
+# Kept, because a batch asks for each file of the table.
+@functools.lru_cache(1 << 16)
+def _path_of(folder: Path, address: str, path: str) -> str:
+    name = hashlib.sha256(f"{address}/{path}".encode()).hexdigest()[:40]
+    return str(folder / (name + _SUFFIX))
 
 
 def _kept(path: Path, size: int) -> Decoded | None:

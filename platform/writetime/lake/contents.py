@@ -15,19 +15,19 @@ import pyarrow as pa
 
 from writetime.lake.buckets import ALL, buckets_of
 from writetime.lake.cache import Cache
-from writetime.lake.delta import DataFile, TableVersion, by_bucket
 from writetime.lake.horizon import horizon_of, only_dropped, without_dropped, written_until
 from writetime.lake.merging import Source, merge_files
-from writetime.lake.places import Places, places_of
+from writetime.lake.places import Places, TokenRange, places_of
 from writetime.lake.table import LakeTable
-from writetime.lake.touched import merge_partitions, merge_places
+from writetime.lake.touched import merge_places, merge_tokens
+from writetime.lake.versions import DataFile, TableVersion, by_bucket
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 
 DROPPED = "dropped-"
 
-At = Places | np.ndarray | None
-"""What to merge: some places, the partitions with some tokens (sorted, each once), or everything."""
+At = Places | TokenRange | None
+"""What to merge: some places, the partitions with tokens of a range, or everything."""
 
 
 def levels_of(state: TableVersion) -> list[DataFile]:
@@ -126,8 +126,8 @@ def _merged(
             return merge_files(sources, schema, start=start)
         case Places():
             return merge_places(sources, schema, at, cache, start)
-        case _:
-            return merge_partitions(sources, schema, at, cache, start)
+        case TokenRange():
+            return merge_tokens(sources, schema, at, cache, start)
 
 
 class StateFiles:

@@ -1,8 +1,8 @@
 """A file of changes, a level of the state, or the places of a file of the view, decoded into Arrow and mapped into
 memory.
 
-The rows are in the order of the database, so they are searched in place: the token column for partitions, and token,
-key and position for rows. Only the pages of rows that are used are read.
+The rows are in the order of the database, so they are searched in place: the token column for ranges of tokens, and
+token, key and position for rows. Only the pages of rows that are used are read.
 
 A decoded file holds the Arrow IPC file, the seconds at which data expires and the row of each (`expiries`), then the
 footer as JSON, then the footer's length and CRC-32 and `MAGIC`. The footer describes the batches; the CRC-32 of each,
@@ -66,33 +66,27 @@ class Decoded:
         """The bytes of memory that the rows take, apart from mapped files."""
         return sum(batch.nbytes for batch in self._batches)
 
-    def partitions(self, tokens: np.ndarray) -> list[pa.RecordBatch]:
-        """Return the rows with these tokens (sorted, each once), in order.
+    def between(self, first: int, last: int) -> list[pa.RecordBatch]:
+        """Return the rows with tokens from a first one to a last one, in order.
 
         Raises:
             Damaged: a part of the file that is used for the first time has changed since it was written.
         """
         found = []
-        for number, (first, last) in enumerate(self._ends):
-            wanted = tokens[np.searchsorted(tokens, first) : np.searchsorted(tokens, last, "right")]
-            if not len(wanted):
-                continue
-            batch = self._batch(number)
-            held = batch.column("token").to_numpy()
-            starts, ends = np.searchsorted(held, wanted), np.searchsorted(held, wanted, "right")
-            if len(wanted) == 1:
-                part = batch.slice(starts[0], ends[0] - starts[0])
-            else:
-                part = _taken(batch, _indices(starts, ends - starts))
-            if part.num_rows:
-                found.append(part)
+        for number, (least, greatest) in enumerate(self._ends):
+            if first <= greatest and least <= last:
+                batch = self._batch(number)
+                held = batch.column("token").to_numpy()
+                start, end = np.searchsorted(held, first), np.searchsorted(held, last, "right")
+                if start < end:
+                    found.append(batch.slice(start, end - start))
         return found
 
     def rows(self, places: Places) -> list[pa.RecordBatch]:
         """Return the rows that a merge at these places needs, in order: see `Searched.rows`.
 
         Raises:
-            Damaged: as for `partitions`.
+            Damaged: as for `between`.
         """
         return [_taken(self._batch(number), rows) for number, rows in self._at(places)]
 
@@ -100,7 +94,7 @@ class Decoded:
         """Return the result of `rows`, with the index in the file of each row.
 
         Raises:
-            Damaged: as for `partitions`.
+            Damaged: as for `between`.
         """
         starts = np.cumsum([0, *self._counts])
         found = []
@@ -112,7 +106,7 @@ class Decoded:
         """Return the rows where data expires in `after` < t <= `until` (seconds), in order.
 
         Raises:
-            Damaged: as for `partitions`.
+            Damaged: as for `between`.
         """
         rows = self._due(after, until)
         starts = np.concatenate([[0], np.cumsum(self._counts)])
@@ -290,12 +284,6 @@ def _fields(source: pq.ParquetFile) -> pa.Schema:
 def _ends(batch: pa.RecordBatch) -> tuple[int, int]:
     tokens = batch.column("token")
     return tokens[0].as_py(), tokens[-1].as_py()
-
-
-def _indices(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the numbers of several ranges."""
-    before = np.cumsum(counts) - counts
-    return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
 def _taken(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:

@@ -24,7 +24,6 @@ from writetime.changes.starts import LATEST, Start, Truncation
 from writetime.core.arrow import one_chunk, pc
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import uuid_micros
-from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import TRUNCATED, newest_snapshot, registered_sources
 from writetime.lake.lake_storage import Storage
@@ -32,6 +31,7 @@ from writetime.lake.merging import Runner
 from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, write_file
 from writetime.lake.state import BASE, generation_of, rebuild
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of, view_schema
+from writetime.lake.versions import DataFile, TableVersion
 from writetime.schema.table import TableSchema
 
 # `CommitLog-<version>-<id>.log`: ids rise on a node (`CommitLogDescriptor`).

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from writetime.changes.model import field_name
 from writetime.core.arrow import mask_of, one_chunk
 from writetime.core.errors import WritetimeError
-from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.history import instant_text, pc, select
 from writetime.lake.lake_storage import Storage
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import DataFile, TableVersion
 from writetime.schema.table import TableSchema
 
 HORIZON = "horizon"

@@ -1,8 +1,7 @@
 """The live files of a Delta table with their deletion vectors, and commits that mark rows.
 
 delta-rs reads tables with deletion vectors, but writes none and does not show them. So the vectors come from the
-actions of the log, and a commit with vectors is a file of the log that is put there only if no other commit has its
-number (PROTOCOL.md). Everything else stays with delta-rs: properties, fields, checkpoints.
+actions of the log.
 """
 
 import json
@@ -10,23 +9,16 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-import orjson
 import pyarrow.parquet as pq
 
 from writetime.core.errors import WritetimeError
-from writetime.core.extras import WhenUsed
-from writetime.lake.delta import ATTEMPTS, VECTORS, BucketedTable, Conflict, DataFile, TableVersion
-from writetime.lake.lake_storage import Storage
+from writetime.lake import commits
+from writetime.lake.commits import Action
+from writetime.lake.delta import ATTEMPTS, VECTORS, BucketedTable, Conflict
 from writetime.lake.parquet import PARTITION, WrittenFile
 from writetime.lake.vectors import Vector
-
-if TYPE_CHECKING:
-    import obstore
-    from obstore import exceptions, store
-else:
-    obstore, store, exceptions = map(WhenUsed, ("obstore", "obstore.store", "obstore.exceptions"))
+from writetime.lake.versions import DataFile, TableVersion
 
 # appendOnly and invariants come with all tables of writer version 2.
 _WITH = {
@@ -38,7 +30,6 @@ _WITH = {
 _WITHOUT = {"minReaderVersion": 1, "minWriterVersion": 2}
 # How long a checkpoint lists files and vectors that were removed. Each refresh removes as many as it marks files.
 _REMOVED = {"delta.deletedFileRetentionDuration": "interval 2 hours"}
-_CHECKPOINT_EVERY = 20
 
 
 @dataclass(frozen=True)
@@ -93,7 +84,7 @@ class LiveFiles:
             WritetimeError: the table cannot be opened, or another engine wrote its log in another form.
         """
         now = self._table.load()
-        identity = str(now.table.metadata().id)
+        identity = now.id
         if identity != self._id or now.version < self._at or not self._follow(now.version):
             self._id, self._at, self._files = identity, *self._checkpoint(now.version)
             if not self._follow(now.version):
@@ -131,9 +122,8 @@ class LiveFiles:
                 raise Conflict(f"{self._storage.address} has been rewritten by another process: run this again")
             actions = [*_head(now.version, info, vectors=vectors), *_actions(change, numbers, data_change=data_change)]
             number = now.version.version + 1
-            if _put(self._storage, f"_delta_log/{number:020d}.json", b"\n".join(map(orjson.dumps, actions))):
-                if number % _CHECKPOINT_EVERY == 0:
-                    self._table.load().table.create_checkpoint()
+            if commits.write_commit(self._storage, number, actions) is not None:
+                self._table.checkpoint_after(number)
                 return
             time.sleep(random.uniform(0.01, 0.1))
         raise WritetimeError(f"{self._storage.address}: {ATTEMPTS} commits met others")
@@ -141,10 +131,10 @@ class LiveFiles:
     def _follow(self, version: int) -> bool:
         """Go on to a version; return whether the log has all commits up to it."""
         while self._at < version:
-            actions = read_commit(self._storage, self._at + 1)
-            if actions is None:
+            commit = commits.read_commit(self._storage, self._at + 1)
+            if commit is None:
                 return False
-            _apply(self._files, actions)
+            _apply(self._files, commits.actions_of(commit))
             self._at += 1
         return True
 
@@ -155,7 +145,8 @@ class LiveFiles:
         now = self._table.load().version
         at, actions = self._read_checkpoint(now, "remove")
         for version in range(at + 1, now + 1):
-            actions += [each["remove"] for each in read_commit(self._storage, version) or [] if "remove" in each]
+            commit = commits.read_commit(self._storage, version) or b""
+            actions += [each["remove"] for each in commits.actions_of(commit) if "remove" in each]
         return [(a["path"], Vector.of_action(a.get("deletionVector")), a["deletionTimestamp"] or 0) for a in actions]
 
     def _checkpoint(self, version: int) -> tuple[int, dict[str, LiveFile]]:
@@ -165,7 +156,7 @@ class LiveFiles:
         _apply(files, [{"add": row | {"partitionValues": dict(row["partitionValues"])}} for row in rows])
         return at, files
 
-    def _read_checkpoint(self, version: int, action: str) -> tuple[int, list[dict[str, Any]]]:
+    def _read_checkpoint(self, version: int, action: str) -> tuple[int, list[Action]]:
         filesystem = self._storage.filesystem()
         try:
             with filesystem.open_input_stream("_delta_log/_last_checkpoint") as stream:
@@ -185,16 +176,7 @@ def has_vectors(version: TableVersion) -> bool:
     return version.properties.get(VECTORS) == "true"
 
 
-def read_commit(storage: Storage, version: int) -> list[dict[str, Any]] | None:
-    """Return the actions of a commit; None if the log does not have it."""
-    try:
-        with storage.filesystem().open_input_stream(f"_delta_log/{version:020d}.json") as stream:
-            return [orjson.loads(line) for line in stream.read().splitlines() if line]
-    except FileNotFoundError:
-        return None
-
-
-def _apply(files: dict[str, LiveFile], actions: list[dict[str, Any]]) -> None:
+def _apply(files: dict[str, LiveFile], actions: list[Action]) -> None:
     """Apply actions of one commit: a file that is removed and added with another vector stays."""
     added = []
     for action in actions:
@@ -209,11 +191,10 @@ def _apply(files: dict[str, LiveFile], actions: list[dict[str, Any]]) -> None:
         files[file.path] = LiveFile(file, Vector.of_action(add.get("deletionVector")))
 
 
-def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> list[dict[str, Any]]:
+def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> list[Action]:
     """Return the actions about the table itself, which becomes one with vectors, or one without them."""
-    about = {"timestamp": _millis(), "operation": "WRITE", "engineInfo": "writetime", **info}
     if has_vectors(now) == vectors:
-        return [{"commitInfo": about}]
+        return [commits.about(info)]
     wanted = {name: value for name, value in now.properties.items() if name not in _REMOVED}
     wanted |= {VECTORS: str(vectors).lower(), **(_REMOVED if vectors else {})}
     metadata = now.table.metadata()
@@ -225,56 +206,30 @@ def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> li
         "createdTime": metadata.created_time,
         "configuration": wanted,
     }
-    return [{"commitInfo": about}, {"protocol": _WITH if vectors else _WITHOUT}, {"metaData": described}]
+    return [commits.about(info), {"protocol": _WITH if vectors else _WITHOUT}, {"metaData": described}]
 
 
-def _actions(change: Change, numbers: Mapping[str, int], *, data_change: bool) -> list[dict[str, Any]]:
-    now = _millis()
-    found: list[dict[str, Any]] = [
-        {"txn": {"appId": name, "version": number, "lastUpdated": now}} for name, number in numbers.items()
-    ]
+def _actions(change: Change, numbers: Mapping[str, int], *, data_change: bool) -> list[Action]:
+    found = commits.numbers(numbers)
     for each in (*change.remove, *(each for each, _ in change.mark)):
-        removed = {
-            "path": each.file.path,
-            "deletionTimestamp": now,
-            "dataChange": data_change,
-            "extendedFileMetadata": True,
-            "partitionValues": {PARTITION: str(each.file.bucket)},
-            "size": each.file.size,
-        }
-        vector = {"deletionVector": each.vector.action} if each.vector else {}
-        found.append({"remove": removed | vector})
-    added: list[tuple[WrittenFile | DataFile, int, Vector | None]] = [(file, now, None) for file in change.add]
-    added += [(each.file, each.file.added_at // 1000, vector) for each, vector in change.mark]
-    for file, modified, vector in added:
-        action = {
-            "path": file.path,
-            "partitionValues": {PARTITION: str(file.bucket)},
-            "size": file.size,
-            "modificationTime": modified,
-            "dataChange": data_change,
-            "stats": json.dumps({"numRecords": file.rows, "tightBounds": vector is None}),
-        }
-        found.append({"add": action | ({"deletionVector": vector.action} if vector else {})})
+        file = each.file
+        removed = commits.removing(file.path, file.bucket, file.size, data_change=data_change)
+        found.append({"remove": removed | _named(each.vector)})
+    for file in change.add:
+        add = commits.adding(
+            file.path, file.bucket, file.size, commits.millis(), _statistics(file.rows, None), data_change=data_change
+        )
+        found.append({"add": add})
+    for each, vector in change.mark:
+        file, about = each.file, _statistics(each.file.rows, vector)
+        add = commits.adding(file.path, file.bucket, file.size, file.added_at // 1000, about, data_change=data_change)
+        found.append({"add": add | _named(vector)})
     return found
 
 
-def _put(storage: Storage, path: str, data: bytes) -> bool:
-    """Write a file, if there is none of its name; return whether there was none."""
-    if storage.is_local:
-        target = store.LocalStore(storage.address)
-    else:
-        # Some options are the client's, such as whether HTTP is allowed.
-        options = {name.lower(): value for name, value in storage.options.items()}
-        client: Any = {"allow_http": True} if options.pop("aws_allow_http", "false") == "true" else {}
-        config: Any = options
-        target = store.from_url(storage.address, config=config, client_options=client)
-    try:
-        obstore.put(target, path, data, mode="create")
-    except exceptions.AlreadyExistsError:
-        return False
-    return True
+def _statistics(rows: int, vector: Vector | None) -> Mapping[str, object]:
+    return {"numRecords": rows, "tightBounds": vector is None}
 
 
-def _millis() -> int:
-    return time.time_ns() // 1_000_000
+def _named(vector: Vector | None) -> Action:
+    return {"deletionVector": vector.action} if vector else {}

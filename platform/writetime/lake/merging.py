@@ -9,9 +9,9 @@ import pyarrow as pa
 from writetime.changes.model import change_schema
 from writetime.lake.buckets import ALL, token_range
 from writetime.lake.change_files import read_changes
-from writetime.lake.delta import DataFile
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import READ_SOON, WrittenFile, without_empty, write_rows
+from writetime.lake.versions import DataFile
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 

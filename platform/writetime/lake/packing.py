@@ -11,12 +11,12 @@ from functools import partial
 
 from writetime.changes.model import change_schema
 from writetime.lake.buckets import ALL
-from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, sort, without_empty, write_rows
 from writetime.lake.state import PACKED, folded_version, levels_to_fold
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import DataFile, TableVersion
 from writetime.schema.table import TableSchema
 
 FAN = 16

@@ -44,6 +44,27 @@ class Places:
         return Places(self.tokens[part], self.keys[part], self.first[part], self.end[part])
 
 
+@dataclass(frozen=True)
+class TokenRange:
+    """The partitions with tokens from a first one to a last one."""
+
+    first: int
+    last: int
+
+
+def only_at(state: pa.Table, places: Places) -> pa.Table:
+    """Return, of merged changes, the rows at some places, with the static rows and deletions of their partitions. What
+    was merged at these places may have parts of other rows.
+    """
+    (batch,) = state.combine_chunks().to_batches() or [None]
+    if batch is None:
+        return state
+    plain = batch.set_column(batch.schema.get_field_index("key"), "key", decoded(batch.column("key"))).set_column(
+        batch.schema.get_field_index("position"), "position", decoded(batch.column("position"))
+    )
+    return state.take(pa.array(Searched(plain).rows(places)))
+
+
 def places_of(changes: pa.Table) -> Places:
     """Return the places that changes touch. A change of a static row, or the deletion of a partition, touches the
     partition. The changes are in the order of the database.
@@ -72,9 +93,15 @@ def joined(several: list[Places]) -> Places:
         return Places(np.empty(0, np.int64), *(pa.array([], pa.binary()) for _ in range(3)))
     if len(several) == 1:
         return several[0]
-    tokens = pa.array(np.concatenate([each.tokens for each in several]))
-    parts = [pa.concat_arrays([getattr(each, name) for each in several]) for name in ("keys", "first", "end")]
-    table = pa.table([tokens, *parts], ["token", "key", "first", "end"])
+    tokens = np.concatenate([each.tokens for each in several])
+    return in_order(
+        tokens, *(pa.concat_arrays([getattr(each, name) for each in several]) for name in ("keys", "first", "end"))
+    )
+
+
+def in_order(tokens: np.ndarray, keys: pa.Array, first: pa.Array, end: pa.Array) -> Places:
+    """Return places in the order of the database."""
+    table = pa.table([pa.array(tokens), keys, first, end], ["token", "key", "first", "end"])
     sorted_by = [(name, "ascending") for name in ("token", "key", "first")] + [("end", "descending")]
     table = table.take(pc.sort_indices(table, sort_keys=sorted_by))
     return Places(table["token"].to_numpy(), *(one_chunk(table[name]) for name in ("key", "first", "end")))

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -52,7 +51,7 @@ def append_frame(table: LakeTable, frame: DataFrame, app_id: str, number: int) -
         WritetimeError: the frame has a column that the table's changes never had, such as one of a column that got
             another name in the lake (`lake.labels`).
     """
-    fields = pa.schema(table.changes.load().table.schema()).names
+    fields = table.changes.load().fields.names
     if unknown := [name for name in frame.columns if name not in fields]:
         raise WritetimeError(
             f"changes of {table.name} have no field {unknown[0]}: rename it as the lake does, or drop it; they have "

@@ -14,12 +14,12 @@ from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import ALL, are_few
 from writetime.lake.contents import DROPPED, Contents, StateFiles, Waiting, dropped_of, levels_of
-from writetime.lake.delta import DataFile, TableVersion, by_bucket, by_folder
 from writetime.lake.horizon import HORIZON, horizon_of, may_drop, only_dropped, without_dropped
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import MergeTask, Runner, Source, merge_files, write_state
 from writetime.lake.parquet import WrittenFile, count_values
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of
+from writetime.lake.versions import DataFile, TableVersion, by_bucket, by_folder
 from writetime.schema.table import TableSchema
 
 # Checks new levels before they are committed.

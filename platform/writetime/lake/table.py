@@ -22,11 +22,12 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import check_buckets
 from writetime.lake.cache import Cache
-from writetime.lake.delta import BUCKETS, BucketedTable, TableVersion
+from writetime.lake.delta import BucketedTable
 from writetime.lake.evolution import join_schemas
 from writetime.lake.labels import NAMES, extend, labelled, recorded_labels
 from writetime.lake.lake_storage import Storage, lake_storage
 from writetime.lake.live_files import LiveFiles
+from writetime.lake.versions import BUCKETS, TableVersion
 from writetime.schema.mapping import arrow_type
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import SchemaError, TableSchema, is_later

@@ -1,33 +1,31 @@
 """Reads only the parts of files that a batch of row events, or a look-up, needs, through the cache of decoded files:
-some partitions, some places, and the places where data expires.
+ranges of tokens, some places, and the places where data expires.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 
-import numpy as np
 import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.lake.cache import Cache
-from writetime.lake.delta import DataFile
 from writetime.lake.merging import PORTION_BYTES, Source
 from writetime.lake.parquet import conform
-from writetime.lake.places import Places, joined, places_of
+from writetime.lake.places import Places, TokenRange, joined, places_of
+from writetime.lake.versions import DataFile
 from writetime.merge import merge
 from writetime.schema.table import TableSchema
 
 Read = Callable[[Source, DataFile], list[pa.RecordBatch]]
 
 
-def merge_partitions(
-    sources: Iterable[Source], schema: TableSchema, tokens: np.ndarray, cache: Cache, start: pa.Table | None = None
+def merge_tokens(
+    sources: Iterable[Source], schema: TableSchema, wanted: TokenRange, cache: Cache, start: pa.Table | None = None
 ) -> pa.Table:
-    """Merge the rows of files with some tokens (sorted, each once), and a merged table (if any); memory depends on the
-    result.
-    """
+    """Merge the rows of files with tokens of a range, and a merged table (if any)."""
 
     def read(source: Source, file: DataFile) -> list[pa.RecordBatch]:
-        return cache.partitions(source.storage, file, _of_range(tokens, source.tokens_of(file)))
+        first, last = source.tokens_of(file) or (wanted.first, wanted.last)
+        return cache.between(source.storage, file, max(first, wanted.first), min(last, wanted.last))
 
     return _merge(sources, schema, read, start)
 
@@ -95,7 +93,3 @@ def _conformed(alike: dict[pa.Schema, list[pa.RecordBatch]], wanted: pa.Schema) 
     """Yield batches of the same fields as one table, so that it is conformed once."""
     for batches in alike.values():
         yield conform(pa.Table.from_batches(batches).combine_chunks(), wanted, "a file of changes")
-
-
-def _of_range(tokens: np.ndarray, within: tuple[int, int] | None) -> np.ndarray:
-    return tokens if within is None else tokens[(tokens >= within[0]) & (tokens <= within[1])]

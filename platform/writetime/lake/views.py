@@ -13,7 +13,6 @@ from functools import partial
 import pyarrow as pa
 
 from writetime.lake.contents import Contents, StateFiles
-from writetime.lake.delta import TableVersion
 from writetime.lake.history import require_history, until
 from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import Change
@@ -22,6 +21,7 @@ from writetime.lake.parquet import WrittenFile, write_file
 from writetime.lake.row_form import fit
 from writetime.lake.state import Staged, contents
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import TableVersion
 from writetime.merge import live_rows
 from writetime.schema.table import TableSchema
 

@@ -28,7 +28,7 @@ from writetime.core.format_version import FORMAT_VERSION
 from writetime.core.instants import instant_text
 from writetime.lake import retention
 from writetime.lake.changes import ChangeWriter
-from writetime.lake.delta import BUCKETS, Conflict, TableVersion
+from writetime.lake.delta import Conflict
 from writetime.lake.generation import renew
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import (
@@ -44,6 +44,7 @@ from writetime.lake.merging import Runner
 from writetime.lake.packing import FAN, pack_batches
 from writetime.lake.state import generation_of
 from writetime.lake.table import GENERATION, LakeTable, open_table, table_storage
+from writetime.lake.versions import BUCKETS, TableVersion
 from writetime.lake.views import time_now
 from writetime.landing.schema_changes import LakeSchemas
 from writetime.landing.skipping import held_since, release, skips_of

@@ -13,9 +13,9 @@ from writetime.clients.kafka import NoTopic, beginning_offsets, offsets_at
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.instants import instant_text
-from writetime.lake.delta import TableVersion
 from writetime.lake.horizon import registered_sources
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import TableVersion
 from writetime.wire.publishing import Sender
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import LandingReport, SourceMarks, WatermarkTopic, ensure_watermarks_topic, send_report

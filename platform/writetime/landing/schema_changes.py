@@ -8,10 +8,10 @@ import logging
 from collections.abc import Iterable
 
 from writetime.core.config import Settings
-from writetime.lake.delta import TableVersion
 from writetime.lake.evolution import join_schemas
 from writetime.lake.history import raise_history
 from writetime.lake.table import LakeTable, create_table, stored_schema
+from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now
 from writetime.schema.stored import from_json, to_json
 from writetime.schema.table import TableSchema, is_later

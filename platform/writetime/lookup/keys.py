@@ -1,17 +1,19 @@
-"""Which partitions a look-up or a condition asks for.
+"""Where the rows are that a look-up or a condition asks for.
 
-The partitions may be too many: the values, or the condition, then decide about each row that was found.
+The places may be too many: the values, or the condition, then decide about each row that was found.
 """
 
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from writetime.changes.position import AFTER, BEFORE, position_encoder
 from writetime.core.arrow import numbers
+from writetime.lake.places import Places, TokenRange, in_order
+from writetime.lookup.conditions import Bounds, Conditions, Literal
 from writetime.schema.mapping import arrow_type, stored_type
 from writetime.schema.names import fold
 from writetime.schema.serialise import partition_key, serialiser
@@ -19,8 +21,8 @@ from writetime.schema.table import Column, TableSchema
 from writetime.schema.types import Native
 from writetime.storage.kernel.primitives import tokens
 
-# Types whose values have one serialised form each, so that a value leads to its partition. (A `varint`, for one, may
-# have leading zeros.) With each, the DuckDB types of the literals that equal only its values.
+# Types whose values have one serialised form each, so that a value leads to its place. (A `varint`, for one, may have
+# leading zeros.) With each, the DuckDB types of the literals that equal only its values.
 _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT")
 _TEXTS = ("VARCHAR",)
 _ONE_FORM: Mapping[str, tuple[str, ...]] = {
@@ -28,8 +30,11 @@ _ONE_FORM: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("ascii", "text", "uuid", "timeuuid"), _TEXTS),
     **dict.fromkeys(("blob", "date", "time", "timestamp"), ()),
 }
-# A condition that allows more partitions reads all of them.
+# Of these, DuckDB has the order of the database.
+_SAME_ORDER = ("tinyint", "smallint", "int", "bigint", "ascii", "text")
+# A condition that allows more keys is not looked up by them.
 _MOST = 10_000
+_LEAST_TOKEN, _GREATEST_TOKEN = -(1 << 63), (1 << 63) - 1
 
 
 def label(column: Column) -> str:
@@ -37,47 +42,111 @@ def label(column: Column) -> str:
     return column.label or column.name
 
 
-def tokens_of(keys: pa.Table, schema: TableSchema) -> np.ndarray | None:
-    """Return the tokens of partitions (sorted, each once), by columns of a view; None if the columns do not say which
-    partitions they are.
+def places_of_keys(keys: pa.Table, schema: TableSchema) -> Places | None:
+    """Return the places of rows, by columns of a view: those of the partition key, and as many of the clustering key as
+    there are, from the first on. None if the columns do not name partitions.
     """
-    parts = []
+    named = [column for column in schema.partition_key if _is_named(column, keys)]
+    if len(named) < len(schema.partition_key):
+        return None
+    prefix = list(itertools.takewhile(lambda column: _is_named(column, keys), schema.clustering))
+    return _places(keys, prefix, None, schema)
+
+
+def places_of_condition(conditions: Conditions, schema: TableSchema) -> Places | TokenRange | None:
+    """Return the places of all rows that a condition allows; None if it names neither partitions nor tokens."""
+    allowed: dict[str, list[Any]] = {}
     for column in schema.partition_key:
-        if label(column) not in keys.column_names or _literals(column) is None:
-            return None
-        parts.append(_serialised(keys[label(column)].combine_chunks(), column))
-    found = [partition_key(values) for values in zip(*parts, strict=True) if None not in values]
-    return np.unique(tokens(pa.array(found, pa.binary())).to_numpy())
+        if (values := _allowed(conditions, column)) is None:
+            return _range_of(conditions.tokens)
+        allowed[label(column)] = values
+    prefix: list[Column] = []
+    for column in schema.clustering:
+        values = _allowed(conditions, column)
+        if values is None or np.prod([len(found) for found in allowed.values()]) * len(values) > _MOST:
+            break
+        allowed[label(column)] = values
+        prefix.append(column)
+    if np.prod([len(found) for found in allowed.values()]) > _MOST:
+        return _range_of(conditions.tokens)
+    rows = list(itertools.product(*allowed.values()))
+    columns = [*schema.partition_key, *prefix]
+    arrays = [pa.array([row[i] for row in rows], arrow_type(column.type)) for i, column in enumerate(columns)]
+    bounds = conditions.bounds.get(fold(label(schema.clustering[len(prefix)]))) if _has_next(schema, prefix) else None
+    return _places(pa.table(arrays, list(allowed)), prefix, bounds, schema)
 
 
-def keys_of(where: str, schema: TableSchema) -> pa.Table | None:
-    """Return the keys of all partitions that a condition in DuckDB's SQL allows; None if it does not name them."""
-    condition = _parsed(where)
-    columns = {fold(label(c)): c for c in schema.partition_key}
-    values: dict[str, list[Any]] = {}
-    for part in _conjunction(condition) if condition else ():
-        name, allowed = _allowed(part)
-        kinds = _literals(columns[name]) if name in columns else None
-        if kinds is not None and all(kind in kinds for kind, _ in allowed):
-            values[name] = [value for _, value in allowed]
-    if values.keys() != columns.keys():
+def _has_next(schema: TableSchema, prefix: Sequence[Column]) -> bool:
+    return len(prefix) < len(schema.clustering)
+
+
+def _range_of(bounds: Bounds | None) -> TokenRange | None:
+    if bounds is None:
         return None
-    if np.prod([len(found) for found in values.values()]) > _MOST:
+    low, high = (b.value if b and b.kind in _INTEGERS else None for b in (bounds.low, bounds.high))
+    return TokenRange(_LEAST_TOKEN if low is None else low, _GREATEST_TOKEN if high is None else high)
+
+
+def _is_named(column: Column, keys: pa.Table) -> bool:
+    return label(column) in keys.column_names and _literals(column) is not None
+
+
+def _allowed(conditions: Conditions, column: Column) -> list[Any] | None:
+    """Return the values that a column may have, if the condition names them, and the column can hold them."""
+    values, kinds = conditions.allowed.get(fold(label(column))), _literals(column)
+    if values is None or kinds is None or any(value.kind not in kinds for value in values):
         return None
-    rows = list(itertools.product(*(values[name] for name in columns)))
     try:
-        arrays = [
-            pa.array([row[i] for row in rows], arrow_type(column.type)) for i, column in enumerate(columns.values())
-        ]
+        return pa.array([value.value for value in values], arrow_type(column.type)).to_pylist()
     except (pa.ArrowInvalid, OverflowError):
         # A number that the column cannot hold.
         return None
-    return pa.table(arrays, [label(c) for c in columns.values()])
 
 
 def _literals(column: Column) -> tuple[str, ...] | None:
     """Return the types of literals that a column is compared with; None if its values have several forms."""
     return _ONE_FORM.get(column.type.name) if isinstance(column.type, Native) else None
+
+
+def _places(keys: pa.Table, prefix: Sequence[Column], bounds: Bounds | None, schema: TableSchema) -> Places:
+    """Return the places of keys, each with a prefix of the clustering key, and with bounds of the column after it."""
+    partition, clustering = (
+        [_serialised(keys[label(column)].combine_chunks(), column) for column in columns]
+        for columns in (schema.partition_key, prefix)
+    )
+    encode = position_encoder(schema.clustering)
+    low, high = _ends(bounds, schema.clustering[len(prefix)]) if _has_next(schema, prefix) else ([], [])
+    found: list[tuple[bytes, bytes, bytes]] = []
+    for i in range(keys.num_rows):
+        key, values = [values[i] for values in partition], [values[i] for values in clustering]
+        if None in key or None in values:
+            continue
+        first = encode([*values, *low], BEFORE) if values or low else b""
+        end = encode([*values, *high], AFTER) if values or high else b"\xff"
+        found.append((partition_key(key), first, end))
+    serialised = pa.array([key for key, _, _ in found], pa.binary())
+    firsts, ends = (pa.array([each[i] for each in found], pa.binary()) for i in (1, 2))
+    return in_order(tokens(serialised).to_numpy(), serialised, firsts, ends)
+
+
+def _ends(bounds: Bounds | None, column: Column) -> tuple[list[bytes], list[bytes]]:
+    """Return the bytes of the first and the last value of a clustering column, in its order; nothing where there is no
+    bound.
+    """
+    low, high = (_bound(bounds.low, column), _bound(bounds.high, column)) if bounds else ([], [])
+    return (high, low) if column.reversed else (low, high)
+
+
+def _bound(literal: Literal | None, column: Column) -> list[bytes]:
+    kinds = _literals(column) if isinstance(column.type, Native) and column.type.name in _SAME_ORDER else None
+    if literal is None or kinds is None or literal.kind not in kinds:
+        return []
+    try:
+        (found,) = _serialised(pa.array([literal.value], arrow_type(column.type)), column)
+    except (pa.ArrowInvalid, OverflowError):
+        # A number that the column cannot hold.
+        return []
+    return [] if found is None else [found]
 
 
 def _serialised(values: pa.Array, column: Column) -> list[bytes | None]:
@@ -97,40 +166,3 @@ def _or_none(serialise: Callable[[Any], bytes], value: Any) -> bytes | None:
         return serialise(value)
     except ValueError:
         return None
-
-
-def _parsed(where: str) -> Any:
-    """Return DuckDB's syntax tree of a condition; None if it is not one, or more than one."""
-    import duckdb
-
-    found = duckdb.execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE {where}"]).fetchone()
-    assert found
-    tree = json.loads(found[0])
-    if tree["error"] or len(tree["statements"]) != 1:
-        return None
-    node = tree["statements"][0]["node"]
-    return node.get("where_clause") if node["type"] == "SELECT_NODE" and not node["modifiers"] else None
-
-
-def _conjunction(condition: Any) -> list[Any]:
-    if condition["type"] != "CONJUNCTION_AND":
-        return [condition]
-    return [part for child in condition["children"] for part in _conjunction(child)]
-
-
-def _allowed(condition: Any) -> tuple[str, Sequence[tuple[str, Any]]]:
-    """Return a column's name, folded, and the literals (DuckDB type, value) of which it must be one; else ""."""
-    nothing = "", ()
-    if condition["type"] == "COMPARE_EQUAL":
-        sides = [condition["left"], condition["right"]]
-        column, *literals = sides if sides[0]["class"] == "COLUMN_REF" else sides[::-1]
-    elif condition["type"] == "COMPARE_IN":
-        column, *literals = condition["children"]
-    else:
-        return nothing
-    if column["class"] != "COLUMN_REF" or len(column["column_names"]) != 1:
-        return nothing
-    if any(each["class"] != "CONSTANT" or each["value"]["is_null"] for each in literals):
-        return nothing
-    values = [(each["value"]["type"]["id"], each["value"]["value"]) for each in literals]
-    return fold(column["column_names"][0]), values

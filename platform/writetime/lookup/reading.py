@@ -1,21 +1,35 @@
-"""Reads the rows of some partitions through the state and the changes that are not folded in yet."""
+"""Reads some rows of a table through the state and the changes that are not folded in yet."""
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from writetime.lake.buckets import buckets_of
-from writetime.lake.contents import Contents, combined
-from writetime.lake.delta import BucketedTable, TableVersion
+from writetime.changes.position import STATIC_POSITION
+from writetime.core.arrow import one_chunk, pc
+from writetime.lake.buckets import buckets_of, token_range
+from writetime.lake.contents import At, Contents, combined
+from writetime.lake.delta import BucketedTable
+from writetime.lake.places import Places, TokenRange, only_at
 from writetime.lake.row_form import fit
 from writetime.lake.state import contents
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now
-from writetime.merge import live_rows, merge
+from writetime.merge import merge
+from writetime.merge.live import live
 from writetime.schema.table import TableSchema
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows as a view has them, and the token of each."""
+
+    values: pa.Table
+    tokens: pa.Array
 
 
 @dataclass(frozen=True)
@@ -42,15 +56,37 @@ class Reader:
         """The table's schema at its newest version."""
         return self._newest().schema
 
-    def rows(self, tokens: np.ndarray, unfit: Counter[str] | None = None) -> pa.Table:
-        """Return the rows that live now in the partitions with these tokens (sorted, each once), in the order of the
-        database, as `views.virtual` does; `unfit` is as for `row_form.fit`.
+    def at(self, places: Places, unfit: Counter[str] | None = None) -> Rows:
+        """Return the rows that live now at some places, in the order of the database; `unfit` is as for
+        `row_form.fit`. Static values alone make a row where a place is a whole partition only.
         """
         opened = self._newest()
-        owners = np.unique(buckets_of(pa.array(tokens, pa.int64()), self._table.buckets)).tolist()
-        found = [opened.contents[bucket] for bucket in owners if bucket in opened.contents]
-        state = combined(found).merged(opened.schema, tokens) if found else merge([], opened.schema)
-        return fit(live_rows(state, opened.schema, time_now() // 1_000_000), opened.schema, unfit)
+        owners = np.unique(buckets_of(pa.array(places.tokens, pa.int64()), self._table.buckets)).tolist()
+        return self._rows(opened, owners, places, unfit)
+
+    def between(self, tokens: TokenRange, unfit: Counter[str] | None = None) -> Iterator[Rows]:
+        """Yield the rows that live now in the partitions with tokens of a range, one bucket at a time, as `at` does."""
+        opened = self._newest()
+        for bucket in opened.contents:
+            first, last = token_range(bucket, self._table.buckets)
+            if tokens.first <= last and first <= tokens.last:
+                within = TokenRange(max(first, tokens.first), min(last, tokens.last))
+                yield self._rows(opened, [bucket], within, unfit)
+
+    def _rows(self, opened: _Opened, buckets: list[int], at: At, unfit: Counter[str] | None) -> Rows:
+        found = [opened.contents[bucket] for bucket in buckets if bucket in opened.contents]
+        schema = opened.schema
+        state = combined(found).merged(schema, at) if found else merge([], schema)
+        if isinstance(at, Places):
+            state = only_at(state, at)
+        values, places = live(state, schema, time_now() // 1_000_000)
+        index = pa.array(places)
+        if isinstance(at, Places) and schema.clustering:
+            # The other rows of a partition are not there, so static values may seem to be alone.
+            positions = one_chunk(state["position"]).take(index)
+            counts = pc.or_(pc.not_equal(positions, STATIC_POSITION), _of_whole_partitions(state, index, at))
+            values, index = values.filter(counts), index.filter(counts)
+        return Rows(fit(values, schema, unfit), one_chunk(state["token"]).take(index))
 
     def _newest(self) -> _Opened:
         with self._lock:
@@ -63,3 +99,9 @@ class Reader:
                 opened = _Opened(state, changes, self._table.schema(changes), held)
                 self._opened = opened
             return opened
+
+
+def _of_whole_partitions(state: pa.Table, rows: pa.Array, places: Places) -> pa.Array:
+    """Return which rows are in partitions of which a place has everything."""
+    whole = places.keys.filter(pc.and_(pc.equal(places.first, b""), pc.equal(places.end, b"\xff")))
+    return pc.is_in(one_chunk(state["key"]).take(rows), whole)

@@ -18,12 +18,12 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import ALL, are_few, buckets_of, token_range
 from writetime.lake.cache import Cache
 from writetime.lake.contents import Contents, StateFiles, Waiting
-from writetime.lake.delta import TableVersion, by_bucket
 from writetime.lake.horizon import horizon_of
 from writetime.lake.places import Places, joined, partitions, places_of
 from writetime.lake.state import contents, distinct, files_since, folded_version, pending
 from writetime.lake.table import LakeTable
 from writetime.lake.touched import expiring_places
+from writetime.lake.versions import TableVersion, by_bucket
 from writetime.merge import merge
 from writetime.row_events.compare import Rows
 from writetime.row_events.events import Batch, fitted_rows, row_events

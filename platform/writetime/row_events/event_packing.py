@@ -12,10 +12,10 @@ from itertools import groupby, takewhile
 import pyarrow as pa
 
 from writetime.lake.buckets import ALL
-from writetime.lake.delta import DataFile, TableVersion
 from writetime.lake.packing import FAN
 from writetime.lake.parquet import PARTITION, read_file, write_file
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import DataFile, TableVersion
 from writetime.row_events.batches import PREFIX, batch_files, merged_to
 
 # Larger batches stay as they are, so that the result has at most 16 times this much (bytes of Parquet).
@@ -47,7 +47,7 @@ def pack_events(table: LakeTable) -> int:
     if not chosen:
         return 0
     files = [file for batches in chosen for file in batches.files]
-    fields = pa.schema(stream.table.schema())
+    fields = stream.fields
     fields = fields.remove(fields.get_field_index(PARTITION))
     events = pa.concat_tables(read_file(table.row_events.storage, file.path, fields) for file in files)
     name = f"{PREFIX}{chosen[-1].last}-"

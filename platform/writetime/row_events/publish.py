@@ -30,10 +30,10 @@ from writetime.clients.kafka import (
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.lake.buckets import buckets_of, partition_of_bucket
-from writetime.lake.delta import TableVersion
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import conform, read_file
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import TableVersion
 from writetime.row_events.batches import batch_files
 from writetime.row_events.events import event_schema
 from writetime.row_events.messages import encode_events, event_avro

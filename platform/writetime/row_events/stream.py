@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from writetime.core.errors import WritetimeError
-from writetime.lake.delta import BUCKETS, BucketedTable, Conflict
+from writetime.lake.delta import BucketedTable, Conflict
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.packing import FAN
@@ -18,6 +18,7 @@ from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
 from writetime.lake.state import Staged, generation_of
 from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
+from writetime.lake.versions import BUCKETS
 from writetime.lake.views import time_now
 from writetime.row_events.batches import PREFIX
 from writetime.row_events.changed_rows import ChangedRows, Names, Position, TooLate, first_rows, next_rows, position_of

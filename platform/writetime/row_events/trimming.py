@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from writetime.core.arrow import numbers, one_chunk, pc
 from writetime.lake.buckets import ALL, buckets_of
-from writetime.lake.delta import DataFile, by_bucket
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile, read_file, write_rows
 from writetime.lake.state import together
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import DataFile, by_bucket
 from writetime.merge.order import group_by
 from writetime.row_events.batches import MERGED, PREFIX, batch_files, merged_to
 from writetime.row_events.events import CREATE, DELETE, KINDS, event_schema

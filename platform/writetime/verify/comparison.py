@@ -23,6 +23,7 @@ from writetime.core.printing import json_value
 from writetime.lake.buckets import token_range
 from writetime.lake.contents import combined
 from writetime.lake.delta import BucketedTable
+from writetime.lake.places import TokenRange
 from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views, time_now
 from writetime.landing.reports import stopped
@@ -199,8 +200,12 @@ def _write_times(part: BucketedTable) -> Iterator[pq.Statistics | None]:
 
 
 def _lake_rows(views: Sequence[BucketView], schema: TableSchema, tokens: np.ndarray | None) -> Rows:
-    state = combined([view.contents for view in views]).merged(schema, tokens) if views else merge([], schema)
-    return placed_rows(state, schema, views[0].as_of if views else time_now())
+    if not views:
+        return placed_rows(merge([], schema), schema, time_now())
+    contents = combined([view.contents for view in views])
+    asked = [None] if tokens is None else [TokenRange(token, token) for token in tokens.tolist()]
+    state = pa.concat_tables([merge([], schema), *(contents.merged(schema, each) for each in asked)])
+    return placed_rows(state, schema, views[0].as_of)
 
 
 def _between(rows: Rows, first: int, last: int) -> Rows:

@@ -16,13 +16,13 @@ from writetime.core.config import Settings
 from writetime.core.extras import WhenUsed
 from writetime.lake import views
 from writetime.lake.buckets import ALL
-from writetime.lake.delta import TableVersion
 from writetime.lake.live_files import Change, LiveFile, LiveVersion
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable, created_of
 from writetime.lake.vectors import read_vector, write_vectors
+from writetime.lake.versions import TableVersion
 from writetime.lake.view_upkeep import STREAM_HOURS, trim_view
 from writetime.lake.views import AS_OF, present_views, time_now
 from writetime.row_events.changed_rows import Position, TooLate, next_rows, position_of, reshaped
@@ -36,6 +36,8 @@ else:
     # A base installation lists the commands, and lacks it.
     pyroaring = WhenUsed("pyroaring")
 
+# In a commit to the view: how many rows count from then on.
+_ROWS = "view/rows"
 # Refreshes between two that also delete what they leave behind.
 _TRIM_EVERY = 64
 _log = logging.getLogger(__name__)
@@ -119,13 +121,15 @@ def refresh(
     if staged:
         staged(found.files, whole=whole)
     change = _change(table, before, found, whole=whole)
-    numbers = Position(batch, changes.version, state.version).numbers(NAMES)
+    written = sum(file.rows for file in found.files)
+    rows = written if whole else before.rows + written - found.gone
+    numbers = Position(batch, changes.version, state.version).numbers(NAMES) | {_ROWS: rows}
     table.view_files.commit(before, change, numbers, {AS_OF: str(batch.as_of)})
     packed = pack(table, run)
     if batch.sequence % _TRIM_EVERY == 0:
         trim_view(table)
         table.view.trim_log(table.view.load().version, STREAM_HOURS, STREAM_HOURS)
-    return Refreshed(table.view_files.load().rows, sum(f.rows for f in found.files), found.gone, packed, whole)
+    return Refreshed(rows, written, found.gone, packed, whole)
 
 
 def _next(
@@ -151,6 +155,8 @@ def _next(
         raise _Whole("the table began a generation")
     if unknown := [each for each in before.files.values() if not is_placed(each)]:
         raise _Whole(f"another program wrote {unknown[0].file.path}")
+    if before.rows != (known := before.version.transaction(_ROWS)):
+        raise _Whole(f"another program changed it: it has {before.rows} rows, and had {known}")
     rows = next_rows(table, last, state, changes, batch)
     if any(reshaped(each.schema_before, each.schema) for each in rows):
         raise _Whole("a column was dropped, or its type changed")

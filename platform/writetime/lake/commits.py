@@ -1,0 +1,162 @@
+"""Commits to the log of a Delta table, as files: they are read one by one, and written only where there is none.
+
+The format is that of Delta's protocol (PROTOCOL.md, "Actions"). A commit is one file, with one action per line; its
+number is its name. Of two programs that write the same one, the store accepts the first (`obstore`, with a conditional
+put in object stores).
+"""
+
+import functools
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from writetime.core.errors import WritetimeError
+from writetime.core.extras import WhenUsed
+from writetime.lake.lake_storage import Storage
+from writetime.lake.parquet import PARTITION, WrittenFile
+
+if TYPE_CHECKING:
+    import obstore
+    from obstore import exceptions, store
+else:
+    # Agents import the lake, and are installed without it.
+    obstore, store, exceptions = map(WhenUsed, ("obstore", "obstore.store", "obstore.exceptions"))
+
+Action = dict[str, Any]
+
+# Options of the connection, and not of a kind of store.
+_OF_CLIENT = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "http1_only",
+        "http2_only",
+        "http2_keep_alive_interval",
+        "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "proxy_url",
+        "randomize_addresses",
+        "timeout",
+        "user_agent",
+    }
+)
+
+
+def commit_name(version: int) -> str:
+    """Return the path of the file of a commit."""
+    return f"_delta_log/{version:020d}.json"
+
+
+def read_commit(storage: Storage, version: int) -> bytes | None:
+    """Return the file of a commit; None if the log does not have it."""
+    try:
+        with storage.filesystem().open_input_stream(commit_name(version)) as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return None
+
+
+def actions_of(commit: bytes) -> list[Action]:
+    """Return the actions of a commit."""
+    return [orjson.loads(line) for line in commit.splitlines() if line]
+
+
+def write_commit(storage: Storage, version: int, actions: Iterable[Action]) -> bytes | None:
+    """Write a commit; return its file, or None if there is one with its number."""
+    data = b"\n".join(map(orjson.dumps, actions))
+    try:
+        obstore.put(
+            _store_of(storage.address, tuple(storage.options.items())), commit_name(version), data, mode="create"
+        )
+    except exceptions.AlreadyExistsError:
+        return None
+    return data
+
+
+def about(info: Mapping[str, object]) -> Action:
+    """Return the action about the commit itself; `info` is for readers of the log."""
+    return {"commitInfo": {"timestamp": millis(), "operation": "WRITE", "engineInfo": "writetime", **info}}
+
+
+def numbers(values: Mapping[str, int]) -> list[Action]:
+    """Return the actions that record numbers by application id."""
+    now = millis()
+    return [{"txn": {"appId": name, "version": value, "lastUpdated": now}} for name, value in values.items()]
+
+
+def added(file: WrittenFile, *, data_change: bool) -> Action:
+    """Return the action that adds a file."""
+    statistics: dict[str, object] = {"numRecords": file.rows}
+    if file.first_token is not None:
+        statistics["minValues"] = {"token": file.first_token}
+        statistics["maxValues"] = {"token": file.last_token}
+        statistics["nullCount"] = {"token": 0}
+    return {"add": adding(file.path, file.bucket, file.size, millis(), statistics, data_change=data_change)}
+
+
+def adding(
+    path: str, bucket: int, size: int, modified: int, statistics: Mapping[str, object], *, data_change: bool
+) -> Action:
+    """Return the content of an action that adds a file, last modified at a time (milliseconds)."""
+    return {
+        "path": path,
+        "partitionValues": {PARTITION: str(bucket)},
+        "size": size,
+        "modificationTime": modified,
+        "dataChange": data_change,
+        "stats": json.dumps(statistics),
+    }
+
+
+def removing(path: str, bucket: int, size: int, *, data_change: bool) -> Action:
+    """Return the content of an action that removes a file now."""
+    return {
+        "path": path,
+        "deletionTimestamp": millis(),
+        "dataChange": data_change,
+        "extendedFileMetadata": True,
+        "partitionValues": {PARTITION: str(bucket)},
+        "size": size,
+    }
+
+
+def millis() -> int:
+    """Return the time in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+# Kept, because a connection to an object store costs more than a commit.
+@functools.lru_cache(64)
+def _store_of(address: str, given: tuple[tuple[str, str], ...]) -> Any:
+    """Open a folder, by options under the names that delta-rs uses. Like delta-rs, it ignores options that it does not
+    know, such as those of delta-rs alone.
+
+    Raises:
+        WritetimeError: an option has an invalid value.
+    """
+    if "://" not in address:
+        return store.LocalStore(address)
+    named = {name.lower(): value for name, value in given}
+    of_client = {name: short for name in named if (short := name.removeprefix("aws_")) in _OF_CLIENT}
+    client: Any = {short: named.pop(name) for name, short in of_client.items()}
+    while True:
+        config: Any = named
+        try:
+            return store.from_url(address, config=config, client_options=client)
+        except exceptions.UnknownConfigurationKeyError as e:
+            unknown = next(name for name in named if f"'{name}'" in str(e))
+            del named[unknown]
+        except (exceptions.BaseError, ValueError) as e:
+            raise WritetimeError(f"{address} cannot be opened with lake.storage_options: {_first_line(e)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

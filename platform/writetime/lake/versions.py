@@ -1,0 +1,174 @@
+"""A version of a Delta table, with its files. The actions of a commit lead to the next version, so a stream of commits
+is followed without reading the rest of the log again.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from writetime.lake.buckets import ALL
+from writetime.lake.commits import Action
+from writetime.lake.parquet import PARTITION
+
+if TYPE_CHECKING:
+    import deltalake
+
+BUCKETS = "writetime.buckets"
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of the table. `size` is in bytes, `added_at` in microseconds; `bucket` may be `ALL`."""
+
+    path: str
+    bucket: int
+    rows: int
+    size: int
+    added_at: int
+
+
+@dataclass
+class Opened:
+    """A version that delta-rs has opened. Later versions share what it says about the table, until that changes."""
+
+    table: "deltalake.DeltaTable"
+    _numbers: dict[str, int | None] = field(default_factory=dict)
+
+    @cached_property
+    def properties(self) -> Mapping[str, str]:
+        """The table's own configuration."""
+        return self.table.metadata().configuration
+
+    @cached_property
+    def fields(self) -> pa.Schema:
+        """The table's fields."""
+        return pa.schema(self.table.schema())
+
+    @cached_property
+    def id(self) -> str:
+        """The table's id."""
+        return str(self.table.metadata().id)
+
+    @cached_property
+    def files(self) -> dict[str, DataFile]:
+        """The files by their paths."""
+        actions = pa.table(self.table.get_add_actions(flatten=True))
+        if not actions.num_rows:
+            return {}
+        names = ("path", f"partition.{PARTITION}", "num_records", "size_bytes", "modification_time")
+        rows = zip(*(actions[name].to_pylist() for name in names), strict=True)
+        return {path: DataFile(path, bucket, count, size, at * 1000) for path, bucket, count, size, at in rows}
+
+    def transaction(self, app_id: str) -> int | None:
+        """Return the number of the application's last transaction."""
+        if app_id not in self._numbers:
+            self._numbers[app_id] = self.table.transaction_version(app_id)
+        return self._numbers[app_id]
+
+
+class TableVersion:
+    """One version of a Delta table: one that delta-rs has opened, or one that follows it by the commits since."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        open_at: "Callable[[int], deltalake.DeltaTable]",
+        since: "tuple[int, Mapping[str, DataFile], Mapping[str, int]] | None" = None,
+    ) -> None:
+        """Hold a version; `open_at` opens one. `since` has the version, its files and the numbers of the commits after
+        the version that is open.
+        """
+        self._opened = opened
+        self._open_at = open_at
+        self.version = opened.table.version() if since is None else since[0]
+        self._paths = None if since is None else since[1]
+        self._numbers: Mapping[str, int] = {} if since is None else since[2]
+
+    @cached_property
+    def table(self) -> "deltalake.DeltaTable":
+        """The table at this version, as delta-rs has it. It is opened for the caller: some methods move it on."""
+        return self._open_at(self.version)
+
+    @cached_property
+    def files(self) -> list[DataFile]:
+        """The files, in the order of their paths."""
+        return sorted(self._by_path.values(), key=lambda f: f.path)
+
+    @cached_property
+    def by_bucket(self) -> dict[int, list[DataFile]]:
+        """The files of each bucket that has any, with the files of all buckets."""
+        return by_bucket(self.files, int(self.properties[BUCKETS]))
+
+    @cached_property
+    def by_folder(self) -> dict[int, list[DataFile]]:
+        """The files of each bucket, and those of all buckets as the bucket `ALL`."""
+        return by_folder(self.files)
+
+    @property
+    def id(self) -> str:
+        """The table's id."""
+        return self._opened.id
+
+    @property
+    def fields(self) -> pa.Schema:
+        """The table's fields."""
+        return self._opened.fields
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's own configuration."""
+        return self._opened.properties
+
+    def transaction(self, app_id: str) -> int | None:
+        """Return the number of the application's last transaction."""
+        found = self._numbers.get(app_id)
+        return self._opened.transaction(app_id) if found is None else found
+
+    def followed_by(self, actions: Sequence[Action]) -> "TableVersion | None":
+        """Return the next version, by the actions of its commit; None if these change the table itself."""
+        files, numbers = dict(self._by_path), dict(self._numbers)
+        new: list[Action] = []
+        for action in actions:
+            if "remove" in action:
+                files.pop(unquote(action["remove"]["path"]), None)
+            elif "add" in action:
+                new.append(action["add"])
+            elif "txn" in action:
+                numbers[action["txn"]["appId"]] = action["txn"]["version"]
+            elif "metaData" in action or "protocol" in action:
+                return None
+        # A file that gets another deletion vector is removed and added.
+        for add in new:
+            file = _file_of(add)
+            files[file.path] = file
+        return TableVersion(self._opened, self._open_at, (self.version + 1, files, numbers))
+
+    @property
+    def _by_path(self) -> Mapping[str, DataFile]:
+        return self._opened.files if self._paths is None else self._paths
+
+
+def _file_of(add: Action) -> DataFile:
+    rows = json.loads(add["stats"])["numRecords"] if add.get("stats") else 0
+    bucket = int(add["partitionValues"][PARTITION])
+    return DataFile(unquote(add["path"]), bucket, rows, add["size"], add["modificationTime"] * 1000)
+
+
+def by_folder(files: Iterable[DataFile]) -> dict[int, list[DataFile]]:
+    """Return the files of each bucket, and those of all buckets as the bucket `ALL`."""
+    found: dict[int, list[DataFile]] = {}
+    for file in files:
+        found.setdefault(file.bucket, []).append(file)
+    return found
+
+
+def by_bucket(files: Iterable[DataFile], buckets: int) -> dict[int, list[DataFile]]:
+    """Return the files of each bucket that has any; those of all buckets are in each."""
+    found = by_folder(files)
+    shared = found.pop(ALL, [])
+    return {b: found.get(b, []) + shared for b in (range(buckets) if shared else found)}

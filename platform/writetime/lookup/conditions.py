@@ -1,0 +1,166 @@
+"""What a condition in DuckDB's SQL says about columns: the values that it allows, or their bounds.
+
+DuckDB parses the condition. Only parts that are joined by AND, and that compare one column with literals, are used. So
+the rows that a condition is true for are among those that the parts allow; the condition itself decides about each.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from writetime.schema.names import fold
+
+TOKEN = "token"
+_LOW = {"COMPARE_GREATERTHAN", "COMPARE_GREATERTHANOREQUALTO"}
+_HIGH = {"COMPARE_LESSTHAN", "COMPARE_LESSTHANOREQUALTO"}
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A literal: its type in DuckDB, and its value."""
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and the greatest value; None where there is none."""
+
+    low: Literal | None = None
+    high: Literal | None = None
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """By the folded names of columns: the values of which each must be one, and the bounds of others. `tokens` are the
+    bounds of `token(<partition key>)`, None if the condition does not use it.
+    """
+
+    allowed: dict[str, tuple[Literal, ...]] = field(default_factory=dict)
+    bounds: dict[str, Bounds] = field(default_factory=dict)
+    tokens: Bounds | None = None
+
+
+def conditions_of(where: str, partition_key: list[str]) -> Conditions:
+    """Return what a condition says about columns; nothing if it cannot be parsed. `partition_key` has the folded names
+    of the columns that `token` is called with.
+    """
+    tree = _parsed(where)
+    found = Conditions()
+    bounds: dict[str, list[Bounds]] = {}
+    for part in _conjunction(tree) if tree else ():
+        if (allowed := _allowed(part)) is not None:
+            found.allowed[allowed[0]] = allowed[1]
+        for name, each in _bounds(part, partition_key):
+            bounds.setdefault(name, []).append(each)
+    for name, several in bounds.items():
+        # One of each side is enough: it is a literal of a type that is known only later.
+        lows, highs = ([getattr(b, side) for b in several if getattr(b, side)] for side in ("low", "high"))
+        found.bounds[name] = Bounds(lows[0] if lows else None, highs[0] if highs else None)
+    tokens = found.bounds.pop(f"{TOKEN}()", None)
+    return Conditions(found.allowed, found.bounds, tokens)
+
+
+def with_token_column(where: str, partition_key: list[str], name: str) -> str | None:
+    """Return a condition with a column of this name in place of each `token(<partition key>)`; None if there is none.
+    DuckDB has no such function.
+    """
+    import duckdb
+
+    tree = _statement(where)
+    if tree is None or not _replace_tokens(tree, partition_key, name):
+        return None
+    found = duckdb.execute("SELECT json_deserialize_sql(?)", [json.dumps(tree)]).fetchone()
+    assert found
+    return str(found[0]).partition(" WHERE ")[2]
+
+
+def _replace_tokens(node: Any, partition_key: list[str], name: str) -> int:
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    count = sum(_replace_tokens(child, partition_key, name) for child in children)
+    if isinstance(node, dict) and node.get("class") == "FUNCTION" and _compared(node, partition_key):
+        place = {key: node[key] for key in ("alias", "query_location")}
+        node.clear()
+        node |= {"class": "COLUMN_REF", "type": "COLUMN_REF", "column_names": [name], **place}
+        count += 1
+    return count
+
+
+def _parsed(where: str) -> Any:
+    """Return DuckDB's syntax tree of a condition; None if it is not one, or more than one."""
+    tree = _statement(where)
+    return None if tree is None else tree["statements"][0]["node"]["where_clause"]
+
+
+def _statement(where: str) -> Any:
+    import duckdb
+
+    found = duckdb.execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE {where}"]).fetchone()
+    assert found
+    tree = json.loads(found[0])
+    if tree["error"] or len(tree["statements"]) != 1:
+        return None
+    node = tree["statements"][0]["node"]
+    return tree if node["type"] == "SELECT_NODE" and not node["modifiers"] and node.get("where_clause") else None
+
+
+def _conjunction(condition: Any) -> list[Any]:
+    if condition["type"] != "CONJUNCTION_AND":
+        return [condition]
+    return [part for child in condition["children"] for part in _conjunction(child)]
+
+
+def _allowed(condition: Any) -> tuple[str, tuple[Literal, ...]] | None:
+    """Return a column, and the literals of which it must be one."""
+    if condition["type"] == "COMPARE_EQUAL":
+        column, literal = condition["left"], condition["right"]
+        if column["class"] != "COLUMN_REF":
+            column, literal = literal, column
+        literals = [literal]
+    elif condition["type"] == "COMPARE_IN":
+        column, *literals = condition["children"]
+    else:
+        return None
+    values = [_literal(each) for each in literals]
+    name = _column(column)
+    return None if name is None or None in values else (name, tuple(v for v in values if v))
+
+
+def _bounds(condition: Any, partition_key: list[str]) -> Iterator[tuple[str, Bounds]]:
+    """Yield a column, or a call of `token`, and one of its bounds or both."""
+    kind = condition["type"]
+    if kind == "COMPARE_BETWEEN":
+        name = _compared(condition["input"], partition_key)
+        low, high = _literal(condition["lower"]), _literal(condition["upper"])
+    elif kind in _LOW | _HIGH | {"COMPARE_EQUAL"}:
+        left, right = condition["left"], condition["right"]
+        name, other, is_turned = _compared(left, partition_key), right, False
+        if name is None:
+            name, other, is_turned = _compared(right, partition_key), left, True
+        literal = _literal(other)
+        low = literal if kind not in (_LOW if is_turned else _HIGH) else None
+        high = literal if kind not in (_HIGH if is_turned else _LOW) else None
+    else:
+        return
+    if name is not None:
+        yield name, Bounds(low, high)
+
+
+def _compared(node: Any, partition_key: list[str]) -> str | None:
+    if node["class"] == "FUNCTION" and fold(node["function_name"]) == TOKEN:
+        return f"{TOKEN}()" if [_column(each) for each in node["children"]] == partition_key else None
+    return _column(node)
+
+
+def _column(node: Any) -> str | None:
+    if node["class"] != "COLUMN_REF" or len(node["column_names"]) != 1:
+        return None
+    return fold(node["column_names"][0])
+
+
+def _literal(node: Any) -> Literal | None:
+    if node["class"] != "CONSTANT" or node["value"]["is_null"]:
+        return None
+    return Literal(node["value"]["type"]["id"], node["value"]["value"])

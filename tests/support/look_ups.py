@@ -1,0 +1,12 @@
+"""The partitions of a table, to be looked up."""
+
+from writetime.core.arrow import one_chunk
+from writetime.lake.places import Places, partitions
+from writetime.lake.table import LakeTable
+
+
+def partitions_of(table: LakeTable) -> list[Places]:
+    """The place of each partition that a table has changes of, in order."""
+    found = table.changes.read(["token", "key"]).group_by(["token", "key"]).aggregate([]).sort_by("token")
+    tokens, keys = one_chunk(found["token"]), one_chunk(found["key"])
+    return [partitions(tokens.slice(i, 1), keys.slice(i, 1)) for i in range(len(tokens))]
