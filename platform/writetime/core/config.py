@@ -271,6 +271,9 @@ class Follow(_Section):
         default=0.25, gt=0, description="How often changes land and row events are published. Each time is a commit."
     )
     view_seconds: float = Field(default=1.0, gt=0, description="How often a view is refreshed, if something changed.")
+    share: bool = Field(default=False, description="Whether several programs share the tables, through ZooKeeper.")
+    metrics_port: int | None = Field(default=None, description="Where it serves Prometheus metrics.")
+    metrics_host: str = "127.0.0.1"
 
 
 class ScyllaCdc(_Section):

@@ -5,12 +5,14 @@ at once do no harm: of two commits that follow the same one, Delta accepts one. 
 steps before it.
 """
 
+import time
 from collections.abc import Mapping
 
 from writetime.core.config import Settings, Table
 from writetime.follow.steps import Step
 from writetime.lake import retention, state
 from writetime.lake.table import LakeTable, open_table
+from writetime.lake.touched import next_expiry
 from writetime.landing.following import TableLanding
 from writetime.row_events.changed_rows import position_of
 from writetime.row_events.publish import EventPublisher
@@ -32,54 +34,59 @@ class TablePipeline:
     def __init__(self, settings: Settings, landing: TableLanding, entry: Table) -> None:
         self.name = landing.name
         self.landing = landing
-        every = settings.follow
-        self.events = Step("row events", self.name, every.events_seconds)
-        self.publishing = Step("publishing", self.name, every.events_seconds)
+        every, wanted = settings.follow, entry.row_events
+        self.events = Step("row events", self.name, every.events_seconds, is_wanted=wanted)
+        self.publishing = Step("publishing", self.name, every.events_seconds, is_wanted=wanted)
         self.view = Step("view", self.name, every.view_seconds)
         self.upkeep = Step("upkeep", self.name, _FOLD_SECONDS)
         self.steps = (self.events, self.publishing, self.view, self.upkeep)
-        if not entry.row_events:
-            self.events.behind = self.publishing.behind = False
-        self._has_events = entry.row_events
         self._settings = settings
         self._table: LakeTable | None = None
         self._publisher: EventPublisher | None = None
         self._upkeeps = 0
+        # When data expires next (seconds since 1970), if it is known.
+        self._expires_at: float | None = None
 
     def is_due(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> bool:
         """Return whether a step has something to do."""
-        return any(step.is_due for step in self.steps) or (
-            self.landing.is_due and not self.landing.is_current(ends, sources)
+        return (
+            any(step.is_due for step in self.steps)
+            or (self._expires_at is not None and time.time() > self._expires_at)
+            or (self.landing.is_due and not self.landing.is_current(ends, sources))
         )
 
     def run(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
         """Run the steps that are due; return the number of changes that landed."""
-        landed = 0
-        if self.landing.is_due and not self.landing.is_current(ends, sources):
-            outcome = self.landing.land(ends, sources)
-            if isinstance(outcome, Exception):
-                self._table = None
-            else:
-                landed = outcome
-        if landed:
-            self.events.behind = self._has_events
-            self.view.behind = self.upkeep.behind = True
-        if self.events.is_due:
-            found = self.events.attempt(self._find_events)
-            if found:
-                self.publishing.behind = True
+        landed = self._land(ends, sources)
+        if landed or (self._expires_at is not None and time.time() > self._expires_at):
+            self._expires_at = None
+            for step in (self.events, self.view, self.upkeep):
+                step.begin()
+        if self.events.is_due and self.events.attempt(self._find_events):
+            self.publishing.begin()
         if self.publishing.is_due:
             self.publishing.attempt(self._publish)
         if self.view.is_due:
-            self.view.attempt(lambda: refresh(self._settings, self._opened()).written)
-        if self.upkeep.is_due and not self.events.behind and not self.view.behind:
+            self.view.attempt(self._refresh)
+        if self.upkeep.is_due and not self.events.is_behind and not self.view.is_behind:
             self.upkeep.attempt(self._keep_up)
+        self.landing.report_steps({step.name: step.report for step in self.steps})
         return landed
 
     def close(self) -> None:
         """Record what was published."""
         if self._publisher is not None:
             self._publisher.close()
+
+    def _land(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
+        if not self.landing.is_due or self.landing.is_current(ends, sources):
+            return 0
+        outcome = self.landing.land(ends, sources)
+        if isinstance(outcome, Exception):
+            # What is remembered may be the cause.
+            self._table = None
+            return 0
+        return outcome
 
     def _opened(self) -> LakeTable:
         if self._table is None:
@@ -95,13 +102,19 @@ class TablePipeline:
         try:
             return self._publisher.publish(self._opened())
         except BaseException:
+            # It may have been fenced by another one.
             self._publisher = None
             raise
 
+    def _refresh(self) -> int:
+        done = refresh(self._settings, self._opened())
+        return done.written + done.marked
+
     def _keep_up(self) -> int:
+        """Fold what all steps have seen into the state, and find when data expires next."""
         table = self._opened()
         positions = [position_of(table.view_files.load().version, VIEW)]
-        if self._has_events:
+        if table.row_events.exists():
             positions.append(position_of(table.row_events.load(), STREAM))
         reached = [position.changes for position in positions if position is not None]
         folded = state.fold(table, until=min(reached)) if reached else 0
@@ -110,4 +123,7 @@ class TablePipeline:
         self._upkeeps += 1
         if self._upkeeps % _TRIM_EVERY == 0:
             retention.trim_logs(table, self._settings.lake.vacuum_hours)
+        held = state.contents(table, table.state.load(), table.changes.load()).values()
+        sources = [source for each in held for source in each.sources]
+        self._expires_at = next_expiry(sources, int(time.time()), table.cache)
         return folded

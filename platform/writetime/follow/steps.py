@@ -4,9 +4,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from writetime.core.errors import Transient, WritetimeError, reason_of
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.lake.delta import Conflict
+from writetime.wire.watermarks import StepReport
 
 log = logging.getLogger(__name__)
 
@@ -15,48 +16,71 @@ _LONGEST_PAUSE_SECONDS = 60.0
 
 
 class Step:
-    """One step of a table. It has something to do while it is `behind`, and is due again `every` seconds after the
-    begin of its last attempt.
+    """One step of a table. It has something to do from `begin` to the next attempt that succeeds, and is due again
+    `every` seconds after its last attempt began.
     """
 
-    def __init__(self, name: str, table: str, every: float) -> None:
+    def __init__(self, name: str, table: str, every: float, *, is_wanted: bool = True) -> None:
         self.name = name
-        self.behind = True
-        # Why the last attempt failed, if it did.
-        self.fault: str | None = None
-        # The duration of the last attempt that succeeded.
+        # The rows that all attempts have done, and the seconds that they took.
+        self.rows = 0
         self.seconds = 0.0
+        self.failures = 0
+        self.fault: str | None = None
         self._table = table
         self._every = every
+        self._is_wanted = is_wanted
+        # At first it is not known where the step is.
+        self._behind_since = time.time() if is_wanted else 0.0
         self._next = 0.0
         self._attempts = 0
 
     @property
+    def is_behind(self) -> bool:
+        """Return whether it has something to do."""
+        return self._behind_since > 0
+
+    @property
     def is_due(self) -> bool:
         """Return whether it has something to do now."""
-        return self.behind and time.monotonic() >= self._next
+        return self.is_behind and time.monotonic() >= self._next
 
-    def attempt(self, work: Callable[[], int]) -> int | None:
-        """Do the work, and return its result; None if it fails. Then it stays behind, and is tried again later."""
+    @property
+    def report(self) -> StepReport:
+        """The report of the step."""
+        return StepReport(self._behind_since, self.rows, self.fault)
+
+    def begin(self) -> None:
+        """Note that there is something to do."""
+        if self._is_wanted and not self.is_behind:
+            self._behind_since = time.time()
+
+    def attempt(self, work: Callable[[], int]) -> bool:
+        """Do the work, which returns how many rows it did; return whether it succeeds. Else it is tried again later."""
         begin = time.monotonic()
         self._next = begin + self._every
         try:
             done = work()
         except Conflict:
             # Another process was first. The next attempt goes on from there.
-            return None
+            return False
         except Exception as e:
-            self._attempts += 1
-            pause = min(_PAUSE_SECONDS * 2 ** min(self._attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
-            self._next = time.monotonic() + max(pause, self._every)
-            if self.fault != (fault := reason_of(e)):
-                unknown = not isinstance(e, WritetimeError) and not is_outage(e)
-                kind = "is tried again" if isinstance(e, Transient) else "has failed, and is tried again"
-                log.error("%s: the step `%s` %s: %s", self._table, self.name, kind, fault, exc_info=unknown)
-            self.fault = fault
-            return None
+            self._failed(e)
+            return False
         if self.fault is not None:
-            log.info("%s: the step `%s` works again", self._table, self.name)
-        self.behind, self.fault, self._attempts = False, None, 0
-        self.seconds = time.monotonic() - begin
-        return done
+            log.info("%s: %s works again", self._table, self.name)
+        self.fault, self._attempts = None, 0
+        self.rows += done
+        self.seconds += time.monotonic() - begin
+        self._behind_since = 0.0
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        self._attempts += 1
+        self.failures += 1
+        pause = min(_PAUSE_SECONDS * 2 ** min(self._attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
+        self._next = time.monotonic() + max(pause, self._every)
+        if self.fault != (fault := reason_of(error)):
+            unknown = not isinstance(error, WritetimeError) and not is_outage(error)
+            log.error("%s: %s fails, and is tried again: %s", self._table, self.name, fault, exc_info=unknown)
+        self.fault = fault

@@ -112,6 +112,10 @@ class Cache:
         """Return the rows of a file of the lake where data expires in `after` < t <= `until` (seconds), in order."""
         return self._read(storage, file, lambda decoded: decoded.expiring(after, until))
 
+    def next_expiry(self, storage: Storage, file: DataFile, after: int) -> int | None:
+        """Return the first second after this one at which data of a file expires; None if there is none."""
+        return self._read(storage, file, lambda decoded: decoded.next_expiry(after))
+
     def _read(self, storage: Storage, file: DataFile, read_from: Callable[[Decoded], Found]) -> Found:
         path = self._path(storage, file)
         decoded = self._open(path, storage, file)

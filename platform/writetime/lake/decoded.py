@@ -108,7 +108,7 @@ class Decoded:
         Raises:
             Damaged: as for `between`.
         """
-        rows = self._due(after, until)
+        rows = self._checked_expiries().due(after, until)
         starts = np.concatenate([[0], np.cumsum(self._counts)])
         found = []
         for number, start in enumerate(starts[:-1]):
@@ -116,6 +116,14 @@ class Decoded:
             if len(own):
                 found.append(_taken(self._batch(number), own - start))
         return found
+
+    def next_expiry(self, after: int) -> int | None:
+        """Return the first second after this one at which data expires; None if there is none.
+
+        Raises:
+            Damaged: as for `between`.
+        """
+        return self._checked_expiries().next_after(after)
 
     def _at(self, places: Places) -> Iterator[tuple[int, np.ndarray]]:
         """Yield, for each batch with any, the rows that a merge at these places needs."""
@@ -130,8 +138,8 @@ class Decoded:
     def _batch(self, number: int) -> pa.RecordBatch:
         return self._batches[number]
 
-    def _due(self, after: int, until: int) -> np.ndarray:
-        return self._expiries.due(after, until)
+    def _checked_expiries(self) -> Expiries:
+        return self._expiries
 
 
 class _Mapped(Decoded):
@@ -159,12 +167,12 @@ class _Mapped(Decoded):
             self._used[number] = self._reader.get_batch(number)
         return self._used[number]
 
-    def _due(self, after: int, until: int) -> np.ndarray:
+    def _checked_expiries(self) -> Expiries:
         if self._index is not None:
             if zlib.crc32(self._index[0]) != self._index[1]:
                 raise Damaged
             self._index = None
-        return super()._due(after, until)
+        return super()._checked_expiries()
 
 
 def decode(source: pq.ParquetFile) -> Decoded:

@@ -23,6 +23,11 @@ class Expiries:
         start, end = np.searchsorted(self.seconds, [after, until], "right")
         return np.unique(self.rows[start:end])
 
+    def next_after(self, second: int) -> int | None:
+        """Return the first second after this one at which data expires; None if there is none."""
+        place = int(np.searchsorted(self.seconds, second, "right"))
+        return int(self.seconds[place]) if place < len(self.seconds) else None
+
 
 def expiries_of(batch: pa.RecordBatch, first_row: int) -> Expiries:
     """Return the expiries of the markers and cells of changes; their rows are counted from `first_row`.

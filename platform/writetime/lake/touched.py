@@ -62,6 +62,12 @@ def expiring_places(sources: Iterable[Source], after: int, until: int, cache: Ca
     return joined(found)
 
 
+def next_expiry(sources: Iterable[Source], after: int, cache: Cache) -> int | None:
+    """Return the first second after this one at which data expires, or earlier; None if there is none."""
+    found = [cache.next_expiry(source.storage, file, after) for source in sources for file in source.files]
+    return min((second for second in found if second is not None), default=None)
+
+
 def _merge(sources: Iterable[Source], schema: TableSchema, read: Read, start: pa.Table | None) -> pa.Table:
     state = merge([], schema) if start is None else start
     portion: list[pa.Table] = []

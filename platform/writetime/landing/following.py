@@ -23,7 +23,7 @@ from writetime.landing.landing_metrics import LandingMetrics
 from writetime.landing.reports import Reporter
 from writetime.wire.publishing import SCHEMAS_TOPIC
 from writetime.wire.topic_names import changes_topic, table_of_topic
-from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, SourceMarks
+from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, SourceMarks, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +40,20 @@ _SHOWN = 2000
 class TableLanding:
     """The boundary of one table: it lands, or it reports why it does not."""
 
-    def __init__(self, settings: Settings, table: str, topics: Topics, reporter: Reporter) -> None:
+    def __init__(
+        self, settings: Settings, table: str, topics: Topics, reporter: Reporter, *, accept_gap: bool = False
+    ) -> None:
+        """Land a table; `accept_gap` is as for `Landing.drain`."""
         self.name = table
+        self._accept_gap = accept_gap
         # Each process counts its own attempts.
         self.report = replace(topics.watermarks.reports.get(table) or LandingReport(0.0), attempts=0)
         self._settings = settings
         self._topics = topics
         self._reporter = reporter
         self._landing: Landing | None = None
-        self._changes = 0
+        self.changes = 0
+        self.failures = 0
         self._next_try = 0.0
         self._next_report = 0.0
 
@@ -61,30 +66,34 @@ class TableLanding:
         """Return whether there is nothing new to land, by what its last call remembers."""
         return self._landing is not None and not isinstance(ends, Exception) and self._landing.is_current(ends, sources)
 
-    def land(
-        self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks], *, accept_gap: bool = False
-    ) -> int | Exception:
+    def land(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int | Exception:
         """Land the messages that the topic holds, once; return the number of changes, or why it failed.
 
         Args:
             ends: the end offsets of the table's topic, or why they are not known.
             sources: the topic of the watermarks, as read before the ends.
-            accept_gap: as for `Landing.drain`.
         """
         try:
             if isinstance(ends, Exception):
                 raise ends
             if self._landing is None:
                 self._landing = Landing(self._settings, self.name, self._topics, self.report.place)
-            count = self._landing.land(ends, sources, accept_gap=accept_gap)
+            count = self._landing.land(ends, sources, accept_gap=self._accept_gap)
         except Exception as e:
             self._failed(e)
             return e
         self._succeeded(count)
         return count
 
+    def report_steps(self, steps: Mapping[str, StepReport]) -> None:
+        """Report the steps that follow landing: at once if one fails, or works again, else now and then."""
+        was = self.report.steps
+        changed = any(step.fault != was.get(name, StepReport()).fault for name, step in steps.items())
+        if self.report.at and (changed or time.monotonic() >= self._next_report):
+            self._send(replace(self.report, at=time.time(), steps=steps))
+
     def _succeeded(self, count: int) -> None:
-        self._changes += count
+        self.changes += count
         self._next_try = 0.0
         assert self._landing is not None
         was, held_by = self.report, self._landing.held_by
@@ -96,12 +105,20 @@ class TableLanding:
         if was.at == 0.0 or was.fault != held_by or is_due:
             since = 0.0 if held_by is None else was.since if held_by == was.fault else time.time()
             self._send(
-                LandingReport(time.time(), changes=self._changes, fault=held_by, since=since, place=self._landing.place)
+                LandingReport(
+                    time.time(),
+                    changes=self.changes,
+                    fault=held_by,
+                    since=since,
+                    place=self._landing.place,
+                    steps=was.steps,
+                )
             )
 
     def _failed(self, error: Exception) -> None:
+        self.failures += 1
         was = self.report
-        report = failure(was, error, self._changes)
+        report = failure(was, error, self.changes)
         # What is remembered may be the cause.
         self._landing = None
         self._next_try = time.monotonic() + _pause(report)
@@ -163,7 +180,7 @@ class Tables:
             if stop.is_set():
                 break
             if table.is_due:
-                outcome = table.land(ends_of(ends, table.name), sources, accept_gap=self._accept_gap)
+                outcome = table.land(ends_of(ends, table.name), sources)
                 self._note(table, outcome)
         self._show()
 
@@ -183,7 +200,7 @@ class Tables:
                     if isinstance(ends_of(ends, table.name), Exception):
                         # The topic's partitions may have had no leader at that moment.
                         sources, ends = self._ask()
-                outcome = table.land(ends_of(ends, table.name), sources, accept_gap=self._accept_gap)
+                outcome = table.land(ends_of(ends, table.name), sources)
                 if isinstance(outcome, int) or (isinstance(outcome, WritetimeError) and not is_outage(outcome)):
                     break
             yield table.name, outcome
@@ -204,7 +221,9 @@ class Tables:
         names = self._names or there
         for name in names:
             if name not in self._tables:
-                self._tables[name] = TableLanding(self._settings, name, self._topics, self._reporter)
+                self._tables[name] = TableLanding(
+                    self._settings, name, self._topics, self._reporter, accept_gap=self._accept_gap
+                )
         if not self._names:
             # A table whose topic was deleted, such as by `writetime forget`, no longer exists.
             self._tables = {name: table for name, table in self._tables.items() if name in set(there)}
@@ -256,6 +275,7 @@ def failure(was: LandingReport, error: Exception, changes: int) -> LandingReport
         time.time() if was.fault is None else was.since,
         attempts,
         was.place,
+        was.steps,
     )
 
 

@@ -82,12 +82,24 @@ class Place:
 
 
 @dataclass(frozen=True)
+class StepReport:
+    """The report of one step of `follow` after landing: since when it is behind (seconds since 1970, 0 if it is not),
+    how many rows it has done, and why its last attempt failed, if it did.
+    """
+
+    behind_since: Seconds = 0.0
+    rows: int = 0
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
 class LandingReport:
     """Landing's report of one table. Times are in seconds since 1970.
 
     The table is `landing`, maybe with its watermarks held by a `fault`; or it is `waiting` for a service that does not
     answer; or it is `set aside` because of a `fault`. The fault came first at `since` and again with each of
-    `attempts`. `changes` is the number that this process has landed.
+    `attempts`. `changes` is the number that this process has landed. `steps` has the steps of `follow`, by name, if it
+    follows the table.
     """
 
     at: Seconds
@@ -97,6 +109,7 @@ class LandingReport:
     since: Seconds = 0.0
     attempts: int = 0
     place: Place | None = None
+    steps: Mapping[str, StepReport] = field(default_factory=dict)
 
 
 _SOURCE = TypeAdapter(SourceMarks)

@@ -1,0 +1,74 @@
+"""The Prometheus metrics of `writetime follow`, computed when they are asked for."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.follow.pipeline import TablePipeline
+
+STATUSES = ("landing", "waiting", "set aside")
+
+
+class FollowMetrics(Collector):
+    """Metrics of some tables, and of topics that all of them need."""
+
+    def __init__(self, tables: Callable[[], Iterable[TablePipeline]], skipped: Callable[[], dict[str, int]]) -> None:
+        """Show tables; `skipped` returns how many messages of each shared topic could not be read."""
+        self._tables = tables
+        self._skipped = skipped
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        changes = CounterMetricFamily("writetime_follow_changes", "Changes landed.", labels=["table"])
+        errors = CounterMetricFamily("writetime_follow_errors", "Attempts that failed.", labels=["table", "step"])
+        rows = CounterMetricFamily("writetime_follow_rows", "Rows that a step has done.", labels=["table", "step"])
+        seconds = CounterMetricFamily("writetime_follow_seconds", "Duration of a step.", labels=["table", "step"])
+        behind = GaugeMetricFamily(
+            "writetime_follow_behind_seconds", "Since when a step is behind; 0 if it is not.", labels=["table", "step"]
+        )
+        tables = list(self._tables())
+        for table in tables:
+            changes.add_metric([table.name], table.landing.changes)
+            errors.add_metric([table.name, "landing"], table.landing.failures)
+            for step in table.steps:
+                names = [table.name, step.name]
+                errors.add_metric(names, step.failures)
+                rows.add_metric(names, step.rows)
+                seconds.add_metric(names, step.seconds)
+                since = step.report.behind_since
+                behind.add_metric(names, max(time.time() - since, 0.0) if since else 0.0)
+        statuses = GaugeMetricFamily("writetime_follow_tables", "Tables by status.", labels=["status"])
+        counts = Counter(table.landing.report.status for table in tables)
+        for status in STATUSES:
+            statuses.add_metric([status], counts[status])
+        skipped = GaugeMetricFamily(
+            "writetime_follow_messages_skipped",
+            "Messages of a topic that could not be read and were skipped since the start.",
+            labels=["topic"],
+        )
+        for topic, count in self._skipped().items():
+            skipped.add_metric([topic], count)
+        yield from (changes, errors, rows, seconds, behind, statuses, skipped)
+
+
+def serve_metrics(settings: Settings, metrics: FollowMetrics) -> None:
+    """Start the metrics endpoint if `follow.metrics_port` is set.
+
+    Raises:
+        WritetimeError: the port cannot be used.
+    """
+    port = settings.follow.metrics_port
+    if port is None:
+        return
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    try:
+        start_http_server(port, addr=settings.follow.metrics_host, registry=registry)
+    except OSError as e:
+        raise WritetimeError(f"follow.metrics_port {port} cannot be used: {e.strerror}") from None

@@ -1,0 +1,78 @@
+"""Shares the tables out among programs that follow the same lake: each table to one of them.
+
+Each program has a node in ZooKeeper that lasts as long as its session. A table belongs to the program with the greatest
+hash of both names (rendezvous hashing), so a program that comes or goes moves only its own tables. While programs do
+not agree yet, two may work on one table: that costs time, and does no harm, as the commits of a table exclude each
+other.
+"""
+
+import hashlib
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException, NodeExistsError
+from kazoo.handlers.threading import KazooTimeoutError
+
+from writetime.clients.zookeeper import connect
+from writetime.core.config import Settings
+
+log = logging.getLogger(__name__)
+
+_PROGRAMS = "/follow/programs"
+_TIMEOUT_SECONDS = 15
+_LOOK_SECONDS = 1.0
+
+
+class Shares:
+    """Which tables belong to this program."""
+
+    def __init__(self, client: KazooClient | None) -> None:
+        self._client = client
+        self._name = uuid.uuid4().hex
+        self._programs = [self._name]
+        self._next_look = 0.0
+
+    def look(self) -> None:
+        """See which programs there are. While ZooKeeper does not answer, nothing changes."""
+        if self._client is None or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        try:
+            # Its session may have ended since.
+            with suppress(NodeExistsError):
+                self._client.create(f"{_PROGRAMS}/{self._name}", ephemeral=True, makepath=True)
+            found: Any = self._client.get_children(_PROGRAMS)
+            programs = sorted(found)
+        except (KazooException, KazooTimeoutError) as e:
+            log.warning("ZooKeeper does not answer (%s): the tables stay as they are shared out", type(e).__name__)
+            return
+        if programs != self._programs:
+            log.info("%d programs share the tables", len(programs))
+        self._programs = programs
+
+    def has(self, table: str) -> bool:
+        """Return whether a table belongs to this program."""
+        return max(self._programs, key=lambda program: _hash(program, table)) == self._name
+
+
+@contextmanager
+def shares(settings: Settings) -> Iterator[Shares]:
+    """Join the programs that share the tables, if `follow.share` says so, for a `with` block.
+
+    Raises:
+        NoZooKeeper: ZooKeeper does not answer.
+    """
+    if not settings.follow.share:
+        yield Shares(None)
+        return
+    with connect(settings, _TIMEOUT_SECONDS) as client:
+        yield Shares(client)
+
+
+def _hash(program: str, table: str) -> bytes:
+    return hashlib.sha256(f"{program}/{table}".encode()).digest()
