@@ -340,7 +340,7 @@ def live(home: Path, sync: str, rate: int, seconds: float) -> None:
             with topic_keys(settings, OURS, lambda k: int.from_bytes(k, "big", signed=True)) as seen:
                 late = follow(node, seen, 0, (rate, seconds))
             print(f"writetime  {conditions}, in Kafka: {percentiles(late)}", flush=True)
-            with _program(home, "landing", [sys.executable, "-m", "writetime", "land", "--follow"], _environment(home)):
+            with _program(home, "landing", [sys.executable, "-m", "writetime", "follow"], _environment(home)):
                 changes = LakeTable(table_storage(settings, "bench.writes"), 0).changes
                 while not (changes.exists() and view_keys(settings)):
                     time.sleep(0.1)

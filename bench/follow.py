@@ -110,7 +110,7 @@ def watch_events(settings: Settings, stop: threading.Event, delays: Delays) -> N
     while not stop.is_set():
         for message in consumer.consume(1000, 0.05):
             # The image after the write is the last one in the message.
-            if message.error() is None and (found := _MARK.findall(message.value())):
+            if message.error() is None and (found := _MARK.findall(message.value() or b"")):
                 delays.see("row event", [max(map(int, found))])
     consumer.close()
 

@@ -2,7 +2,7 @@
 
 python -m bench.many_tables --tables 300
 
-Prints the CPU seconds of `writetime land` as a complete program, and the cores that `writetime land --follow` uses.
+Prints the CPU seconds of `writetime land` as a complete program, and the cores that `writetime follow` uses.
 """
 
 import argparse
@@ -48,17 +48,16 @@ def publish(settings: Settings, tables: int) -> None:
     sender.flush()
 
 
-def land(*arguments: str) -> "subprocess.Popen[bytes]":
-    """Start a landing."""
-    command = [sys.executable, "-m", "writetime", "land", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+def started(command: str) -> "subprocess.Popen[bytes]":
+    """Start a command."""
+    return subprocess.Popen([sys.executable, "-m", "writetime", command], stdout=subprocess.DEVNULL)
 
 
 def main() -> None:
     """Measure, and print the cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=300)
-    parser.add_argument("--seconds", type=int, default=60, help="duration of --follow; its first third is not measured")
+    parser.add_argument("--seconds", type=int, default=60, help="duration of `follow`; its first third is not measured")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -76,15 +75,15 @@ def main() -> None:
             publish(settings, arguments.tables)
             for what in ("the first time", "with nothing new"):
                 before = children_cpu()
-                assert land().wait() == 0
+                assert started("land").wait() == 0
                 print(f"land {what}: {children_cpu() - before:.2f} CPU s", flush=True)
-            print(f"land --follow, idle: {_followed(arguments.seconds):.3f} cores", flush=True)
+            print(f"follow, idle: {_followed(arguments.seconds):.3f} cores", flush=True)
         finally:
             kafka.stop()
 
 
 def _followed(seconds: int) -> float:
-    process = land("--follow")
+    process = started("follow")
     try:
         time.sleep(seconds / 3)
         before = _cpu(process.pid)

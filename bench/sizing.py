@@ -112,10 +112,10 @@ def freshness(load: Load, landings: int, costs: Costs, seed: int = 1) -> np.ndar
     """Simulate one landing, with its part of the tables; return the delay of each of a sample of writes in the lake.
 
     Landing goes from table to table; a table takes a commit, and the CPU time of its messages in Kafka at that time.
-    One round takes at least `capture.land_seconds`.
+    One round takes at least `follow.events_seconds`.
     """
     random = np.random.default_rng(seed)
-    once_around = config.Capture().land_seconds
+    once_around = config.Follow().events_seconds
     tables = -(-load.tables // landings)
     rate = load.changes / load.tables
     count = min(int(rate * _SECONDS), _SAMPLE)

@@ -2,8 +2,8 @@
 
 python -m bench.soak [--minutes 40] [--rate 1000] [--landing-only]
 
-Writers change two tables, post events and enqueue items at fixed rates. `agent`, `land --follow`, `serve`, `sink` and
-`work` run all the time, `publish` every two minutes and `maintain` every ten. Each period prints the cores, memory and
+Writers change two tables, post events and enqueue items at fixed rates. `agent`, `follow`, `serve`, `sink` and `work`
+run all the time, and `maintain` every ten minutes. Each period prints the cores, memory and
 threads of each service; files and commits of the lake; and latencies. At the end, `verify` compares both tables with
 the database. With `--landing-only`, a producer of changes takes the place of the node, and only landing runs. Then the
 rows of the lake are compared with those that were sent.
@@ -50,7 +50,7 @@ KEYSPACE = "soak"
 KEYS = 200_000
 QUEUE = "soak"
 TICK = 0.1
-PUBLISH_SECONDS, MAINTAIN_SECONDS = 120.0, 600.0
+MAINTAIN_SECONDS = 600.0
 _DELAYS = "SOAK_DELAYS"
 
 
@@ -310,12 +310,12 @@ def main(*, minutes: float, rate: float, items: float, events: float, period: fl
         producer = Producer(settings, tables) if landing_only else None
         if producer is not None:
             work.append(lambda: producer.run(rate, stop))
-            stack.enter_context(soak.service("land", "--follow"))
+            stack.enter_context(soak.service("follow"))
         else:
             prepare(settings, tables)
             for service in (
                 ("agent",),
-                ("land", "--follow"),
+                ("follow",),
                 ("serve",),
                 ("sink",),
                 ("work", "--queue", QUEUE, "--handler", "bench.soak:handle"),
@@ -327,7 +327,6 @@ def main(*, minutes: float, rate: float, items: float, events: float, period: fl
                 lambda: write_rows(settings, tables, rate, stop),
                 lambda: post_events(settings, events, stop),
                 lambda: enqueue_items(settings, items, stop),
-                lambda: soak.every(PUBLISH_SECONDS, stop, "publish"),
                 lambda: soak.every(MAINTAIN_SECONDS, stop, "maintain"),
             ]
         threads = [threading.Thread(target=soak.noted, args=(each,)) for each in work]

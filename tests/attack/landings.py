@@ -1,7 +1,7 @@
 """Attacks landing with messages of the topics that it reads: changes, schemas, watermarks.
 
 Each trial has a table of its own that is attacked, and two sound ones, which have to land exactly whatever is sent. All
-are landed by one process, as by `writetime land --follow`. A message that is refused has to be named with its place,
+are landed by one process, as by `writetime follow`. A message that is refused has to be named with its place,
 and only messages that were made for the attack; then it is skipped, as an operator does. In the end the attacked table
 has each sound change, and one for each hostile message that was read; and its watermark is behind what was refused.
 """
@@ -10,7 +10,6 @@ import json
 import random
 import re
 import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from confluent_kafka import Message, Producer
 from tests.attack import hostile
 from tests.attack.command import numbers
 from tests.attack.watched import Limits
+from tests.support.landing_once import look
 from tests.support.made import cell
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.changes.model import change_schema, field_name
@@ -159,7 +159,7 @@ class Landings:
         assert sender.flush()
 
     def _look(self, tables: Tables | None = None) -> None:
-        (tables or self._tables).look(threading.Event())
+        look(tables or self._tables)
 
     def _fault(self, table: str) -> str | None:
         landed = self._tables._tables.get(table)

@@ -168,7 +168,7 @@ class EndToEnd:
         self._captured.write(*TYPES)
         write_settings(self._settings, home / "writetime.toml")
         self._agent = Program(home, "agent", "agent")
-        self._landing = Program(home, "landing", "land", "--follow")
+        self._landing = Program(home, "follow", "follow")
         self._stop = threading.Event()
         self._faults: Counter[str] = Counter()
         clock = Clock()

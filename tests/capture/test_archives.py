@@ -265,7 +265,7 @@ def break_one(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def following(captured: Captured, paths: list[Path], checkpoint: Path) -> Iterator[list[Report]]:
     """Follow folders in a thread; the report is in the list at the end."""
     stop, reports = threading.Event(), list[Report]()
-    settings = captured.with_options(land_seconds=0.1)
+    settings = captured.with_options(segments_seconds=0.1)
 
     def follow() -> None:
         reports.append(follow_segments(settings, list(map(str, paths)), checkpoint, stop))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.capture.published import (
+from tests.support.published import (
     Broken,
     command,
     hurry,

@@ -9,7 +9,8 @@ import pytest
 from confluent_kafka import Message
 
 from tests.capture.agents import count
-from tests.capture.published import look, mark, publish, published, schema_of
+from tests.support.landing_once import look
+from tests.support.published import mark, publish, published, schema_of
 from writetime.clients import kafka
 from writetime.clients.kafka import messages_between
 from writetime.core.config import Settings

@@ -13,18 +13,8 @@ from typing import Any
 import pytest
 
 from tests.capture.agents import count
-from tests.capture.published import (
-    Broken,
-    command,
-    hurry,
-    look,
-    produce,
-    publish,
-    published,
-    reports,
-    reports_of,
-    schema_of,
-)
+from tests.support.landing_once import look
+from tests.support.published import Broken, command, hurry, produce, publish, published, reports, reports_of, schema_of
 from tests.support.status import status_lines
 from writetime.clients.kafka import TopicEnds, end_offsets, ends_of_topics, ensure_topics, messages_between
 from writetime.core.config import Settings
@@ -36,7 +26,6 @@ from writetime.landing import following
 from writetime.landing import reports as sending
 from writetime.landing.following import Tables
 from writetime.landing.landing import Landing, captured_tables
-from writetime.landing.landing_metrics import LandingMetrics
 from writetime.schema.fingerprints import fingerprint
 from writetime.wire.change_messages import change_avro
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender
@@ -51,8 +40,7 @@ def test_an_unknown_error_sets_its_table_aside(
     hurry(monkeypatch)
     first, second, third = published(settings, "a", "b", "c")
     broken = Broken(monkeypatch, second, error)
-    metrics = LandingMetrics(settings)
-    tables = Tables(settings, [first, second, third], metrics=metrics)
+    tables = Tables(settings, [first, second, third])
     look(tables)
     assert (count(settings, first), count(settings, third)) == (3, 3)
     assert not is_in_lake(settings, second)
@@ -67,8 +55,9 @@ def test_an_unknown_error_sets_its_table_aside(
         look(tables)
     assert count(settings, third) == 4
     assert sum(second in record.message for record in caplog.records if record.levelno == logging.ERROR) == 2
-    assert metrics._errors.labels(second)._value.get() == broken.tried == 7
-    assert metrics._tables.labels("set aside")._value.get() == 1
+    failures = {table.name: table.failures for table in tables.wanted(tables.ask()[1])}
+    assert failures == {first: 0, second: 7, third: 0}
+    assert broken.tried == 7
     # All lines, as one screen may not have those of all tables that other tests have left.
     assert f"{second}: set aside since" in "\n".join(status_lines(settings, everything=True))
     # Nothing of it counted as landed.
@@ -184,12 +173,13 @@ def test_garbage_in_shared_topics_stops_no_table(settings: Settings, caplog: pyt
     assert marks.skipped > 50
     assert schemas.skipped > 50
     assert f"topic {SCHEMAS_TOPIC}, partition 0, offset" in caplog.text
-    tables = Tables(settings, [first, second], metrics=(metrics := LandingMetrics(settings)))
+    tables = Tables(settings, [first, second])
     look(tables)
     assert (count(settings, first), count(settings, second)) == (3, 3)
     assert f"as the schema of {second} in it cannot be read" in caplog.text
     assert f"as the schema of {first}" not in caplog.text
-    assert metrics._skipped.labels(WATERMARKS_TOPIC)._value.get() == marks.skipped
+    assert tables.topics is not None
+    assert tables.topics.watermarks.skipped == marks.skipped
     # A message without a value deletes the report.
     produce(settings, WATERMARKS_TOPIC, (settings.cassandra.keyspace.encode(), None))
     assert settings.cassandra.keyspace not in marks.read()

@@ -119,7 +119,7 @@ class ClusterRun:
         )
         write_settings(self._settings, home / "writetime.toml")
         self._agents = [self._agent(address) for address in ADDRESSES]
-        self._landing = Program(home, "landing", "land", "--follow")
+        self._landing = Program(home, "follow", "follow")
         self._faults: Counter[str] = Counter()
         self._stop = Event()
         self._open = ExitStack()

@@ -43,7 +43,7 @@ def test_a_command_keeps_the_traceback_of_another_module(monkeypatch: pytest.Mon
 
 def test_landing_ends_at_once_where_the_lake_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "is_installed", lambda module: module != "deltalake")
-    refused = CliRunner().invoke(main, ["land", "--follow"])
+    refused = CliRunner().invoke(main, ["follow"])
     assert refused.exit_code == 1
     assert refused.output == 'Error: this needs writetime[lake]: pip install "writetime[lake]"\n'
 

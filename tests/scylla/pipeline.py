@@ -109,7 +109,7 @@ class Pipeline:
         )
         write_settings(self.settings, home / "writetime.toml")
         self.agent = Program(home, "agent", "agent")
-        self.landing = Program(home, "landing", "land", "--follow")
+        self.landing = Program(home, "follow", "follow")
         self._stop = threading.Event()
         assert session.cluster is not None
         raw = answers.raw(session.cluster.connect())

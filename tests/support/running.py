@@ -20,7 +20,7 @@ from writetime.servers.process import port_answers
 from writetime.wire.watermarks import statuses
 
 # Programs that run until Ctrl-C: the test starts and ends them.
-SERVICES = ("serve", "sink", "agent", "land --follow", "work")
+SERVICES = ("serve", "sink", "agent", "follow", "work")
 # Commands that are looked at and not run, and why.
 CHECKED = {
     "make setup": "tests run in an environment that is set up",

@@ -387,7 +387,7 @@ def follow_segments(
     Raises:
         WritetimeError: another run has the checkpoint.
     """
-    pause = settings.capture.land_seconds
+    pause = settings.capture.segments_seconds
     total = Report()
     waited = _Waited(total.errors)
     with closing(Checkpoint(checkpoint)) as kept:

@@ -15,7 +15,6 @@ from writetime.core.instants import parse_instant
 from writetime.core.logs import log_as_json
 from writetime.landing.following import Tables
 from writetime.landing.forgetting import find_traces
-from writetime.landing.landing_metrics import LandingMetrics
 from writetime.landing.skipping import MessagePlace, skip
 from writetime.wire.topic_names import dead_changes_topic
 from writetime.wire.watermarks import retire as retire_source
@@ -43,9 +42,6 @@ def agent(*, snapshot_at: str | None) -> None:
 
 @click.command()
 @click.argument("tables", nargs=-1, metavar="[KS.TABLE]...")
-@click.option(
-    "--follow", is_flag=True, help="Continue until SIGTERM or Ctrl-C; includes tables that are captured later."
-)
 @click.option("--accept-gap", is_flag=True, help="Continue at the start of the topic, after a backfill of a snapshot.")
 @click.option(
     "--skip",
@@ -55,7 +51,7 @@ def agent(*, snapshot_at: str | None) -> None:
     help="First copy a message that cannot be landed to TOPIC.dead, and continue after it. May be repeated. "
     "The table's watermark stops until there is a newer snapshot.",
 )
-def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tuple[str, ...]) -> None:
+def land(*, tables: tuple[str, ...], accept_gap: bool, places: tuple[str, ...]) -> None:
     """Bring captured changes from Kafka into the lake. Without names it lands all captured tables. A table that fails
     stops no other one. The exit status is 1 if one failed."""
     # At once: landing takes a fault of one table for one of that table.
@@ -67,11 +63,6 @@ def land(*, tables: tuple[str, ...], follow: bool, accept_gap: bool, places: tup
             f"{place}: {size} bytes copied to {dead_changes_topic(place.table)}; landing continues after it. The "
             f"watermark of {place.table} stops until a snapshot that is taken from now on is in the lake"
         )
-    if follow:
-        log_as_json()
-        metrics = LandingMetrics(settings)
-        Tables(settings, tables, accept_gap=accept_gap, metrics=metrics).follow(stopped_by_signal())
-        return
     failed = []
     for table, outcome in Tables(settings, tables, accept_gap=accept_gap).land_once():
         if isinstance(outcome, Exception):

@@ -227,10 +227,8 @@ class Capture(_Section):
     aside: Path | None = Field(default=None, description="Where faulty segments go; default: in the state folder.")
     partitions: int = Field(default=4, ge=1, description="For a new topic; each has a token range.")
     poll_seconds: float = Field(default=0.02, gt=0, description="How often the node's segments are listed.")
-    land_seconds: float = Field(
-        default=1.0,
-        gt=0,
-        description="How often `land` and `publish-segments` look for more with `--follow`.",
+    segments_seconds: float = Field(
+        default=1.0, gt=0, description="How often `publish-segments --follow` looks for more."
     )
     stale_seconds: float = Field(
         default=900.0, gt=0, description="Age of a table's data in the lake at which Dagster's check warns."
@@ -239,9 +237,6 @@ class Capture(_Section):
         default=0.5, gt=0, le=1, description="Share of the node's cdc_total_space at which to warn: at 1 writes fail."
     )
     metrics_port: int | None = Field(default=None, description="Where the agent serves Prometheus metrics.")
-    land_metrics_port: int | None = Field(
-        default=None, description="Where `land --follow` serves Prometheus metrics, at metrics_host."
-    )
     metrics_host: str = "127.0.0.1"
 
     @model_validator(mode="after")

@@ -35,10 +35,10 @@ class FollowMetrics(Collector):
         tables = list(self._tables())
         for table in tables:
             changes.add_metric([table.name], table.landing.changes)
-            errors.add_metric([table.name, "landing"], table.landing.failures)
+            for name, count in table.failures().items():
+                errors.add_metric([table.name, name], count)
             for step in table.steps:
                 names = [table.name, step.name]
-                errors.add_metric(names, step.failures)
                 rows.add_metric(names, step.rows)
                 seconds.add_metric(names, step.seconds)
                 since = step.report.behind_since

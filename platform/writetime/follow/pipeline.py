@@ -73,6 +73,10 @@ class TablePipeline:
         self.landing.report_steps({step.name: step.report for step in self.steps})
         return landed
 
+    def failures(self) -> dict[str, int]:
+        """Return how many attempts of each step failed."""
+        return {"landing": self.landing.failures, **{step.name: step.failures for step in self.steps}}
+
     def close(self) -> None:
         """Record what was published."""
         if self._publisher is not None:

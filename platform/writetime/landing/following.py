@@ -7,9 +7,7 @@ after their commit.
 """
 
 import logging
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,11 +17,9 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.outages import is_outage
 from writetime.landing.landing import Landing, Topics, no_topic
-from writetime.landing.landing_metrics import LandingMetrics
 from writetime.landing.reports import Reporter
-from writetime.wire.publishing import SCHEMAS_TOPIC
 from writetime.wire.topic_names import changes_topic, table_of_topic
-from writetime.wire.watermarks import WATERMARKS_TOPIC, LandingReport, SourceMarks, StepReport
+from writetime.wire.watermarks import LandingReport, SourceMarks, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +84,7 @@ class TableLanding:
     def report_steps(self, steps: Mapping[str, StepReport]) -> None:
         """Report the steps that follow landing: at once if one fails, or works again, else now and then."""
         was = self.report.steps
-        changed = any(step.fault != was.get(name, StepReport()).fault for name, step in steps.items())
+        changed = {name: step.fault for name, step in was.items()} != {name: step.fault for name, step in steps.items()}
         if self.report.at and (changed or time.monotonic() >= self._next_report):
             self._send(replace(self.report, at=time.time(), steps=steps))
 
@@ -137,52 +133,44 @@ class TableLanding:
 
 
 class Tables:
-    """Lands tables, all captured ones or those that are named, on each call."""
+    """The landings of some tables, all captured ones or those that are named, and what is read once for all of them."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        names: Sequence[str] = (),
-        *,
-        accept_gap: bool = False,
-        metrics: LandingMetrics | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings, names: Sequence[str] = (), *, accept_gap: bool = False) -> None:
+        self.reporter = Reporter(settings)
+        self.topics: Topics | None = None
+        """The topics that all tables need, once they have been read."""
         self._settings = settings
         self._names = names
         self._accept_gap = accept_gap
-        self._metrics = metrics
-        self._topics: Topics | None = None
-        self._reporter = Reporter(settings)
         self._tables: dict[str, TableLanding] = {}
-        self._fault: str | None = None
 
-    def follow(self, stop: threading.Event) -> None:
-        """Land new messages until the stop is requested, including those of tables that are captured later."""
-        while not stop.is_set():
-            next_look = time.monotonic() + self._settings.capture.land_seconds
-            self.look(stop)
-            stop.wait(max(next_look - time.monotonic(), 0))
-        self._reporter.flush()
+    def ask(self) -> tuple[dict[str, SourceMarks], TopicEnds]:
+        """Read the data of all tables: first the watermarks, then the ends, then the schemas; see `Landing`.
 
-    def look(self, stop: threading.Event) -> None:
-        """Land the new messages of each table that is due. A few requests cover all tables, and a table without news
-        costs nothing.
+        Raises:
+            WritetimeError: Kafka does not answer.
         """
-        try:
-            sources, ends = self._ask()
-        except Exception as e:
-            self._failed(e)
-            return
-        if self._fault is not None:
-            self._fault = None
-            log.info("Kafka answers again")
-        for table in self._wanted(ends):
-            if stop.is_set():
-                break
-            if table.is_due:
-                outcome = table.land(ends_of(ends, table.name), sources)
-                self._note(table, outcome)
-        self._show()
+        if self.topics is None:
+            self.topics = Topics(self._settings)
+        sources = self.topics.watermarks.read()
+        ends = ends_of_topics(self._settings, lambda topic: table_of_topic(topic) is not None)
+        self.topics.schemas.read_on()
+        return sources, ends
+
+    def wanted(self, ends: TopicEnds) -> list[TableLanding]:
+        """Return the tables to land, including those that are captured later."""
+        assert self.topics is not None
+        there = sorted({str(table_of_topic(topic)) for topic in (*ends.ends, *ends.faults)})
+        names = self._names or there
+        for name in names:
+            if name not in self._tables:
+                self._tables[name] = TableLanding(
+                    self._settings, name, self.topics, self.reporter, accept_gap=self._accept_gap
+                )
+        if not self._names:
+            # A table whose topic was deleted, such as by `writetime forget`, no longer exists.
+            self._tables = {name: table for name, table in self._tables.items() if name in set(there)}
+        return [self._tables[name] for name in names]
 
     def land_once(self) -> Iterator[tuple[str, int | Exception]]:
         """Land the messages of each table; yield each with the number of changes, or why it failed. An error that may
@@ -191,70 +179,20 @@ class Tables:
         Raises:
             WritetimeError: Kafka does not answer.
         """
-        sources, ends = self._ask()
-        for table in self._wanted(ends):
+        sources, ends = self.ask()
+        for table in self.wanted(ends):
             outcome: int | Exception = 0
             for attempt in range(ATTEMPTS + 1):
                 if attempt:
                     time.sleep(PAUSE_SECONDS)
                     if isinstance(ends_of(ends, table.name), Exception):
                         # The topic's partitions may have had no leader at that moment.
-                        sources, ends = self._ask()
+                        sources, ends = self.ask()
                 outcome = table.land(ends_of(ends, table.name), sources)
                 if isinstance(outcome, int) or (isinstance(outcome, WritetimeError) and not is_outage(outcome)):
                     break
             yield table.name, outcome
-        self._reporter.flush()
-
-    def _ask(self) -> tuple[dict[str, SourceMarks], TopicEnds]:
-        """Read the data of all tables: first the watermarks, then the ends, then the schemas; see `Landing`."""
-        if self._topics is None:
-            self._topics = Topics(self._settings)
-        sources = self._topics.watermarks.read()
-        ends = ends_of_topics(self._settings, lambda topic: table_of_topic(topic) is not None)
-        self._topics.schemas.read_on()
-        return sources, ends
-
-    def _wanted(self, ends: TopicEnds) -> list[TableLanding]:
-        assert self._topics is not None
-        there = sorted({str(table_of_topic(topic)) for topic in (*ends.ends, *ends.faults)})
-        names = self._names or there
-        for name in names:
-            if name not in self._tables:
-                self._tables[name] = TableLanding(
-                    self._settings, name, self._topics, self._reporter, accept_gap=self._accept_gap
-                )
-        if not self._names:
-            # A table whose topic was deleted, such as by `writetime forget`, no longer exists.
-            self._tables = {name: table for name, table in self._tables.items() if name in set(there)}
-        return [self._tables[name] for name in names]
-
-    def _note(self, table: TableLanding, outcome: int | Exception) -> None:
-        if isinstance(outcome, int):
-            if outcome:
-                log.info("%d changes of %s landed", outcome, table.name)
-            if self._metrics is not None and outcome:
-                self._metrics.landed(table.name, outcome)
-        elif self._metrics is not None:
-            self._metrics.failed(table.name)
-
-    def _failed(self, error: Exception) -> None:
-        """Report an error of a service that all tables need, such as Kafka, once."""
-        fault = _text(error)
-        if fault != self._fault:
-            self._fault = fault
-            log.error("no table can be landed: %s; retrying", fault, exc_info=_unknown(error))
-        if self._metrics is not None:
-            self._metrics.failed("")
-
-    def _show(self) -> None:
-        if self._metrics is None or self._topics is None:
-            return
-        statuses = Counter({"landing": 0, "waiting": 0, "set aside": 0})
-        statuses.update(table.report.status for table in self._tables.values())
-        self._metrics.tables(statuses)
-        self._metrics.skipped(SCHEMAS_TOPIC, self._topics.schemas.skipped)
-        self._metrics.skipped(WATERMARKS_TOPIC, self._topics.watermarks.skipped)
+        self.reporter.flush()
 
 
 def ends_of(ends: TopicEnds, table: str) -> Mapping[int, int] | Exception:

@@ -1,7 +1,6 @@
 """Tables whose changes are published without an agent, how landing is made to look at them, and what it reports."""
 
 import dataclasses
-import threading
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from writetime.cli.main import main
 from writetime.clients.kafka import client_config
 from writetime.core.config import Settings
 from writetime.landing import following
-from writetime.landing.following import Tables
 from writetime.landing.landing import Landing
 from writetime.schema.table import TableSchema
 from writetime.wire import watermarks
@@ -62,11 +60,6 @@ def reports(settings: Settings) -> dict[str, LandingReport]:
     topic = WatermarkTopic(settings)
     topic.read()
     return topic.reports
-
-
-def look(tables: Tables) -> None:
-    tables.look(threading.Event())
-    tables._reporter.flush()
 
 
 def reports_of(settings: Settings, table: str) -> tuple[str, int]:

@@ -1,0 +1,176 @@
+"""One program takes changes from Kafka to row events and views, also when it fails, is killed, or is not alone."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.lake_answers import unordered
+from tests.support.made import batch, write
+from tests.support.messages import decoded
+from tests.support.programs import Program
+from tests.support.published import publish, published, reports, schema_of
+from tests.support.view_readers import by_query
+from tests.support.waiting import wait_for
+from writetime.capture.change_publisher import ChangePublisher
+from writetime.core.config import Settings
+from writetime.follow import pipeline, steps
+from writetime.follow.program import Follower
+from writetime.lake import state, views
+from writetime.lake.table import is_in_lake, open_table
+from writetime.row_events.publish import published_since
+from writetime.wire.topic_names import row_events_topic
+
+
+@contextmanager
+def following(settings: Settings, *names: str) -> Iterator[Follower]:
+    """A program that follows tables, in a thread."""
+    stop, follower = threading.Event(), Follower(settings, names)
+    thread = threading.Thread(target=follower.run, args=(stop,))
+    thread.start()
+    try:
+        yield follower
+    finally:
+        stop.set()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def shown(settings: Settings, name: str) -> list[str]:
+    """The rows of the compacted view."""
+    if not is_in_lake(settings, name):
+        return []
+    table = open_table(settings, name)
+    if not table.view.load().files:
+        return []
+    names = [column.label for column in table.schema().columns]
+    return unordered([by_query(table.view.storage.address).select(names)])
+
+
+def computed(settings: Settings, name: str) -> list[str]:
+    """The rows of the virtual view."""
+    return unordered(views.virtual(open_table(settings, name)))
+
+
+def is_done(settings: Settings, name: str, rows: int) -> bool:
+    found = shown(settings, name)
+    return len(found) == rows and found == computed(settings, name)
+
+
+def test_from_kafka_to_events_and_view(settings: Settings) -> None:
+    first, second = published(settings, "a", "b")
+    with following(settings, first, second):
+        wait_for(lambda: all(is_done(settings, name, 3) for name in (first, second)))
+        publish(settings, schema_of(settings, "a"), *range(2, 40))
+        wait_for(lambda: is_done(settings, first, 39))
+        assert published_since(settings, first, {}, 39) == 39
+        assert published_since(settings, second, {}, 3) == 3
+    events = decoded(settings, row_events_topic(first))
+    assert sorted(event["after"]["id"] for event in events if event["kind"] == "CREATE") == list(range(1, 40))
+    assert set(reports(settings)[first].steps) == {"row events", "publishing", "view", "upkeep"}
+    # What it left is what another one continues from.
+    with following(settings, first):
+        publish(settings, schema_of(settings, "a"), 50)
+        wait_for(lambda: is_done(settings, first, 40))
+    assert published_since(settings, first, {}, 40) == 40
+
+
+def test_data_expires_without_a_change(settings: Settings) -> None:
+    schema = schema_of(settings, "a")
+    now = int(time.time())
+    row = write(1, 0, now * 1_000_000, v="a")
+    row["marker"] |= {"ttl": 4, "expiry": now + 4}
+    row["v"] |= {"ttl": 4, "deletion_time": now + 4}
+    publisher = ChangePublisher(settings)
+    publisher.announce(schema)
+    publisher.send(schema, batch([row, write(2, 0, 5, v="b")], schema))
+    assert publisher.flush()
+    with following(settings, schema.full_name):
+        wait_for(lambda: len(shown(settings, schema.full_name)) == 2)
+        wait_for(lambda: len(shown(settings, schema.full_name)) == 1)
+        assert published_since(settings, schema.full_name, {}, 3) == 3
+    kinds = [event["kind"] for event in decoded(settings, row_events_topic(schema.full_name))]
+    assert sorted(kinds) == ["CREATE", "CREATE", "DELETE"]
+
+
+@pytest.mark.parametrize("step", ["extend", "refresh", "EventPublisher"])
+def test_a_step_that_fails_stops_no_other_table(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, step: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(steps, "_PAUSE_SECONDS", 0.05)
+    bad, good = published(settings, "bad", "good")
+    works, real = threading.Event(), getattr(pipeline, step)
+
+    def fails(*arguments: Any, **named: Any) -> Any:
+        if not works.is_set() and any(bad in (found, getattr(found, "name", None)) for found in arguments):
+            raise RuntimeError("a bug")
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(pipeline, step, fails)
+    name = {"extend": "row events", "refresh": "view", "EventPublisher": "publishing"}[step]
+    with following(settings, bad, good) as follower:
+        wait_for(lambda: is_done(settings, good, 3))
+        wait_for(lambda: follower.tables[bad].failures()[name] > 2)
+        assert "a bug" in str(reports_soon(settings, bad, name))
+        # What comes before the step goes on.
+        assert is_in_lake(settings, bad)
+        works.set()
+        wait_for(lambda: is_done(settings, bad, 3) and not follower.tables[bad].publishing.is_behind)
+        assert published_since(settings, bad, {}, 3) == 3
+    assert sum("a bug" in record.message for record in caplog.records) == 1
+
+
+def reports_soon(settings: Settings, table: str, step: str) -> str | None:
+    wait_for(lambda: table in reports(settings) and reports(settings)[table].steps.get(step) is not None)
+    wait_for(lambda: reports(settings)[table].steps[step].fault is not None)
+    return reports(settings)[table].steps[step].fault
+
+
+def test_two_at_once_do_no_harm(settings: Settings) -> None:
+    """Without shares: both follow both tables."""
+    names = published(settings, "a", "b")
+    with following(settings, *names), following(settings, *names):
+        for first in range(10, 60, 10):
+            for name in ("a", "b"):
+                publish(settings, schema_of(settings, name), *range(first, first + 10))
+        wait_for(lambda: all(is_done(settings, name, 53) for name in names), 120)
+        for name in names:
+            assert published_since(settings, name, {}, 53) == 53
+    for name in names:
+        events = decoded(settings, row_events_topic(name))
+        assert len({event["event_id"] for event in events}) == len(events) == 53
+
+
+def test_killed_again_and_again(settings: Settings, tmp_path: Path) -> None:
+    (name,) = published(settings, "a")
+    program = Program(tmp_path, "follow", "follow", name)
+    program.start()
+    count = 3
+    try:
+        for kills in range(1, 5):
+            publish(settings, schema_of(settings, "a"), *range(count + 1, count + 21))
+            count += 20
+            wait_for(lambda count=count: is_in_lake(settings, name) and len(shown(settings, name)) > count - 20)
+            program.kill()
+            wait_for(lambda kills=kills: sum(program.ends.values()) >= kills)
+        wait_for(lambda: is_done(settings, name, count))
+        assert published_since(settings, name, {}, count) == count
+    finally:
+        program.end()
+    table = open_table(settings, name)
+    assert state.folded_version(table.state.load()) is not None
+
+
+def test_the_changes_of_a_table_that_comes_later(settings: Settings) -> None:
+    follower_names: Callable[[Follower], set[str]] = lambda follower: set(follower.tables)  # noqa: E731
+    with following(settings) as follower:
+        (name,) = published(settings, "late")
+        wait_for(lambda: name in follower_names(follower))
+        wait_for(lambda: is_done(settings, name, 3))
+    own = replace(schema_of(settings, "late"), name="never")
+    assert not is_in_lake(settings, own.full_name)
