@@ -81,24 +81,36 @@ def _change_line(table: str, kinds: Mapping[str, int]) -> str:
 def _landing_parts(reports: Mapping[str, LandingReport], *, everything: bool) -> Iterator[str | Entries]:
     if not reports:
         return
-    failing = [(table, report) for table, report in sorted(reports.items()) if report.fault is not None]
+    failing = [(table, report) for table, report in sorted(reports.items()) if _fails(report)]
     failing.sort(key=lambda item: item[1].status != "set aside")
     counts = {status: sum(r.status == status for r in reports.values()) for status in ("set aside", "waiting")}
     yield (
         f"landing    {len(reports)} tables: {counts['set aside']} set aside, {counts['waiting']} waiting; "
         f"last report {_ago(max(report.at for report in reports.values()))}"
     )
-    yield Entries([[_report_line(table, report)] for table, report in failing])
+    yield Entries([_report_lines(table, report, everything=everything) for table, report in failing])
     if everything:
-        sound = [(table, report) for table, report in sorted(reports.items()) if report.fault is None]
-        yield Entries([[_report_line(table, report)] for table, report in sound])
+        sound = [(table, report) for table, report in sorted(reports.items()) if not _fails(report)]
+        yield Entries([_report_lines(table, report, everything=True) for table, report in sound])
 
 
-def _report_line(table: str, report: LandingReport) -> str:
+def _fails(report: LandingReport) -> bool:
+    return report.fault is not None or any(step.fault for step in report.steps.values())
+
+
+def _report_lines(table: str, report: LandingReport, *, everything: bool) -> list[str]:
     if report.fault is None:
-        return f"  {table}: {report.changes:,} changes, {_ago(report.at)}"
-    since = instant_text(round(report.since * 1e6))
-    return f"  {table}: {report.status} since {since}, {report.attempts} attempts: {report.fault[:300]}"
+        lines = [f"  {table}: {report.changes:,} changes, {_ago(report.at)}"]
+    else:
+        since = instant_text(round(report.since * 1e6))
+        lines = [f"  {table}: {report.status} since {since}, {report.attempts} attempts: {report.fault[:300]}"]
+    for name, step in report.steps.items():
+        behind = f", behind since {instant_text(round(step.behind_since * 1e6))}" if step.behind_since else ""
+        if step.fault is not None:
+            lines.append(f"    {name} fails{behind}: {step.fault[:300]}")
+        elif everything:
+            lines.append(f"    {name}: {step.rows:,} rows{behind}")
+    return lines
 
 
 def _node_lines(found: Mapping[str, Any]) -> Iterator[str]:
