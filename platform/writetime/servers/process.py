@@ -6,12 +6,14 @@ processes.
 """
 
 import fcntl
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -23,6 +25,9 @@ from writetime.runtime.java import java_home
 STOP_SECONDS = 30.0
 # The kernel takes a moment to release the ports of a large process that was killed.
 PORT_RELEASE_SECONDS = 5.0
+_PORTS = range(20_000, 32_768)
+_PER_PROCESS = 97
+_tried = itertools.count()
 
 
 class EmbeddedServer(ABC):
@@ -162,10 +167,16 @@ def port_answers(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nothing uses now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Return a port of the loopback interface that nothing uses now.
+
+    A server takes it later, maybe again after a restart. So it is none of those that systems give to connections (from
+    32,768 on in Linux), and processes that look for one at the same time look in different places.
+    """
+    while True:
+        port = _PORTS[(os.getpid() * _PER_PROCESS + next(_tried)) % len(_PORTS)]
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def _require_free(address: str, port: int, what: str, setting: str) -> None:
