@@ -41,6 +41,7 @@ from writetime.lake.spark_tasks import in_spark
 from writetime.lake.state import count_tombstones
 from writetime.lake.table import open_table
 from writetime.landing.landing import captured_tables, not_landed, watermarks_not_landed
+from writetime.landing.reports import followed
 from writetime.schema.describe import to_cql
 from writetime.view.upkeep import upkeep
 from writetime.wire.watermarks import WatermarkTopic
@@ -127,7 +128,7 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
             None,
             "Find the row events since the last run, store them in the lake, and publish them to Kafka.",
         ),
-        "follow": (
+        "catch_up": (
             [*landed, *refreshed, *events],
             None,
             "Process new changes: land them, merge them, renew the views, publish row events.",
@@ -210,8 +211,8 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
         minimum_interval_seconds=30,
         default_status=DefaultSensorStatus.STOPPED,
         description="Starts the job `land` for the tables whose topics have changes that are not in the lake, and "
-        "sometimes for the others, so that the lake records that there are none. Not needed where `writetime land "
-        "--follow` runs.",
+        "sometimes for the others, so that the lake records that there are none. It starts nothing for tables that "
+        "`writetime follow` follows.",
     )
     def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
         if is_under_way(context.instance, land.name):
@@ -221,8 +222,9 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
         settings = kafka.settings
         lag: dict[str, int] = {}
         try:
-            sources = WatermarkTopic(settings).read()
-            there = set(captured_tables(settings))
+            topic = WatermarkTopic(settings)
+            sources = topic.read()
+            there = set(captured_tables(settings)) - followed(topic.reports)
         except WritetimeError as e:
             return SkipReason(f"the lag cannot be read: {e}")
         for name in (table.name for table in tables if table.name in there):

@@ -103,8 +103,8 @@ def main() -> int:
                 ]
         with step("capture", "waiting for the agent to publish the writes since then (`writetime agent`)"):
             programs.wait_for_capture(settings, tables, agent, log_file)
-        with step("follow", "landing and merging them, renewing the views, publishing row events (job follow)"):
-            follow = dagster.launch("follow")
+        with step("catch_up", "landing and merging them, renewing the views, publishing row events (job catch_up)"):
+            caught_up = dagster.launch("catch_up")
         with step("verify", "proving the views against the database (job verify)"):
             verify = dagster.launch("verify")
     with step("count", "counting in the data set, in the database and in the lake"):
@@ -120,12 +120,12 @@ def main() -> int:
             _ingested(replayed, ingest, rows_added),
             _worked(replayed, account),
             _replayed(boarded, counted["database"]),
-            *(_followed_table(settings, name, snapshot, follow, verify) for name in tables),
+            *(_followed_table(settings, name, snapshot, caught_up, verify) for name in tables),
         ]
-    runs = [replayed, *ingest, boarded, *snapshot, follow, verify]
+    runs = [replayed, *ingest, boarded, *snapshot, caught_up, verify]
     checks = {name: all(run.checks.get(name, True) for run in runs) for run in runs for name in run.checks}
     report = Report(stages, counted, checks, seconds)
-    write_page(report, _rates(replayed, ingest, boarded, follow), page)
+    write_page(report, _rates(replayed, ingest, boarded, caught_up), page)
     print(render(report, {"page": page, "of each run": verify.report.parent, "log": log_file}))
     return 0 if report.good else 1
 
@@ -264,17 +264,17 @@ def _replayed(boarded: RunResult, counted: figures.Figures) -> Stage:
 
 
 def _followed_table(
-    settings: Settings, name: str, snapshot: list[RunResult], follow: RunResult, verify: RunResult
+    settings: Settings, name: str, snapshot: list[RunResult], caught_up: RunResult, verify: RunResult
 ) -> Stage:
     def asset(part: str) -> str:
         return key_of(name, part).to_user_string()
 
-    landed, view = follow.metadata[asset("changes")], follow.metadata[asset("view")]
+    landed, view = caught_up.metadata[asset("changes")], caught_up.metadata[asset("view")]
     proof = verify.check_metadata[f"{asset('view')}: rows_are_those_of_the_database"]
     rows = view["dagster/row_count"]
     events = _events(settings, name)
-    published = follow.metadata[asset("row_topic")]["events_published"]
-    of_kinds = [(follow.metadata[asset("row_events")][f"events_{k}"], k) for k in ("create", "update", "delete")]
+    published = caught_up.metadata[asset("row_topic")]["events_published"]
+    of_kinds = [(caught_up.metadata[asset("row_events")][f"events_{k}"], k) for k in ("create", "update", "delete")]
     note = f"{landed['changes_landed']:,} changes captured, {landed['changes_not_landed']:,} waiting"
     if snapshot:
         note += f"; {snapshot[-1].metadata[asset('backfill')]['sstables']} SSTables of a snapshot"
@@ -297,9 +297,9 @@ def _events(settings: Settings, name: str) -> Mapping[str, int]:
     return {row["values"]: row["counts"] for row in kinds["kind"].value_counts().to_pylist()}
 
 
-def _rates(replayed: RunResult, ingest: list[RunResult], boarded: RunResult, follow: RunResult) -> dict[str, float]:
+def _rates(replayed: RunResult, ingest: list[RunResult], boarded: RunResult, caught_up: RunResult) -> dict[str, float]:
     events = [run.metadata["ingest/user_events"] for run in ingest]
-    landed: list[dict[str, Any]] = [of for name, of in follow.metadata.items() if name.endswith("_changes")]
+    landed: list[dict[str, Any]] = [of for name, of in caught_up.metadata.items() if name.endswith("_changes")]
     return {
         "events acknowledged": replayed.metadata["sources/flights"]["events_per_second"],
         "events stored": sum(e["messages"] for e in events) / sum(e["drain_seconds"] for e in events),

@@ -165,10 +165,10 @@ def test_assets_of_a_table_have_its_owners_groups_and_tags(of_orders: Definition
 def test_jobs_of_a_table(of_orders: Definitions) -> None:
     repository = of_orders.get_repository_def()
     assert set(repository.job_names) >= {
-        *("observe", "snapshot", "backfill", "land", "views", "row_events", "follow", "verify", "maintain")
+        *("observe", "snapshot", "backfill", "land", "views", "row_events", "catch_up", "verify", "maintain")
     }
     chain = {key_of("shop.orders", part) for part in ("changes", "state", "view", "row_events", "row_topic")}
-    assert repository.get_job("follow").asset_layer.executable_asset_keys == chain
+    assert repository.get_job("catch_up").asset_layer.executable_asset_keys == chain
     # A proof reads all of the table: it is for the job `verify` alone.
     with_proof = {
         name

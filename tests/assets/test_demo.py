@@ -76,4 +76,4 @@ def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
     assert re.search(r"403 enqueued = 400 enriched \+ 3 dead", printed)
     assert "view = database = published figures" in (home.parent / "demo.html").read_text()
     reports = {path.name.partition("-")[0] for path in (tmp_path / "reports").iterdir()}
-    assert reports == {"replay_flights", "ingest", "board", "snapshot", "backfill", "follow", "verify"}
+    assert reports == {"replay_flights", "ingest", "board", "snapshot", "backfill", "catch_up", "verify"}

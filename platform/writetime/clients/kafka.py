@@ -315,7 +315,11 @@ def messages_between(
     }
     configuration = client_config(settings, **own)
     idle = _idle_readers(os.getpid(), tuple(configuration.items()))
-    consumer = idle.pop() if idle else Consumer(configuration)
+    try:
+        # Threads share them.
+        consumer = idle.pop()
+    except IndexError:
+        consumer = Consumer(configuration)
     try:
         unread = {p for p in ends if starts[p] < ends[p]}
         consumer.assign([TopicPartition(topic, p, starts[p]) for p in unread])

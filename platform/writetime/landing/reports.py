@@ -22,6 +22,9 @@ from writetime.wire.watermarks import LandingReport, SourceMarks, WatermarkTopic
 
 log = logging.getLogger(__name__)
 
+# Reports of a table that has changes come each half a minute.
+_FOLLOWED_SECONDS = 120.0
+
 
 class Reporter:
     """Sends reports. A failure to send one is logged, and stops nothing."""
@@ -50,6 +53,12 @@ class Reporter:
                 self._sender.flush(stop)
             except Exception as e:
                 log.warning("%s", reason_of(e), exc_info=not isinstance(e, WritetimeError))
+
+
+def followed(reports: Mapping[str, LandingReport]) -> set[str]:
+    """Return the tables that `writetime follow` has reported lately."""
+    since = time.time() - _FOLLOWED_SECONDS
+    return {table for table, report in reports.items() if report.steps and report.at > since}
 
 
 def stopped(settings: Settings, table: LakeTable) -> list[str]:
