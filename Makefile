@@ -119,6 +119,8 @@ bench: setup
 	@$(BIN)/python -m bench.merge
 	@$(BIN)/python -m bench.row_events
 	@$(BIN)/python -m bench.rows
+	@$(BIN)/python -m bench.view_readers
+	@$(BIN)/python -m bench.lookups
 	@$(BIN)/python -m bench.capture
 	@$(BIN)/python -m bench.many_tables
 	@$(BIN)/python -m bench.workqueue

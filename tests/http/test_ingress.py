@@ -43,8 +43,10 @@ Serve = Callable[..., "Running"]
 
 
 @pytest.fixture(scope="module")
-def broker(kafka: Settings) -> Settings:
+def broker(kafka: Settings, cassandra: Settings) -> Settings:
     """Settings with a topic for this module's tests."""
+    # Work items go to the database.
+    del cassandra
     settings = changed(kafka, topic=f"ingress-{uuid.uuid4().hex[:8]}", port=0)
     ensure_topics(settings, {settings.ingest.topic: {}}, partitions=4)
     return settings

@@ -66,13 +66,21 @@ def test_rows_that_another_engine_deletes_come_back(table: LakeTable, settings: 
     assert_right(table)
 
 
-@pytest.mark.parametrize("statement", ["OPTIMIZE delta.`{at}`", "UPDATE delta.`{at}` SET v = 'other' WHERE id = 3"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "OPTIMIZE delta.`{at}`",
+        "UPDATE delta.`{at}` SET v = 'other' WHERE id = 3",
+        # The same number of rows, in files of ours.
+        "RESTORE TABLE delta.`{at}` TO VERSION AS OF {before}",
+    ],
+)
 def test_files_of_another_engine(table: LakeTable, settings: Settings, spark: SparkSession, statement: str) -> None:
     # Two files of one partition, which OPTIMIZE joins.
     add(table, [write(9, 1, 8, v="c")], 3)
     refresh(settings, table)
     version = table.view.load().version
-    spark.sql(statement.format(at=table.view.storage.address))
+    spark.sql(statement.format(at=table.view.storage.address, before=version - 1))
     assert table.view.load().version > version
     add(table, [write(7, 1, 8, v="c")], 4)
     assert refresh(settings, table).whole

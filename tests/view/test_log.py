@@ -3,29 +3,38 @@
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyroaring
 import pytest
 from deltalake import DeltaTable
 
 from tests.support.made import add, new_table, settings_at, write
 from tests.support.view_readers import by_query
 from writetime.lake import packing, state, view_upkeep
+from writetime.lake.buckets import ALL
+from writetime.lake.live_files import Change
 from writetime.lake.packing import FAN
+from writetime.lake.parquet import write_file
+from writetime.lake.vectors import write_vectors
 from writetime.view import refreshing
 from writetime.view.refreshing import refresh
 
+_COUNT = 300
 # A day, at one commit per second.
-_COUNT, _COUNT_LONG = 300, 86_400
+_COMMITS, _COMMITS_LONG = 300, 86_400
 # What an hour stands for: some commits are made within it.
 _HOURS = 0.5 / 3600
 
 
-@pytest.mark.timeout(3600)
-def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool) -> None:
-    monkeypatch.setattr(refreshing, "STREAM_HOURS", _HOURS)
-    monkeypatch.setattr(view_upkeep, "STREAM_HOURS", _HOURS)
+@pytest.fixture(autouse=True)
+def short_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (refreshing, view_upkeep):
+        monkeypatch.setattr(module, "STREAM_HOURS", _HOURS)
+
+
+def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path) -> None:
     settings, table = settings_at(tmp_path), new_table(tmp_path)
-    count = _COUNT_LONG if is_long else _COUNT
-    for number in range(1, count + 1):
+    for number in range(1, _COUNT + 1):
         add(table, [write(number % 50, 1, number, v=str(number))], number)
         assert refresh(settings, table).written == 1
         if number % FAN == 0:
@@ -33,15 +42,41 @@ def test_a_view_that_is_refreshed_all_the_time(tmp_path: Path, monkeypatch: pyte
             packing.pack_batches(table, table.changes.load())
             state.fold(table)
             state.compact(table)
-    folder = Path(table.view.storage.address)
+    assert table.view_files.load().rows == 50
+    assert len(table.view_files.load().files) < 40
+    assert_small(Path(table.view.storage.address), _COUNT)
+    assert by_query(table.view.storage.address).num_rows == 50
+
+
+@pytest.mark.timeout(3600)
+def test_a_day_of_commits(tmp_path: Path, is_long: bool) -> None:
+    """Each replaces a file and marks a row of another one, as a refresh does, and every 64th trims."""
+    table = new_table(tmp_path)
+    storage, files = table.view.storage, table.view_files
+    rows = pa.table({"id": range(100)})
+    large = write_file(storage, rows, ALL, None)
+    files.commit(files.load(), Change(add=[large]), {}, {})
+    count = _COMMITS_LONG if is_long else _COMMITS
+    for number in range(1, count + 1):
+        before = files.load()
+        marked = before.files[large.path]
+        small = [each for each in before.files.values() if each is not marked]
+        vectors = write_vectors(storage, {large.path: pyroaring.BitMap([number % 100])})
+        change = Change(small, [write_file(storage, rows.slice(0, 1), ALL, None)], [(marked, vectors[large.path])])
+        files.commit(before, change, {"view/sequence": number}, {})
+        if number % 64 == 0:
+            view_upkeep.trim_view(table)
+            table.view.trim_log(table.view.load().version, _HOURS, _HOURS)
+    assert len(files.load().files) == 2
+    assert_small(Path(storage.address), count)
+
+
+def assert_small(folder: Path, commits: int) -> None:
     log = [path.name for path in (folder / "_delta_log").iterdir()]
     assert any("checkpoint" in name for name in log)
     assert len(log) < 250
-    live = table.view_files.load()
-    assert len(live.files) < 40
     assert sum(1 for path in folder.rglob("*") if path.is_file() and "_delta_log" not in path.parts) < 400
-    assert live.rows == by_query(str(folder)).num_rows == 50
     begin = time.perf_counter()
-    assert DeltaTable(str(folder)).version() >= count
-    print(f"{count} refreshes: {len(live.files)} live files, {len(log)} in the log, ", end="")
-    print(f"opened in {(time.perf_counter() - begin) * 1000:.0f} ms")
+    opened = DeltaTable(str(folder))
+    print(f"{commits} commits: {len(log)} files in the log, opened in {(time.perf_counter() - begin) * 1000:.0f} ms")
+    assert opened.version() >= commits

@@ -1,6 +1,7 @@
 """Each engine reads the rows of the database from a view, after each refresh of many."""
 
 import random
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ from tests.support.generate import SEED
 from tests.support.made import add, new_table, settings_at
 from tests.support.view_readers import READERS, queried
 from tests.view.written import COLUMNS, SCHEMA, SECOND, Row, Write, random_write, rows_after
-from writetime.lake import buckets, retention, state, views
+from writetime.lake import buckets, retention, state, view_upkeep, views
 from writetime.row_events.stream import extend
 from writetime.row_events.stream_upkeep import keep_up
 from writetime.view import refreshing
@@ -90,10 +91,21 @@ def test_each_reader_after_each_refresh(tmp_path: Path, spark: SparkSession, is_
         if number == 5:
             earlier = DeltaTable(followed.address), wanted
     assert followed.packed > 8
-    # A reader that holds an earlier version.
-    retention.vacuum(followed.table, 1)
     assert earlier is not None
-    assert rows_of(queried(earlier[0])) == earlier[1]
+    assert_an_hour_is_kept(followed, *earlier)
+
+
+def assert_an_hour_is_kept(followed: Followed, earlier: DeltaTable, wanted: list[Row]) -> None:
+    """A reader that holds an earlier version goes on for an hour. Then its files go, and those of the present stay."""
+    now = time.time()
+    for hours, is_kept in ((0.9, True), (2, False)):
+        with patch.object(view_upkeep.time, "time", lambda hours=hours: now + 3600 * hours):
+            gone = [path for path in retention.vacuum(followed.table, 168) if "/view/" in path]
+        assert bool(gone) != is_kept
+        if is_kept:
+            assert rows_of(queried(earlier)) == wanted
+    for read in READERS.values():
+        assert rows_of(read(followed.address)) == followed.wanted()
 
 
 def test_the_stream_and_the_view_share_the_upkeep(tmp_path: Path) -> None:

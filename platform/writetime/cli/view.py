@@ -47,13 +47,14 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str) -> None
 
 def rows_where(table: LakeTable, where: str, instant: int | None, unfit: Counter[str]) -> Iterator[pa.Table]:
     """Yield the rows that meet a condition, by a look-up if it names keys or tokens, and no past time is asked for."""
+    if instant is not None:
+        yield from (filtered(part, where) for part in views.virtual(table, instant, unfit))
+        return
     reader = Reader(table)
     schema = reader.schema
     key = [fold(label(column)) for column in schema.partition_key]
     found = places_of_condition(conditions_of(where, key), schema)
-    if instant is not None:
-        yield from (filtered(part, where) for part in views.virtual(table, instant, unfit))
-    elif isinstance(found, Places):
+    if isinstance(found, Places):
         yield _filtered(reader.at(found, unfit), where, key)
     elif isinstance(found, TokenRange):
         yield from (_filtered(rows, where, key) for rows in reader.between(found, unfit))

@@ -151,10 +151,11 @@ def _store_of(address: str, given: tuple[tuple[str, str], ...]) -> Any:
         config: Any = named
         try:
             return store.from_url(address, config=config, client_options=client)
-        except exceptions.UnknownConfigurationKeyError as e:
-            unknown = next(name for name in named if f"'{name}'" in str(e))
-            del named[unknown]
         except (exceptions.BaseError, ValueError) as e:
+            unknown = isinstance(e, exceptions.UnknownConfigurationKeyError)
+            if unknown and (names := [name for name in named if f"'{name}'" in str(e)]):
+                del named[names[0]]
+                continue
             raise WritetimeError(f"{address} cannot be opened with lake.storage_options: {_first_line(e)}") from None
 
 

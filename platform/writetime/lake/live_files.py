@@ -4,6 +4,7 @@ delta-rs reads tables with deletion vectors, but writes none and does not show t
 actions of the log.
 """
 
+import hashlib
 import json
 import random
 import time
@@ -28,6 +29,8 @@ _WITH = {
     "writerFeatures": ["appendOnly", "deletionVectors", "invariants"],
 }
 _WITHOUT = {"minReaderVersion": 1, "minWriterVersion": 2}
+# In each of our commits: a digest of the files that it leaves.
+_DIGEST = "writetime-files"
 # How long a checkpoint lists files and vectors that were removed. Each refresh removes as many as it marks files.
 _REMOVED = {"delta.deletedFileRetentionDuration": "interval 2 hours"}
 
@@ -56,6 +59,13 @@ class LiveVersion:
     def rows(self) -> int:
         """How many rows count."""
         return sum(each.file.rows - each.marked for each in self.files.values())
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the files are those that the last commit of Writetime left: no other program has added, removed,
+        marked or restored any.
+        """
+        return self.version.transaction(_DIGEST) == _digest({path: each.vector for path, each in self.files.items()})
 
 
 @dataclass(frozen=True)
@@ -118,9 +128,12 @@ class LiveFiles:
         for _ in range(ATTEMPTS):
             now = self.load()
             same = all(now.version.transaction(name) == before.version.transaction(name) for name in numbers)
+            # What another program has changed since must not pass for our own work.
+            same = same and (now.is_ours or now.files == before.files)
             if not same or any(now.files.get(each.file.path) != each for each in touched):
                 raise Conflict(f"{self._storage.address} has been rewritten by another process: run this again")
-            actions = [*_head(now.version, info, vectors=vectors), *_actions(change, numbers, data_change=data_change)]
+            recorded = {**numbers, _DIGEST: _digest(_after(now.files, change))}
+            actions = [*_head(now.version, info, vectors=vectors), *_actions(change, recorded, data_change=data_change)]
             number = now.version.version + 1
             if commits.write_commit(self._storage, number, actions) is not None:
                 self._table.checkpoint_after(number)
@@ -225,6 +238,21 @@ def _actions(change: Change, numbers: Mapping[str, int], *, data_change: bool) -
         add = commits.adding(file.path, file.bucket, file.size, file.added_at // 1000, about, data_change=data_change)
         found.append({"add": add | _named(vector)})
     return found
+
+
+def _after(files: Mapping[str, LiveFile], change: Change) -> dict[str, Vector | None]:
+    """Return the vectors of the live files after a change, by their paths."""
+    removed = {each.file.path for each in change.remove}
+    found = {path: each.vector for path, each in files.items() if path not in removed}
+    return found | {file.path: None for file in change.add} | {each.file.path: vector for each, vector in change.mark}
+
+
+def _digest(vectors: Mapping[str, Vector | None]) -> int:
+    """Return a number for live files with their vectors; Delta keeps numbers of 63 bits."""
+    named = sorted(
+        (path, vector.place if vector else "", vector.offset if vector else 0) for path, vector in vectors.items()
+    )
+    return int.from_bytes(hashlib.sha256(repr(named).encode()).digest()[:8]) >> 1
 
 
 def _statistics(rows: int, vector: Vector | None) -> Mapping[str, object]:

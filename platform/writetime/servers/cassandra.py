@@ -118,6 +118,8 @@ class CassandraServer(EmbeddedServer):
             "cdc_enabled": True,
             "commitlog_segment_size": "8MiB",
             "auto_snapshot": False,
+            # By default, each table that is written to takes 2 MiB of the heap at once, and 200 tables end the node.
+            "memtable_allocation_type": "unslabbed_heap_buffers",
             "concurrent_reads": 16,
             "concurrent_writes": 32,
             **folders,

@@ -36,8 +36,6 @@ else:
     # A base installation lists the commands, and lacks it.
     pyroaring = WhenUsed("pyroaring")
 
-# In a commit to the view: how many rows count from then on.
-_ROWS = "view/rows"
 # Refreshes between two that also delete what they leave behind.
 _TRIM_EVERY = 64
 _log = logging.getLogger(__name__)
@@ -123,7 +121,7 @@ def refresh(
     change = _change(table, before, found, whole=whole)
     written = sum(file.rows for file in found.files)
     rows = written if whole else before.rows + written - found.gone
-    numbers = Position(batch, changes.version, state.version).numbers(NAMES) | {_ROWS: rows}
+    numbers = Position(batch, changes.version, state.version).numbers(NAMES)
     table.view_files.commit(before, change, numbers, {AS_OF: str(batch.as_of)})
     packed = pack(table, run)
     if batch.sequence % _TRIM_EVERY == 0:
@@ -155,8 +153,8 @@ def _next(
         raise _Whole("the table began a generation")
     if unknown := [each for each in before.files.values() if not is_placed(each)]:
         raise _Whole(f"another program wrote {unknown[0].file.path}")
-    if before.rows != (known := before.version.transaction(_ROWS)):
-        raise _Whole(f"another program changed it: it has {before.rows} rows, and had {known}")
+    if not before.is_ours:
+        raise _Whole("another program changed which files or rows count")
     rows = next_rows(table, last, state, changes, batch)
     if any(reshaped(each.schema_before, each.schema) for each in rows):
         raise _Whole("a column was dropped, or its type changed")

@@ -74,7 +74,8 @@ def pack(table: LakeTable, run: Runner = map) -> int:
     At most one file is written again for its marked rows, so that a refresh after it does not wait for many.
     """
     before = table.view_files.load()
-    chosen = to_pack(before)
+    # What another program has changed, the next refresh writes whole.
+    chosen = to_pack(before) if before.is_ours else []
     if not chosen:
         return 0
     schema = view_schema(table.schema())
