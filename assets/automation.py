@@ -4,8 +4,10 @@ What belongs here: code that schedules and sensors share. Not here: jobs, which 
 """
 
 import time
+from collections.abc import Callable, Sequence
 
 from dagster import (
+    AssetKey,
     DagsterInstance,
     DagsterRunStatus,
     DefaultScheduleStatus,
@@ -42,8 +44,15 @@ def failed_lately(instance: DagsterInstance, job_name: str) -> bool:
     return time.time() - (last.end_time or 0) < _PAUSE_SECONDS
 
 
-def on_schedule(job: JobDefinition | UnresolvedAssetJobDefinition, cron: str, description: str) -> ScheduleDefinition:
-    """Return a schedule that starts a job, unless a run of it is under way. It is off until an operator turns it on."""
+def on_schedule(
+    job: JobDefinition | UnresolvedAssetJobDefinition,
+    cron: str,
+    description: str,
+    left: Callable[[], Sequence[AssetKey]] | None = None,
+) -> ScheduleDefinition:
+    """Return a schedule that starts a job, unless a run of it is under way. It is off until an operator turns it on.
+    `left` returns those assets of the job that a run is needed for; without it, these are all.
+    """
 
     @schedule(
         name=f"{job.name}_schedule",
@@ -55,6 +64,10 @@ def on_schedule(job: JobDefinition | UnresolvedAssetJobDefinition, cron: str, de
     def tick(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
         if is_under_way(context.instance, job.name):
             return SkipReason(f"a run of the job `{job.name}` is under way")
-        return RunRequest()
+        if left is None:
+            return RunRequest()
+        if not (keys := left()):
+            return SkipReason("`writetime follow` does this for all tables")
+        return RunRequest(asset_selection=list(keys))
 
     return tick

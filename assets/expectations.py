@@ -1,8 +1,7 @@
 """The expectations of the lake's tables. What belongs here: data frames to check, expectations. Not here: assets."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -11,9 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from writetime.changes.model import KINDS, change_schema, field_name, udt_fields
 from writetime.clients.quality import gxe
-from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import ALL
-from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import PARTITION, SORTED_BY, WrittenFile
 from writetime.lake.table import LakeTable, view_schema
@@ -54,35 +51,6 @@ def of_view(schema: TableSchema, rows: int, unfit: Container[str] = ()) -> "list
     if not any(name in unfit for name in keys):
         found.append(gxe.ExpectCompoundColumnsToBeUnique(column_list=[PARTITION, *keys]))
     return found
-
-
-def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":
-    """Return the expectations of a view that the table's entry names.
-
-    Raises:
-        WritetimeError: there is no such expectation, its arguments are invalid, or the table, if its schema is known,
-            has no such column.
-    """
-    what = f"[tables.{table.name}] expect, number"
-    return [_given(f"{what} {n}", given, table.schema) for n, given in enumerate(table.entry.expect, 1)]
-
-
-def of_each_row(several: "Iterable[gxe.Expectation]") -> "list[gxe.Expectation]":
-    """Return those expectations that are about each row, whatever the other rows are."""
-    from great_expectations.expectations import expectation as kinds
-
-    about_rows = (kinds.ColumnMapExpectation, kinds.ColumnPairMapExpectation, kinds.MulticolumnMapExpectation)
-    about_all = (
-        gxe.ExpectColumnValuesToBeUnique,
-        gxe.ExpectCompoundColumnsToBeUnique,
-        gxe.ExpectColumnValuesToBeIncreasing,
-        gxe.ExpectColumnValuesToBeDecreasing,
-    )
-    return [
-        each
-        for each in several
-        if isinstance(each, about_rows) and not isinstance(each, about_all) and getattr(each, "mostly", 1) == 1
-    ]
 
 
 def whole_view(session: SparkSession, table: LakeTable) -> DataFrame:
@@ -138,38 +106,6 @@ def _staged(session: SparkSession, storage: Storage, schema: pa.Schema, files: S
     whole = from_arrow_schema(pa.schema([*schema, pa.field(PARTITION, pa.int32())]))
     reader = session.read.schema(whole).option("basePath", storage.address)
     return reader.parquet(*(f"{storage.address}/{file.path}" for file in files))
-
-
-def _given(what: str, given: Mapping[str, Any], schema: TableSchema | None) -> "gxe.Expectation":
-    from great_expectations.exceptions import GreatExpectationsError
-    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
-
-    arguments = {name: value for name, value in given.items() if name != "type"}
-    try:
-        found = ExpectationConfiguration(type=str(given.get("type")), kwargs=arguments).to_domain_obj()
-        if schema is not None:
-            _require_columns(schema, arguments)
-        return found
-    except (GreatExpectationsError, ValueError, TypeError) as e:
-        raise WritetimeError(f"{what}: {' '.join(str(e).split())}") from None
-
-
-def _require_columns(schema: TableSchema, arguments: Mapping[str, Any]) -> None:
-    """Reject arguments that name a column which the view does not have. A field of a struct follows a dot."""
-    named = [arguments[argument] for argument in ("column", "column_A", "column_B") if argument in arguments]
-    named += [name for argument in ("column_list", "column_set") for name in arguments.get(argument) or ()]
-    columns = list(_names(view_schema(schema)))
-    if unknown := [name for name in named if name not in {*columns, PARTITION}]:
-        raise ValueError(f"{schema.full_name} has no column {unknown[0]}; it has {', '.join(columns)}")
-
-
-def _names(fields: Iterable[pa.Field], parent: str = "") -> Iterator[str]:
-    """Return the names of columns as Great Expectations writes them on Spark."""
-    for field in fields:
-        name = parent + (f"`{field.name}`" if "." in field.name else field.name)
-        yield name
-        if pa.types.is_struct(field.type):
-            yield from _names(field.type, f"{name}.")
 
 
 def _changes() -> "list[gxe.Expectation]":

@@ -47,6 +47,7 @@ from writetime.view.upkeep import upkeep
 from writetime.wire.watermarks import WatermarkTopic
 from writetime_dagster.assets.automation import failed_lately, is_under_way, on_schedule
 from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.followed import left, progress
 from writetime_dagster.assets.naming import key_of
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource
 
@@ -64,7 +65,12 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
     upkeep = maintain_job([table.name for table in tables])
     schedules = [
         on_schedule(jobs["observe"], "*/10 * * * *", "Observes the tables and their topics."),
-        on_schedule(jobs["views"], "*/15 * * * *", "Brings states and views up to date."),
+        on_schedule(
+            jobs["views"],
+            "*/15 * * * *",
+            "Brings states and views up to date, but not those of tables that `writetime follow` follows.",
+            lambda: left(tables, "state", "view"),
+        ),
         on_schedule(
             jobs["verify"],
             "30 3 * * *",
@@ -73,7 +79,15 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
         on_schedule(upkeep, "30 2 * * *", "Compacts and cleans the tables of the lake, every night."),
     ]
     if "row_events" in jobs:
-        schedules.append(on_schedule(jobs["row_events"], "7-59/15 * * * *", "Finds and publishes row events."))
+        with_events = [table for table in tables if table.entry.row_events]
+        schedules.append(
+            on_schedule(
+                jobs["row_events"],
+                "7-59/15 * * * *",
+                "Finds and publishes row events, but not those of tables that `writetime follow` follows.",
+                lambda: left(with_events, "row_events", "row_topic"),
+            )
+        )
     if "snapshot" in jobs:
         schedules.append(on_schedule(jobs["snapshot"], "0 1 * * 0", "Takes snapshots, every Sunday."))
     sensors: list[SensorDefinition] = [
@@ -86,7 +100,8 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
         ),
     ]
     if "land" in jobs:
-        sensors.append(captured_changes([table for table in tables if table.entry.capture], jobs["land"]))
+        captured = [table for table in tables if table.entry.capture]
+        sensors += [captured_changes(captured, jobs["land"]), progress(captured)]
     return Definitions(jobs=[*jobs.values(), upkeep], schedules=schedules, sensors=sensors)
 
 

@@ -34,7 +34,8 @@ from writetime.lake.followed_tables import (
     read_entries,
 )
 from writetime.schema.describe import to_cql
-from writetime_dagster.assets import backfill, capture, changes, expectations, row_events, table_jobs, views
+from writetime.view.expected_rows import of_entry
+from writetime_dagster.assets import backfill, capture, changes, row_events, table_jobs, views
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import PARTS, cql_columns, documented, documents, key_of, of_table, pool_of
 from writetime_dagster.resources import DatabaseResource
@@ -79,7 +80,7 @@ def definitions(settings: Settings, writers: Mapping[str, Writer]) -> Definition
                 )
             if loaded is None:
                 # Each run would otherwise import the library for it again.
-                expectations.of_entry(table)
+                of_entry(table)
             its_assets, its_checks = assets_of(table, writers.get(table.name))
             assets += of_table(its_assets, table, settings)
             checks += its_checks

@@ -32,6 +32,7 @@ from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table, view_schema
 from writetime.verify.comparison import verify
+from writetime.view.expected_rows import of_each_row, of_entry
 from writetime.view.refreshing import refresh
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.checks import from_findings, from_unfit
@@ -100,10 +101,10 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
 
             def suites(files: Sequence[WrittenFile]) -> "dict[str, list[gxe.Expectation]]":
                 count = sum(file.rows for file in files)
-                of_entry = expectations.of_entry(table)
+                expected = of_entry(table)
                 return {
                     "rows_are_those_of_the_state": expectations.of_view(in_lake.schema(), count, unfit),
-                    "rows_are_as_expected": of_entry if all_rows else expectations.of_each_row(of_entry),
+                    "rows_are_as_expected": expected if all_rows else of_each_row(expected),
                 }
 
             def check(files: Sequence[WrittenFile], *, whole: bool) -> None:
@@ -158,7 +159,7 @@ def expected_rows(table: FollowedTable) -> AssetChecksDefinition:
     def all_rows_are_as_expected(spark: SparkResource, lake: LakeResource) -> AssetCheckResult:
         rows = expectations.whole_view(spark.spark_session, open_table(lake.settings, table.name))
         name = "all_rows_are_as_expected"
-        return from_findings(name, quality.validate(rows, name, expectations.of_entry(table)))
+        return from_findings(name, quality.validate(rows, name, of_entry(table)))
 
     return all_rows_are_as_expected
 

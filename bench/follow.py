@@ -8,77 +8,44 @@ read as soon as their commit is in the log. CPU is that of `follow` alone.
 """
 
 import argparse
-import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import psutil
-import pyarrow.parquet as pq
-from confluent_kafka import Consumer, TopicPartition
 
 from bench.generated import ROWS, add, first_writes
 from bench.soak import at_rate, settings_of
+from demo.live import Delays, Marked, watched
 from tests.support.settings import write_settings
 from writetime import servers
 from writetime.clients import database
-from writetime.clients.kafka import client_config, ensure_topics
 from writetime.core.config import Settings
 from writetime.lake import state
-from writetime.lake.table import LakeTable, create_table
+from writetime.lake.table import create_table
 from writetime.row_events.stream import extend
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
 from writetime.view.refreshing import refresh
-from writetime.wire.topic_names import row_events_topic
 
 _KEYSPACE = "CREATE KEYSPACE bench WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
-# The column `e` of each write holds its number in this form.
-_MARK = re.compile(rb"write(\d{9})")
 
 
-@dataclass
-class Delays:
-    """When writes were acknowledged, and the delays until they were seen (seconds)."""
-
-    acknowledged: dict[int, float] = field(default_factory=dict)
-    seen: dict[str, dict[int, float]] = field(default_factory=lambda: {"row event": {}, "view": {}})
-
-    def see(self, where: str, numbers: Sequence[int]) -> None:
-        """Note that writes can be seen now."""
-        now, known = time.time(), self.seen[where]
-        for number in numbers:
-            known.setdefault(number, now)
-
-    def show(self, numbers: range) -> None:
-        """Print the delays of some writes."""
-        for where, seen in self.seen.items():
-            found = np.array([seen[n] - self.acknowledged[n] for n in numbers if n in seen and n in self.acknowledged])
-            missing = sum(n in self.acknowledged and n not in seen for n in numbers)
-            p50, p99 = np.percentile(found, [50, 99]) if len(found) else (np.nan, np.nan)
-            superseded = f", {missing} were overwritten before" if missing else ""
-            print(f"  {where:10} p50 {p50 * 1000:5.0f} ms, p99 {p99 * 1000:5.0f} ms ({len(found)} writes{superseded})")
-
-
-def fill(settings: Settings, schema: TableSchema, rows: int) -> LakeTable:
+def fill(settings: Settings, schema: TableSchema, rows: int) -> None:
     """Put the first rows into the lake."""
     table = create_table(settings, schema)
     add(table, schema, first_writes(schema, rows), 1)
     state.fold(table)
     extend(table)
     refresh(settings, table)
-    return table
 
 
 def write_rows(settings: Settings, rows: int, rate: float, stop: threading.Event, delays: Delays) -> None:
@@ -100,38 +67,6 @@ def write_rows(settings: Settings, rows: int, rate: float, stop: threading.Event
         at_rate(stop, rate, work)
 
 
-def watch_events(settings: Settings, stop: threading.Event, delays: Delays) -> None:
-    """Read the row events."""
-    own = {"group.id": "bench", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
-    consumer = Consumer(client_config(settings, **own, **{"fetch.wait.max.ms": 50}))
-    topic = row_events_topic("bench.rows")
-    ensure_topics(settings, {topic: {}}, settings.row_events.partitions)
-    consumer.assign([TopicPartition(topic, p, 0) for p in range(settings.row_events.partitions)])
-    while not stop.is_set():
-        for message in consumer.consume(1000, 0.05):
-            # The image after the write is the last one in the message.
-            if message.error() is None and (found := _MARK.findall(message.value() or b"")):
-                delays.see("row event", [max(map(int, found))])
-    consumer.close()
-
-
-def watch_view(table: LakeTable, stop: threading.Event, delays: Delays) -> None:
-    """Read the new files of the view."""
-    folder = Path(table.view.storage.address)
-    version = table.view.load().version + 1
-    while not stop.wait(0.01):
-        log = folder / "_delta_log" / f"{version:020}.json"
-        if not log.exists():
-            continue
-        version += 1
-        for line in log.read_text().splitlines():
-            added = json.loads(line).get("add")
-            if added and added["dataChange"] and "deletionVector" not in added:
-                texts = pq.ParquetFile(folder / added["path"]).read(["e"])["e"].to_pylist()
-                numbers = [int(text[5:]) for text in texts if text and text.startswith("write")]
-                delays.see("view", numbers)
-
-
 @contextmanager
 def service(home: Path, *arguments: str) -> Iterator[psutil.Process]:
     """A command that runs all the time."""
@@ -146,16 +81,9 @@ def service(home: Path, *arguments: str) -> Iterator[psutil.Process]:
 
 
 def measure(
-    settings: Settings, table: LakeTable, rows: int, followed: psutil.Process, arguments: argparse.Namespace
+    settings: Settings, delays: Delays, rows: int, followed: psutil.Process, arguments: argparse.Namespace
 ) -> None:
     """Write at each rate for some time, and print the delays of its second half."""
-    delays, stop = Delays(), threading.Event()
-    watching = [
-        threading.Thread(target=watch_events, args=(settings, stop, delays)),
-        threading.Thread(target=watch_view, args=(table, stop, delays)),
-    ]
-    for thread in watching:
-        thread.start()
     seconds: float = arguments.seconds
     for rate in arguments.rates:
         written = threading.Event()
@@ -173,11 +101,7 @@ def measure(
             f"{rows:,} rows, {rate:.0f} writes per second: {cores:.2f} cores, {memory.uss >> 20} MiB, "
             f"{followed.num_threads()} threads, load average {psutil.getloadavg()[0]:.1f}"
         )
-        delays.show(range(first, last))
-        sys.stdout.flush()
-    stop.set()
-    for thread in watching:
-        thread.join()
+        print("\n".join(f"  {line}" for line in delays.lines(range(first, last))), flush=True)
 
 
 def cpu_of(process: psutil.Process) -> float:
@@ -211,10 +135,11 @@ def main() -> None:
                 session.execute(f"{ROWS.create_statement()} WITH cdc = true")
                 schema = read_schemas(session, ["bench"])["bench.rows"]
             assert isinstance(schema, TableSchema)
-            table = fill(settings, schema, rows)
+            fill(settings, schema, rows)
             stack.enter_context(service(home, "agent"))
             followed = stack.enter_context(service(home, "follow"))
-            measure(settings, table, rows, followed, arguments)
+            delays = stack.enter_context(watched(settings, Marked("bench.rows", "e"), 0.01))
+            measure(settings, delays, rows, followed, arguments)
 
 
 if __name__ == "__main__":

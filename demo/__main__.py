@@ -12,7 +12,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from demo import board, enrichment, figures, programs
+from demo import board, enrichment, figures, live, programs
 from demo.dagster_run import Dagster, RunResult
 from demo.page import write_page
 from demo.report import Report, Stage, Sum, render
@@ -45,6 +45,8 @@ BROKEN_MESSAGES = [
 # Work items that are not flights. The handler gives them up.
 BROKEN_ITEMS = [None, "UA1545", {"flight": "UA1545"}]
 
+_LIVE_SECONDS = 20
+
 
 def main() -> int:
     """Run the demo. Return 0 if all numbers add up, the view is proven, and all checks passed."""
@@ -74,59 +76,69 @@ def main() -> int:
         board.ensure_board(settings)
         _capture(settings)
     tables = _followed(settings)
-    with Dagster(log_file) as dagster, programs.programs(log_file) as (ingress, worker, agent):
-        if _lag(settings):
-            with step("left over", "storing the events that an earlier run left"):
-                _ingest_all(settings, dagster)
-        rows_before, since = _count_rows(settings), database_time(settings)
-        programs.wait_for_ingress(settings, ingress, log_file)
-        with step("replay", f"replaying {FLIGHTS:,} real flights as HTTP events and work items (job replay_flights)"):
-            ops = {op: {"config": {"flights": FLIGHTS}} for op in ("sources__flights", "sources__flight_items")}
-            replayed = dagster.launch("replay_flights", {"ops": ops})
-        _send_broken_messages(settings)
-        _enqueue_broken_items(settings)
-        with step("ingest", "storing, checking and committing the events (job ingest)"):
-            ingest = _ingest_all(settings, dagster)
-        with step("work", "waiting until each flight has its plane and weather (`writetime work`)"):
-            programs.wait_for_work(settings, worker, log_file)
-        with step("board", "publishing them as batches, and applying these to the departures board (job board)"):
-            ops = {"demo__flight_batches": {"config": {"since_millis": since}}}
-            boarded = dagster.launch("board", {"ops": ops})
-        snapshot: list[RunResult] = []
-        # A ScyllaDB node takes no snapshot over the network, but the CDC log of its tables has all writes.
-        if settings.capture.source == "commitlog":
-            with step("backfill", "reading a snapshot of both tables into the lake (jobs snapshot and backfill)"):
-                ranges = token_ranges.get_partition_keys()
-                snapshot = [
-                    dagster.launch("snapshot"),
-                    dagster.launch("backfill", tags={RANGE_START: ranges[0], RANGE_END: ranges[-1]}),
-                ]
-        with step("capture", "waiting for the agent to publish the writes since then (`writetime agent`)"):
-            programs.wait_for_capture(settings, tables, agent, log_file)
-        with step("catch_up", "landing and merging them, renewing the views, publishing row events (job catch_up)"):
-            caught_up = dagster.launch("catch_up")
-        with step("verify", "proving the views against the database (job verify)"):
-            verify = dagster.launch("verify")
-    with step("count", "counting in the data set, in the database and in the lake"):
-        account = enrichment.account(settings, since)
-        rows_added = _count_rows(settings) - rows_before
-        in_queue = boarded.metadata["demo/flight_batches"]["flights_in_queue"]
-        counted = {
-            "data set": figures.published_figures(in_queue),
-            "database": figures.database_figures(settings),
-            "lake": figures.lake_figures(settings),
-        }
-        stages = [
-            _ingested(replayed, ingest, rows_added),
-            _worked(replayed, account),
-            _replayed(boarded, counted["database"]),
-            *(_followed_table(settings, name, snapshot, caught_up, verify) for name in tables),
-        ]
-    runs = [replayed, *ingest, boarded, *snapshot, caught_up, verify]
-    checks = {name: all(run.checks.get(name, True) for run in runs) for run in runs for name in run.checks}
-    report = Report(stages, counted, checks, seconds)
-    write_page(report, _rates(replayed, ingest, boarded, caught_up), page)
-    print(render(report, {"page": page, "of each run": verify.report.parent, "log": log_file}))
+    with programs.programs(log_file) as (ingress, worker, agent):
+        with Dagster(log_file) as dagster:
+            if _lag(settings):
+                with step("left over", "storing the events that an earlier run left"):
+                    _ingest_all(settings, dagster)
+            rows_before, since = _count_rows(settings), database_time(settings)
+            programs.wait_for_ingress(settings, ingress, log_file)
+            with step(
+                "replay", f"replaying {FLIGHTS:,} real flights as HTTP events and work items (job replay_flights)"
+            ):
+                ops = {op: {"config": {"flights": FLIGHTS}} for op in ("sources__flights", "sources__flight_items")}
+                replayed = dagster.launch("replay_flights", {"ops": ops})
+            _send_broken_messages(settings)
+            _enqueue_broken_items(settings)
+            with step("ingest", "storing, checking and committing the events (job ingest)"):
+                ingest = _ingest_all(settings, dagster)
+            with step("work", "waiting until each flight has its plane and weather (`writetime work`)"):
+                programs.wait_for_work(settings, worker, log_file)
+            with step("board", "publishing them as batches, and applying these to the departures board (job board)"):
+                ops = {"demo__flight_batches": {"config": {"since_millis": since}}}
+                boarded = dagster.launch("board", {"ops": ops})
+            snapshot: list[RunResult] = []
+            # A ScyllaDB node takes no snapshot over the network, but the CDC log of its tables has all writes.
+            if settings.capture.source == "commitlog":
+                with step("backfill", "reading a snapshot of both tables into the lake (jobs snapshot and backfill)"):
+                    ranges = token_ranges.get_partition_keys()
+                    snapshot = [
+                        dagster.launch("snapshot"),
+                        dagster.launch("backfill", tags={RANGE_START: ranges[0], RANGE_END: ranges[-1]}),
+                    ]
+            with step("capture", "waiting for the agent to publish the writes since then (`writetime agent`)"):
+                programs.wait_for_capture(settings, tables, agent, log_file)
+            with step("catch_up", "landing and merging them, renewing the views, publishing row events (job catch_up)"):
+                caught_up = dagster.launch("catch_up")
+            with step("verify", "proving the views against the database (job verify)"):
+                verify = dagster.launch("verify")
+        with step("count", "counting in the data set, in the database and in the lake"):
+            account = enrichment.account(settings, since)
+            rows_added = _count_rows(settings) - rows_before
+            in_queue = boarded.metadata["demo/flight_batches"]["flights_in_queue"]
+            counted = {
+                "data set": figures.published_figures(in_queue),
+                "database": figures.database_figures(settings),
+                "lake": figures.lake_figures(settings),
+            }
+            stages = [
+                _ingested(replayed, ingest, rows_added),
+                _worked(replayed, account),
+                _replayed(boarded, counted["database"]),
+                *(_followed_table(settings, name, snapshot, caught_up, verify) for name in tables),
+            ]
+        runs = [replayed, *ingest, boarded, *snapshot, caught_up, verify]
+        checks = {name: all(run.checks.get(name, True) for run in runs) for run in runs for name in run.checks}
+        report = Report(stages, counted, checks, seconds)
+        rates = _rates(replayed, ingest, boarded, caught_up)
+        print(f"  the page {page} shows the next {_LIVE_SECONDS} seconds")
+        with (
+            step("live", "writing while `writetime follow` takes each write to row events and view"),
+            programs.following(live.ensure_table(settings), log_file),
+        ):
+            delays = live.run(settings, _LIVE_SECONDS, lambda now: write_page(report, rates, page, now, is_live=True))
+    write_page(report, rates, page, delays)
+    print(render(report, delays, {"page": page, "of each run": verify.report.parent, "log": log_file}))
     return 0 if report.good else 1
 
 

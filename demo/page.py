@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
+from demo.live import Delays
 from demo.report import Report, rows_of
 
 _STYLE = """
@@ -14,10 +15,16 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
 .bar { background: #3b6ea8; height: .9rem; display: inline-block; border-radius: 2px }
 .good { color: #1d7a3d } .bad { color: #b3261e; font-weight: bold }
 """
+_WIDTH, _HEIGHT = 800, 160
+_COLOURS = ("#3b6ea8", "#c1761b")
 
 
-def write_page(report: Report, rates: Mapping[str, float], path: Path) -> None:
-    """Write the page: verdict, sums of each stage, figures side by side, seconds of each step, and rates per second."""
+def write_page(
+    report: Report, rates: Mapping[str, float], path: Path, delays: Delays, *, is_live: bool = False
+) -> None:
+    """Write the page: verdict, delays of the live part, sums of each stage, figures side by side, seconds of each step,
+    and rates per second. While the live part runs, the browser loads the page again each second.
+    """
     verdict = ("good", "view = database = published figures") if report.proven else ("bad", "the figures differ")
     sums = ("good", "nothing lost, nothing twice") if report.add_up else ("bad", "the numbers do not add up")
     passed = sum(report.checks.values())
@@ -36,14 +43,42 @@ def write_page(report: Report, rates: Mapping[str, float], path: Path) -> None:
         f'<tr><td>{escape(name)}</td><td class="{"good" if ok else "bad"}">{"passed" if ok else "failed"}</td></tr>'
         for name, ok in report.checks.items()
     )
-    path.write_text(
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>Writetime: the demo</title><style>{_STYLE}</style>"
+    again = "<meta http-equiv=refresh content=1>" if is_live else ""
+    text = (
+        f"<!doctype html><html lang=en><meta charset=utf-8>{again}"
+        f"<title>Writetime: the demo</title><style>{_STYLE}</style>"
         f'<h1>Writetime: the demo</h1><p class="{verdict[0]}">{verdict[1]}</p><p class="{sums[0]}">{sums[1]}</p>'
         f"<p>{passed} of {len(report.checks)} checks between the stages passed.</p>"
+        f"<h2>From a write to its row event, and to the view{' (now)' if is_live else ''}</h2>{_drawn(delays)}"
         f"<h2>Every stage adds up</h2><table>{stages}</table>"
         f"<h2>The departures board, counted three times</h2><table><tr><th></th>{head}</tr>{figures}</table>"
         f"<h2>Rates per second</h2>{_chart(rates)}<h2>Seconds of each step</h2>{_chart(report.seconds)}"
         f"<h2>Checks</h2><table>{checks}</table></html>\n"
+    )
+    # A browser never reads half of it.
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def _drawn(delays: Delays) -> str:
+    """Draw the delay of each write, by the time of its acknowledgement."""
+    found = {where: delays.of(where) for where in delays.seen}
+    most = max((delay for of in found.values() for delay in of.values()), default=0) or 1
+    began, until = (least(delays.acknowledged.values(), default=0) for least in (min, max))
+    lines, wide, high = "", _WIDTH / ((until - began) or 1), _HEIGHT / most
+    for (where, of), colour in zip(found.items(), _COLOURS, strict=True):
+        points = " ".join(
+            f"{(delays.acknowledged[n] - began) * wide:.1f},{_HEIGHT - of[n] * high:.1f}" for n in sorted(of)
+        )
+        lines += f'<polyline fill="none" stroke="{colour}" points="{points}"><title>{where}</title></polyline>'
+    legend = "".join(
+        f'<tr><td style="color:{colour}">{escape(line)}</td></tr>'
+        for line, colour in zip(delays.lines(), _COLOURS, strict=True)
+    )
+    return (
+        f"<table>{legend}</table><p>Each point is a write. Top of the drawing: {most * 1000:,.0f} ms.</p>"
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" style="width:100%;border-bottom:1px solid">{lines}</svg>'
     )
 
 

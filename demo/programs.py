@@ -34,6 +34,13 @@ def programs(log_file: Path) -> Iterator[tuple[Program, Program, Program]]:
         )
 
 
+@contextmanager
+def following(table: str, log_file: Path) -> Iterator[Program]:
+    """Run `writetime follow` for one table inside the block."""
+    with _program(["follow", table], log_file) as program:
+        yield program
+
+
 def wait_for_ingress(settings: Settings, ingress: Program, log_file: Path) -> None:
     """Wait until the ingress accepts calls."""
     _wait(lambda: port_answers(settings.ingest.port), "serve", ingress, log_file)

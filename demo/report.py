@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo.figures import Figures
+from demo.live import Delays
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Report:
         return self.proven and self.add_up and all(self.checks.values())
 
 
-def render(report: Report, files: dict[str, Path]) -> str:
+def render(report: Report, delays: Delays, files: dict[str, Path]) -> str:
     """Return the report as text; `files` are the files with more details."""
     lines = [""]
     for stage in report.stages:
@@ -69,6 +70,7 @@ def render(report: Report, files: dict[str, Path]) -> str:
     lines += ["", f"  {'the board':<13}" + "".join(f"{name:>14}" for name in report.figures)]
     for label, numbers in rows_of(report.figures):
         lines.append(f"  {label:<13}" + "".join(f"{number:>14,}" for number in numbers))
+    lines += ["", *(f"  {'live' if not i else '':<13}{line}" for i, line in enumerate(delays.lines()))]
     verdict = "view = database = published figures" if report.proven else "VIEW, DATABASE AND PUBLISHED FIGURES DIFFER"
     sums = "nothing lost, nothing twice" if report.add_up else "THE NUMBERS DO NOT ADD UP"
     passed = sum(report.checks.values())

@@ -370,7 +370,7 @@ def test_every_job_has_a_description(repositories: list[RepositoryDefinition]) -
 def test_sensors(repositories: list[RepositoryDefinition]) -> None:
     assert {s.name for r in repositories for s in r.sensor_defs} == {
         *("captured_changes", "stuck_work", "user_events_lag", "new_snapshots", "schema_changes"),
-        "new_segments",
+        *("new_segments", "followed_tables"),
         *("failed_runs", "finished_runs", "canceled_runs"),
     }
 

@@ -1,8 +1,5 @@
 """The end of a run: its report, and an alert to a webhook that accepts it or not."""
 
-import http.server
-import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,34 +19,12 @@ from dagster import (
     materialize,
 )
 
+from tests.support.webhooks import receiving
 from writetime.core.errors import WritetimeError
 from writetime_dagster.assets import runs
 from writetime_dagster.assets.failures import by_kind
 
 ORDERS = AssetKey(["shop", "orders", "orders_view"])
-
-
-@pytest.fixture
-def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A webhook with a token in its URL, and what was posted to it."""
-    posted: list[dict[str, Any]] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200 if self.path == "/hooks/token" else 403)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/hooks/", posted
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 @asset(key=ORDERS, check_specs=[AssetCheckSpec("rows_are_right", asset=ORDERS), AssetCheckSpec("fresh", asset=ORDERS)])
@@ -86,6 +61,12 @@ def ended(instance: DagsterInstance, *assets: Any) -> tuple[str, DagsterRun]:
     [tagged] = instance.get_runs(RunsFilter(tags={runs.REPORT: str(path.resolve())}))
     assert tagged.run_id == run.run_id
     return path.read_text(), found
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    with receiving() as found:
+        yield found
 
 
 def test_report_and_alert(

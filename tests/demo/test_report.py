@@ -2,6 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from demo.figures import Figures
+from demo.live import EVENT, VIEW, Delays
 from demo.page import write_page
 from demo.report import Report, Stage, Sum, render
 
@@ -13,10 +14,12 @@ GOOD = Report(
     {"a": True, "b": True},
     {"ingest": 10.0},
 )
+# Two writes: the first has not reached the view.
+DELAYS = Delays({1: 10.0, 2: 10.5}, {EVENT: {1: 10.1, 2: 10.7}, VIEW: {2: 12.0}})
 
 
 def shown(report: Report) -> str:
-    return render(report, {"log": Path("demo.log")})
+    return render(report, DELAYS, {"log": Path("demo.log")})
 
 
 def test_sums_that_add_up_and_are_proven() -> None:
@@ -25,6 +28,7 @@ def test_sums_that_add_up_and_are_proven() -> None:
     assert "115 taken = 100 stored + 10 duplicates + 5 dead" in text
     assert "view = database = published figures; nothing lost, nothing twice" in text
     assert "2 of 2 passed" in text
+    assert "row event  p50   100 ms, p99   200 ms (2 writes)" in text
     assert len(text.splitlines()) < 45
 
 
@@ -42,7 +46,12 @@ def test_wrong_sums_and_figures_show() -> None:
 
 
 def test_page(tmp_path: Path) -> None:
-    write_page(GOOD, {"events stored": 1234.0}, tmp_path / "demo.html")
+    write_page(GOOD, {"events stored": 1234.0}, tmp_path / "demo.html", DELAYS)
     text = (tmp_path / "demo.html").read_text()
     for part in ("115 taken = 100 stored", "view = database = published figures", "1,234", "from JFK", "9,000"):
         assert part in text
+    assert text.count("<polyline") == 2
+    assert "Top of the drawing: 1,500 ms" in text
+    assert "http-equiv" not in text
+    write_page(GOOD, {}, tmp_path / "demo.html", Delays(), is_live=True)
+    assert "http-equiv" in (tmp_path / "demo.html").read_text()

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from tests.support.lake_answers import unordered
-from tests.support.made import batch, write
+from tests.support.made import add, batch, write
 from tests.support.messages import decoded
 from tests.support.programs import Program
 from tests.support.published import publish, published, reports, schema_of
 from tests.support.view_readers import by_query
 from tests.support.waiting import wait_for
+from tests.support.webhooks import receiving
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.core.config import Settings
 from writetime.follow import pipeline, steps
@@ -24,6 +26,7 @@ from writetime.follow.program import Follower
 from writetime.lake import state, views
 from writetime.lake.table import is_in_lake, open_table
 from writetime.row_events.publish import published_since
+from writetime.schema.table import TableSchema
 from writetime.wire.topic_names import row_events_topic
 
 
@@ -86,10 +89,7 @@ def test_data_expires_without_a_change(settings: Settings) -> None:
     row = write(1, 0, now * 1_000_000, v="a")
     row["marker"] |= {"ttl": 4, "expiry": now + 4}
     row["v"] |= {"ttl": 4, "deletion_time": now + 4}
-    publisher = ChangePublisher(settings)
-    publisher.announce(schema)
-    publisher.send(schema, batch([row, write(2, 0, 5, v="b")], schema))
-    assert publisher.flush()
+    send(settings, schema, row, write(2, 0, 5, v="b"))
     with following(settings, schema.full_name):
         wait_for(lambda: len(shown(settings, schema.full_name)) == 2)
         wait_for(lambda: len(shown(settings, schema.full_name)) == 1)
@@ -123,6 +123,47 @@ def test_a_step_that_fails_stops_no_other_table(
         wait_for(lambda: is_done(settings, bad, 3) and not follower.tables[bad].publishing.is_behind)
         assert published_since(settings, bad, {}, 3) == 3
     assert sum("a bug" in record.message for record in caplog.records) == 1
+
+
+def test_rows_that_are_not_as_expected_hold_their_view(settings: Settings) -> None:
+    """Its events go on, and an alert is sent; when the rows are as expected again, the view goes on."""
+    bad, good = published(settings, "bad", "good")
+    expected = [{"type": "expect_column_values_to_not_be_in_set", "column": "v", "value_set": ["20"]}]
+    tables = {settings.cassandra.keyspace: {"bad": {"expect": expected}, "good": {}}}
+    with receiving() as (url, posted):
+        alerts = settings.alerts.model_copy(update={"webhook": SecretStr(f"{url}token")})
+        settings = settings.model_copy(update={"tables": tables, "alerts": alerts})
+        with following(settings, bad, good) as follower:
+            wait_for(lambda: is_done(settings, bad, 3))
+            for name in ("bad", "good"):
+                publish(settings, schema_of(settings, name), 10, 20)
+            wait_for(lambda: follower.tables[bad].view.report.unexpected)
+            wait_for(lambda: is_done(settings, good, 5))
+            assert published_since(settings, bad, {}, 5) == 5
+            assert len(shown(settings, bad)) == 3
+            wait_for(lambda: reports(settings)[bad].steps["view"].unexpected)
+            assert [alert["title"] for alert in posted] == [f"{bad}: view fails, and is tried again"]
+            assert "`v` column values to not be in set: 1 rows are not, such as 20" in posted[0]["text"]
+            send(settings, schema_of(settings, "bad"), write(20, 0, 9, v="twenty"))
+            wait_for(lambda: is_done(settings, bad, 5))
+            wait_for(lambda: not reports(settings)[bad].steps["view"].unexpected)
+    assert len(posted) == 1
+
+
+def send(settings: Settings, schema: TableSchema, *rows: dict[str, Any]) -> None:
+    publisher = ChangePublisher(settings)
+    publisher.announce(schema)
+    publisher.send(schema, batch(list(rows), schema))
+    assert publisher.flush()
+
+
+def test_the_changes_of_a_backfill(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "LOOK_SECONDS", 0.2)
+    (name,) = published(settings, "a")
+    with following(settings, name):
+        wait_for(lambda: is_done(settings, name, 3))
+        add(open_table(settings, name), [write(i, 0, 9, v="old") for i in (3, 70, 71)], 0, schema_of(settings, "a"))
+        wait_for(lambda: is_done(settings, name, 5))
 
 
 def reports_soon(settings: Settings, table: str, step: str) -> str | None:

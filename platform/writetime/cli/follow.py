@@ -1,7 +1,11 @@
 """`writetime follow`."""
 
+import sys
+from contextlib import nullcontext
+
 import click
 
+from writetime.cli.follow_screen import shown
 from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
 from writetime.core.extras import require
@@ -14,8 +18,11 @@ from writetime.follow.program import Follower
 @click.option("--accept-gap", is_flag=True, help="Continue at the start of the topic, after a backfill of a snapshot.")
 def follow(*, tables: tuple[str, ...], accept_gap: bool) -> None:
     """Land changes, publish row events and refresh views until SIGTERM or Ctrl-C. Without names it follows all captured
-    tables, also those that are captured later. A table that fails stops no other one."""
+    tables, also those that are captured later. A table that fails stops no other one. In a terminal it shows a table of
+    its progress."""
     # At once: landing takes a fault of one table for one of that table.
     require("deltalake")
     log_as_json()
-    Follower(config.load(), tables, accept_gap=accept_gap).run(stopped_by_signal())
+    follower = Follower(config.load(), tables, accept_gap=accept_gap)
+    with shown(lambda: list(follower.tables.values())) if sys.stdout.isatty() else nullcontext():
+        follower.run(stopped_by_signal())

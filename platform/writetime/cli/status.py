@@ -109,7 +109,8 @@ def _report_lines(table: str, report: LandingReport, *, everything: bool) -> lis
         if step.fault is not None:
             lines.append(f"    {name} fails{behind}: {step.fault[:300]}")
         elif everything:
-            lines.append(f"    {name}: {step.rows:,} rows{behind}")
+            last = f", the last {step.batch:,} in {step.delay * 1000:,.0f} ms" if step.batch else ""
+            lines.append(f"    {name}: {step.rows:,} rows{last}{behind}")
     return lines
 
 

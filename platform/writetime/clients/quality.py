@@ -1,25 +1,30 @@
-"""Great Expectations on Spark DataFrames: one call that validates a suite and returns the findings in plain rows.
+"""Great Expectations on data frames: one call that validates a suite and returns the findings in plain rows.
 
 The library takes seconds to import, as long as all other imports of a run. So `gx`, and `gxe` for its expectations, are
 imported on first use: programs that validate nothing (the web UI, the daemon, many runs) do not wait for them.
 """
 
 import os
+import threading
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
-
-from pyspark.sql import DataFrame
+from typing import TYPE_CHECKING, Any
 
 from writetime.core.extras import WhenUsed
 
 if TYPE_CHECKING:
     import great_expectations as gx
     import great_expectations.expectations as gxe
+    import pandas as pd
+    from pyspark.sql import DataFrame
 else:
     # Read when the library is imported.
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     gx, gxe = WhenUsed("great_expectations"), WhenUsed("great_expectations.expectations")
+
+
+# The library's context belongs to the process.
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -32,16 +37,30 @@ class Finding:
     unexpected_count: int | None
     sample: str
 
+    def __str__(self) -> str:
+        """The expectation in words, and what does not meet it."""
+        what = f"`{self.column}` {self.expectation}".removeprefix("`` ")
+        count = "" if self.unexpected_count is None else f"{self.unexpected_count:,} rows are not"
+        return ": ".join([what, ", such as ".join(part for part in (count, self.sample) if part)]).removesuffix(": ")
 
-def validate(frame: DataFrame, name: str, expectations: "list[gxe.Expectation]") -> list[Finding]:
+
+def validate(frame: "DataFrame", name: str, expectations: "list[gxe.Expectation]") -> list[Finding]:
     """Validate a frame; one finding per expectation.
 
     Details are collected only if something is wrong: they more than double the Spark jobs. An expectation that cannot
     be evaluated (a missing column) has failed, with the error as its sample.
     """
-    context = _context()
+    return _validate(_context().data_sources.add_or_update_spark(name, persist=False), frame, name, expectations)
+
+
+def validate_few(frame: "pd.DataFrame", name: str, expectations: "list[gxe.Expectation]") -> list[Finding]:
+    """Validate a frame of pandas, like `validate`. Threads may call it at once."""
+    with _one_at_a_time:
+        return _validate(_context().data_sources.add_or_update_pandas(name), frame, name, expectations)
+
+
+def _validate(source: Any, frame: object, name: str, expectations: "list[gxe.Expectation]") -> list[Finding]:
     suite = gx.ExpectationSuite(name=name, expectations=list(expectations))
-    source = context.data_sources.add_or_update_spark(name, persist=False)
     batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
     loaded = batch.get_batch({"dataframe": frame})
     result = loaded.validate(suite, result_format="BOOLEAN_ONLY")

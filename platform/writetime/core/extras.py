@@ -22,6 +22,7 @@ _EXTRAS = {
     "duckdb": "lake",
     "obstore": "lake",
     "pyroaring": "lake",
+    "rich": "lake",
     "dagster_postgres": "postgres",
     "delta": "spark",
     "pandas": "spark",

@@ -29,11 +29,24 @@ class FollowMetrics(Collector):
         errors = CounterMetricFamily("writetime_follow_errors", "Attempts that failed.", labels=["table", "step"])
         rows = CounterMetricFamily("writetime_follow_rows", "Rows that a step has done.", labels=["table", "step"])
         seconds = CounterMetricFamily("writetime_follow_seconds", "Duration of a step.", labels=["table", "step"])
+        cpu = CounterMetricFamily(
+            "writetime_follow_cpu_seconds", "CPU seconds of a step's thread.", labels=["table", "step"]
+        )
+        batch = GaugeMetricFamily("writetime_follow_batch_rows", "Rows of the last batch.", labels=["table", "step"])
+        delay = GaugeMetricFamily(
+            "writetime_follow_delay_seconds",
+            "From when there was something to do until the last batch had done it.",
+            labels=["table", "step"],
+        )
         behind = GaugeMetricFamily(
             "writetime_follow_behind_seconds", "Since when a step is behind; 0 if it is not.", labels=["table", "step"]
         )
+        waiting = GaugeMetricFamily(
+            "writetime_follow_waiting_changes", "Changes in the topic that have not landed.", labels=["table"]
+        )
         tables = list(self._tables())
         for table in tables:
+            waiting.add_metric([table.name], table.waiting)
             changes.add_metric([table.name], table.landing.changes)
             for name, count in table.failures().items():
                 errors.add_metric([table.name, name], count)
@@ -41,6 +54,9 @@ class FollowMetrics(Collector):
                 names = [table.name, step.name]
                 rows.add_metric(names, step.rows)
                 seconds.add_metric(names, step.seconds)
+                cpu.add_metric(names, step.cpu)
+                batch.add_metric(names, step.batch)
+                delay.add_metric(names, step.delay)
                 since = step.report.behind_since
                 behind.add_metric(names, max(time.time() - since, 0.0) if since else 0.0)
         statuses = GaugeMetricFamily("writetime_follow_tables", "Tables by status.", labels=["status"])
@@ -54,7 +70,7 @@ class FollowMetrics(Collector):
         )
         for topic, count in self._skipped().items():
             skipped.add_metric([topic], count)
-        yield from (changes, errors, rows, seconds, behind, statuses, skipped)
+        yield from (changes, waiting, errors, rows, seconds, cpu, batch, delay, behind, statuses, skipped)
 
 
 def serve_metrics(settings: Settings, metrics: FollowMetrics) -> None:

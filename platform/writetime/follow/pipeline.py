@@ -5,25 +5,33 @@ at once do no harm: of two commits that follow the same one, Delta accepts one. 
 steps before it.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 
-from writetime.core.config import Settings, Table
+from writetime.core.config import Settings
+from writetime.core.errors import reason_of
 from writetime.follow.steps import Step
 from writetime.lake import retention, state
+from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import LakeTable, open_table
 from writetime.lake.touched import next_expiry
 from writetime.landing.following import TableLanding
-from writetime.row_events.changed_rows import position_of
+from writetime.row_events.changed_rows import Position, position_of
 from writetime.row_events.publish import EventPublisher
 from writetime.row_events.stream import NAMES as STREAM
 from writetime.row_events.stream import extend
+from writetime.view.expected_rows import ExpectedRows
 from writetime.view.placed_rows import NAMES as VIEW
 from writetime.view.refreshing import refresh
 from writetime.wire.watermarks import SourceMarks
 
+log = logging.getLogger(__name__)
+
 # How often new changes are folded into the state. Until then each batch reads them again.
 _FOLD_SECONDS = 5.0
+LOOK_SECONDS = 30.0
+"""How often the lake is asked whether others added changes, such as a backfill."""
 # Folds between two that also trim the logs.
 _TRIM_EVERY = 64
 
@@ -31,19 +39,26 @@ _TRIM_EVERY = 64
 class TablePipeline:
     """The steps of one table. One thread at a time may use it."""
 
-    def __init__(self, settings: Settings, landing: TableLanding, entry: Table) -> None:
+    def __init__(self, settings: Settings, landing: TableLanding, entry: FollowedTable) -> None:
         self.name = landing.name
         self.landing = landing
-        every, wanted = settings.follow, entry.row_events
-        self.events = Step("row events", self.name, every.events_seconds, is_wanted=wanted)
-        self.publishing = Step("publishing", self.name, every.events_seconds, is_wanted=wanted)
-        self.view = Step("view", self.name, every.view_seconds)
-        self.upkeep = Step("upkeep", self.name, _FOLD_SECONDS)
+        # Changes that wait in the topic, as of the last batch.
+        self.waiting = 0
+        every, wanted = settings.follow, entry.entry.row_events
+        self.events = Step(settings, "row events", self.name, every.events_seconds, is_wanted=wanted)
+        self.publishing = Step(settings, "publishing", self.name, every.events_seconds, is_wanted=wanted)
+        self.view = Step(settings, "view", self.name, every.view_seconds)
+        self.upkeep = Step(settings, "upkeep", self.name, _FOLD_SECONDS)
         self.steps = (self.events, self.publishing, self.view, self.upkeep)
         self._settings = settings
+        self._entry = entry
+        self._expected: ExpectedRows | None = None
         self._table: LakeTable | None = None
         self._publisher: EventPublisher | None = None
         self._upkeeps = 0
+        # How many changes the lake had when that was last counted, and when it is counted again.
+        self._count = -1
+        self._next_look = 0.0
         # When data expires next (seconds since 1970), if it is known.
         self._expires_at: float | None = None
 
@@ -52,13 +67,17 @@ class TablePipeline:
         return (
             any(step.is_due for step in self.steps)
             or (self._expires_at is not None and time.time() > self._expires_at)
+            or time.monotonic() >= self._next_look
             or (self.landing.is_due and not self.landing.is_current(ends, sources))
         )
 
     def run(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
         """Run the steps that are due; return the number of changes that landed."""
+        self.waiting = self.landing.waiting(ends)
         landed = self._land(ends, sources)
-        if landed or (self._expires_at is not None and time.time() > self._expires_at):
+        self.waiting = max(self.waiting - landed, 0)
+        expired = self._expires_at is not None and time.time() > self._expires_at
+        if landed or expired or self._others_added():
             self._expires_at = None
             for step in (self.events, self.view, self.upkeep):
                 step.begin()
@@ -68,7 +87,7 @@ class TablePipeline:
             self.publishing.attempt(self._publish)
         if self.view.is_due:
             self.view.attempt(self._refresh)
-        if self.upkeep.is_due and not self.events.is_behind and not self.view.is_behind:
+        if self.upkeep.is_due and not any(step.is_behind and step.fault is None for step in (self.events, self.view)):
             self.upkeep.attempt(self._keep_up)
         self.landing.report_steps({step.name: step.report for step in self.steps})
         return landed
@@ -92,6 +111,20 @@ class TablePipeline:
             return 0
         return outcome
 
+    def _others_added(self) -> bool:
+        """Return whether the lake has another number of changes than before, looking now and then."""
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        try:
+            before, self._count = self._count, sum(file.rows for file in self._opened().changes.load().files)
+        except Exception as e:
+            # A table that is not in the lake yet, or an outage; the steps meet it, too, and report it.
+            log.debug("%s: %s", self.name, reason_of(e))
+            self._table = None
+            return False
+        return before not in (-1, self._count)
+
     def _opened(self) -> LakeTable:
         if self._table is None:
             self._table = open_table(self._settings, self.name)
@@ -111,14 +144,20 @@ class TablePipeline:
             raise
 
     def _refresh(self) -> int:
-        done = refresh(self._settings, self._opened())
+        table = self._opened()
+        if self._expected is None and self._entry.entry.expect:
+            self._expected = ExpectedRows(table, self._entry)
+        done = refresh(self._settings, table, staged=self._expected)
         return done.written + done.marked
 
     def _keep_up(self) -> int:
         """Fold what all steps have seen into the state, and find when data expires next."""
         table = self._opened()
-        positions = [position_of(table.view_files.load().version, VIEW)]
-        if table.row_events.exists():
+        # A step that fails, such as a view whose rows are not as expected, does not hold the state.
+        positions: list[Position | None] = []
+        if self.view.fault is None:
+            positions.append(position_of(table.view_files.load().version, VIEW))
+        if self.events.fault is None and table.row_events.exists():
             positions.append(position_of(table.row_events.load(), STREAM))
         reached = [position.changes for position in positions if position is not None]
         folded = state.fold(table, until=min(reached)) if reached else 0

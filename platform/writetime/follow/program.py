@@ -10,14 +10,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from writetime.core.config import Settings, Table
+from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.follow.follow_metrics import FollowMetrics, serve_metrics
 from writetime.follow.pipeline import TablePipeline
 from writetime.follow.shares import Shares, shares
-from writetime.lake.followed_tables import read_entries
-from writetime.landing.following import Tables, ends_of
+from writetime.lake.followed_tables import FollowedTable, read_entries
+from writetime.landing.following import TableLanding, Tables, ends_of
 from writetime.wire.publishing import SCHEMAS_TOPIC
 from writetime.wire.watermarks import WATERMARKS_TOPIC
 
@@ -34,7 +34,7 @@ class Follower:
         self.tables: dict[str, TablePipeline] = {}
         self._settings = settings
         self._landings = Tables(settings, names, accept_gap=accept_gap)
-        self._entries = {table.name: table.entry for table in read_entries(settings)[0]}
+        self._entries = {table.name: table for table in read_entries(settings)[0]}
         self._working: dict[str, Future[int]] = {}
         self._fault: str | None = None
 
@@ -71,14 +71,14 @@ class Follower:
             self._fault = None
             log.info("Kafka answers again")
         found = {landing.name: landing for landing in self._landings.wanted(ends)}
-        self.tables = {
-            name: self.tables.get(name) or TablePipeline(self._settings, landing, self._entries.get(name, Table()))
-            for name, landing in found.items()
-        }
+        self.tables = {name: self.tables.get(name) or self._pipeline(landing) for name, landing in found.items()}
         for name, table in self.tables.items():
             reached = ends_of(ends, name)
             if name not in self._working and own.has(name) and table.is_due(reached, sources):
                 self._working[name] = threads.submit(table.run, reached, sources)
+
+    def _pipeline(self, landing: TableLanding) -> TablePipeline:
+        return TablePipeline(self._settings, landing, self._entries.get(landing.name) or FollowedTable(landing.name))
 
     def _skipped(self) -> dict[str, int]:
         topics = self._landings.topics

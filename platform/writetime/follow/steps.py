@@ -4,9 +4,12 @@ import logging
 import time
 from collections.abc import Callable
 
+from writetime.core import alerts
+from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.outages import is_outage
 from writetime.lake.delta import Conflict
+from writetime.view.expected_rows import Unexpected
 from writetime.wire.watermarks import StepReport
 
 log = logging.getLogger(__name__)
@@ -20,13 +23,20 @@ class Step:
     `every` seconds after its last attempt began.
     """
 
-    def __init__(self, name: str, table: str, every: float, *, is_wanted: bool = True) -> None:
+    def __init__(self, settings: Settings, name: str, table: str, every: float, *, is_wanted: bool = True) -> None:
         self.name = name
-        # The rows that all attempts have done, and the seconds that they took.
+        # The rows that all attempts have done, and those of the last one.
         self.rows = 0
+        self.batch = 0
+        # What the attempts took, and the CPU seconds of their thread.
         self.seconds = 0.0
+        self.cpu = 0.0
+        # From `begin` to the end of the last attempt that succeeded.
+        self.delay = 0.0
         self.failures = 0
         self.fault: str | None = None
+        self._is_unexpected = False
+        self._settings = settings
         self._table = table
         self._every = every
         self._is_wanted = is_wanted
@@ -48,16 +58,21 @@ class Step:
     @property
     def report(self) -> StepReport:
         """The report of the step."""
-        return StepReport(self._behind_since, self.rows, self.fault)
+        return StepReport(
+            self._behind_since, self.rows, self.batch, round(self.delay, 3), self.fault, unexpected=self._is_unexpected
+        )
 
     def begin(self) -> None:
         """Note that there is something to do."""
         if self._is_wanted and not self.is_behind:
             self._behind_since = time.time()
+        if self._is_unexpected:
+            # The new rows may be as expected.
+            self._next = min(self._next, time.monotonic() + self._every)
 
     def attempt(self, work: Callable[[], int]) -> bool:
         """Do the work, which returns how many rows it did; return whether it succeeds. Else it is tried again later."""
-        begin = time.monotonic()
+        begin, cpu = time.monotonic(), time.thread_time()
         self._next = begin + self._every
         try:
             done = work()
@@ -67,11 +82,15 @@ class Step:
         except Exception as e:
             self._failed(e)
             return False
+        finally:
+            self.seconds += time.monotonic() - begin
+            self.cpu += time.thread_time() - cpu
         if self.fault is not None:
             log.info("%s: %s works again", self._table, self.name)
-        self.fault, self._attempts = None, 0
+        self.fault, self._is_unexpected, self._attempts = None, False, 0
         self.rows += done
-        self.seconds += time.monotonic() - begin
+        self.batch = done
+        self.delay = time.time() - self._behind_since
         self._behind_since = 0.0
         return True
 
@@ -80,7 +99,10 @@ class Step:
         self.failures += 1
         pause = min(_PAUSE_SECONDS * 2 ** min(self._attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
         self._next = time.monotonic() + max(pause, self._every)
+        is_first = self.fault is None
         if self.fault != (fault := reason_of(error)):
             unknown = not isinstance(error, WritetimeError) and not is_outage(error)
             log.error("%s: %s fails, and is tried again: %s", self._table, self.name, fault, exc_info=unknown)
-        self.fault = fault
+        self.fault, self._is_unexpected = fault, isinstance(error, Unexpected)
+        if is_first and not is_outage(error):
+            alerts.send(self._settings, f"{self._table}: {self.name} fails, and is tried again", [fault])

@@ -62,6 +62,10 @@ class TableLanding:
         """Return whether there is nothing new to land, by what its last call remembers."""
         return self._landing is not None and not isinstance(ends, Exception) and self._landing.is_current(ends, sources)
 
+    def waiting(self, ends: Mapping[int, int] | Exception) -> int:
+        """Return the number of changes that wait in the topic, as far as that is known."""
+        return 0 if self._landing is None or isinstance(ends, Exception) else self._landing.waiting(ends)
+
     def land(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int | Exception:
         """Land the messages that the topic holds, once; return the number of changes, or why it failed.
 

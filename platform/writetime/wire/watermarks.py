@@ -83,13 +83,23 @@ class Place:
 
 @dataclass(frozen=True)
 class StepReport:
-    """The report of one step of `follow` after landing: since when it is behind (seconds since 1970, 0 if it is not),
-    how many rows it has done, and why its last attempt failed, if it did.
+    """The report of one step of `follow` after landing.
+
+    Args:
+        behind_since: since when it is behind (seconds since 1970, 0 if it is not).
+        rows: how many rows it has done.
+        batch: how many of them in the last batch.
+        delay: the seconds from when there was something to do until the last batch had done it.
+        fault: why its last attempt failed, if it did.
+        unexpected: whether rows were not as the table's entry expects them.
     """
 
     behind_since: Seconds = 0.0
     rows: int = 0
+    batch: int = 0
+    delay: float = 0.0
     fault: str | None = None
+    unexpected: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,110 @@
+"""The tables that `writetime follow` follows, as Dagster shows them: their progress, and what is left for schedules.
+
+What belongs here: the sensor that records the progress of followed tables. Not here: jobs, and the program itself
+(`writetime.follow`).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckSeverity,
+    AssetKey,
+    AssetObservation,
+    AssetSelection,
+    DefaultSensorStatus,
+    MetadataValue,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+    sensor,
+)
+
+from writetime.core import config
+from writetime.core.errors import WritetimeError
+from writetime.lake.followed_tables import FollowedTable
+from writetime.landing.reports import followed
+from writetime.wire.watermarks import LandingReport, StepReport, WatermarkTopic
+from writetime_dagster.assets.naming import key_of
+from writetime_dagster.resources import KafkaResource
+
+# The asset of each step of `writetime follow`.
+_ASSETS = {"row events": "row_events", "publishing": "row_topic", "view": "view", "upkeep": "state"}
+EXPECTED = "rows_are_as_expected"
+
+
+def left(tables: Sequence[FollowedTable], *parts: str) -> list[AssetKey]:
+    """Return the assets of those tables that `writetime follow` does not follow now. While Kafka does not answer, these
+    are all tables.
+    """
+    try:
+        topic = WatermarkTopic(config.load())
+        topic.read()
+        others = followed(topic.reports)
+    except WritetimeError:
+        others = set()
+    return [key_of(table.name, part) for table in tables if table.name not in others for part in parts]
+
+
+def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
+    """Return the sensor that records the progress of the tables that `writetime follow` follows."""
+    keys = [key_of(table.name, part) for table in tables for part in ("changes", *_ASSETS.values())]
+
+    @sensor(
+        minimum_interval_seconds=30,
+        default_status=DefaultSensorStatus.STOPPED,
+        asset_selection=AssetSelection.assets(*keys),
+        description="Records how far `writetime follow` is with each table, as observations of its assets, and whether "
+        "the rows of its view are as expected, as a check. It starts nothing.",
+    )
+    def followed_tables(context: SensorEvaluationContext, kafka: KafkaResource) -> SensorResult | SkipReason:
+        try:
+            topic = WatermarkTopic(kafka.settings)
+            topic.read()
+        except WritetimeError as e:
+            return SkipReason(f"the reports of `writetime follow` cannot be read: {e}")
+        running = followed(topic.reports)
+        known: dict[str, float] = json.loads(context.cursor or "{}")
+        new = {
+            name: report for name, report in topic.reports.items() if name in running and report.at != known.get(name)
+        }
+        events = [event for table in tables if table.name in new for event in _events(table, new[table.name])]
+        return SensorResult(
+            asset_events=events,
+            cursor=json.dumps(known | {name: report.at for name, report in new.items()}),
+            skip_reason=None if events else SkipReason("`writetime follow` has not reported since"),
+        )
+
+    return followed_tables
+
+
+def _events(table: FollowedTable, report: LandingReport) -> Iterator[AssetObservation | AssetCheckEvaluation]:
+    """Yield what Dagster shows of a report."""
+    landed = {"changes_landed": report.changes, "reported": MetadataValue.timestamp(report.at)}
+    yield AssetObservation(key_of(table.name, "changes"), metadata=landed | _fault(report.fault))
+    for name, part in _ASSETS.items():
+        if name not in report.steps or (part.startswith("row") and not table.entry.row_events):
+            continue
+        key, step = key_of(table.name, part), report.steps[name]
+        yield AssetObservation(key, metadata=_progress(step, report.at))
+        if part == "view" and table.entry.expect:
+            fault = _fault(step.fault) if step.unexpected else {}
+            yield AssetCheckEvaluation(key, EXPECTED, not step.unexpected, fault, severity=AssetCheckSeverity.ERROR)
+
+
+def _progress(step: StepReport, at: float) -> dict[str, Any]:
+    return {
+        "rows": step.rows,
+        "rows_of_the_last_batch": step.batch,
+        "milliseconds_of_the_last_batch": round(step.delay * 1000),
+        "behind_seconds": round(max(at - step.behind_since, 0.0), 1) if step.behind_since else 0.0,
+        "reported": MetadataValue.timestamp(at),
+        **_fault(step.fault),
+    }
+
+
+def _fault(text: str | None) -> dict[str, Any]:
+    return {"fault": text} if text else {}

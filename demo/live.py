@@ -1,0 +1,165 @@
+"""The last part of the demo: writes go on for some seconds while `writetime follow` takes them to events and view.
+
+Each write has a number. It is noted when the database acknowledges it, when a consumer of committed messages reads its
+row event, and when the view's files have it.
+"""
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import pyarrow.parquet as pq
+from cassandra.cluster import Session
+from confluent_kafka import Consumer, TopicPartition
+
+from demo import dataset
+from writetime.clients import database
+from writetime.clients.kafka import client_config, ensure_topics
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.lake.followed_tables import cdc_option
+from writetime.lake.table import is_in_lake, open_table
+from writetime.wire.topic_names import row_events_topic
+
+TABLE = "plane_positions"
+EVENT, VIEW = "row event", "view"
+_CREATE = "CREATE TABLE IF NOT EXISTS {} (tail text PRIMARY KEY, report text, miles int) WITH cdc = {}"
+MARK = re.compile(r"write(\d{9})")
+"""The number of a write, in the value of a column that each write sets."""
+_PLANES, _RATE, _TICK_SECONDS = 500, 50, 0.1
+_PATIENCE_SECONDS = 60.0
+
+
+ALL = range(10**9)
+
+
+@dataclass
+class Delays:
+    """When writes were acknowledged (seconds since 1970), and how long after that they were seen (seconds)."""
+
+    acknowledged: dict[int, float] = field(default_factory=dict)
+    seen: dict[str, dict[int, float]] = field(default_factory=lambda: {EVENT: {}, VIEW: {}})
+
+    def see(self, where: str, numbers: Sequence[int]) -> None:
+        """Note that writes can be seen now."""
+        now, known = time.time(), self.seen[where]
+        for number in numbers:
+            known.setdefault(number, now)
+
+    def of(self, where: str, numbers: range = ALL) -> dict[int, float]:
+        """Return the delays of these writes. The next write to a row may hide one from the view."""
+        seen = dict(self.seen[where])
+        return {n: max(seen[n] - at, 0.0) for n, at in list(self.acknowledged.items()) if n in numbers and n in seen}
+
+    def lines(self, numbers: range = ALL) -> list[str]:
+        """Return the delays of these writes, a line for each place."""
+        shown = []
+        for where in self.seen:
+            found = sorted(self.of(where, numbers).values())
+            p50, p99 = (found[round(share * (len(found) - 1))] if found else 0.0 for share in (0.5, 0.99))
+            shown.append(f"{where:10} p50 {p50 * 1000:5,.0f} ms, p99 {p99 * 1000:5,.0f} ms ({len(found):,} writes)")
+        return shown
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A table whose writes have numbers: its name as keyspace.table, and its column with `write` and the number."""
+
+    table: str
+    column: str
+
+
+@contextmanager
+def watched(settings: Settings, marked: Marked, every: float) -> Iterator[Delays]:
+    """Watch row events and view of a table for a `with` block; `every` is how often the view is read (seconds)."""
+    delays, stop = Delays(), threading.Event()
+    watching = [
+        threading.Thread(target=_watch_events, args=(settings, marked, stop, delays)),
+        threading.Thread(target=_watch_view, args=(settings, marked, every, stop, delays)),
+    ]
+    for thread in watching:
+        thread.start()
+    try:
+        yield delays
+    finally:
+        stop.set()
+        for thread in watching:
+            thread.join()
+
+
+def _watch_events(settings: Settings, marked: Marked, stop: threading.Event, delays: Delays) -> None:
+    own = {"group.id": "watching", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+    consumer = Consumer(client_config(settings, **own, **{"fetch.wait.max.ms": 50}))
+    topic, partitions = row_events_topic(marked.table), settings.row_events.partitions
+    ensure_topics(settings, {topic: {}}, partitions)
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    while not stop.is_set():
+        for message in consumer.consume(1000, 0.05):
+            # The image after the write is the last one in the message.
+            if message.error() is None and (found := MARK.findall((message.value() or b"").decode(errors="replace"))):
+                delays.see(EVENT, [max(map(int, found))])
+    consumer.close()
+
+
+def _watch_view(settings: Settings, marked: Marked, every: float, stop: threading.Event, delays: Delays) -> None:
+    opened = open_table(settings, marked.table) if is_in_lake(settings, marked.table) else None
+    known = set(opened.view_files.load().files) if opened else set()
+    while not stop.wait(every):
+        if opened is None and is_in_lake(settings, marked.table):
+            opened = open_table(settings, marked.table)
+        if opened is None:
+            continue
+        files, filesystem = opened.view_files.load().files, opened.view.storage.filesystem()
+        for path in files.keys() - known:
+            with suppress(FileNotFoundError), pq.ParquetFile(path, filesystem=filesystem) as source:
+                values = source.read([marked.column])[marked.column].to_pylist()
+                delays.see(VIEW, [int(found[1]) for value in values if (found := MARK.fullmatch(value or ""))])
+        known = set(files)
+
+
+def run(settings: Settings, seconds: float, show: Callable[[Delays], None]) -> Delays:
+    """Write for some seconds; call `show` with the delays each second. `writetime agent` and `follow` are running.
+
+    Raises:
+        WritetimeError: the last write is not seen in time.
+    """
+    table = f"{settings.cassandra.keyspace}.{TABLE}"
+    with watched(settings, Marked(table, "report"), 0.05) as delays, database.connect(settings) as session:
+        _write(session, table, seconds, delays, show)
+        last, deadline = max(delays.acknowledged), time.monotonic() + _PATIENCE_SECONDS
+        while not all(last in seen for seen in delays.seen.values()):
+            if time.monotonic() > deadline:
+                raise WritetimeError("the last write is not in the row events and in the view; see `writetime status`")
+            time.sleep(_TICK_SECONDS)
+    show(delays)
+    return delays
+
+
+def ensure_table(settings: Settings) -> str:
+    """Create the captured table of the live part; return its name."""
+    table = f"{settings.cassandra.keyspace}.{TABLE}"
+    with database.connect(settings) as session:
+        session.execute(_CREATE.format(table, cdc_option(settings)), timeout=60)
+    return table
+
+
+def _write(session: Session, table: str, seconds: float, delays: Delays, show: Callable[[Delays], None]) -> None:
+    """Update the positions of planes at random."""
+    tails: list[str] = dataset.read("planes")["tailnum"].head(_PLANES).tolist()
+    update = session.prepare(f"UPDATE {table} SET report = ?, miles = ? WHERE tail = ?")
+    # Numbers of an earlier run are lower, and not those of this one.
+    number = round(time.time()) % 10**6 * 1000
+    begin = next_show = time.monotonic()
+    while (now := time.monotonic()) < begin + seconds:
+        for _ in range(round(_RATE * _TICK_SECONDS)):
+            number += 1
+            session.execute(update, (f"write{number:09}", random.randrange(3000), random.choice(tails)))
+            delays.acknowledged[number] = time.time()
+        if now >= next_show:
+            show(delays)
+            next_show += 1
+        time.sleep(max(now + _TICK_SECONDS - time.monotonic(), 0))

@@ -1,0 +1,145 @@
+"""The expectations of a table's entry, `expect`, and the check of rows of the view against them before they are
+published.
+
+A view that is refreshed checks the rows that changed against the expectations about each row. Without Spark they are
+checked by pandas: a batch has few rows, and a Spark job would take longer than the batch.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from writetime.clients import quality
+from writetime.clients.quality import gxe
+from writetime.core.errors import WritetimeError
+from writetime.lake.followed_tables import FollowedTable
+from writetime.lake.parquet import PARTITION, WrittenFile, conform
+from writetime.lake.table import LakeTable, view_schema
+from writetime.schema.table import TableSchema
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Unexpected(WritetimeError):
+    """Rows are not as the table's entry expects them."""
+
+
+class ExpectedRows:
+    """Checks the new rows of a table's view, as `staged` of `view.refreshing.refresh`."""
+
+    def __init__(self, table: LakeTable, entry: FollowedTable) -> None:
+        """Check a table.
+
+        Raises:
+            WritetimeError: as `of_entry`.
+        """
+        self._table = table
+        self._all = of_entry(entry)
+        self._each = of_each_row(self._all)
+
+    def __call__(self, files: Sequence[WrittenFile], *, whole: bool) -> None:
+        """Validate rows, all of the view or those that changed.
+
+        Raises:
+            Unexpected: they are not as expected.
+        """
+        expected = self._all if whole else self._each
+        if not files or not expected:
+            return
+        schema, filesystem = view_schema(self._table.schema()), self._table.view.storage.filesystem()
+        tables: list[pa.Table] = []
+        for file in files:
+            with pq.ParquetFile(file.path, filesystem=filesystem) as source:
+                tables.append(conform(source.read(), schema, file.path))
+        found = quality.validate_few(_frame(pa.concat_tables(tables)), self._table.name, expected)
+        if failed := [str(each) for each in found if not each.success]:
+            raise Unexpected(f"the view stays as it was, because rows are not as expected: {'; '.join(failed)}")
+
+
+def of_entry(table: FollowedTable) -> "list[gxe.Expectation]":
+    """Return the expectations of a view that the table's entry names.
+
+    Raises:
+        WritetimeError: there is no such expectation, its arguments are invalid, or the table, if its schema is known,
+            has no such column.
+    """
+    what = f"[tables.{table.name}] expect, number"
+    return [_given(f"{what} {n}", given, table.schema) for n, given in enumerate(table.entry.expect, 1)]
+
+
+def of_each_row(several: "Iterable[gxe.Expectation]") -> "list[gxe.Expectation]":
+    """Return those expectations that are about each row, whatever the other rows are."""
+    from great_expectations.expectations import expectation as kinds
+
+    about_rows = (kinds.ColumnMapExpectation, kinds.ColumnPairMapExpectation, kinds.MulticolumnMapExpectation)
+    about_all = (
+        gxe.ExpectColumnValuesToBeUnique,
+        gxe.ExpectCompoundColumnsToBeUnique,
+        gxe.ExpectColumnValuesToBeIncreasing,
+        gxe.ExpectColumnValuesToBeDecreasing,
+        # Each engine has its own names of types.
+        gxe.ExpectColumnValuesToBeOfType,
+        gxe.ExpectColumnValuesToBeInTypeList,
+    )
+    return [
+        each
+        for each in several
+        if isinstance(each, about_rows) and not isinstance(each, about_all) and getattr(each, "mostly", 1) == 1
+    ]
+
+
+def _frame(rows: pa.Table) -> "pd.DataFrame":
+    """Return rows for pandas: exact numbers, and each field of a struct by the name that `_names` gives it."""
+    import pandas as pd
+
+    columns: dict[str, pa.ChunkedArray] = {}
+
+    def add(field: pa.Field, array: pa.ChunkedArray, name: str) -> None:
+        columns[name] = array
+        if pa.types.is_struct(field.type):
+            for inner in field.type:
+                add(inner, pc.struct_field(array, inner.name), f"{name}.{_named(inner.name)}")
+
+    for field in rows.schema:
+        add(field, rows[field.name], _named(field.name))
+    return pa.table(columns).to_pandas(types_mapper=pd.ArrowDtype)
+
+
+def _given(what: str, given: Mapping[str, Any], schema: TableSchema | None) -> "gxe.Expectation":
+    from great_expectations.exceptions import GreatExpectationsError
+    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+
+    arguments = {name: value for name, value in given.items() if name != "type"}
+    try:
+        found = ExpectationConfiguration(type=str(given.get("type")), kwargs=arguments).to_domain_obj()
+        if schema is not None:
+            _require_columns(schema, arguments)
+        return found
+    except (GreatExpectationsError, ValueError, TypeError) as e:
+        raise WritetimeError(f"{what}: {' '.join(str(e).split())}") from None
+
+
+def _require_columns(schema: TableSchema, arguments: Mapping[str, Any]) -> None:
+    """Reject arguments that name a column which the view does not have. A field of a struct follows a dot."""
+    named = [arguments[argument] for argument in ("column", "column_A", "column_B") if argument in arguments]
+    named += [name for argument in ("column_list", "column_set") for name in arguments.get(argument) or ()]
+    columns = list(_names(view_schema(schema)))
+    if unknown := [name for name in named if name not in {*columns, PARTITION}]:
+        raise ValueError(f"{schema.full_name} has no column {unknown[0]}; it has {', '.join(columns)}")
+
+
+def _names(fields: Iterable[pa.Field], parent: str = "") -> Iterator[str]:
+    """Return the names of columns as Great Expectations writes them on Spark."""
+    for field in fields:
+        name = parent + _named(field.name)
+        yield name
+        if pa.types.is_struct(field.type):
+            yield from _names(field.type, f"{name}.")
+
+
+def _named(name: str) -> str:
+    return f"`{name}`" if "." in name else name

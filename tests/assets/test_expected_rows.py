@@ -1,0 +1,123 @@
+"""`writetime follow` checks new rows of a view by pandas; the oracle is Great Expectations on Spark, as in Dagster."""
+
+import dataclasses
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.made import settings_at
+from writetime.clients import quality
+from writetime.core.config import Table
+from writetime.lake.followed_tables import FollowedTable
+from writetime.lake.parquet import WrittenFile, write_file
+from writetime.lake.table import LakeTable, create_table, view_schema
+from writetime.schema.cql import parse_table
+from writetime.view.expected_rows import ExpectedRows, Unexpected, of_entry
+from writetime_dagster.assets import expectations
+
+SCHEMA = parse_table(
+    "CREATE TYPE shop.place (city text);"
+    'CREATE TABLE shop.kinds (id bigint PRIMARY KEY, n int, price decimal, d double, v text, "a.b" int, at timestamp, '
+    "day date, home frozen<place>, b boolean)"
+)
+HUGE = 1 << 60
+NOT_NULL, BETWEEN, IN_SET = (f"expect_column_values_to_{what}" for what in ("not_be_null", "be_between", "be_in_set"))
+PAIR = "expect_column_pair_values_a_to_be_greater_than_b"
+# Each with and without a row that does not meet it.
+CASES: list[dict[str, Any]] = [
+    {"type": NOT_NULL, "column": "v"},
+    {"type": NOT_NULL, "column": "n"},
+    {"type": NOT_NULL, "column": "home.city"},
+    {"type": "expect_column_values_to_be_null", "column": "n"},
+    {"type": BETWEEN, "column": "n", "min_value": 0, "max_value": 9},
+    {"type": BETWEEN, "column": "n", "min_value": 2},
+    {"type": BETWEEN, "column": "id", "min_value": HUGE},
+    {"type": BETWEEN, "column": "id", "min_value": HUGE + 1},
+    {"type": BETWEEN, "column": "d", "max_value": 0.75},
+    {"type": BETWEEN, "column": "d", "max_value": 0.75, "strict_max": True},
+    {"type": BETWEEN, "column": "`a.b`", "max_value": 3},
+    {"type": BETWEEN, "column": "`a.b`", "max_value": 2},
+    {"type": IN_SET, "column": "v", "value_set": ["v0", "v1", "v2", "v3"]},
+    {"type": IN_SET, "column": "v", "value_set": ["v0"]},
+    {"type": IN_SET, "column": "n", "value_set": [1, 2, 3]},
+    {"type": IN_SET, "column": "n", "value_set": [1, 2]},
+    {"type": IN_SET, "column": "home.city", "value_set": ["c0", "c1", "c2", "c3"]},
+    {"type": IN_SET, "column": "b", "value_set": [True]},
+    {"type": "expect_column_values_to_not_be_in_set", "column": "v", "value_set": ["v9"]},
+    {"type": "expect_column_values_to_match_regex", "column": "v", "regex": "^v[0-9]$"},
+    {"type": "expect_column_values_to_match_regex", "column": "v", "regex": "^v[0-2]$"},
+    {"type": "expect_column_values_to_not_match_regex", "column": "v", "regex": "3"},
+    {"type": "expect_column_value_lengths_to_equal", "column": "v", "value": 2},
+    {"type": "expect_column_value_lengths_to_be_between", "column": "price", "min_value": 2},
+    {"type": "expect_column_pair_values_to_be_equal", "column_A": "`a.b`", "column_B": "`a.b`"},
+    {"type": PAIR, "column_A": "id", "column_B": "`a.b`"},
+    {"type": PAIR, "column_A": "`a.b`", "column_B": "id"},
+]
+
+
+def row(number: int) -> dict[str, Any]:
+    return {
+        "id": HUGE + number,
+        "n": number or None,
+        "price": str(number / 4),
+        "d": number / 4,
+        "v": f"v{number}",
+        "a.b": number,
+        "at": datetime(2026, 1, 1 + number, tzinfo=UTC),
+        "day": date(2026, 1, 1 + number),
+        "home": {"city": f"c{number}"},
+        "b": True,
+    }
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[LakeTable, list[WrittenFile]]:
+    """New files of a view, of which no commit is aware."""
+    table = create_table(settings_at(tmp_path_factory.mktemp("lake")), SCHEMA)
+    parts = [pa.Table.from_pylist([row(n) for n in part], view_schema(SCHEMA)) for part in ((0, 1), (2, 3))]
+    return table, [write_file(table.view.storage, part, bucket, None) for bucket, part in enumerate(parts)]
+
+
+def checked(table: LakeTable, files: list[WrittenFile], *expect: dict[str, Any], whole: bool = False) -> str | None:
+    """Why the rows are not as expected."""
+    entry = FollowedTable(SCHEMA.full_name, Table(expect=list(expect)), SCHEMA)
+    try:
+        ExpectedRows(table, entry)(files, whole=whole)
+    except Unexpected as e:
+        return str(e)
+    return None
+
+
+def test_as_spark_does(written: tuple[LakeTable, list[WrittenFile]], spark: SparkSession) -> None:
+    table, files = written
+    frame = expectations.view(spark, table, files)
+    entry = FollowedTable(SCHEMA.full_name, Table(expect=CASES), SCHEMA)
+    by_spark = [finding.success for finding in quality.validate(frame, "kinds", of_entry(entry))]
+    assert len(by_spark) == len(CASES)
+    assert {True, False} == set(by_spark)
+    ours = [checked(table, files, case) is None for case in CASES]
+    differing = [(case, ours[n], by_spark[n]) for n, case in enumerate(CASES) if ours[n] != by_spark[n]]
+    assert differing == []
+
+
+def test_the_reason_names_the_rows(written: tuple[LakeTable, list[WrittenFile]]) -> None:
+    case = {"type": BETWEEN, "column": "`a.b`", "max_value": 2}
+    assert checked(*written, case) == (
+        "the view stays as it was, because rows are not as expected: `a.b` column values to be between: "
+        "1 rows are not, such as 3"
+    )
+
+
+def test_what_only_all_rows_show_is_not_asked_of_some(written: tuple[LakeTable, list[WrittenFile]]) -> None:
+    rows = {"type": "expect_table_row_count_to_equal", "value": 9}
+    assert checked(*written, rows) is None
+    assert "4" in str(checked(*written, rows, whole=True))
+    assert checked(written[0], [], {"type": NOT_NULL, "column": "n"}) is None
+
+
+def test_an_entry_without_expectations_checks_nothing(written: tuple[LakeTable, list[WrittenFile]]) -> None:
+    missing = [dataclasses.replace(file, path="missing") for file in written[1]]
+    assert checked(written[0], missing) is None

@@ -1,0 +1,114 @@
+"""Tables that `writetime follow` follows: Dagster shows their progress, and starts nothing for them."""
+
+import json
+import time
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import (
+    AssetCheckEvaluation,
+    AssetObservation,
+    DagsterInstance,
+    RunRequest,
+    SensorDefinition,
+    SensorResult,
+    build_schedule_context,
+    build_sensor_context,
+)
+
+from tests.support.settings import write_settings
+from writetime.core.config import Settings, Table
+from writetime.lake.followed_tables import FollowedTable
+from writetime.landing.reports import Reporter
+from writetime.wire.watermarks import LandingReport, StepReport
+from writetime_dagster.assets.followed import progress
+from writetime_dagster.assets.naming import key_of
+from writetime_dagster.assets.table_jobs import definitions
+from writetime_dagster.resources import KafkaResource
+
+
+@pytest.fixture
+def settings(kafka: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The keyspace names tables that no other test has."""
+    keyspace = {"keyspace": f"d{uuid.uuid4().hex[:12]}"}
+    own = kafka.model_copy(update={"cassandra": kafka.cassandra.model_copy(update=keyspace)})
+    write_settings(own, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    return own
+
+
+EXPECT = [{"type": "expect_column_values_to_not_be_null", "column": "v"}]
+
+
+def tables_of(settings: Settings) -> list[FollowedTable]:
+    keyspace = settings.cassandra.keyspace
+    return [FollowedTable(f"{keyspace}.a", Table(expect=EXPECT)), FollowedTable(f"{keyspace}.b")]
+
+
+def report(settings: Settings, table: str, at: float, **view: Any) -> None:
+    """Report as `writetime follow` does."""
+    steps = {
+        "row events": StepReport(rows=20, batch=7, delay=0.25),
+        "publishing": StepReport(rows=20),
+        "view": StepReport(rows=20, **view),
+        "upkeep": StepReport(),
+    }
+    reporter = Reporter(settings)
+    reporter.send(table, LandingReport(at, changes=20, steps=steps))
+    reporter.flush()
+
+
+def look(sensor: SensorDefinition, instance: DagsterInstance, cursor: str | None) -> SensorResult:
+    context = build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}, cursor=cursor)
+    found = sensor(context)
+    assert isinstance(found, SensorResult)
+    return found
+
+
+def test_progress_is_observed(settings: Settings) -> None:
+    tables = tables_of(settings)
+    sensor, now = progress(tables), time.time()
+    with DagsterInstance.ephemeral() as instance:
+        report(settings, tables[0].name, now, fault="not as expected: 25", unexpected=True, behind_since=now - 3)
+        first = look(sensor, instance, None)
+        observed = {e.asset_key: e for e in first.asset_events if isinstance(e, AssetObservation)}
+        parts = ("changes", "row_events", "row_topic", "view", "state")
+        assert set(observed) == {key_of(tables[0].name, part) for part in parts}
+        events = observed[key_of(tables[0].name, "row_events")].metadata
+        assert events["rows_of_the_last_batch"].value == 7
+        assert events["milliseconds_of_the_last_batch"].value == 250
+        assert observed[key_of(tables[0].name, "view")].metadata["behind_seconds"].value == 3.0
+        [check] = [e for e in first.asset_events if isinstance(e, AssetCheckEvaluation)]
+        assert (check.asset_key, check.passed) == (key_of(tables[0].name, "view"), False)
+        assert check.metadata["fault"].value == "not as expected: 25"
+        # Nothing is recorded twice.
+        assert look(sensor, instance, first.cursor).asset_events == []
+        report(settings, tables[0].name, now + 1)
+        [check] = [e for e in look(sensor, instance, first.cursor).asset_events if isinstance(e, AssetCheckEvaluation)]
+        assert check.passed
+    assert json.loads(first.cursor or "") == {tables[0].name: now}
+
+
+def selected(settings: Settings, tables: list[FollowedTable], instance: DagsterInstance, name: str) -> set[str]:
+    """The last parts of the keys that a schedule asks for."""
+    repository = definitions(tables).get_repository_def()
+    context = build_schedule_context(instance, scheduled_execution_time=datetime.now(UTC))
+    found: list[RunRequest] = list(repository.get_schedule_def(name).evaluate_tick(context).run_requests or [])
+    return {key.path[-1] for request in found for key in request.asset_selection or ()}
+
+
+def test_schedules_leave_out_followed_tables(settings: Settings) -> None:
+    tables = tables_of(settings)
+    with DagsterInstance.ephemeral() as instance:
+        assert selected(settings, tables, instance, "views_schedule") == {"a_state", "a_view", "b_state", "b_view"}
+        report(settings, tables[0].name, time.time())
+        assert selected(settings, tables, instance, "views_schedule") == {"b_state", "b_view"}
+        report(settings, tables[1].name, time.time())
+        for name in ("views_schedule", "row_events_schedule"):
+            assert selected(settings, tables, instance, name) == set()
+        # One that no longer reports is no longer followed.
+        report(settings, tables[1].name, time.time() - 1000)
+        assert selected(settings, tables, instance, "row_events_schedule") == {"b_row_events", "b_row_topic"}
