@@ -118,6 +118,17 @@ def test_a_table_that_is_dropped_and_created_again(landed: Captured, snapshot: s
     assert len(view_rows(views.virtual(open_table(landed.settings, f"{landed.keyspace}.t")))) == 1
 
 
+def test_a_table_that_is_created_again_while_the_agent_runs(landed: Captured) -> None:
+    """With the columns of the table before, with others, and with those of the first one."""
+    two, three = "(k int PRIMARY KEY, v text)", "(k int PRIMARY KEY, v text, w int)"
+    with landed.agent():
+        for number, columns in enumerate((two, two, three, two)):
+            landed.write(f"CREATE TABLE {{ks}}.t {columns} WITH cdc = true")
+            landed.write(f"INSERT INTO {{ks}}.t (k, v) VALUES ({number}, 'a')")
+            assert [row["k"] for row in view_rows(views.virtual(land(landed)))] == [number]
+            landed.write("DROP TABLE {ks}.t")
+
+
 def test_a_record_that_cannot_be_read_stops_no_other_table(landed: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table's watermark waits, as it is not known which of its changes count. Once readable, the record counts."""
     for table in ("bad", "t"):

@@ -107,7 +107,7 @@ class Agent:
         self._metrics = AgentMetrics(settings, progress.totals)
         self._schemas = SchemaWatch(capture.state_dir, node)
         self._decoder = Decoder(self._node_id, self._schemas)
-        self._publisher = ChangePublisher(settings)
+        self._publisher = ChangePublisher(settings, before_schema=self._hand_over_marks)
         self.snapshots = Snapshots(
             settings, NodeTaker(node), self._node_id, self._metrics, self._announce_marks, again_seconds=pace.snapshot
         )
@@ -345,9 +345,12 @@ class Agent:
     def _announce_marks(self, stop: threading.Event) -> bool:
         """Publish each table's watermark and the status; return whether the broker has them, False only if it stops."""
         self._next_announcement = time.monotonic() + self._pace.mark
+        self._hand_over_marks()
+        return self._publisher.flush(stop)
+
+    def _hand_over_marks(self) -> None:
         tables = {schema.full_name: self._mark_of(id_of(schema)) for schema in self._decoder.captured}
         self._publisher.mark(self._node_id, SourceMarks(tables, status=self._status()))
-        return self._publisher.flush(stop)
 
     def _mark_of(self, table_id: UUID) -> TableMark:
         until = max(self._progress.published_until, self._progress.covered.get(str(table_id), 0))

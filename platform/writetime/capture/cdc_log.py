@@ -190,9 +190,6 @@ class LogAgent:
         name = table.name
         source = CdcSource(self._session, self._pages, self._settings, name)
         schema = source.schema
-        # Consumers learn of new columns even if no write follows.
-        if self._settings.capture.snapshot != "never" or changes_topic(name) in topic_names(self._settings):
-            self._publisher.announce(schema)
         offset = self._progress.offsets.get(name)
         if offset is None:
             offset = first_offset(source, None, self._snapshot_at)
@@ -203,6 +200,11 @@ class LogAgent:
             log.warning("%s was dropped and created again: its log is read from its beginning", name)
             offset = replace(first_offset(source, None, self._snapshot_at), captured_since=now())
             self._progress.save(name, offset)
+            # Before its schema and its changes: landing discards changes of a log whose mark has the id from before.
+            self._mark(table)
+        # Consumers learn of new columns even if no write follows.
+        if self._settings.capture.snapshot != "never" or changes_topic(name) in topic_names(self._settings):
+            self._publisher.announce(schema)
         end = next_offset(source, offset, source.settled(), self._snapshot_at)
         self._schemas[name] = schema
         if end == offset:

@@ -8,9 +8,10 @@ key stay in order.
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -74,6 +75,16 @@ class Refusals:
         return self.reason if is_refused else None
 
 
+_Announced = tuple[TableSchema, UUID | None, int]
+
+
+def _announced(schema: TableSchema) -> _Announced:
+    """Return what a schema is announced with. Schemas are equal if their columns are, but the lake also follows the id:
+    a table that was dropped and created again with the same columns is another one.
+    """
+    return schema, schema.id, schema.gc_grace_seconds
+
+
 @dataclass(frozen=True)
 class _Topic:
     """The destination of the changes of one schema of a table."""
@@ -100,12 +111,25 @@ def check_publishable(schema: TableSchema) -> None:
 
 
 class ChangePublisher:
-    """Sends changes. Changes that were sent are safe once `flush` has returned True. `refusals` come from an earlier
-    publisher.
-    """
+    """Sends changes. Changes that were sent are safe once `flush` has returned True."""
 
-    def __init__(self, settings: Settings, refusals: dict[str, Refusals] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        refusals: dict[str, Refusals] | None = None,
+        before_schema: Callable[[], None] | None = None,
+    ) -> None:
+        """Publish changes.
+
+        Args:
+            settings: where Kafka is.
+            refusals: those of an earlier publisher.
+            before_schema: hands over the marks with the ids of the tables. It is called before a schema is handed over,
+                so that both are there before a change with that schema: landing discards changes of a source whose mark
+                has the id of an earlier table.
+        """
         self._settings = settings
+        self._before_schema = before_schema
         # By topic. After a refusal of one topic, a new publisher tries again; then the refusal stops no other topic.
         self.refusals: dict[str, Refusals] = {} if refusals is None else refusals
         self._sent: set[str] = set()
@@ -124,9 +148,9 @@ class ChangePublisher:
                 "compression.type": "lz4",
             },
         )
-        self._topics: dict[TableSchema, _Topic] = {}
+        self._topics: dict[_Announced, _Topic] = {}
         # Schemas that the registry refused, and the time of the next attempt.
-        self._refused: dict[TableSchema, tuple[SchemaRefused, float]] = {}
+        self._refused: dict[_Announced, tuple[SchemaRefused, float]] = {}
         self._marked = False
 
     def announce(self, schema: TableSchema) -> None:
@@ -193,7 +217,7 @@ class ChangePublisher:
         if largest > topic.max_bytes - _ENVELOPE_BYTES:
             # The limit may have been raised since.
             with _of_topic(topic.name):
-                topic = self._topics[schema] = replace(topic, max_bytes=self._max_bytes(topic.name))
+                topic = self._topics[_announced(schema)] = replace(topic, max_bytes=self._max_bytes(topic.name))
             fitting = pc.less_equal(sizes, topic.max_bytes - _ENVELOPE_BYTES)
             if not pc.all(fitting).as_py():
                 refused = (
@@ -238,15 +262,16 @@ class ChangePublisher:
             found = self.refusals.setdefault(fault.topic, Refusals())
             found.count += 1
             found.reason, found.ask_again = str(fault), time.monotonic() + _ASK_AGAIN_SECONDS
-        return ChangePublisher(self._settings, self.refusals)
+        return ChangePublisher(self._settings, self.refusals, self._before_schema)
 
     def _refusals_of(self, schema: TableSchema) -> Refusals:
         return self.refusals.get(changes_topic(schema.full_name), Refusals())
 
     def _topic(self, schema: TableSchema) -> _Topic:
-        found = self._topics.get(schema)
+        announced = _announced(schema)
+        found = self._topics.get(announced)
         if found is None:
-            refused, until = self._refused.get(schema, (None, 0.0))
+            refused, until = self._refused.get(announced, (None, 0.0))
             if refused is not None and time.monotonic() < until:
                 raise refused
             name = changes_topic(schema.full_name)
@@ -255,9 +280,11 @@ class ChangePublisher:
             try:
                 with _of_topic(name):
                     ensure_topics(self._settings, {name: options}, self._settings.capture.partitions)
+                    if self._before_schema is not None:
+                        self._before_schema()
                     header = self._sender.register(name, change_avro(schema), "FULL_TRANSITIVE")
             except SchemaRefused as e:
-                self._refused[schema] = e, time.monotonic() + _ASK_AGAIN_SECONDS
+                self._refused[announced] = e, time.monotonic() + _ASK_AGAIN_SECONDS
                 raise
             # A message must not arrive before the schema that it names.
             if not self._sender.flush():
@@ -265,7 +292,7 @@ class ChangePublisher:
             with _of_topic(name):
                 partitions = len(partitions_of(self._settings, name))
                 found = _Topic(name, partitions, self._max_bytes(name), ChangeEncoder(schema, header))
-            self._topics[schema] = found
+            self._topics[announced] = found
         return found
 
     def _max_bytes(self, topic: str) -> int:

@@ -197,6 +197,10 @@ class Landing:
         if _follow_sources(table, now, sources):
             now = table.changes.load()
         table_id = table.schema(now).id
+        if any(mark.id and mark.id != str(table_id) for mark in self._marked.values()):
+            # A source hands over its mark of a new table before its changes, so the marks of now, after the ends were
+            # read, name the table of each source's changes below them.
+            self._marked = _marked(self.name, self.topics.watermarks.read())
         log_name = self.name + SUFFIX
         starts = {source: mark.start(table_id, of_log=source == log_name) for source, mark in self._marked.items()}
         if self._generation != (generation_of(now), starts):

@@ -245,6 +245,8 @@ class SchemaTopic:
         self._topic = CompactedTopic(settings, SCHEMAS_TOPIC, _read_schema)
         self._known: dict[int, RegisteredSchema] = {}
         self._by_namespace: dict[str, tuple[RegisteredSchema, ...]] = {}
+        # Tables that land at the same time share it.
+        self._reading = threading.Lock()
 
     @property
     def skipped(self) -> int:
@@ -264,15 +266,16 @@ class SchemaTopic:
         Raises:
             WritetimeError: the topic cannot be read.
         """
-        for offset, (key, avro) in self._topic.read_on():
-            before = self._known.pop(key, None)
-            if before is not None:
-                namespace = _namespace_of(before.avro)
-                self._by_namespace[namespace] = tuple(s for s in self._by_namespace[namespace] if s is not before)
-            if avro is not None:
-                schema = self._known[key] = RegisteredSchema(offset, key, avro)
-                namespace = _namespace_of(avro)
-                self._by_namespace[namespace] = (*self._by_namespace.get(namespace, ()), schema)
+        with self._reading:
+            for offset, (key, avro) in self._topic.read_on():
+                before = self._known.pop(key, None)
+                if before is not None:
+                    namespace = _namespace_of(before.avro)
+                    self._by_namespace[namespace] = tuple(s for s in self._by_namespace[namespace] if s is not before)
+                if avro is not None:
+                    schema = self._known[key] = RegisteredSchema(offset, key, avro)
+                    namespace = _namespace_of(avro)
+                    self._by_namespace[namespace] = (*self._by_namespace.get(namespace, ()), schema)
 
     def of_namespace(self, namespace: str) -> tuple[RegisteredSchema, ...]:
         """Return the known schemas of a namespace, in the order in which they were last registered. It is the same
