@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +15,7 @@ from tests.support.view_readers import READERS
 from writetime.core.config import Settings
 from writetime.lake import views
 from writetime.lake.spark_tasks import in_spark
-from writetime.lake.table import LakeTable
+from writetime.lake.table import LakeTable, open_table
 from writetime.lake.vectors import read_vector
 from writetime.view.refreshing import refresh
 
@@ -64,6 +65,25 @@ def test_rows_that_another_engine_deletes_come_back(table: LakeTable, settings: 
     add(table, [write(7, 1, 8, v="c")], 3)
     assert refresh(settings, table).whole
     assert_right(table)
+
+
+def test_a_checkpoint_of_several_parts(table: LakeTable, settings: Settings, spark: SparkSession) -> None:
+    """Spark writes such ones of large tables."""
+    at, size = table.view.storage.address, "spark.databricks.delta.checkpoint.partSize"
+    before = table.view_files.load()
+    spark.conf.set(size, "2")
+    try:
+        jvm: Any = spark._jvm
+        jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, at).checkpoint()
+    finally:
+        spark.conf.unset(size)
+    parts = sorted(Path(at, "_delta_log").glob("*.checkpoint.*.*.parquet"))
+    assert len(parts) > 1
+    opened = open_table(settings, table.name)
+    assert opened.view_files.load().files == before.files
+    add(opened, [write(i, 1, 7, v="c") for i in range(1, _ROWS, 50)], 3)
+    assert not refresh(settings, opened).whole
+    assert_right(opened)
 
 
 @pytest.mark.parametrize(

@@ -173,15 +173,20 @@ class LiveFiles:
         filesystem = self._storage.filesystem()
         try:
             with filesystem.open_input_stream("_delta_log/_last_checkpoint") as stream:
-                at = json.loads(stream.read())["version"]
+                last = json.loads(stream.read())
         except FileNotFoundError:
             return -1, []
-        path = f"_delta_log/{at:020d}.checkpoint.parquet"
-        if at > version or not filesystem.get_file_info(path).is_file:
-            raise WritetimeError(f"{self._storage.address}: its checkpoint {at} is not one file {path}")
-        return at, [
-            row for row in pq.read_table(path, columns=[action], filesystem=filesystem)[action].to_pylist() if row
-        ]
+        at, count = last["version"], last.get("parts")
+        # Spark may write many files into a checkpoint of several parts.
+        parts = [f".{part:010d}.{count:010d}" for part in range(1, count + 1)] if count else [""]
+        paths = [f"_delta_log/{at:020d}.checkpoint{part}.parquet" for part in parts]
+        if at > version or not all(info.is_file for info in filesystem.get_file_info(paths)):
+            raise WritetimeError(
+                f"{self._storage.address}: its checkpoint {at} has no file {paths[0]}: another program wrote one that "
+                "only newer readers know; let it set delta.checkpointPolicy to classic, and write a checkpoint again"
+            )
+        rows = (pq.read_table(path, columns=[action], filesystem=filesystem)[action].to_pylist() for path in paths)
+        return at, [row for part in rows for row in part if row]
 
 
 def has_vectors(version: TableVersion) -> bool:

@@ -1,8 +1,8 @@
 """Packs the files of a view: small ones become a larger one, and marked rows leave.
 
 Files are in classes of size, each `FAN` times the one before; `FAN` of a class become one of the next. A file of which
-more than a tenth is marked is written again without these rows. So each row is written log8(view / batch) + 10 times at
-most for each time that it changes, and a reader reads few files with few marked rows.
+more than a twentieth is marked is written again without these rows. So each row is written log8(view / batch) + 20
+times at most for each time that it changes, and a reader reads few files with few marked rows.
 """
 
 from dataclasses import dataclass, replace
@@ -29,8 +29,8 @@ FAN = 8
 
 # Larger files (bytes of Parquet) are written again for their marked rows only.
 _LARGEST = 32 << 20
-# Of a file's rows, one in so many may be marked.
-_SHARE = 10
+# Of a file's rows, one in so many may be marked. Readers pay for each marked row: DuckDB some 100 ns.
+_SHARE = 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class _Pack:
         places = pa.table(one_chunk(rows[PLACE]).flatten(), ["token", "key", "position"])
         order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in places.column_names])
         rows = rows.take(order)
-        if self.bucket != ALL or are_few(len(rows), self.buckets):
+        # Not sooner, so that there are few files: each bucket's part is then as large as `FAN` files of few rows.
+        if self.bucket != ALL or are_few(len(rows) // FAN, self.buckets):
             return write_placed(self.storage, rows, self.bucket)
         owners = buckets_of(places["token"].take(order), self.buckets)
         return [
