@@ -48,8 +48,8 @@ class Costs:
     lake_bytes: float = 19.7
     # docs/lake.md, What it costs: in Spark's tasks, 10,000,000 updates, 3 per key, in 8.9 CPU seconds.
     fold: float = 0.89
-    # docs/row-events.md, What it costs: 258,788 updates per CPU second.
-    events: float = 1e6 / 258_788
+    # docs/row-events.md, What it costs: 431,082 updates per CPU second.
+    events: float = 1e6 / 431_082
     # Beside its changes: requests to the broker, and commits to an object store. An assumption: 100 ms per request.
     commit_seconds: float = 0.3
 
