@@ -13,9 +13,9 @@ import pytest
 from pyarrow import fs
 
 from tests.cluster.servers import ADDRESSES, REPLICATION, Servers, session_at
-from tests.cluster.spark import SparkMaster, SparkWorker
 from tests.support.object_store import BUCKET, ObjectStore
 from tests.support.settings import write_settings
+from tests.support.spark_cluster import SparkMaster, SparkWorker
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.clients.spark import spark_conf
 from writetime.core import config
