@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -82,6 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "cassandra_only(reason): needs what only Apache Cassandra has; deselected with --scylla"
     )
+    config.addinivalue_line("markers", "long_only(reason): takes minutes of CPU; deselected without --long")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -128,11 +130,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put the folders of tests in order, and leave out those that lack their servers, by the options."""
     if config.getoption("--scylla"):
         _leave_out(config, items, lambda item: item.get_closest_marker("cassandra_only") is not None)
+    if not config.getoption("--long"):
+        _leave_out(config, items, lambda item: item.get_closest_marker("long_only") is not None)
     if config.getoption("--without-servers"):
         _leave_out(config, items, lambda item: _starts(item, _SERVERS | _OWN_SERVERS))
     if config.getoption("--without-shared-servers"):
         _leave_out(config, items, lambda item: _starts(item, _SERVERS) and not item.nodeid.startswith(_SECURITY))
     items.sort(key=_place)
+
+
+def pytest_runtest_setup() -> None:
+    """Dagster maps SIGTERM to the handler of Ctrl-C, which processes of xdist ignore. Programs that later tests start
+    would inherit that, and not end.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _place(item: pytest.Item) -> int:

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.faults import ClusterRun
 from tests.cluster.servers import Servers
 from tests.support.generate import SEED
 
 
+@pytest.mark.long_only("kills nodes and brokers of a cluster")
 def test_without_a_node_or_a_broker_the_lake_continues(servers: Servers, tmp_path: Path) -> None:
     report = ClusterRun(servers, tmp_path, SEED).run(0)
     print(report)

@@ -49,8 +49,9 @@ _forks.set_forkserver_preload(["__main__", "tests.replay.process"])
 class Run:
     """One run: producers publish, processors work, and something happens to them."""
 
-    def __init__(self, settings: Settings, folder: Path, queue: str, r: random.Random) -> None:
+    def __init__(self, settings: Settings, folder: Path, queue: str, r: random.Random, sequences: int) -> None:
         self.settings = settings
+        self.sequences = sequences
         self.queue = queue
         self.r = r
         self._folder = folder
@@ -74,6 +75,10 @@ class Run:
         self._processes.append(started)
         return started
 
+    def between(self, first: float, last: float) -> int:
+        """Return a number of batches between two shares of a producer's."""
+        return self.r.randint(round(first * self.sequences), round(last * self.sequences))
+
     def ended(self, *processes: BaseProcess) -> set[int]:
         """Wait until processes have ended; return how, as 0 or the signal."""
         for p in processes:
@@ -91,7 +96,7 @@ class Run:
 
     def publisher(self, producer: str, first: int = 1, at: str | None = None) -> BaseProcess:
         """Start a publisher of the sequences from one on: those that are published already change nothing."""
-        return self.spawn("publish", self.queue, producer, str(first), str(SEQUENCES), at=at)
+        return self.spawn("publish", self.queue, producer, str(first), str(self.sequences), at=at)
 
     def worker(self, name: str, at: str | None = None, command: str = "work") -> BaseProcess:
         """Start an instance of a processor."""
@@ -117,7 +122,7 @@ class Run:
     def check(self) -> None:
         """Batches are 1..n, whole, the same each time; each sequence once, in order; processors saw all in order, and
         their cursors never went back; retention deleted nothing that a processor had not done."""
-        wanted = sorted((p, s) for p in PRODUCERS for s in range(1, SEQUENCES + 1))
+        wanted = sorted((p, s) for p in PRODUCERS for s in range(1, self.sequences + 1))
         begin, head = extent(self.settings, self.queue)
         assert head == len(wanted) + 1
         first, again = ({b.n: b.items for b in replay(self.settings, self.queue)} for _ in range(2))
@@ -131,7 +136,7 @@ class Run:
         seals.pop()
         assert sorted((s.producer or "", s.sequence or 0) for s in seals) == wanted
         for producer in PRODUCERS:
-            assert [s.sequence for s in seals if s.producer == producer] == list(range(1, SEQUENCES + 1))
+            assert [s.sequence for s in seals if s.producer == producer] == list(range(1, self.sequences + 1))
         by_number = {s.n: items_of(s.producer or "", s.sequence or 0) for s in seals}
         assert all(items == by_number[n] for n, items in first.items() if n < head)
         assert all(a.published_at <= b.published_at for a, b in pairwise(seals))
@@ -199,7 +204,7 @@ def expired(run: Run) -> None:
     wait_stopped(stopped[-1])
     # Another instance goes on, where the first one was.
     second = run.worker("one")
-    wait_until(lambda: lines(run.logs["one"]) >= SEQUENCES, run)
+    wait_until(lambda: lines(run.logs["one"]) >= run.sequences, run)
     for p in stopped:
         go_on(p)
     assert run.ended(stopped[0]) == {0}, run.output()
@@ -212,14 +217,17 @@ def doubled(run: Run) -> None:
     publishers = [run.publisher(p) for p in PRODUCERS]
     workers = [run.worker(name, command="heedless") for name in run.logs for _ in range(2)]
     assert run.ended(*publishers) == {0}, run.output()
-    wait_until(lambda: all(SEQUENCES * 2 in numbers for numbers in run.cursors.values()), run)
+    wait_until(lambda: all(run.sequences * 2 in numbers for numbers in run.cursors.values()), run)
     run.check_order = lambda numbers: None  # type: ignore[method-assign]
     run.end(*workers)
 
 
 def replayed(run: Run) -> None:
     """Batches are read again and again while they are published, and a publisher is killed."""
-    publishers = [run.publisher("a"), run.publisher("b", at=f"{run.r.choice(PUBLISHING)}:{run.r.randint(3, 9)}")]
+    publishers = [
+        run.publisher("a"),
+        run.publisher("b", at=f"{run.r.choice(PUBLISHING)}:{run.between(1 / 4, 3 / 4)}"),
+    ]
     workers = [run.worker(name) for name in run.logs]
     seen: dict[int, tuple[object, list[bytes]]] = {}
     while any(p.is_alive() for p in publishers):
@@ -235,7 +243,10 @@ def replayed(run: Run) -> None:
 def trimmed(run: Run) -> None:
     """Retention is killed before each of its steps, while all are at work, and at last does what is left."""
     publishers = [run.publisher(p) for p in PRODUCERS]
-    workers = [run.worker("one"), run.worker("other", at=f"move:{run.r.randint(8, 16)}")]
+    workers = [
+        run.worker("one"),
+        run.worker("other", at=f"move:{run.between(2 / 3, 4 / 3)}"),
+    ]
     # Retention waits for processors that are known.
     wait_until(lambda: all(run.cursors.values()), run)
     for step in TRIMMING:
@@ -314,9 +325,11 @@ FAULTS: dict[str, Callable[[Run], None]] = {
 }
 
 
-def run_fault(settings: Settings, folder: Path, queue: str, fault: str, r: random.Random) -> None:
-    """Make one run."""
-    run = Run(settings, folder, queue, r)
+def run_fault(
+    settings: Settings, folder: Path, queue: str, fault: str, r: random.Random, sequences: int = SEQUENCES
+) -> None:
+    """Make one run; each producer publishes so many sequences."""
+    run = Run(settings, folder, queue, r, sequences)
     with ExitStack() as stack:
         stack.callback(run.close)
         FAULTS[fault](run)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.replay.faults import FAULTS, run_fault
+from tests.replay.faults import FAULTS, SEQUENCES, run_fault
 from tests.support.generate import SEED
 from writetime.core.config import Settings
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults(replay_settings: Settings, tmp_path: Path, queue: str, fault: str) -> None:
-    run_fault(replay_settings, tmp_path, queue, fault, random.Random(SEED))
+def test_faults(replay_settings: Settings, tmp_path: Path, queue: str, fault: str, is_long: bool) -> None:
+    sequences = SEQUENCES if is_long else SEQUENCES // 4
+    run_fault(replay_settings, tmp_path, queue, fault, random.Random(SEED), sequences)

@@ -33,6 +33,8 @@ from writetime.storage.commitlog import CommitLogReader, SegmentReport, count_mu
 from writetime.storage.file_errors import CorruptFile, Missing, StorageError, TornTail
 from writetime.storage.segment import END, Segment, find_segments
 
+_CUTS = 3
+
 Read = dict[str, list[pa.RecordBatch]]
 
 
@@ -64,14 +66,14 @@ def same(written: Written, one: Read, other: Read) -> None:
         assert_same(a, b)
 
 
-def test_reading_continues_where_it_stopped(written: Written) -> None:
+def test_reading_continues_where_it_stopped(written: Written, is_long: bool) -> None:
     segment = segment_of(written)
     reader = CommitLogReader(written.all_schemas, [s.full_name for s in generated(written)])
     whole = read(reader, segment)
     index = segment.cdc_index()
     assert index is not None
-    chooser = random.Random(3)
-    for _ in range(3):
+    chooser = random.Random(SEED)
+    for _ in range(_CUTS if is_long else 1):
         cut = chooser.randrange(index.offset)
         report = SegmentReport()
         first = read(reader, segment, until=cut, report=report)
