@@ -30,7 +30,8 @@ from writetime import servers
 from writetime.clients import database
 from writetime.core.config import Settings
 from writetime.lake import state
-from writetime.lake.table import create_table
+from writetime.lake.table import LakeTable, create_table, open_table
+from writetime.row_events.publish import not_published
 from writetime.row_events.stream import extend
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
@@ -104,6 +105,14 @@ def measure(
         print("\n".join(f"  {line}" for line in delays.lines(range(first, last))), flush=True)
 
 
+def wait_for_backlog(table: LakeTable, followed: psutil.Process) -> None:
+    """Wait until the events of the first rows are published, and print the rate."""
+    waiting = not_published(table)
+    while not_published(table):
+        time.sleep(1)
+    print(f"a backlog of {waiting:,} events: {waiting / cpu_of(followed):,.0f} per CPU second", flush=True)
+
+
 def cpu_of(process: psutil.Process) -> float:
     """Return the CPU seconds of a program."""
     return sum(process.cpu_times()[:2])
@@ -125,6 +134,7 @@ def main() -> None:
     for rows in arguments.rows:
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
             home = Path(name)
+            os.environ.pop("WRITETIME_CONFIG", None)
             settings = settings_at(home, {"cache": str(home / "cache")})
             write_settings(settings, home / "writetime.toml")
             os.environ["WRITETIME_CONFIG"] = str(home / "writetime.toml")
@@ -138,6 +148,7 @@ def main() -> None:
             fill(settings, schema, rows)
             stack.enter_context(service(home, "agent"))
             followed = stack.enter_context(service(home, "follow"))
+            wait_for_backlog(open_table(settings, "bench.rows"), followed)
             delays = stack.enter_context(watched(settings, Marked("bench.rows", "e"), 0.01))
             measure(settings, delays, rows, followed, arguments)
 

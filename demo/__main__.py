@@ -44,8 +44,7 @@ BROKEN_MESSAGES = [
 ]
 # Work items that are not flights. The handler gives them up.
 BROKEN_ITEMS = [None, "UA1545", {"flight": "UA1545"}]
-
-_LIVE_SECONDS = 20
+LIVE_SECONDS = int(os.environ.get("DEMO_LIVE_SECONDS", "20"))
 
 
 def main() -> int:
@@ -131,12 +130,12 @@ def main() -> int:
         checks = {name: all(run.checks.get(name, True) for run in runs) for run in runs for name in run.checks}
         report = Report(stages, counted, checks, seconds)
         rates = _rates(replayed, ingest, boarded, caught_up)
-        print(f"  the page {page} shows the next {_LIVE_SECONDS} seconds")
+        print(f"  the page {page} shows the next {LIVE_SECONDS} seconds")
         with (
             step("live", "writing while `writetime follow` takes each write to row events and view"),
             programs.following(live.ensure_table(settings), log_file),
         ):
-            delays = live.run(settings, _LIVE_SECONDS, lambda now: write_page(report, rates, page, now, is_live=True))
+            delays = live.run(settings, LIVE_SECONDS, lambda now: write_page(report, rates, page, now, is_live=True))
     write_page(report, rates, page, delays)
     print(render(report, delays, {"page": page, "of each run": verify.report.parent, "log": log_file}))
     return 0 if report.good else 1

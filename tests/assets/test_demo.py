@@ -51,7 +51,13 @@ def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
     home = tmp_path / "state" / "dagster"
     home.mkdir(parents=True)
     (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + IN_ONE_PROCESS)
-    environment = {**os.environ, "DAGSTER_HOME": str(home), "DEMO_FLIGHTS": "400", "PYTHONFAULTHANDLER": "1"}
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(home),
+        "DEMO_FLIGHTS": "400",
+        "DEMO_LIVE_SECONDS": "5",
+        "PYTHONFAULTHANDLER": "1",
+    }
     demo = subprocess.Popen(
         [sys.executable, "-m", "demo"],
         cwd=ROOT,
@@ -74,6 +80,7 @@ def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
     assert passed
     assert int(passed[1]) == int(passed[2]) > 20
     assert re.search(r"403 enqueued = 400 enriched \+ 3 dead", printed)
+    assert re.search(r"live +row event +p50 .* ms \(\d+ writes\)\n +view +p50 .* ms \(\d+ writes\)", printed)
     assert "view = database = published figures" in (home.parent / "demo.html").read_text()
     reports = {path.name.partition("-")[0] for path in (tmp_path / "reports").iterdir()}
     assert reports == {"replay_flights", "ingest", "board", "snapshot", "backfill", "catch_up", "verify"}

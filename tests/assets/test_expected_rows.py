@@ -94,9 +94,8 @@ def checked(table: LakeTable, files: list[WrittenFile], *expect: dict[str, Any],
 def test_as_spark_does(written: tuple[LakeTable, list[WrittenFile]], spark: SparkSession) -> None:
     table, files = written
     frame = expectations.view(spark, table, files)
-    entry = FollowedTable(SCHEMA.full_name, Table(expect=CASES), SCHEMA)
-    by_spark = [finding.success for finding in quality.validate(frame, "kinds", of_entry(entry))]
-    assert len(by_spark) == len(CASES)
+    several = of_entry(FollowedTable(SCHEMA.full_name, Table(expect=CASES), SCHEMA))
+    by_spark = [finding.success for each in several for finding in quality.validate(frame, "kinds", [each])]
     assert {True, False} == set(by_spark)
     ours = [checked(table, files, case) is None for case in CASES]
     differing = [(case, ours[n], by_spark[n]) for n, case in enumerate(CASES) if ours[n] != by_spark[n]]
@@ -114,7 +113,7 @@ def test_the_reason_names_the_rows(written: tuple[LakeTable, list[WrittenFile]])
 def test_what_only_all_rows_show_is_not_asked_of_some(written: tuple[LakeTable, list[WrittenFile]]) -> None:
     rows = {"type": "expect_table_row_count_to_equal", "value": 9}
     assert checked(*written, rows) is None
-    assert "4" in str(checked(*written, rows, whole=True))
+    assert "table row count to equal" in str(checked(*written, rows, whole=True))
     assert checked(written[0], [], {"type": NOT_NULL, "column": "n"}) is None
 
 

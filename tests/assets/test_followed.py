@@ -18,29 +18,32 @@ from dagster import (
     build_schedule_context,
     build_sensor_context,
 )
+from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 
 from tests.support.settings import write_settings
+from writetime.core import config
 from writetime.core.config import Settings, Table
 from writetime.lake.followed_tables import FollowedTable
 from writetime.landing.reports import Reporter
+from writetime.servers.process import free_port
 from writetime.wire.watermarks import LandingReport, StepReport
+from writetime_dagster.assets.definitions import platform
 from writetime_dagster.assets.followed import progress
 from writetime_dagster.assets.naming import key_of
-from writetime_dagster.assets.table_jobs import definitions
 from writetime_dagster.resources import KafkaResource
+
+EXPECT = [{"type": "expect_column_values_to_not_be_null", "column": "v"}]
 
 
 @pytest.fixture
 def settings(kafka: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The keyspace names tables that no other test has."""
-    keyspace = {"keyspace": f"d{uuid.uuid4().hex[:12]}"}
-    own = kafka.model_copy(update={"cassandra": kafka.cassandra.model_copy(update=keyspace)})
+    """The keyspace names tables that no other test has, and no database answers that it has no such tables."""
+    keyspace = {"keyspace": f"d{uuid.uuid4().hex[:12]}", "port": free_port()}
+    tables = {keyspace["keyspace"]: {"a": {"expect": EXPECT}, "b": {}}}
+    own = kafka.model_copy(update={"cassandra": kafka.cassandra.model_copy(update=keyspace), "tables": tables})
     write_settings(own, tmp_path / "writetime.toml")
     monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
     return own
-
-
-EXPECT = [{"type": "expect_column_values_to_not_be_null", "column": "v"}]
 
 
 def tables_of(settings: Settings) -> list[FollowedTable]:
@@ -92,23 +95,25 @@ def test_progress_is_observed(settings: Settings) -> None:
     assert json.loads(first.cursor or "") == {tables[0].name: now}
 
 
-def selected(settings: Settings, tables: list[FollowedTable], instance: DagsterInstance, name: str) -> set[str]:
+def selected(instance: DagsterInstance, name: str) -> set[str]:
     """The last parts of the keys that a schedule asks for."""
-    repository = definitions(tables).get_repository_def()
+    # Not the tables that this process loaded for other tests.
+    with DefinitionsLoadContext.scoped(DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)):
+        repository = platform(config.load()).get_repository_def()
     context = build_schedule_context(instance, scheduled_execution_time=datetime.now(UTC))
     found: list[RunRequest] = list(repository.get_schedule_def(name).evaluate_tick(context).run_requests or [])
     return {key.path[-1] for request in found for key in request.asset_selection or ()}
 
 
-def test_schedules_leave_out_followed_tables(settings: Settings) -> None:
+def test_schedules_leave_out_followed_tables(settings: Settings, tmp_path: Path) -> None:
     tables = tables_of(settings)
-    with DagsterInstance.ephemeral() as instance:
-        assert selected(settings, tables, instance, "views_schedule") == {"a_state", "a_view", "b_state", "b_view"}
+    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+        assert selected(instance, "views_schedule") == {"a_state", "a_view", "b_state", "b_view"}
         report(settings, tables[0].name, time.time())
-        assert selected(settings, tables, instance, "views_schedule") == {"b_state", "b_view"}
+        assert selected(instance, "views_schedule") == {"b_state", "b_view"}
         report(settings, tables[1].name, time.time())
         for name in ("views_schedule", "row_events_schedule"):
-            assert selected(settings, tables, instance, name) == set()
+            assert selected(instance, name) == set()
         # One that no longer reports is no longer followed.
         report(settings, tables[1].name, time.time() - 1000)
-        assert selected(settings, tables, instance, "row_events_schedule") == {"b_row_events", "b_row_topic"}
+        assert selected(instance, "row_events_schedule") == {"b_row_events", "b_row_topic"}

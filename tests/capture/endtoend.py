@@ -2,10 +2,10 @@
 
 python -m tests.capture.endtoend --seconds 600 --seed 1
 
-Threads write to tables and change their schemas. Meanwhile the agent and landing are killed at random, broker and node
+Threads write to tables and change their schemas. Meanwhile the agent and `follow` are killed at random, broker and node
 crash and start again, and agents of two more replicas publish copies of the same segments, late and in another order.
-At the end, for every table, the lake's views match `SELECT *`, and each write that the database acknowledged is among
-the lake's changes.
+At the end, for every table, the lake's views match `SELECT *`, the row events replayed are the view, and each write
+that the database acknowledged is among the lake's changes.
 """
 
 import argparse
@@ -23,15 +23,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from cassandra.cluster import Cluster
 from cassandra.policies import ConstantReconnectionPolicy
 
 from tests.support import answers
 from tests.support.captured import Captured
+from tests.support.event_replay import replayed
 from tests.support.format_server import FormatServer
+from tests.support.lake_answers import unordered, view_rows
 from tests.support.lake_views import assert_views
 from tests.support.programs import Program
 from tests.support.settings import write_settings
+from tests.support.view_readers import by_query
 from tests.support.workload import SHORT_TTL, TYPES, Clock, Counters, Filling, Writer, write_times
 from writetime.capture.agent import Agent
 from writetime.capture.node_schemas import Node
@@ -42,7 +46,7 @@ from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.waiting import wait_until
-from writetime.lake import state
+from writetime.lake import state, views
 from writetime.lake.parquet import read_file
 from writetime.lake.table import open_table
 from writetime.landing.landing import Landing, not_landed
@@ -134,7 +138,7 @@ class Report:
     delivered: int
     faults: Counter[str]
     agent_ends: Counter[int]
-    landing_ends: Counter[int]
+    follow_ends: Counter[int]
 
 
 class EndToEnd:
@@ -168,7 +172,7 @@ class EndToEnd:
         self._captured.write(*TYPES)
         write_settings(self._settings, home / "writetime.toml")
         self._agent = Program(home, "agent", "agent")
-        self._landing = Program(home, "follow", "follow")
+        self._follow = Program(home, "follow", "follow")
         self._stop = threading.Event()
         self._faults: Counter[str] = Counter()
         clock = Clock()
@@ -197,7 +201,7 @@ class EndToEnd:
         replicas: list[Replica] = []
         try:
             replicas = [Replica(self._captured, self._home / f"replica{i}") for i in range(_REPLICAS)]
-            for thread in (*self._writers[1:], self._agent, self._landing):
+            for thread in (*self._writers[1:], self._agent, self._follow):
                 thread.start()
             deadline = time.monotonic() + seconds
             self._break_things(replicas)
@@ -211,12 +215,12 @@ class EndToEnd:
             print("all has arrived", flush=True)
             return self._check(replicas)
         except BaseException:
-            for program in (self._agent, self._landing):
+            for program in (self._agent, self._follow):
                 print(f"--- {program.name} ended {dict(program.ends)}\n{program.tail()}")
             raise
         finally:
             self._stop.set()
-            for thread in (self._agent, self._landing):
+            for thread in (self._agent, self._follow):
                 thread.end()
             for replica in replicas:
                 replica.end()
@@ -229,8 +233,8 @@ class EndToEnd:
         faults: list[tuple[str, Callable[[], Any]]] = [
             ("agent", self._agent.kill),
             ("agent", self._agent.kill),
-            ("landing", self._landing.kill),
-            ("landing", self._landing.kill),
+            ("follow", self._follow.kill),
+            ("follow", self._follow.kill),
             ("broker", lambda: self._crash(self._kafka)),
             ("node", lambda: self._crash(self._node)),
             ("fold", self._fold),
@@ -260,7 +264,7 @@ class EndToEnd:
         """Kill a server, and now and then what uses it while it is away."""
         server.stop(signal.SIGKILL)
         time.sleep(self._random.random())
-        for program in (self._agent, self._landing):
+        for program in (self._agent, self._follow):
             if self._random.random() < 0.4:
                 program.kill()
         server.start()
@@ -289,12 +293,21 @@ class EndToEnd:
             replica.end()
         names = [f"{self._captured.keyspace}.{writer.table}" for writer in self._writers]
         self._until(lambda: not any(not_landed(self._settings, name) for name in names), "all is landed")
-        self._landing.end()
+        # What expires soon has expired.
+        time.sleep(SHORT_TTL)
+        for name in names:
+            self._until(lambda name=name: self._is_followed(name), f"view and row events of {name} are those of now")
+        self._follow.end()
         for name in names:
             # The schemas that were announced last, though no change came after them.
             Landing(self._settings, name).drain()
-        # What expires soon has expired.
-        time.sleep(SHORT_TTL)
+
+    def _is_followed(self, name: str) -> bool:
+        """Whether the maintained view, and the row events replayed, have the rows of now."""
+        table = open_table(self._settings, name)
+        wanted = list(views.virtual(table))
+        shown = by_query(table.view.storage.address).select(wanted[0].column_names) if wanted else pa.table({})
+        return unordered([shown]) == unordered(wanted) and replayed(table) == view_rows(wanted)
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         assert wait_until(condition, _PATIENCE_SECONDS), f"waited {_PATIENCE_SECONDS:.0f} s in vain until {what}"
@@ -302,7 +315,7 @@ class EndToEnd:
     # --- what has to be true ------------------------------------------------------------------------------------------
 
     def _check(self, replicas: list[Replica]) -> Report:
-        for program in (self._agent, self._landing):
+        for program in (self._agent, self._follow):
             assert program.ends[0] == 1, f"{program.name} ended {dict(program.ends)}"
         found = json.loads((self._home / "state/progress.json").read_text())
         for progress in (found, *(replica.progress for replica in replicas)):
@@ -333,7 +346,7 @@ class EndToEnd:
             delivered=sum(replica.progress["totals"]["segments"] for replica in replicas),
             faults=self._faults,
             agent_ends=self._agent.ends,
-            landing_ends=self._landing.ends,
+            follow_ends=self._follow.ends,
         )
 
 

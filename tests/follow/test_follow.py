@@ -2,20 +2,21 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
+from pyspark.sql import SparkSession
 
+from tests.support.following import following
 from tests.support.lake_answers import unordered
 from tests.support.made import add, batch, write
 from tests.support.messages import decoded
 from tests.support.programs import Program
-from tests.support.published import publish, published, reports, schema_of
+from tests.support.published import command, publish, published, reports, schema_of
 from tests.support.view_readers import by_query
 from tests.support.waiting import wait_for
 from tests.support.webhooks import receiving
@@ -28,20 +29,6 @@ from writetime.lake.table import is_in_lake, open_table
 from writetime.row_events.publish import published_since
 from writetime.schema.table import TableSchema
 from writetime.wire.topic_names import row_events_topic
-
-
-@contextmanager
-def following(settings: Settings, *names: str) -> Iterator[Follower]:
-    """A program that follows tables, in a thread."""
-    stop, follower = threading.Event(), Follower(settings, names)
-    thread = threading.Thread(target=follower.run, args=(stop,))
-    thread.start()
-    try:
-        yield follower
-    finally:
-        stop.set()
-        thread.join(60)
-        assert not thread.is_alive()
 
 
 def shown(settings: Settings, name: str) -> list[str]:
@@ -122,7 +109,7 @@ def test_a_step_that_fails_stops_no_other_table(
         works.set()
         wait_for(lambda: is_done(settings, bad, 3) and not follower.tables[bad].publishing.is_behind)
         assert published_since(settings, bad, {}, 3) == 3
-    assert sum("a bug" in record.message for record in caplog.records) == 1
+    assert sum("a bug" in record.message for record in caplog.records if record.name == steps.__name__) == 1
 
 
 def test_rows_that_are_not_as_expected_hold_their_view(settings: Settings) -> None:
@@ -162,8 +149,37 @@ def test_the_changes_of_a_backfill(settings: Settings, monkeypatch: pytest.Monke
     (name,) = published(settings, "a")
     with following(settings, name):
         wait_for(lambda: is_done(settings, name, 3))
-        add(open_table(settings, name), [write(i, 0, 9, v="old") for i in (3, 70, 71)], 0, schema_of(settings, "a"))
+        old = [write(i, 0, 9, v="old") for i in (3, 70, 71)]
+        assert add(open_table(settings, name), old, 1, schema_of(settings, "a"))
         wait_for(lambda: is_done(settings, name, 5))
+
+
+def test_a_large_batch_runs_in_spark(settings: Settings, spark: SparkSession) -> None:
+    """On this thread, which the session belongs to."""
+    settings = settings.model_copy(update={"follow": settings.follow.model_copy(update={"spark_changes": 10})})
+    (name,) = published(settings, "a")
+    publish(settings, schema_of(settings, "a"), *range(10, 40))
+    stop, tracker = threading.Event(), spark.sparkContext.statusTracker()
+
+    def feed() -> None:
+        try:
+            wait_for(lambda: is_done(settings, name, 33))
+            jobs.append(len(tracker.getJobIdsForGroup(None)))
+            # Few changes.
+            publish(settings, schema_of(settings, "a"), 50)
+            wait_for(lambda: is_done(settings, name, 34))
+            jobs.append(len(tracker.getJobIdsForGroup(None)))
+        finally:
+            stop.set()
+
+    jobs: list[int] = [len(tracker.getJobIdsForGroup(None))]
+    feeding = threading.Thread(target=feed)
+    feeding.start()
+    Follower(settings, [name]).run(stop)
+    feeding.join()
+    first, large, few = jobs
+    assert first < large == few
+    assert published_since(settings, name, {}, 34) == 34
 
 
 def reports_soon(settings: Settings, table: str, step: str) -> str | None:
@@ -205,6 +221,15 @@ def test_killed_again_and_again(settings: Settings, tmp_path: Path) -> None:
         program.end()
     table = open_table(settings, name)
     assert state.folded_version(table.state.load()) is not None
+
+
+def test_view_waits_for_a_table(settings: Settings, tmp_path: Path) -> None:
+    schema = schema_of(settings, "late")
+    assert "late" in command("view", schema.full_name, "--wait", "0.1").output
+    threading.Timer(1, lambda: publish(settings, schema, 1)).start()
+    with following(settings):
+        answer = command("view", schema.full_name, "--wait", "60", "--format", "jsonl")
+    assert answer.exit_code == 0, answer.output
 
 
 def test_the_changes_of_a_table_that_comes_later(settings: Settings) -> None:

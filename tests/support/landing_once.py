@@ -1,13 +1,21 @@
 """One look at the tables that are landed, as `writetime follow` takes it."""
 
+import logging
+
 from writetime.landing.following import Tables, ends_of
+
+log = logging.getLogger(__name__)
 
 
 def look(tables: Tables) -> None:
-    """Land each table that is due, once."""
-    sources, ends = tables.ask()
+    """Land each table that is due, once. A fault of what all tables need is logged, and stops this look."""
+    try:
+        sources, ends = tables.ask()
+    except Exception:
+        log.exception("no table can be followed")
+        return
     for table in tables.wanted(ends):
         reached = ends_of(ends, table.name)
-        if table.is_due and not table.is_current(reached, sources):
+        if table.is_due(reached) and not table.is_current(reached, sources):
             table.land(reached, sources)
     tables.reporter.flush()

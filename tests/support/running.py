@@ -141,9 +141,12 @@ class Folder:
             "writetime agent": lambda: (
                 status.exists() and any(said.get("at", 0) > began for said in statuses(config.load()).values())
             ),
+            # Before that, a signal would end it in the middle of its imports.
+            "writetime follow": lambda: handles_signals(process.pid),
         }
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while plain in ready and not ready[plain]():
+        command = " ".join(plain.split()[:2])
+        while command in ready and not ready[command]():
             assert process.poll() is None, f"{plain} ended:\n{self._log.read_text()[-4000:]}"
             assert time.monotonic() < deadline, f"{plain} is not ready:\n{self._log.read_text()[-4000:]}"
             time.sleep(0.1)
@@ -205,6 +208,15 @@ class Folder:
             "CURL_HOME": str(self._path),
         }
         return os.environ | own
+
+
+def handles_signals(pid: int) -> bool:
+    """Return whether a process of Linux has a handler for SIGTERM; elsewhere always."""
+    try:
+        [caught] = re.findall(r"(?m)^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text())
+    except FileNotFoundError:
+        return sys.platform != "linux"
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def _plain(text: str) -> str:

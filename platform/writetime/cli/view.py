@@ -13,10 +13,11 @@ from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import parse_instant
 from writetime.core.printing import json_lines, json_value
+from writetime.core.waiting import wait_until
 from writetime.lake import views
 from writetime.lake.places import Places, TokenRange
 from writetime.lake.row_form import warning
-from writetime.lake.table import LakeTable, open_table, view_schema
+from writetime.lake.table import LakeTable, is_in_lake, open_table, view_schema
 from writetime.lookup.conditions import conditions_of, with_token_column
 from writetime.lookup.keys import label, places_of_condition
 from writetime.lookup.reading import Reader, Rows
@@ -28,11 +29,15 @@ from writetime.schema.names import TakenNames, candidates, fold
 @click.option("--as-of", "as_of", help="A time, such as 2025-06-01T12:00:00Z, or microseconds since 1970.")
 @click.option("--where", help="A condition in SQL, such as \"amount > 10 AND city = 'Oslo'\".")
 @click.option("--format", "form", type=click.Choice(["table", "jsonl", "parquet"]), default="table")
-def view(*, table: str, as_of: str | None, where: str | None, form: str) -> None:
+@click.option("--wait", default=0.0, metavar="SECONDS", help="Wait for so long at most until the lake has the table.")
+def view(*, table: str, as_of: str | None, where: str | None, form: str, wait: float) -> None:
     """Print the rows of a table as the database would return them for SELECT *. The rows are those of now, or of a past
     time (--as-of).
     """
-    lake_table = open_table(config.load(), table)
+    settings = config.load()
+    if wait:
+        wait_until(lambda: is_in_lake(settings, table), wait, 0.2)
+    lake_table = open_table(settings, table)
     schema = lake_table.schema()
     instant = None if as_of is None else parse_instant(as_of)
     unfit: Counter[str] = Counter()

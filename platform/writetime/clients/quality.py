@@ -39,7 +39,7 @@ class Finding:
 
     def __str__(self) -> str:
         """The expectation in words, and what does not meet it."""
-        what = f"`{self.column}` {self.expectation}".removeprefix("`` ")
+        what = f"`{self.column.replace('`', '')}` {self.expectation}".removeprefix("`` ")
         count = "" if self.unexpected_count is None else f"{self.unexpected_count:,} rows are not"
         return ": ".join([what, ", such as ".join(part for part in (count, self.sample) if part)]).removesuffix(": ")
 

@@ -263,10 +263,13 @@ class Follow(_Section):
     """`writetime follow`: changes land, row events are published and views are refreshed, all the time."""
 
     events_seconds: float = Field(
-        default=0.25, gt=0, description="How often changes land and row events are published. Each time is a commit."
+        default=0.1, gt=0, description="How often changes land and row events are published. Each time is a commit."
     )
     view_seconds: float = Field(default=1.0, gt=0, description="How often a view is refreshed, if something changed.")
     share: bool = Field(default=False, description="Whether several programs share the tables, through ZooKeeper.")
+    spark_changes: int | None = Field(
+        default=None, ge=1, description="How many waiting changes make a batch run in Spark. Defaults to never."
+    )
     metrics_port: int | None = Field(default=None, description="Where it serves Prometheus metrics.")
     metrics_host: str = "127.0.0.1"
 

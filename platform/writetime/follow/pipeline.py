@@ -8,15 +8,18 @@ steps before it.
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from writetime.core.config import Settings
-from writetime.core.errors import reason_of
+from writetime.core.errors import WritetimeError, reason_of
 from writetime.follow.steps import Step
 from writetime.lake import retention, state
 from writetime.lake.followed_tables import FollowedTable
-from writetime.lake.table import LakeTable, open_table
+from writetime.lake.merging import Runner
+from writetime.lake.table import LakeTable, is_in_lake, open_table
 from writetime.lake.touched import next_expiry
 from writetime.landing.following import TableLanding
+from writetime.landing.landing import not_landed
 from writetime.row_events.changed_rows import Position, position_of
 from writetime.row_events.publish import EventPublisher
 from writetime.row_events.stream import NAMES as STREAM
@@ -32,6 +35,10 @@ log = logging.getLogger(__name__)
 _FOLD_SECONDS = 5.0
 LOOK_SECONDS = 30.0
 """How often the lake is asked whether others added changes, such as a backfill."""
+# The same for a table that the lake does not have yet.
+_ABSENT_SECONDS = 1.0
+# Row events per attempt, so that the view does not wait for a long backlog of them.
+_PUBLISHED_AT_ONCE = 50_000
 # Folds between two that also trim the logs.
 _TRIM_EVERY = 64
 
@@ -39,7 +46,10 @@ _TRIM_EVERY = 64
 class TablePipeline:
     """The steps of one table. One thread at a time may use it."""
 
-    def __init__(self, settings: Settings, landing: TableLanding, entry: FollowedTable) -> None:
+    def __init__(
+        self, settings: Settings, landing: TableLanding, entry: FollowedTable, in_spark: Runner | None = None
+    ) -> None:
+        """Follow a table; `in_spark` runs the tasks of large batches."""
         self.name = landing.name
         self.landing = landing
         # Changes that wait in the topic, as of the last batch.
@@ -51,11 +61,14 @@ class TablePipeline:
         self.upkeep = Step(settings, "upkeep", self.name, _FOLD_SECONDS)
         self.steps = (self.events, self.publishing, self.view, self.upkeep)
         self._settings = settings
+        self._in_spark = in_spark
+        self._run: Runner = map
         self._entry = entry
         self._expected: ExpectedRows | None = None
         self._table: LakeTable | None = None
         self._publisher: EventPublisher | None = None
         self._upkeeps = 0
+        self._is_in_lake = False
         # How many changes the lake had when that was last counted, and when it is counted again.
         self._count = -1
         self._next_look = 0.0
@@ -65,26 +78,34 @@ class TablePipeline:
     def is_due(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> bool:
         """Return whether a step has something to do."""
         return (
-            any(step.is_due for step in self.steps)
+            (self._is_in_lake and any(step.is_due for step in self.steps))
             or (self._expires_at is not None and time.time() > self._expires_at)
             or time.monotonic() >= self._next_look
-            or (self.landing.is_due and not self.landing.is_current(ends, sources))
+            or (self.landing.is_due(ends) and not self.landing.is_current(ends, sources))
         )
 
     def run(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
         """Run the steps that are due; return the number of changes that landed."""
         self.waiting = self.landing.waiting(ends)
+        self._run = self._in_spark if self._in_spark and self._is_large() else map
         landed = self._land(ends, sources)
         self.waiting = max(self.waiting - landed, 0)
         expired = self._expires_at is not None and time.time() > self._expires_at
-        if landed or expired or self._others_added():
+        self._is_in_lake = self._is_in_lake or landed > 0
+        # Before the steps, so that they have seen what is counted.
+        added = self._others_added()
+        if not self._is_in_lake:
+            return 0
+        if landed or expired or added:
             self._expires_at = None
             for step in (self.events, self.view, self.upkeep):
                 step.begin()
         if self.events.is_due and self.events.attempt(self._find_events):
             self.publishing.begin()
-        if self.publishing.is_due:
-            self.publishing.attempt(self._publish)
+        if self.publishing.is_due and self.publishing.attempt(self._publish):
+            assert self._publisher is not None
+            if self._publisher.has_more:
+                self.publishing.begin()
         if self.view.is_due:
             self.view.attempt(self._refresh)
         if self.upkeep.is_due and not any(step.is_behind and step.fault is None for step in (self.events, self.view)):
@@ -102,14 +123,22 @@ class TablePipeline:
             self._publisher.close()
 
     def _land(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
-        if not self.landing.is_due or self.landing.is_current(ends, sources):
+        if not self.landing.is_due(ends) or self.landing.is_current(ends, sources):
             return 0
-        outcome = self.landing.land(ends, sources)
+        outcome = self.landing.land(ends, sources, self._run)
         if isinstance(outcome, Exception):
             # What is remembered may be the cause.
             self._table = None
             return 0
         return outcome
+
+    def _is_large(self) -> bool:
+        """Return whether a batch of what waits now is to run in Spark."""
+        if self._count == -1:
+            # At first only Kafka and the lake know it. An error meets landing, too.
+            with suppress(WritetimeError):
+                self.waiting = not_landed(self._settings, self.name)
+        return self.waiting >= (self._settings.follow.spark_changes or 0)
 
     def _others_added(self) -> bool:
         """Return whether the lake has another number of changes than before, looking now and then."""
@@ -117,13 +146,17 @@ class TablePipeline:
             return False
         self._next_look = time.monotonic() + LOOK_SECONDS
         try:
+            self._is_in_lake = self._is_in_lake or is_in_lake(self._settings, self.name)
+            if not self._is_in_lake:
+                self._next_look = time.monotonic() + _ABSENT_SECONDS
+                return False
             before, self._count = self._count, sum(file.rows for file in self._opened().changes.load().files)
         except Exception as e:
-            # A table that is not in the lake yet, or an outage; the steps meet it, too, and report it.
+            # The steps meet it, too, and report it.
             log.debug("%s: %s", self.name, reason_of(e))
             self._table = None
             return False
-        return before not in (-1, self._count)
+        return before != self._count
 
     def _opened(self) -> LakeTable:
         if self._table is None:
@@ -131,13 +164,13 @@ class TablePipeline:
         return self._table
 
     def _find_events(self) -> int:
-        return extend(self._opened())
+        return extend(self._opened(), run=self._run)
 
     def _publish(self) -> int:
         if self._publisher is None:
             self._publisher = EventPublisher(self._settings, self.name)
         try:
-            return self._publisher.publish(self._opened())
+            return self._publisher.publish(self._opened(), _PUBLISHED_AT_ONCE)
         except BaseException:
             # It may have been fenced by another one.
             self._publisher = None
@@ -147,7 +180,7 @@ class TablePipeline:
         table = self._opened()
         if self._expected is None and self._entry.entry.expect:
             self._expected = ExpectedRows(table, self._entry)
-        done = refresh(self._settings, table, staged=self._expected)
+        done = refresh(self._settings, table, self._run, self._expected)
         return done.written + done.marked
 
     def _keep_up(self) -> int:
@@ -160,9 +193,9 @@ class TablePipeline:
         if self.events.fault is None and table.row_events.exists():
             positions.append(position_of(table.row_events.load(), STREAM))
         reached = [position.changes for position in positions if position is not None]
-        folded = state.fold(table, until=min(reached)) if reached else 0
+        folded = state.fold(table, self._run, until=min(reached)) if reached else 0
         if folded:
-            state.compact(table)
+            state.compact(table, self._run)
         self._upkeeps += 1
         if self._upkeeps % _TRIM_EVERY == 0:
             retention.trim_logs(table, self._settings.lake.vacuum_hours)

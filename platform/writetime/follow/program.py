@@ -7,8 +7,9 @@ or one that fails, delays no other. A table without news costs nothing.
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
@@ -17,12 +18,17 @@ from writetime.follow.follow_metrics import FollowMetrics, serve_metrics
 from writetime.follow.pipeline import TablePipeline
 from writetime.follow.shares import Shares, shares
 from writetime.lake.followed_tables import FollowedTable, read_entries
+from writetime.lake.merging import Runner
 from writetime.landing.following import TableLanding, Tables, ends_of
 from writetime.wire.publishing import SCHEMAS_TOPIC
 from writetime.wire.watermarks import WATERMARKS_TOPIC
 
 log = logging.getLogger(__name__)
 
+# Between two looks for news, at least so many times the duration of the first one: looking at hundreds of tables takes
+# a small share of a core. But one slow look, such as the first, must not delay the next one for long.
+_REST = 8
+_LONGEST_REST_SECONDS = 1.0
 # Tables at work at the same time. More would wait for the same cores.
 _THREADS = 8
 
@@ -36,6 +42,7 @@ class Follower:
         self._landings = Tables(settings, names, accept_gap=accept_gap)
         self._entries = {table.name: table for table in read_entries(settings)[0]}
         self._working: dict[str, Future[int]] = {}
+        self._in_spark: Runner | None = None
         self._fault: str | None = None
 
     def run(self, stop: threading.Event) -> None:
@@ -46,12 +53,18 @@ class Follower:
             WritetimeError: the port of the metrics cannot be used.
         """
         serve_metrics(self._settings, FollowMetrics(lambda: list(self.tables.values()), self._skipped))
-        with shares(self._settings) as own, ThreadPoolExecutor(_THREADS, "follow") as threads:
+        with (
+            shares(self._settings) as own,
+            _in_spark(self._settings) as self._in_spark,
+            ThreadPoolExecutor(_THREADS, "follow") as threads,
+        ):
             while not stop.is_set():
-                next_look = time.monotonic() + self._settings.follow.events_seconds
+                begin = time.monotonic()
                 own.look()
                 self.look(threads, own)
-                stop.wait(max(next_look - time.monotonic(), 0))
+                took = time.monotonic() - begin
+                rest = min(_REST * took, _LONGEST_REST_SECONDS)
+                stop.wait(max(self._settings.follow.events_seconds - took, rest))
         for table in self.tables.values():
             table.close()
         self._landings.reporter.flush()
@@ -78,7 +91,8 @@ class Follower:
                 self._working[name] = threads.submit(table.run, reached, sources)
 
     def _pipeline(self, landing: TableLanding) -> TablePipeline:
-        return TablePipeline(self._settings, landing, self._entries.get(landing.name) or FollowedTable(landing.name))
+        entry = self._entries.get(landing.name) or FollowedTable(landing.name)
+        return TablePipeline(self._settings, landing, entry, self._in_spark)
 
     def _skipped(self) -> dict[str, int]:
         topics = self._landings.topics
@@ -93,6 +107,20 @@ class Follower:
             self._fault = fault
             unknown = not isinstance(error, WritetimeError) and not is_outage(error)
             log.error("no table can be followed: %s; retrying", fault, exc_info=unknown)
+
+
+@contextmanager
+def _in_spark(settings: Settings) -> Iterator[Runner | None]:
+    """Open a Spark session for a `with` block, if large batches need it, and yield what runs their tasks there."""
+    if settings.follow.spark_changes is None:
+        yield None
+        return
+    # Nothing else here needs Spark.
+    from writetime.clients.spark import spark_session
+    from writetime.lake.spark_tasks import in_spark
+
+    with spark_session(settings) as session:
+        yield in_spark(session)
 
 
 def _note(name: str, work: Future[int]) -> None:

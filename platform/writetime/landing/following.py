@@ -16,6 +16,7 @@ from writetime.clients.kafka import TopicEnds, ends_of_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.outages import is_outage
+from writetime.lake.merging import Runner
 from writetime.landing.landing import Landing, Topics, no_topic
 from writetime.landing.reports import Reporter
 from writetime.wire.topic_names import changes_topic, table_of_topic
@@ -50,13 +51,13 @@ class TableLanding:
         self._landing: Landing | None = None
         self.changes = 0
         self.failures = 0
+        self._lacked_ends = False
         self._next_try = 0.0
         self._next_report = 0.0
 
-    @property
-    def is_due(self) -> bool:
-        """Return whether it must be tried now."""
-        return time.monotonic() >= self._next_try
+    def is_due(self, ends: Mapping[int, int] | Exception) -> bool:
+        """Return whether it must be tried now; at once if the ends of its topic were not known, and are."""
+        return time.monotonic() >= self._next_try or (self._lacked_ends and not isinstance(ends, Exception))
 
     def is_current(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> bool:
         """Return whether there is nothing new to land, by what its last call remembers."""
@@ -66,19 +67,23 @@ class TableLanding:
         """Return the number of changes that wait in the topic, as far as that is known."""
         return 0 if self._landing is None or isinstance(ends, Exception) else self._landing.waiting(ends)
 
-    def land(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int | Exception:
+    def land(
+        self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks], run: Runner = map
+    ) -> int | Exception:
         """Land the messages that the topic holds, once; return the number of changes, or why it failed.
 
         Args:
             ends: the end offsets of the table's topic, or why they are not known.
             sources: the topic of the watermarks, as read before the ends.
+            run: runs the tasks.
         """
+        self._lacked_ends = isinstance(ends, Exception)
         try:
             if isinstance(ends, Exception):
                 raise ends
             if self._landing is None:
                 self._landing = Landing(self._settings, self.name, self._topics, self.report.place)
-            count = self._landing.land(ends, sources, accept_gap=self._accept_gap)
+            count = self._landing.land(ends, sources, run, accept_gap=self._accept_gap)
         except Exception as e:
             self._failed(e)
             return e

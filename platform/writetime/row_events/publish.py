@@ -125,12 +125,20 @@ class EventPublisher(Sender):
         self._table: LakeTable | None = None
         self._recorded = time.monotonic()
         self._schema: TableSchema | None = None
+        # What is left of the events, and their schema, while a call has not published all.
+        self._rest: Iterator[tuple[Reached, pa.RecordBatch]] | None = None
         self._header = b""
         self._is_open = False
         self._open = 0
 
-    def publish(self, table: LakeTable) -> int:
-        """Publish the events of the stream that are not in Kafka yet; return how many they were.
+    @property
+    def has_more(self) -> bool:
+        """Return whether the last call left events for the next one."""
+        return self._rest is not None
+
+    def publish(self, table: LakeTable, most: int | None = None) -> int:
+        """Publish the events of the stream that are not in Kafka yet; return how many they were. With `most`, a call
+        ends soon after so many, and the next one continues.
 
         Raises:
             WritetimeError: the broker refuses a request, or another publisher of the table has started since. This one
@@ -138,9 +146,10 @@ class EventPublisher(Sender):
         """
         if has_other_table(table):
             # The next batch takes their place.
+            self._rest = None
             return 0
         try:
-            return self._publish(table)
+            return self._publish(table, most)
         except BaseException:
             if self._is_open:
                 # Otherwise the broker would end the transaction after its timeout, and readers would wait for that.
@@ -148,16 +157,22 @@ class EventPublisher(Sender):
                     self._producer.abort_transaction(TIMEOUT_SECONDS)
             raise
 
-    def _publish(self, table: LakeTable) -> int:
-        stream = table.row_events.load()
-        schema = table.schema()
-        if schema != self._schema:
-            self._schema, self._header = schema, b""
-        start = max(self._reached, Reached((stream.transaction(PUBLISHED) or 0) + 1, 0))
+    def _publish(self, table: LakeTable, most: int | None) -> int:
+        if self._rest is None:
+            stream, schema = table.row_events.load(), table.schema()
+            if schema != self._schema:
+                self._schema, self._header = schema, b""
+            start = max(self._reached, Reached((stream.transaction(PUBLISHED) or 0) + 1, 0))
+            self._rest = _parts(stream, table.row_events.storage, schema, start)
+        assert self._schema is not None
         count = 0
-        for reached, part in _parts(stream, table.row_events.storage, schema, start):
-            self._send(part, schema, table.buckets, reached)
+        for reached, part in self._rest:
+            self._send(part, self._schema, table.buckets, reached)
             count += part.num_rows
+            if most is not None and count >= most:
+                break
+        else:
+            self._rest = None
         self._commit()
         if count:
             self._table = table

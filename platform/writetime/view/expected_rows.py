@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from writetime.clients import quality
 from writetime.clients.quality import gxe
+from writetime.core.arrow import pc
 from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import PARTITION, WrittenFile, conform

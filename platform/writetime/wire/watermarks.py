@@ -9,6 +9,7 @@ A table that is landed has one message, too, with the key `landing/<keyspace>.<t
 """
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Literal
@@ -158,6 +159,8 @@ class WatermarkTopic:
         self._marks: dict[str, SourceMarks] = {}
         self.reports: dict[str, LandingReport] = {}
         """Landing's last report of each table, by its name, as of the last `read`."""
+        # Tables that land at the same time share it.
+        self._reading = threading.Lock()
 
     @property
     def skipped(self) -> int:
@@ -170,16 +173,17 @@ class WatermarkTopic:
         Raises:
             WritetimeError: the topic cannot be read.
         """
-        for _, (name, content) in self._topic.read_on():
-            if isinstance(content, SourceMarks):
-                self._marks[name] = content
-            elif isinstance(content, LandingReport):
-                self.reports[name.removeprefix(_LANDING)] = content
-            elif name.startswith(_LANDING):
-                self.reports.pop(name.removeprefix(_LANDING), None)
-            else:
-                self._marks.pop(name, None)
-        return dict(self._marks)
+        with self._reading:
+            for _, (name, content) in self._topic.read_on():
+                if isinstance(content, SourceMarks):
+                    self._marks[name] = content
+                elif isinstance(content, LandingReport):
+                    self.reports[name.removeprefix(_LANDING)] = content
+                elif name.startswith(_LANDING):
+                    self.reports.pop(name.removeprefix(_LANDING), None)
+                else:
+                    self._marks.pop(name, None)
+            return dict(self._marks)
 
 
 def _read_message(key: bytes, value: bytes | None) -> tuple[str, SourceMarks | LandingReport | None]:
