@@ -4,15 +4,14 @@ import errno
 import json
 import logging
 import random
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.capture.agents import count
+from tests.support.disks import fill, small_disk
 from tests.support.landing_once import look
 from tests.support.published import Broken, command, hurry, produce, publish, published, reports, reports_of, schema_of
 from tests.support.status import status_lines
@@ -98,43 +97,25 @@ def test_a_report_that_cannot_be_sent_stops_no_table(
     assert "RuntimeError: a bug" in caplog.text
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of half a mebibyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small disk needs root, also that of `unshare --map-root-user --mount make test`")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_full_disk_is_waited_for(settings: Settings, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_waited_for(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
-    settings = settings.model_copy(update={"lake": settings.lake.model_copy(update={"path": str(small_disk / "lake")})})
-    (name,) = published(settings, "a")
-    filling = small_disk / "filling"
-    tables = Tables(settings, [name])
-    look(tables)
-    for free in (0, 6_000, 12_000):
-        with filling.open("wb", buffering=0) as file, suppress(OSError):
-            while True:
-                file.write(b"x" * 512)
-        with filling.open("r+b") as file:
-            file.truncate(max(filling.stat().st_size - free, 0))
-        publish(settings, schema_of(settings, "a"), *range(10, 400))
-        for _ in range(5):
-            look(tables)
-        if not free:
-            assert reports_of(settings, name)[0] == "waiting"
-            assert "No space left on device" in str(reports(settings)[name].fault)
-        filling.unlink()
+    with small_disk(tmp_path, 512) as disk:
+        settings = settings.model_copy(update={"lake": settings.lake.model_copy(update={"path": str(disk / "lake")})})
+        (name,) = published(settings, "a")
+        tables = Tables(settings, [name])
         look(tables)
-        assert reports(settings)[name].fault is None
-    assert count(settings, name) == 3 + 3 * 390
+        for free in (0, 6_000, 12_000):
+            filling = fill(disk, free=free)
+            publish(settings, schema_of(settings, "a"), *range(10, 400))
+            for _ in range(5):
+                look(tables)
+            if not free:
+                assert reports_of(settings, name)[0] == "waiting"
+                assert "No space left on device" in str(reports(settings)[name].fault)
+            filling.unlink()
+            look(tables)
+            assert reports(settings)[name].fault is None
+        assert count(settings, name) == 3 + 3 * 390
 
 
 def test_outages_and_other_errors(tmp_path: Path) -> None:

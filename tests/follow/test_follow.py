@@ -11,45 +11,20 @@ import pytest
 from pydantic import SecretStr
 from pyspark.sql import SparkSession
 
-from tests.support.following import following
-from tests.support.lake_answers import unordered
-from tests.support.made import add, batch, write
+from tests.support.following import following, is_done, shown
+from tests.support.made import add, write
 from tests.support.messages import decoded
 from tests.support.programs import Program
-from tests.support.published import command, publish, published, reports, schema_of
-from tests.support.view_readers import by_query
+from tests.support.published import command, publish, published, reports, schema_of, send
 from tests.support.waiting import wait_for
 from tests.support.webhooks import receiving
-from writetime.capture.change_publisher import ChangePublisher
 from writetime.core.config import Settings
 from writetime.follow import pipeline, steps
 from writetime.follow.program import Follower
-from writetime.lake import state, views
+from writetime.lake import state
 from writetime.lake.table import is_in_lake, open_table
 from writetime.row_events.publish import published_since
-from writetime.schema.table import TableSchema
 from writetime.wire.topic_names import row_events_topic
-
-
-def shown(settings: Settings, name: str) -> list[str]:
-    """The rows of the compacted view."""
-    if not is_in_lake(settings, name):
-        return []
-    table = open_table(settings, name)
-    if not table.view.load().files:
-        return []
-    names = [column.label for column in table.schema().columns]
-    return unordered([by_query(table.view.storage.address).select(names)])
-
-
-def computed(settings: Settings, name: str) -> list[str]:
-    """The rows of the virtual view."""
-    return unordered(views.virtual(open_table(settings, name)))
-
-
-def is_done(settings: Settings, name: str, rows: int) -> bool:
-    found = shown(settings, name)
-    return len(found) == rows and found == computed(settings, name)
 
 
 def test_from_kafka_to_events_and_view(settings: Settings) -> None:
@@ -135,13 +110,6 @@ def test_rows_that_are_not_as_expected_hold_their_view(settings: Settings) -> No
             wait_for(lambda: is_done(settings, bad, 5))
             wait_for(lambda: not reports(settings)[bad].steps["view"].unexpected)
     assert len(posted) == 1
-
-
-def send(settings: Settings, schema: TableSchema, *rows: dict[str, Any]) -> None:
-    publisher = ChangePublisher(settings)
-    publisher.announce(schema)
-    publisher.send(schema, batch(list(rows), schema))
-    assert publisher.flush()
 
 
 def test_the_changes_of_a_backfill(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,15 @@
-"""A program that follows tables."""
+"""A program that follows tables, and the views that it makes."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.support.lake_answers import unordered
+from tests.support.view_readers import by_query
 from writetime.core.config import Settings
 from writetime.follow.program import Follower
+from writetime.lake import views
+from writetime.lake.table import is_in_lake, open_table
 
 
 @contextmanager
@@ -20,3 +24,25 @@ def following(settings: Settings, *names: str) -> Iterator[Follower]:
         stop.set()
         thread.join(60)
         assert not thread.is_alive()
+
+
+def shown(settings: Settings, name: str) -> list[str]:
+    """The rows of the compacted view."""
+    if not is_in_lake(settings, name):
+        return []
+    table = open_table(settings, name)
+    if not table.view.load().files:
+        return []
+    names = [column.label for column in table.schema().columns]
+    return unordered([by_query(table.view.storage.address).select(names)])
+
+
+def computed(settings: Settings, name: str) -> list[str]:
+    """The rows of the virtual view."""
+    return unordered(views.virtual(open_table(settings, name)))
+
+
+def is_done(settings: Settings, name: str, rows: int) -> bool:
+    """Whether the compacted view has so many rows, and those of the virtual view."""
+    found = shown(settings, name)
+    return len(found) == rows and found == computed(settings, name)

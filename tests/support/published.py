@@ -26,10 +26,15 @@ def schema_of(settings: Settings, name: str) -> TableSchema:
 
 def publish(settings: Settings, schema: TableSchema, *ids: int) -> None:
     """Publish changes as an agent does."""
+    send(settings, schema, *(write(i, 0, 5, v=str(i)) for i in ids))
+
+
+def send(settings: Settings, schema: TableSchema, *rows: dict[str, Any]) -> None:
+    """The same for any changes."""
     publisher = ChangePublisher(settings)
     publisher.announce(schema)
-    if ids:
-        publisher.send(schema, batch([write(i, 0, 5, v=str(i)) for i in ids], schema))
+    if rows:
+        publisher.send(schema, batch(list(rows), schema))
     assert publisher.flush()
 
 

@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+# After an outage, work goes on this soon.
+_LONGEST_PAUSE_OF_OUTAGE_SECONDS = 5.0
 
 
 class Step:
@@ -90,14 +92,16 @@ class Step:
         self.fault, self._is_unexpected, self._attempts = None, False, 0
         self.rows += done
         self.batch = done
-        self.delay = time.time() - self._behind_since
+        # The clock may have been set back meanwhile.
+        self.delay = max(time.time() - self._behind_since, 0.0)
         self._behind_since = 0.0
         return True
 
     def _failed(self, error: Exception) -> None:
         self._attempts += 1
         self.failures += 1
-        pause = min(_PAUSE_SECONDS * 2 ** min(self._attempts - 1, 10), _LONGEST_PAUSE_SECONDS)
+        longest = _LONGEST_PAUSE_OF_OUTAGE_SECONDS if is_outage(error) else _LONGEST_PAUSE_SECONDS
+        pause = min(_PAUSE_SECONDS * 2 ** min(self._attempts - 1, 10), longest)
         self._next = time.monotonic() + max(pause, self._every)
         is_first = self.fault is None
         if self.fault != (fault := reason_of(error)):
