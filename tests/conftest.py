@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.support import scylla_server
-from tests.support.servers import server_addresses, start
+from tests.support.servers import flushes_schemas, server_addresses, start
 from tests.support.settings import write_settings
 from writetime.clients import database
 from writetime.clients.spark import spark_conf
@@ -70,13 +70,14 @@ _SECURITY = "tests/security/"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Turn off two parts of Java. Servers of tests run for a short time, so optimising costs more than it saves: a
-    third of the CPU of Cassandra's start, and half of that of creating tables. The verification of classes takes a
-    tenth of the start of Cassandra or Spark; the jars are verified by their digests. Benchmarks import this module, and
-    keep both.
+    """Turn off two parts of Java and one of Cassandra. Servers of tests run for a short time, so optimising costs more
+    than it saves: a third of the CPU of Cassandra's start, and half of that of creating tables. The verification of
+    classes takes a tenth of the start of Cassandra or Spark; the jars are verified by their digests. Cassandra flushes
+    its tables of schemas at each change, which takes two thirds of the CPU of creating a table, and most of the time.
+    Benchmarks import this module, and keep all three.
     """
     no_proof = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-    os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1 {no_proof}")
+    os.environ.setdefault("JDK_JAVA_OPTIONS", f"-XX:TieredStopAtLevel=1 {no_proof} {flushes_schemas(False)}")
     if config.getoption("--long"):
         os.environ["LONG_TESTS"] = "1"
     os.environ["WRITETIME_CONFIG"] = str(Path(__file__).with_name("writetime.toml"))

@@ -362,7 +362,7 @@ def main() -> None:
             kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
             embedded={"home": home, "kafka_controller_port": free_port()},
         )
-        node, kafka = FormatServer(home / "node", "oa", **NODE), KafkaServer(settings)
+        node, kafka = FormatServer(home / "node", "oa", is_killed=True, **NODE), KafkaServer(settings)
         try:
             node.start()
             kafka.start()

@@ -1,8 +1,11 @@
 """The whole way from writes to the lake, while everything is killed; `endtoend` runs it for longer."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.capture.endtoend import EndToEnd
+import pytest
+
+from tests.capture.endtoend import NODE, EndToEnd
 from tests.support.format_server import FormatServer
 from tests.support.generate import SEED
 from tests.support.workload import Writer
@@ -13,10 +16,21 @@ from writetime.servers.kafka import KafkaServer
 _PAUSE_SECONDS = 0.2
 
 
+@pytest.fixture
+def killed(tmp_path: Path) -> Iterator[FormatServer]:
+    """A node of this test alone."""
+    server = FormatServer(tmp_path / "node", "oa", is_killed=True, **NODE)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
 def test_the_lake_matches_the_database_after_any_kill(
-    node: FormatServer, kafka: Settings, tmp_path: Path, is_long: bool
+    killed: FormatServer, kafka: Settings, tmp_path: Path, is_long: bool
 ) -> None:
     pause_seconds = Writer.pause_seconds if is_long else _PAUSE_SECONDS
-    report = EndToEnd(node, KafkaServer(kafka), kafka, tmp_path, SEED, pause_seconds=pause_seconds).run(0)
+    report = EndToEnd(killed, KafkaServer(kafka), kafka, tmp_path, SEED, pause_seconds=pause_seconds).run(0)
     print(report)
     assert min(report.acknowledged, report.rows, report.segments, report.delivered, report.alterations) > 0

@@ -42,6 +42,7 @@ def test_an_agent_publishes_again_after_each_kill_of_its_node(captured: Captured
     with captured.agent():
         captured.settle()
         for _ in range(_KILLS_LONG if is_long else _KILLS):
+            captured.node.nodetool("flush", "system_schema")
             captured.node.stop(signal.SIGKILL)
             captured.node.start()
             captured.settle(60)

@@ -17,6 +17,7 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, S
 from cassandra.policies import ConstantReconnectionPolicy, FallthroughRetryPolicy
 from cassandra.pool import Host
 
+from tests.support.servers import flushes_schemas
 from writetime.clients.database import DRIVER_FAULTS
 from writetime.core import config
 from writetime.core.config import Settings
@@ -37,6 +38,11 @@ class ClusterNode(CassandraServer):
         embedded = settings.embedded.model_copy(update={"home": home})
         super().__init__(settings.model_copy(update={"embedded": embedded}))
         self._token = -(2**63) + number * (2**64 // len(ADDRESSES))
+
+    def command(self) -> list[str]:
+        """Let changes of schemas be on disk at once, as nodes are killed."""
+        program, *arguments = super().command()
+        return [program, flushes_schemas(True), *arguments]
 
     def configuration(self) -> dict[str, object]:
         configuration = super().configuration()

@@ -1,11 +1,11 @@
 """A server crashes and comes back while events are produced and stored."""
 
-import signal
 from collections.abc import Callable
 
 import pytest
 
 from tests.faults.stage import MODES, Stage
+from tests.support.servers import kill
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer
@@ -41,7 +41,7 @@ def _crash(server: EmbeddedServer, s: Stage) -> None:
     """Kill a server while events are on their way, and start it again."""
     try:
         s.ledger.events(300, users=50)
-        server.stop(signal.SIGKILL)
+        kill(server, s.settings)
         s.ledger.events(300, users=50)
     finally:
         server.start()

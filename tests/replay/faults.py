@@ -25,6 +25,7 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from tests.replay import process
 from tests.replay.process import THE_END, items_of
+from tests.support.servers import kill
 from tests.support.settings import write_settings
 from writetime import servers
 from writetime.clients import database
@@ -303,17 +304,17 @@ def restarted(run: Run) -> None:
         for publisher in publishers:
             wait_stopped(publisher)
         wait_until(lambda: all(lines(log) for log in run.logs.values()), run)
-        crash(server, lambda publishers=publishers: [go_on(p) for p in publishers])
+        crash(server, run.settings, lambda publishers=publishers: [go_on(p) for p in publishers])
         for publisher in publishers[: run.r.randint(0, 2)]:
             publisher.kill()
         assert run.ended(*publishers) <= {0, signal.SIGKILL}, run.output()
     run.end(*workers)
 
 
-def crash(server: EmbeddedServer, while_down: Callable[[], object]) -> None:
+def crash(server: EmbeddedServer, settings: Settings, while_down: Callable[[], object]) -> None:
     """Kill a server and start it again."""
     try:
-        server.stop(signal.SIGKILL)
+        kill(server, settings)
         while_down()
         time.sleep(0.5)
     finally:

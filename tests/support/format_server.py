@@ -8,6 +8,7 @@ from typing import Any
 
 from cassandra.cluster import Cluster
 
+from tests.support.servers import flushes_schemas
 from writetime.core.config import load
 from writetime.runtime.nodetool import nodetool
 from writetime.schema.system import read_schemas
@@ -33,8 +34,9 @@ def cql_with_ids(schemas: Iterable[TableSchema]) -> str:
 class FormatServer(CassandraServer):
     """A node that writes one storage format (`nb`, `oa` or `da`), with the compressors that tables ask for."""
 
-    def __init__(self, home: Path, version: str, **configuration: object) -> None:
+    def __init__(self, home: Path, version: str, *, is_killed: bool = False, **configuration: object) -> None:
         settings = load()
+        self._is_killed = is_killed
         self.port = free_port()
         super().__init__(
             settings.model_copy(
@@ -59,6 +61,11 @@ class FormatServer(CassandraServer):
     def now() -> int:
         """Return the second that the server and its clients are in."""
         return int(time.time())
+
+    def command(self) -> list[str]:
+        """Let changes of schemas be on disk at once, if a test kills the node while schemas change."""
+        program, *arguments = super().command()
+        return [program, *([flushes_schemas(True)] if self._is_killed else []), *arguments]
 
     def configuration(self) -> dict[str, object]:
         configuration = super().configuration()

@@ -1,5 +1,6 @@
 """Embedded servers in a folder."""
 
+import signal
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +10,28 @@ from typing import Any
 from tests.support.settings import write_settings
 from writetime import servers
 from writetime.clients import database
+from writetime.clients.node_snapshots import local_node
 from writetime.core import config
 from writetime.core.config import Settings
-from writetime.servers.process import free_port
+from writetime.runtime.nodetool import nodetool
+from writetime.servers.cassandra import CassandraServer
+from writetime.servers.process import EmbeddedServer, free_port
+
+
+def flushes_schemas(flushes: bool) -> str:
+    """Return the Java option by which Cassandra flushes its tables of schemas at each change, or does not. A node that
+    does not loses changes when it is killed: it reads its schemas before it replays its commit log.
+    """
+    return f"-Dcassandra.test.flush_local_schema_changes={str(flushes).lower()}"
+
+
+def kill(server: EmbeddedServer, settings: Settings) -> None:
+    """Kill a server of settings. A database keeps the schemas that it has."""
+    if isinstance(server, CassandraServer):
+        with database.connect(settings) as session:
+            _, jmx_port = local_node(session)
+        nodetool(jmx_port, "flush", "system_schema")
+    server.stop(signal.SIGKILL)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from tests.support.servers import kill
 from tests.workqueue.conftest import with_queue
 from tests.workqueue.process import POINTS
 from tests.workqueue.stage import Stage, until
@@ -94,7 +95,7 @@ def database_killed(stage: Stage) -> None:
     stage.worker(work_seconds=0.02)
     stage.wait_for("completed", 5)
     server = CassandraServer(stage.settings)
-    server.stop(signal.SIGKILL)
+    kill(server, stage.settings)
     time.sleep(stage.rng.uniform(0, 1))
     server.start()
 
