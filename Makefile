@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/spark.jsa
 # More processes than cores, as tests wait a lot.
-PYTEST = $(BIN)/python -m pytest -n 5 --dist loadscope --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 # Java ignores an archive that is missing, or made of other jars or by another Java.
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(abspath $(CLASSES))
 

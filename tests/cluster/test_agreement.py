@@ -31,6 +31,7 @@ def _disagreement(asked: Session, session: Session) -> Iterator[None]:
         session.execute(update, [peer.schema_version, peer.peer, peer.peer_port], host=host)
 
 
+@pytest.mark.long_only("starts three nodes and three brokers")
 def test_a_column_that_a_node_does_not_know_yet_is_asked_for_again(servers: Servers) -> None:
     name = f"k{uuid.uuid4().hex[:10]}"
     with connect(servers.settings) as session, connect(servers.settings) as compared:

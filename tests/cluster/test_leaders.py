@@ -22,6 +22,7 @@ def _ends_of_topics(settings: Settings, topic: str) -> dict[int, int]:
     return dict(found.ends[topic])
 
 
+@pytest.mark.long_only("starts three nodes and three brokers")
 def test_offsets_are_known_again_once_a_partition_has_a_leader(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def run_lake_job(config: Path, store: ObjectStore, *arguments: str) -> dict[str,
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long_only("starts three nodes and three brokers")
 def test_snapshots_of_three_nodes_by_two_workers(
     servers: Servers, store: ObjectStore, master: SparkMaster, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from tests.storage.handmade import MANY
 from tests.storage.written import Written
+from tests.support.examples import is_long_run
 from tests.support.format_server import cql_with_ids
 from tests.support.generate import KEYSPACE
 from tests.support.rewriting import break_chunk, copy
@@ -21,6 +22,10 @@ from writetime.sources.sstable import SSTableSource
 from writetime.storage.commitlog import CommitLogReader
 from writetime.storage.segment import find_segments
 from writetime.storage.sstable import SSTable
+
+# Spark reads by the readers that other tests try with each format.
+_FORMATS = ["nb", "oa", "da"] if is_long_run() else ["nb"]
+pytestmark = pytest.mark.parametrize("written", _FORMATS, indirect=True, scope="session")
 
 
 def test_sstables_in_spark(spark: SparkSession, written: Written) -> None:

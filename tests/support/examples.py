@@ -13,7 +13,12 @@ _LONG = "LONG_TESTS"
 _FEWEST = 3
 
 
+def is_long_run() -> bool:
+    """Return whether this is `make test-long`; the fixture `is_long` is the same in tests."""
+    return _LONG in os.environ
+
+
 def examples(number: int, **options: Any) -> settings:
     """Return settings of hypothesis: `number` is how many examples a long run tries."""
-    tried = number if _LONG in os.environ else max(number // 4, _FEWEST)
+    tried = number if is_long_run() else max(number // 4, _FEWEST)
     return settings(max_examples=tried, deadline=None, **options)
