@@ -125,6 +125,22 @@ def test_each_event_once_although_the_publisher_is_killed(
     assert ranges == sorted(ranges, key=lambda r: r[1])
 
 
+def test_a_publisher_that_ends_within_a_batch_loses_no_event(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = parse_table("CREATE TABLE shop.halves (id int, n int, v text, PRIMARY KEY (id, n))")
+    table = create_table(settings, made)
+    add(table, [write(i, 1, 1, v="a") for i in range(12)], 1, made)
+    stream.extend(table)
+    monkeypatch.setattr(publish, "_PART_EVENTS", 5)
+    with publish.EventPublisher(settings, table.name) as publisher:
+        count = publisher.publish(table, 1)
+    assert 0 < count < 12
+    assert publish.not_published(table) == 12
+    assert publish.publish(settings, table) == 12 - count
+    assert publish.not_published(table) == 0
+
+
 def test_from_the_database_to_kafka(settings: Settings) -> None:
     table = f"{settings.cassandra.keyspace}.prices"
     with connect(settings) as session:

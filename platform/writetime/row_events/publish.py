@@ -192,9 +192,10 @@ class EventPublisher(Sender):
         self._record()
 
     def _record(self) -> None:
-        """Record in the lake how far the topic has the events."""
+        """Record in the lake the last batch that the topic has wholly."""
         if self._table is not None:
-            self._table.row_events.append([], PUBLISHED, self._reached.sequence)
+            # While a call has left events, the last batch may have some of them.
+            self._table.row_events.append([], PUBLISHED, self._reached.sequence - self.has_more)
         self._table, self._recorded = None, time.monotonic()
 
     def _send(self, events: pa.RecordBatch, schema: TableSchema, buckets: int, reached: Reached) -> None:
