@@ -12,7 +12,7 @@ from dagster_graphql import DagsterGraphQLClient, DagsterGraphQLClientError
 
 from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port, port_answers
-from writetime_dagster.assets.runs import ended
+from writetime_dagster.resources.run_reports import ended
 
 # No step is silent for so long unless its process has stopped.
 SILENT_SECONDS = 1800

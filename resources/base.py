@@ -1,15 +1,23 @@
-"""What all resources share: the settings."""
+"""What all resources share: the settings, and the report of the run that uses them."""
 
-from dagster import ConfigurableResource
+from dagster import ConfigurableResource, InitResourceContext
 
 from writetime.core import config
 from writetime.core.config import Settings
+from writetime_dagster.resources import run_reports
 
 
 class WritetimeResource(ConfigurableResource):
-    """A resource that takes its addresses and secrets from the settings, so that Dagster never stores them."""
+    """A resource that takes its addresses and secrets from the settings, so that Dagster never stores them.
+
+    Each step of the platform uses one, so each run is reported, however it was started.
+    """
 
     @property
     def settings(self) -> Settings:
         """The settings in force now."""
         return config.load()
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """Report the run, unless another resource has."""
+        run_reports.ending(context)

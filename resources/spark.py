@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from writetime.clients.spark import spark_conf, start_session
 from writetime.core import config
+from writetime_dagster.resources import run_reports
 
 
 class SparkResource(LazyPySparkResource):
@@ -26,8 +27,10 @@ class SparkResource(LazyPySparkResource):
             self._spark_session = start_session({**spark_conf(config.load()), **self.spark_config})
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Stop the session if this resource started it."""
-        del context
-        if self._started:
-            self.spark_session.stop()
-            self._spark_session, self._started = None, False
+        """Stop the session if this resource started it, and report the run, unless another resource has."""
+        try:
+            if self._started:
+                self.spark_session.stop()
+                self._spark_session, self._started = None, False
+        finally:
+            run_reports.ending(context)

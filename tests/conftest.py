@@ -294,6 +294,7 @@ def settings(
             "ingest": ingest,
             "cassandra": server_settings.cassandra.model_copy(update={"keyspace": name}),
             "lake": server_settings.lake.model_copy(update={"path": str(tmp_path / "lake")}),
+            "alerts": server_settings.alerts.model_copy(update={"reports": tmp_path / "reports"}),
         }
     )
     with new_keyspace(pytestconfig, own):

@@ -8,15 +8,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster._core.scheduler.instigation import ScheduleInstigatorData
+from pydantic import SecretStr
 
 from tests.support.settings import write_settings
+from tests.support.webhooks import receiving
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import take_snapshot
-from writetime.core.config import Settings
+from writetime.core.config import Alerts, Settings
 from writetime.workqueue import Enqueuer
 from writetime_dagster.assets.backfill import token_ranges
 
@@ -51,7 +54,14 @@ def ended(instance: DagsterInstance, job: str, tag: str) -> list[DagsterRun]:
 
 
 @pytest.fixture
-def reports(settings: Settings, queue_tables: None, tmp_path: Path) -> Path:
+def posted() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A webhook, and what was posted to it."""
+    with receiving() as (url, found):
+        yield url + "token", found
+
+
+@pytest.fixture
+def reports(settings: Settings, queue_tables: None, posted: tuple[str, list[dict[str, Any]]], tmp_path: Path) -> Path:
     """A table with a snapshot, work that is stuck, and a folder for the reports of runs, in the settings file."""
     table = f"{settings.cassandra.keyspace}.items"
     with connect(settings) as session:
@@ -62,7 +72,7 @@ def reports(settings: Settings, queue_tables: None, tmp_path: Path) -> Path:
     made = settings.model_copy(
         update={
             "tables": {settings.cassandra.keyspace: {"items": {"capture": False, "snapshots": folders}}},
-            "alerts": settings.alerts.model_copy(update={"reports": tmp_path / "reports"}),
+            "alerts": Alerts(reports=tmp_path / "reports", webhook=SecretStr(posted[0])),
             "workqueue": settings.workqueue.model_copy(update={"stuck_seconds": 0.001}),
         }
     )
@@ -91,7 +101,11 @@ def instance(reports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_schedule_sensors_and_backfill(
-    settings: Settings, reports: Path, instance: DagsterInstance, tmp_path: Path
+    settings: Settings,
+    reports: Path,
+    instance: DagsterInstance,
+    posted: tuple[str, list[dict[str, Any]]],
+    tmp_path: Path,
 ) -> None:
     log = tmp_path / "daemon.log"
     with daemon(log):
@@ -102,11 +116,15 @@ def test_schedule_sensors_and_backfill(
             observed = ended(instance, "observe", "dagster/schedule_name")
             looked = ended(instance, "queue_health", "dagster/sensor_name")
             filled = ended(instance, "backfill", "dagster/backfill")
-            written = {path.stem for path in reports.glob("*.md")}
-            wanted = {f"{run.job_name}-{run.run_id}" for run in observed + looked + filled}
-            if observed and looked and filled and wanted <= written:
+            if observed and looked and filled:
                 break
             assert time.monotonic() < deadline, log.read_text()[-5000:]
             time.sleep(1)
     assert {run.status for run in observed + looked + filled} == {DagsterRunStatus.SUCCESS}
+    written = {path.stem for path in reports.glob("*.md")}
+    assert {f"{run.job_name}-{run.run_id}" for run in observed + looked + filled} <= written
+    # Work is stuck. The sensors of ended runs send no second alert.
+    titles = [alert["title"] for alert in posted[1]]
+    assert f"run {looked[0].run_id} of job queue_health: success" in titles
+    assert len(set(titles)) == len(titles)
     assert os.listdir(tmp_path / "lake" / f"{settings.cassandra.keyspace}.items")

@@ -1,5 +1,8 @@
-"""The end of a run: its report, and an alert to a webhook that accepts it or not."""
+"""The end of a run, however it was started: one report, and one alert to a webhook that accepts it or not."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,26 +12,39 @@ from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
     AssetCheckSpec,
+    AssetExecutionContext,
     AssetKey,
+    DagsterEventType,
+    DagsterExecutionInterruptedError,
     DagsterInstance,
     DagsterRun,
+    DagsterRunStatus,
+    Definitions,
     MaterializeResult,
     MetadataValue,
+    OpDefinition,
     RunsFilter,
     asset,
+    build_run_status_sensor_context,
     materialize,
 )
 
+from demo import definitions as demo
 from tests.support.webhooks import receiving
+from writetime.core.config import load
 from writetime.core.errors import WritetimeError
+from writetime.servers.process import free_port
 from writetime_dagster.assets import runs
+from writetime_dagster.assets.definitions import platform
 from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.resources import DatabaseResource, KafkaResource, run_reports
 
+RESOURCES = {"database": DatabaseResource(), "kafka": KafkaResource()}
 ORDERS = AssetKey(["shop", "orders", "orders_view"])
 
 
 @asset(key=ORDERS, check_specs=[AssetCheckSpec("rows_are_right", asset=ORDERS), AssetCheckSpec("fresh", asset=ORDERS)])
-def orders() -> MaterializeResult:
+def orders(database: DatabaseResource, kafka: KafkaResource) -> MaterializeResult:
     """A view of which a check fails and another warns."""
     return MaterializeResult(
         metadata={
@@ -48,76 +64,162 @@ def orders() -> MaterializeResult:
 
 @asset(key=AssetKey(["shop", "orders", "orders_state"]))
 @by_kind()
-def broken() -> None:
+def broken(database: DatabaseResource, kafka: KafkaResource) -> None:
     """An asset whose fault a person has to mend."""
     raise WritetimeError("shop.orders is broken: repair it")
 
 
-def ended(instance: DagsterInstance, *assets: Any) -> tuple[str, DagsterRun]:
-    run = materialize(assets, instance=instance, raise_on_error=False).dagster_run
-    found = instance.get_run_by_id(run.run_id)
-    assert found is not None
-    path = runs.ended(instance, found)
-    [tagged] = instance.get_runs(RunsFilter(tags={runs.REPORT: str(path.resolve())}))
+@asset
+def slow(context: AssetExecutionContext, database: DatabaseResource) -> None:
+    """An asset that an operator stops."""
+    context.instance.report_run_canceling(context.run)
+    raise DagsterExecutionInterruptedError
+
+
+def run_of(instance: DagsterInstance, *assets: Any, **kwargs: Any) -> DagsterRun:
+    """The run of assets, which has ended."""
+    kwargs = {"resources": RESOURCES, "raise_on_error": False, **kwargs}
+    return ended(instance, materialize(assets, instance=instance, **kwargs).run_id)
+
+
+def ended(instance: DagsterInstance, run_id: str) -> DagsterRun:
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    assert run.is_finished
+    return run
+
+
+def report_of(instance: DagsterInstance, run: DagsterRun) -> str:
+    """The report of a run; the sensors add none, and send no alert."""
+    assert run_reports.ended(instance, run) == Path(run.tags[run_reports.REPORT])
+    [tagged] = instance.get_runs(RunsFilter(tags={run_reports.REPORT: run.tags[run_reports.REPORT]}))
     assert tagged.run_id == run.run_id
-    return path.read_text(), found
+    return Path(run.tags[run_reports.REPORT]).read_text()
 
 
 @pytest.fixture
-def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    with receiving() as found:
-        yield found
+def posted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """What was posted to the webhook of the settings."""
+    monkeypatch.setenv("WRITETIME_ALERTS__REPORTS", str(tmp_path / "reports"))
+    with receiving() as (url, posted):
+        monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", url + "token")
+        yield posted
 
 
-def test_report_and_alert(
-    webhook: tuple[str, list[dict[str, Any]]],
-    tmp_path: Path,
+@pytest.fixture
+def instance() -> Iterator[DagsterInstance]:
+    with DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+def test_report_and_alert(instance: DagsterInstance, posted: list[dict[str, Any]]) -> None:
+    run = run_of(instance, orders)
+    report = report_of(instance, run)
+    assert "| dagster/row_count | 1,234,567 |" in report
+    assert "| seconds | 0.25 |" in report
+    assert "| path | a\\|b |" in report
+    assert "| until | 1970-01-02 00:00:00 UTC |" in report
+    assert "## Checks: 0 of 2 passed" in report
+    assert "| shop/orders/orders_view | rows_are_right | **failed** |" in report
+    [alert] = posted
+    assert alert["title"] == f"run {run.run_id} of job {run.job_name}: success"
+    assert alert["lines"] == [
+        "shop/orders/orders_view: rows_are_right **failed**",
+        "shop/orders/orders_view: fresh warns: a day old",
+    ]
+    assert alert["text"].splitlines() == [alert["title"], *(f"- {line}" for line in alert["lines"])]
+
+    run = run_of(instance, broken)
+    assert report_of(instance, run).startswith(f"# {run.job_name}: failure")
+    assert posted[1]["lines"] == ["shop__orders__orders_state: shop.orders is broken: repair it"]
+
+
+@pytest.mark.parametrize("path", ["wrong", "hooks/secret"])
+def test_a_webhook_that_does_not_answer_does_no_harm(
+    path: str,
+    instance: DagsterInstance,
+    posted: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    url, posted = webhook
-    monkeypatch.setenv("WRITETIME_ALERTS__REPORTS", str(tmp_path / "reports"))
-    monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", url + "token")
-    with DagsterInstance.ephemeral() as instance:
-        report, run = ended(instance, orders)
-        assert "| dagster/row_count | 1,234,567 |" in report
-        assert "| seconds | 0.25 |" in report
-        assert "| path | a\\|b |" in report
-        assert "| until | 1970-01-02 00:00:00 UTC |" in report
-        assert "## Checks: 0 of 2 passed" in report
-        assert "| shop/orders/orders_view | rows_are_right | **failed** |" in report
-        [alert] = posted
-        assert alert["title"] == f"run {run.run_id} of job {run.job_name}: success"
-        assert alert["lines"] == [
-            "shop/orders/orders_view: rows_are_right **failed**",
-            "shop/orders/orders_view: fresh warns: a day old",
-        ]
-        assert alert["text"].splitlines() == [alert["title"], *(f"- {line}" for line in alert["lines"])]
-
-        report, run = ended(instance, broken)
-        assert report.startswith(f"# {run.job_name}: failure")
-        assert posted[1]["lines"] == ["shop__orders__orders_state: shop.orders is broken: repair it"]
-
-        # What does not take it does no harm, and its URL is a secret.
-        monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", url + "wrong")
-        ended(instance, broken)
-        assert "alerts.webhook does not take the alert" in caplog.text
-        assert "hooks/wrong" not in caplog.text
-        monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", "chat.example.com/hooks/secret")
-        ended(instance, broken)
-        assert "hooks/secret" not in caplog.text
+    known = os.environ["WRITETIME_ALERTS__WEBHOOK"]
+    monkeypatch.setenv("WRITETIME_ALERTS__WEBHOOK", known.replace("token", path) if path == "wrong" else path)
+    assert report_of(instance, run_of(instance, broken))
+    assert "alerts.webhook does not take the alert" in caplog.text
+    # Its URL is a secret.
+    assert "hooks/" not in caplog.text
 
 
-def test_nothing_wrong_is_no_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setenv("WRITETIME_ALERTS__REPORTS", str(tmp_path))
-    monkeypatch.setattr("writetime.core.alerts.send", lambda *_: told.append("alert"))
-
+def test_nothing_wrong_is_no_alert(instance: DagsterInstance, posted: list[dict[str, Any]]) -> None:
     @asset
-    def fine() -> None:
+    def fine(kafka: KafkaResource) -> None:
         """An asset without a fault."""
 
-    with DagsterInstance.ephemeral() as instance:
-        report, _ = ended(instance, fine)
-    assert "## fine" in report
-    assert told == []
+    assert "## fine" in report_of(instance, run_of(instance, fine))
+    assert posted == []
+
+
+def test_a_run_that_an_operator_ends(instance: DagsterInstance, posted: list[dict[str, Any]]) -> None:
+    run = run_of(instance, slow)
+    assert run.status is DagsterRunStatus.CANCELED
+    assert report_of(instance, run).startswith("# __ephemeral_asset_job__: canceled")
+    assert [alert["title"] for alert in posted] == [f"run {run.run_id} of job {run.job_name}: canceled"]
+
+
+def test_a_run_that_repeats_another_has_its_own_report(instance: DagsterInstance, posted: list[dict[str, Any]]) -> None:
+    first = run_of(instance, broken)
+    again = run_of(instance, broken, tags=first.tags)
+    assert first.tags[run_reports.REPORT] != again.tags[run_reports.REPORT]
+    assert len(posted) == 2
+
+
+def test_a_run_whose_process_dies_is_reported_by_a_sensor(
+    instance: DagsterInstance, posted: list[dict[str, Any]]
+) -> None:
+    """Once, even if its process has reported a success that did not come."""
+    fine = Definitions([asset(name="fine")(lambda: None)]).get_implicit_global_asset_job_def()
+    for tags in ({}, {run_reports.REPORTED_STATUS: DagsterRunStatus.SUCCESS.value}):
+        run = instance.create_run_for_job(fine, tags=tags)
+        instance.add_run_tags(run.run_id, {run_reports.REPORT: f"{run.run_id}.md"} if tags else {})
+        instance.report_run_failed(run, "the process was killed")
+        [event] = [e.get_dagster_event() for e in instance.all_logs(run.run_id, of_type=DagsterEventType.RUN_FAILURE)]
+        for _ in range(2):
+            runs.failed_runs(
+                build_run_status_sensor_context(
+                    "failed_runs", event, instance, ended(instance, run.run_id)
+                ).for_run_failure()
+            )
+        assert report_of(instance, ended(instance, run.run_id)).startswith("# __ASSET_JOB: failure")
+    assert [alert["lines"] for alert in posted] == [["run: the process was killed"]] * 2
+
+
+def test_every_way_to_start_a_run(
+    tmp_path: Path, posted: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, and by a command. tests/assets/test_daemon.py has those of the daemon."""
+    (tmp_path / "writetime.toml").write_text(f"[tables.shop.orders]\n[cassandra]\nport = {free_port()}\n")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    command = ["job", "execute", "-m", "writetime_dagster.assets.definitions", "-j", "verify"]
+    with DagsterInstance.from_config(str(tmp_path)) as instance:
+        job = platform(load()).resolve_job_def("verify")
+        job.execute_in_process(instance=instance, raise_on_error=False)
+        subprocess.run([sys.executable, "-m", "dagster", *command], capture_output=True, check=False)
+        found = instance.get_runs()
+        assert {run.status for run in found} == {DagsterRunStatus.FAILURE}
+        reports = {report_of(instance, run) for run in found}
+    assert len(found) == len(reports) == len(list((tmp_path / "reports").iterdir())) == 2
+    assert [alert["title"] for alert in posted] == [
+        f"run {run.run_id} of job verify: failure" for run in reversed(found)
+    ]
+    assert posted[0]["lines"] == posted[1]["lines"]
+
+
+def test_every_step_uses_a_resource_that_reports_its_run() -> None:
+    of_a_table = platform(load(tables={"shop": {"orders": {}}}, cassandra={"port": free_port()}))
+    jobs = [job for made in (demo.defs, of_a_table) for job in made.get_repository_def().get_all_jobs()]
+    steps = [node.definition for job in jobs for node in job.nodes if isinstance(node.definition, OpDefinition)]
+    assert len(steps) > 50
+    reporting = {"spark", "database", "kafka", "lake"}
+    assert [step.name for step in steps if not step.required_resource_keys & reporting] == []

@@ -182,7 +182,7 @@ class Table(_Section):
 
 
 class Alerts(_Section):
-    """The receivers of alerts about failed runs and checks, beside Dagster's daemon log."""
+    """The receivers of alerts about failed runs and checks, beside the log."""
 
     owners: list[str] = Field(
         default=[],

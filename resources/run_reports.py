@@ -1,0 +1,173 @@
+"""The report of each run, in Markdown, and an alert if something is wrong.
+
+What belongs here: Dagster's record of a run as text, and when it is written. Not here: how a webhook is called
+(`writetime.core.alerts`).
+
+The process of a run reports it when it gives the resources back. This is before the event that ends the run. Sensors
+(`writetime_dagster.assets.runs`) react to this event, so they see which runs are reported, and report the others.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckSeverity,
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    EventLogEntry,
+    InitResourceContext,
+    MetadataValue,
+    TimestampMetadataValue,
+)
+
+from writetime.core import alerts, config
+
+# Tags of a run that is reported: the path of the report, and the status that it gives.
+REPORT, REPORTED_STATUS = "writetime/report", "writetime/reported_status"
+_EVENTS = {
+    DagsterEventType.ASSET_MATERIALIZATION,
+    DagsterEventType.ASSET_OBSERVATION,
+    DagsterEventType.ASSET_CHECK_EVALUATION,
+    DagsterEventType.STEP_FAILURE,
+    DagsterEventType.RUN_FAILURE,
+}
+_ENDS_OF_STEPS = {DagsterEventType.STEP_SUCCESS, DagsterEventType.STEP_SKIPPED, DagsterEventType.STEP_FAILURE}
+
+
+def report(instance: DagsterInstance, run: DagsterRun) -> str:
+    """Return the report of a run: the outcome of each asset, its numbers, and its checks."""
+    stats = instance.get_run_stats(run.run_id)
+    began = datetime.fromtimestamp(stats.start_time or 0, UTC)
+    seconds = (stats.end_time or time.time()) - (stats.start_time or 0)
+    entries = list(instance.all_logs(run.run_id, of_type=_EVENTS))
+    lines = [
+        f"# {run.job_name}: {run.status.value.lower()}",
+        "",
+        f"Run `{run.run_id}`, started {began:%Y-%m-%d %H:%M:%S} UTC, {seconds:.0f} s.",
+    ]
+    if checks := _checks(entries):
+        passed = sum(check.passed for check in checks)
+        lines += ["", f"## Checks: {passed} of {len(checks)} passed", "", "| asset | check | |", "|---|---|---|"]
+        lines += [f"| {c.asset_key.to_user_string()} | {c.check_name} | {_verdict(c)} |" for c in checks]
+    if failures := _failures(entries):
+        lines += ["", "## Failures", "", *(f"- `{step}`: {message}" for step, message in failures)]
+    for entry in entries:
+        event = entry.get_dagster_event()
+        if event.event_type is DagsterEventType.ASSET_MATERIALIZATION:
+            found = event.step_materialization_data.materialization
+        elif event.event_type is DagsterEventType.ASSET_OBSERVATION:
+            found = event.asset_observation_data.asset_observation
+        else:
+            continue
+        partition = f", {found.partition}" if found.partition else ""
+        lines += ["", f"## {found.asset_key.to_user_string()}{partition}", "", "| | |", "|---|---|"]
+        lines += [f"| {name} | {_text(value)} |" for name, value in found.metadata.items()]
+    return "\n".join(lines) + "\n"
+
+
+def complaints(entries: Sequence[EventLogEntry]) -> list[str]:
+    """Return the faults of a run, one per line: failed steps, and checks that did not pass."""
+    failed = [
+        f"{check.asset_key.to_user_string()}: {check.check_name} {_verdict(check)}"
+        for check in _checks(entries)
+        if not check.passed
+    ]
+    return [f"{step}: {message}" for step, message in _failures(entries)] + failed
+
+
+def ended(instance: DagsterInstance, run: DagsterRun) -> Path:
+    """Report a run that has ended, unless its own process has reported this end. Return the path of the report."""
+    if _reported(run) == run.status.value:
+        return Path(run.tags[REPORT])
+    return _report(instance, run)
+
+
+def ending(context: InitResourceContext) -> None:
+    """Report the run whose resources are given back, once. Do nothing outside a run, or in the process of one step."""
+    instance, run_id = context.instance, context.run_id
+    run = instance.get_run_by_id(run_id) if instance and run_id else None
+    if instance is None or run is None or _reported(run):
+        return
+    if not instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_WORKER_STARTING):
+        _report(instance, run.with_status(_status(instance, run)))
+
+
+def _reported(run: DagsterRun) -> str | None:
+    """Return the status that was reported of a run. A run that repeats another one inherits its tags."""
+    return run.tags.get(REPORTED_STATUS) if run.run_id in run.tags.get(REPORT, "") else None
+
+
+def _status(instance: DagsterInstance, run: DagsterRun) -> DagsterRunStatus:
+    """Return the status that a run is about to have."""
+    if run.status is DagsterRunStatus.CANCELING:
+        return DagsterRunStatus.CANCELED
+    ends = [entry.get_dagster_event() for entry in instance.all_logs(run.run_id, of_type=_ENDS_OF_STEPS)]
+    failed = any(event.is_step_failure for event in ends)
+    plan = instance.get_execution_plan_snapshot(str(run.execution_plan_snapshot_id))
+    # A step that did not end was interrupted, or could not start. Keys with brackets stand for any number of steps.
+    missing = {key for key in plan.step_keys_to_execute if "[" not in key} - {event.step_key for event in ends}
+    return DagsterRunStatus.FAILURE if failed or missing else DagsterRunStatus.SUCCESS
+
+
+def _report(instance: DagsterInstance, run: DagsterRun) -> Path:
+    """Write the report of a run, send an alert if something is wrong, and tag the run. Return the report's path.
+
+    The tags come last: if the process is killed before, the alert may come twice, and it is never lost.
+    """
+    settings = config.load()
+    path = (settings.alerts.reports / f"{run.job_name}-{run.run_id}.md").resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(report(instance, run))
+    found = complaints(list(instance.all_logs(run.run_id, of_type=_EVENTS)))
+    if found or run.status is not DagsterRunStatus.SUCCESS:
+        title = f"run {run.run_id} of job {run.job_name}: {run.status.value.lower()}"
+        alerts.send(settings, title, found)
+    instance.add_run_tags(run.run_id, {REPORT: str(path), REPORTED_STATUS: run.status.value})
+    return path
+
+
+def _checks(entries: Sequence[EventLogEntry]) -> list[AssetCheckEvaluation]:
+    events = [entry.get_dagster_event() for entry in entries]
+    of_checks = [e for e in events if e.event_type is DagsterEventType.ASSET_CHECK_EVALUATION]
+    return [event.asset_check_evaluation_data for event in of_checks]
+
+
+def _failures(entries: Sequence[EventLogEntry]) -> list[tuple[str, str]]:
+    """Return what failed, and why: the steps, or the run itself if no step did."""
+    steps: list[tuple[str, str]] = []
+    of_run: list[tuple[str, str]] = []
+    for event in (entry.get_dagster_event() for entry in entries):
+        if event.event_type is DagsterEventType.STEP_FAILURE:
+            data = event.step_failure_data
+            # A `Failure` has a description; any other exception is given by its last line.
+            said = data.user_failure_data.description if data.user_failure_data else None
+            message = said or (data.error.message if data.error else "")
+            steps.append((str(event.step_key), " ".join(message.split())))
+        elif event.event_type is DagsterEventType.RUN_FAILURE:
+            # Another process that ends a run gives no error.
+            error = event.job_failure_data.error if event.event_specific_data else None
+            of_run.append(("run", " ".join((error.message if error else event.message or "").split())))
+    return steps or of_run
+
+
+def _verdict(check: AssetCheckEvaluation) -> str:
+    if check.passed:
+        return "passed"
+    verdict = "**failed**" if check.severity is AssetCheckSeverity.ERROR else "warns"
+    return f"{verdict}: {check.description}" if check.description else verdict
+
+
+def _text(value: MetadataValue) -> str:
+    if isinstance(value, TimestampMetadataValue):
+        return f"{datetime.fromtimestamp(value.value, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    if isinstance(value.value, float):
+        return f"{value.value:,.3f}".rstrip("0").rstrip(".")
+    if isinstance(value.value, int) and not isinstance(value.value, bool):
+        return f"{value.value:,}"
+    return re.sub(r"\s+", " ", str(value.value)).replace("|", "\\|")[:300]
