@@ -28,7 +28,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import (
     FollowedTable,
     Refused,
-    cdc_option,
+    cdc_statement,
     followed_tables,
     is_captured,
     read_entries,
@@ -156,7 +156,7 @@ def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
     def changes_are_logged(database: DatabaseResource) -> AssetCheckResult:
         with database.connect() as session:
             captured = is_captured(session, database.settings, table.name)
-        fix = {} if captured else {"fix": f"ALTER TABLE {table.name} WITH cdc = {cdc_option(database.settings)}"}
+        fix = {} if captured else {"fix": cdc_statement(database.settings, table.name)}
         return AssetCheckResult(passed=captured, metadata=fix)
 
     return changes_are_logged

@@ -16,6 +16,7 @@ from demo import board, enrichment, figures, live, programs
 from demo.dagster_run import Dagster, RunResult
 from demo.page import write_page
 from demo.report import Report, Stage, Sum, render
+from demo.settings import number_of
 from writetime import servers
 from writetime.clients import database
 from writetime.clients.kafka import client_config
@@ -23,7 +24,7 @@ from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.ingest.topics import ensure_ingest_topics
-from writetime.lake.followed_tables import cdc_option, followed_tables
+from writetime.lake.followed_tables import cdc_statement, followed_tables
 from writetime.lake.table import open_table
 from writetime.runtime import jars
 from writetime.servers.process import port_answers
@@ -33,7 +34,6 @@ from writetime_dagster.assets.naming import key_of
 from writetime_dagster.assets.replay import RANGE_END, RANGE_START
 from writetime_dagster.resources import KafkaResource
 
-FLIGHTS = int(os.environ.get("DEMO_FLIGHTS", "20000"))
 # Messages of a sender that bypasses the ingress, which would reject each of them.
 BROKEN_MESSAGES = [
     b"not json",
@@ -44,11 +44,11 @@ BROKEN_MESSAGES = [
 ]
 # Work items that are not flights. The handler gives them up.
 BROKEN_ITEMS = [None, "UA1545", {"flight": "UA1545"}]
-LIVE_SECONDS = int(os.environ.get("DEMO_LIVE_SECONDS", "20"))
 
 
 def main() -> int:
     """Run the demo. Return 0 if all numbers add up, the view is proven, and all checks passed."""
+    flights, live_seconds = number_of("DEMO_FLIGHTS", 20_000), number_of("DEMO_LIVE_SECONDS", 20)
     settings = config.load()
     _require(settings)
     home = Path(os.environ["DAGSTER_HOME"])
@@ -83,9 +83,9 @@ def main() -> int:
             rows_before, since = _count_rows(settings), database_time(settings)
             programs.wait_for_ingress(settings, ingress, log_file)
             with step(
-                "replay", f"replaying {FLIGHTS:,} real flights as HTTP events and work items (job replay_flights)"
+                "replay", f"replaying {flights:,} real flights as HTTP events and work items (job replay_flights)"
             ):
-                ops = {op: {"config": {"flights": FLIGHTS}} for op in ("sources__flights", "sources__flight_items")}
+                ops = {op: {"config": {"flights": flights}} for op in ("sources__flights", "sources__flight_items")}
                 replayed = dagster.launch("replay_flights", {"ops": ops})
             _send_broken_messages(settings)
             _enqueue_broken_items(settings)
@@ -130,12 +130,12 @@ def main() -> int:
         checks = {name: all(run.checks.get(name, True) for run in runs) for run in runs for name in run.checks}
         report = Report(stages, counted, checks, seconds)
         rates = _rates(replayed, ingest, boarded, caught_up)
-        print(f"  the page {page} shows the next {LIVE_SECONDS} seconds")
+        print(f"  the page {page} shows the next {live_seconds} seconds")
         with (
             step("live", "writing while `writetime follow` takes each write to row events and view"),
             programs.following(live.ensure_table(settings), log_file),
         ):
-            delays = live.run(settings, LIVE_SECONDS, lambda now: write_page(report, rates, page, now, is_live=True))
+            delays = live.run(settings, live_seconds, lambda now: write_page(report, rates, page, now, is_live=True))
     write_page(report, rates, page, delays)
     print(render(report, delays, {"page": page, "of each run": verify.report.parent, "log": log_file}))
     return 0 if report.good else 1
@@ -175,7 +175,7 @@ def _capture(settings: Settings) -> None:
     """Let the database log the changes of the events' table, as of the board's table."""
     with database.connect(settings) as session:
         table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
-        session.execute(f"ALTER TABLE {table} WITH cdc = {cdc_option(settings)}", timeout=60)
+        session.execute(cdc_statement(settings, table), timeout=60)
 
 
 # --- meanwhile ------------------------------------------------------------------------------------------------------

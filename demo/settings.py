@@ -3,6 +3,7 @@
 python -m demo.settings [HOST:PORT]
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -58,6 +59,18 @@ def _of_scylla(shipped: str, scylla: str) -> dict[str, object]:
         },
         "scylla_cdc": {"window_seconds": 1, "confidence_seconds": 10},
     }
+
+
+def number_of(variable: str, default: int) -> int:
+    """Return the number that an environment variable has.
+
+    Raises:
+        WritetimeError: it is not a positive whole number.
+    """
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal() or int(text) == 0:
+        raise WritetimeError(f"{variable}={text} is not a positive whole number, such as {default}")
+    return int(text)
 
 
 def address_of(text: str) -> tuple[str, int]:

@@ -17,10 +17,11 @@ def test_the_list_has_the_first_sentence_of_each_help(name: str) -> None:
     assert " ".join(command.help.split()).startswith(COMMANDS[name].help.rstrip("."))
 
 
-def test_an_unknown_command_is_named() -> None:
-    answer = CliRunner().invoke(main, ["fly"])
+@pytest.mark.parametrize(("arguments", "meant"), [(["verfy"], "verify"), (["queue", "inspct"], "inspect")])
+def test_an_unknown_command_is_named_with_the_one_that_was_meant(arguments: list[str], meant: str) -> None:
+    answer = CliRunner().invoke(main, arguments)
     assert answer.exit_code == 2
-    assert "No such command 'fly'" in answer.output
+    assert f"No such command '{arguments[-1]}'. Did you mean '{meant}'?" in answer.output
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

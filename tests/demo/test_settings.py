@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from demo import settings as demo_settings
-from demo.settings import SHIPPED, ensure_settings
+from demo.settings import SHIPPED, ensure_settings, number_of
 from writetime import servers
 from writetime.core import config
 from writetime.core.errors import WritetimeError
@@ -46,3 +46,13 @@ def test_another_or_a_missing_database_is_refused(path: Path, address: str, reas
     ensure_settings(path, "127.0.0.9:9042")
     with pytest.raises(WritetimeError, match=reason):
         ensure_settings(path, address)
+
+
+def test_a_number_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert number_of("DEMO_FLIGHTS", 20_000) == 20_000
+    monkeypatch.setenv("DEMO_FLIGHTS", "1000")
+    assert number_of("DEMO_FLIGHTS", 20_000) == 1000
+    for text in ("abc", "-5", "0", ""):
+        monkeypatch.setenv("DEMO_FLIGHTS", text)
+        with pytest.raises(WritetimeError, match=f"DEMO_FLIGHTS={text} is not a positive whole number, such as 20000"):
+            number_of("DEMO_FLIGHTS", 20_000)

@@ -1,4 +1,4 @@
-"""Settings of a broker that runs, with a lake and a name of their own."""
+"""Settings of a broker that runs, without a database, with a lake and a name of their own."""
 
 import uuid
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.settings import write_settings
 from writetime.core.config import Settings
+from writetime.servers.process import free_port
 
 
 @pytest.fixture
@@ -14,7 +15,9 @@ def settings(kafka: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Short intervals; the keyspace names tables that no other test has."""
     own = kafka.model_copy(
         update={
-            "cassandra": kafka.cassandra.model_copy(update={"keyspace": f"f{uuid.uuid4().hex[:12]}"}),
+            "cassandra": kafka.cassandra.model_copy(
+                update={"keyspace": f"f{uuid.uuid4().hex[:12]}", "port": free_port()}
+            ),
             "lake": kafka.lake.model_copy(
                 update={"path": str(tmp_path / "lake"), "cache": str(tmp_path / "cache"), "buckets": 2}
             ),

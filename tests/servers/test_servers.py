@@ -13,7 +13,7 @@ from tests.support.settings import write_settings
 from writetime import servers
 from writetime.cli.main import main
 from writetime.core import config
-from writetime.core.config import Settings
+from writetime.core.config import Cassandra, Kafka, Settings
 from writetime.core.errors import WritetimeError
 from writetime.servers.process import free_port
 from writetime.servers.zookeeper import ZooKeeperServer
@@ -69,6 +69,27 @@ def test_a_port_in_use_is_one_line_with_the_fix(own_zookeeper: Settings) -> None
         with pytest.raises(WritetimeError, match=rf"port {port} is in use.*another zookeeper.hosts") as e:
             ZooKeeperServer(own_zookeeper).start()
     assert "\n" not in str(e.value)
+
+
+def test_two_servers_with_one_port_start_nothing(own_zookeeper: Settings, tmp_path: Path) -> None:
+    port = free_port()
+    same = {"cassandra": Cassandra(port=port), "kafka": Kafka(bootstrap_servers=f"127.0.0.1:{port}")}
+    settings = own_zookeeper.model_copy(update=same)
+    message = rf"cassandra\.port and kafka\.bootstrap_servers are both port {port}: set another port for one of them"
+    with pytest.raises(WritetimeError, match=message):
+        servers.up(settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_status_elsewhere_reports_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WRITETIME_CONFIG")
+    monkeypatch.chdir(tmp_path)
+    answer = CliRunner().invoke(main, ["status"])
+    assert answer.exit_code == 1
+    assert answer.stderr == (
+        f"Error: there are no settings at {tmp_path}/writetime.toml, and no servers in {tmp_path}/.writetime/servers: "
+        "go to the folder with writetime.toml, or name this file in WRITETIME_CONFIG\n"
+    )
 
 
 def test_a_server_that_cannot_start_shows_the_end_of_its_log(own_zookeeper: Settings, tmp_path: Path) -> None:

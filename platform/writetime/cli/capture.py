@@ -9,12 +9,13 @@ from writetime.capture import archives, cdc_log
 from writetime.capture.agent import run
 from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.extras import require
 from writetime.core.instants import parse_instant
 from writetime.core.logs import log_as_json
 from writetime.landing.following import Tables
 from writetime.landing.forgetting import find_traces
+from writetime.landing.missing_tables import message_of
 from writetime.landing.skipping import MessagePlace, skip
 from writetime.wire.topic_names import dead_changes_topic
 from writetime.wire.watermarks import retire as retire_source
@@ -67,7 +68,8 @@ def land(*, tables: tuple[str, ...], accept_gap: bool, places: tuple[str, ...]) 
     for table, outcome in Tables(settings, tables, accept_gap=accept_gap).land_once():
         if isinstance(outcome, Exception):
             failed.append(table)
-            click.echo(f"Error: {table}: {outcome}", err=True)
+            reason = message_of(settings, outcome) if isinstance(outcome, MissingTable) else outcome
+            click.echo(f"Error: {table}: {reason}", err=True)
         else:
             click.echo(f"{outcome} changes of {table}")
     if failed:

@@ -1,6 +1,8 @@
 """`writetime follow`."""
 
+import logging
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import click
@@ -8,9 +10,15 @@ import click
 from writetime.cli.follow_screen import shown
 from writetime.cli.signals import stopped_by_signal
 from writetime.core import config
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.core.extras import require
 from writetime.core.logs import log_as_json
 from writetime.follow.program import Follower
+from writetime.lake.table import is_in_lake
+from writetime.landing.missing_tables import KnownTables
+
+log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -23,6 +31,27 @@ def follow(*, tables: tuple[str, ...], accept_gap: bool) -> None:
     # At once: landing takes a fault of one table for one of that table.
     require("deltalake")
     log_as_json()
-    follower = Follower(config.load(), tables, accept_gap=accept_gap)
+    settings = config.load()
+    _check_names(settings, tables)
+    follower = Follower(settings, tables, accept_gap=accept_gap)
     with shown(lambda: list(follower.tables.values())) if sys.stdout.isatty() else nullcontext():
         follower.run(stopped_by_signal())
+
+
+def _check_names(settings: Settings, names: Sequence[str]) -> None:
+    """Log the names that no table has, and the tables whose changes the database does not log. Both may change while
+    others are followed.
+
+    Raises:
+        WritetimeError: no table has any of the names.
+    """
+    absent = [name for name in names if not is_in_lake(settings, name)]
+    if not absent:
+        return
+    known = KnownTables(settings)
+    unknown = {name: known.misspelt(name) for name in absent if known.is_unknown(name)}
+    if len(unknown) == len(names):
+        raise WritetimeError("; ".join(map(str, unknown.values())))
+    for name in absent:
+        if fault := unknown.get(name) or known.not_captured(name):
+            log.warning("%s", fault)

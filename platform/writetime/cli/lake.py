@@ -8,7 +8,7 @@ import click
 
 from writetime.clients.node_snapshots import take_snapshot
 from writetime.core import config
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import MissingTable
 from writetime.lake import state
 from writetime.lake.backfill import backfill as run_backfill
 from writetime.lake.backfill import complete_schema, find_snapshots
@@ -40,7 +40,7 @@ def backfill(*, table: str, paths: tuple[str, ...], schema_file: Path | None) ->
     settings = config.load()
     found = find_snapshots(paths, parse_table(schema_file.read_text()) if schema_file else None)
     if found.schema.full_name != table:
-        raise WritetimeError(f"{paths[0]} is a snapshot of {found.schema.full_name}, not of {table}")
+        raise MissingTable(f"{paths[0]} is a snapshot of {found.schema.full_name}, not of {table}", table)
     found = complete_schema(settings, found)
     lake_table = create_table(settings, found.schema)
     total = 0

@@ -71,6 +71,14 @@ class _Group(click.Group):
         module, _, name = COMMANDS[cmd_name].place.partition(":")
         return getattr(importlib.import_module(f"writetime.cli.{module}"), name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as e:
+            raise click.NoSuchCommand(e.command_name, possibilities=COMMANDS, ctx=ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
         with formatter.section("Commands"):
@@ -89,9 +97,14 @@ def _in_one_line(error: Exception) -> str | None:
     """Return the text of an error that is not a bug; None for a bug."""
     if isinstance(error, click.ClickException | click.Abort | click.exceptions.Exit):
         return None
-    from writetime.core.errors import WritetimeError
+    from writetime.core.errors import MissingTable, WritetimeError
     from writetime.core.extras import remedy
 
+    if isinstance(error, MissingTable):
+        from writetime.core import config
+        from writetime.landing.missing_tables import message_of
+
+        return message_of(config.load(), error)
     if isinstance(error, WritetimeError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):

@@ -47,6 +47,7 @@ def status(*, agents: bool, everything: bool) -> None:
         return
     all_ready, shown = True, 0
     settings = config.load()
+    _require_installation(settings)
     for server in servers.servers(settings):
         pid = server.pid()
         fault = None if pid is None else server.fault()
@@ -80,6 +81,20 @@ def cql(*, statements: tuple[str, ...]) -> None:
                     click.echo(json.dumps(dict(zip(answer.column_names, row, strict=True)), default=str))
             except database.DRIVER_FAULTS as e:
                 raise WritetimeError(f"{statement}: {e}") from None
+
+
+def _require_installation(settings: config.Settings) -> None:
+    """Reject a folder that has neither settings nor embedded servers. In another one they may well run.
+
+    Raises:
+        WritetimeError: with the places that were looked at.
+    """
+    path, home = config.config_path(), settings.embedded.home
+    if settings.embedded.servers and not path.is_file() and not home.is_dir():
+        raise WritetimeError(
+            f"there are no settings at {path.absolute()}, and no servers in {home.absolute()}: go to the folder with "
+            "writetime.toml, or name this file in WRITETIME_CONFIG"
+        )
 
 
 def _init(settings: config.Settings) -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from writetime.cli.text_tables import print_table
 from writetime.core import config
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.instants import parse_instant
 from writetime.core.printing import json_lines, json_value
 from writetime.core.waiting import wait_until
@@ -18,6 +18,7 @@ from writetime.lake import views
 from writetime.lake.places import Places, TokenRange
 from writetime.lake.row_form import warning
 from writetime.lake.table import LakeTable, is_in_lake, open_table, view_schema
+from writetime.landing.missing_tables import KnownTables
 from writetime.lookup.conditions import conditions_of, with_token_column
 from writetime.lookup.keys import label, places_of_condition
 from writetime.lookup.reading import Reader, Rows
@@ -35,7 +36,9 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str, wait: f
     time (--as-of).
     """
     settings = config.load()
-    if wait:
+    if wait and not is_in_lake(settings, table):
+        if KnownTables(settings).is_unknown(table):
+            raise MissingTable(f"no table {table}", table)
         wait_until(lambda: is_in_lake(settings, table), wait, 0.2)
     lake_table = open_table(settings, table)
     schema = lake_table.schema()

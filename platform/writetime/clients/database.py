@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 PROTOCOL_VERSION = 4
 COUNT_RANGES = 128
 _CONNECT_SECONDS = 10
+_PROBE_SECONDS = 1.0
 _AGREEMENT_SECONDS = 1
 # All exceptions of the driver when the database does not answer, or answers with an error: they have no common base,
 # and some answers ("overloaded", as of a node that shuts down) come as the message itself.
@@ -49,6 +50,19 @@ _REMEDY = "start the embedded servers with `writetime up`, or set cassandra.cont
 
 class DatabaseUnreachable(Transient):
     """No contact point answers or accepts the login; or one no longer answers."""
+
+
+def answers(settings: Settings) -> bool:
+    """Return whether a contact point has an open port. The driver would take much longer to report that none has."""
+    return any(_is_open(point, settings.cassandra.port) for point in settings.cassandra.contact_points)
+
+
+def _is_open(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), _PROBE_SECONDS):
+            return True
+    except OSError:
+        return False
 
 
 @contextmanager

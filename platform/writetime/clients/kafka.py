@@ -174,6 +174,10 @@ def beginning_offsets(settings: Settings, topic: str) -> dict[int, int]:
 def end_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None = None) -> dict[int, int]:
     """Return the offset after the last readable message (of no open transaction) of each partition, or of some known
     partitions.
+
+    Raises:
+        NoTopic: there is no such topic.
+        WritetimeError: no broker answers.
     """
     return _offsets(settings, topic, OffsetSpec.latest(), partitions)
 
@@ -401,7 +405,13 @@ def _offsets(settings: Settings, topic: str, spec: Any, partitions: Sequence[int
         futures = admin.list_offsets(
             request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=TIMEOUT_SECONDS
         )
-        return {tp.partition: _offset_of(future) for tp, future in futures.items()}
+        try:
+            return {tp.partition: _offset_of(future) for tp, future in futures.items()}
+        except KafkaException as e:
+            if e.args[0].code() == KafkaError._NOENT:
+                # It also means that there is no such topic.
+                partitions_of(settings, topic)
+            raise
 
     return _ask(settings, f"offsets of topic {topic}", ask)
 

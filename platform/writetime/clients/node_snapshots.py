@@ -15,7 +15,7 @@ from cassandra.cluster import Session
 
 from writetime.clients.database import connect, node_of
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import MissingTable, WritetimeError
 from writetime.runtime.nodetool import nodetool
 
 # Cassandra uses the tag as a folder: `..` would be the table's own.
@@ -27,8 +27,8 @@ def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
     """Flush `keyspace.table` and snapshot it under a tag; return the folders of the snapshot, one per data folder.
 
     Raises:
-        WritetimeError: the tag cannot be a folder, there is no such table, the node is not Cassandra or has no JMX
-            port, or nodetool fails.
+        MissingTable: there is no such table.
+        WritetimeError: the tag cannot be a folder, the node is not Cassandra or has no JMX port, or nodetool fails.
     """
     _check_tag(tag)
     keyspace, _, name = table.partition(".")
@@ -36,7 +36,7 @@ def take_snapshot(settings: Settings, table: str, tag: str) -> list[Path]:
         query = "SELECT id FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
         found = session.execute(query, [keyspace, name]).one()
         if found is None:
-            raise WritetimeError(f"the database has no table {table}: name it as KEYSPACE.TABLE")
+            raise MissingTable(f"the database has no table {table}: name it as KEYSPACE.TABLE", table)
         properties, port = local_node(session, settings.capture.node)
     return take(listed(properties["data_file_directories"]), port, {table: found.id}, tag)[table]
 

@@ -5,6 +5,14 @@ class WritetimeError(Exception):
     """A fault that the user can fix: its text names the fault and the remedy."""
 
 
+class MissingTable(WritetimeError):
+    """A table that is not where a command looks for it: its name may be misspelt, or nothing has brought it there."""
+
+    def __init__(self, text: str, table: str = "") -> None:
+        super().__init__(text)
+        self.table = table
+
+
 class Transient(WritetimeError):
     """A fault that may pass by itself, such as a server that does not answer: a retry may succeed."""
 

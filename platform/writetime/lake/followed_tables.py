@@ -4,7 +4,6 @@ Each entry is read separately. An invalid one is refused with its reason, and do
 """
 
 import re
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from cassandra.cluster import Session
 from pydantic import ValidationError
 
-from writetime.clients.database import DRIVER_FAULTS, connect
+from writetime.clients.database import DRIVER_FAULTS, answers, connect
 from writetime.core.config import Settings, Table
 from writetime.core.errors import WritetimeError
 from writetime.core.settings_errors import told
@@ -20,9 +19,9 @@ from writetime.lake.labels import newly_labelled
 from writetime.lake.table import open_table
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
+from writetime.schema.types import quote_table
 from writetime.scylla_cdc.log import SUFFIX
 
-_PROBE_SECONDS = 1.0
 # Characters that the database allows in names of keyspaces and tables, quoted or not.
 _NAME = re.compile(r"\w+", re.ASCII)
 
@@ -107,22 +106,13 @@ def _schema_of(
 
 def _schemas(settings: Settings) -> dict[str, TableSchema | WritetimeError] | None:
     """Return the schemas of all tables of these keyspaces, or why one cannot be read; None if no database answers."""
-    if not any(_answers(point, settings.cassandra.port) for point in settings.cassandra.contact_points):
+    if not answers(settings):
         return None
     try:
         with connect(settings) as session:
             return read_schemas(session, [name for name in settings.tables if _NAME.fullmatch(name)])
     except (WritetimeError, *DRIVER_FAULTS):
         return None
-
-
-def _answers(host: str, port: int) -> bool:
-    """Return whether a port is open. The driver would take much longer to report that it is not."""
-    try:
-        with socket.create_connection((host, port), _PROBE_SECONDS):
-            return True
-    except OSError:
-        return False
 
 
 def _schema_of_lake(settings: Settings, name: str) -> TableSchema | None:
@@ -137,6 +127,11 @@ def cdc_option(settings: Settings) -> str:
     return "true" if settings.capture.source == "commitlog" else "{'enabled': true}"
 
 
+def cdc_statement(settings: Settings, name: str) -> str:
+    """Return the statement that lets the database log the changes of a table."""
+    return f"ALTER TABLE {quote_table(name)} WITH cdc = {cdc_option(settings)}"
+
+
 def is_captured(session: Session, settings: Settings, name: str) -> bool:
     """Return whether the database logs the changes of a table: `cdc = true` in Cassandra, a CDC log in ScyllaDB."""
     keyspace, _, table = name.partition(".")
@@ -144,3 +139,12 @@ def is_captured(session: Session, settings: Settings, name: str) -> bool:
     if settings.capture.source == "scylla-cdc":
         return session.execute(query, [keyspace, table + SUFFIX]).one() is not None
     return bool(getattr(session.execute(query, [keyspace, table]).one(), "cdc", False))
+
+
+def are_captured(session: Session, settings: Settings) -> dict[str, bool]:
+    """Return the same of all tables by their names, without the CDC logs."""
+    rows = session.execute("SELECT * FROM system_schema.tables")
+    cdc = {f"{row.keyspace_name}.{row.table_name}": bool(getattr(row, "cdc", False)) for row in rows}
+    tables = [name for name in cdc if not name.endswith(SUFFIX) or name.removesuffix(SUFFIX) not in cdc]
+    is_log = settings.capture.source == "scylla-cdc"
+    return {name: name + SUFFIX in cdc if is_log else cdc[name] for name in tables}

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from writetime.changes.model import change_schema
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import MissingTable, WritetimeError
 from writetime.lake.buckets import check_buckets
 from writetime.lake.cache import Cache
 from writetime.lake.delta import BucketedTable
@@ -170,10 +170,10 @@ def table_storage(settings: Settings, name: str) -> Storage:
     """Return the folder of the table `keyspace.table`.
 
     Raises:
-        WritetimeError: the name is invalid. It would be a folder elsewhere.
+        MissingTable: the name is invalid. It would be a folder elsewhere.
     """
     if not names_table(name):
-        raise WritetimeError(f"{name!r} names no table: KEYSPACE.TABLE, each of letters, digits and '_'")
+        raise MissingTable(f"{name!r} names no table: KEYSPACE.TABLE, each of letters, digits and '_'", name)
     return lake_storage(settings).folder(name)
 
 
@@ -186,13 +186,15 @@ def open_table(settings: Settings, name: str) -> LakeTable:
     """Open the table `keyspace.table` of the lake.
 
     Raises:
-        WritetimeError: the lake does not have it, its number of buckets is not the same in all of its parts, or it
-            has another format.
+        MissingTable: the lake does not have it.
+        WritetimeError: its number of buckets is not the same in all of its parts, or it has another format.
     """
     storage = table_storage(settings, name)
     table = LakeTable(storage, 0)
     if not table.changes.exists():
-        raise WritetimeError(f"{storage.address} has no changes: bring the table {name} in with `writetime backfill`")
+        raise MissingTable(
+            f"{storage.address} has no changes: bring the table {name} in with `writetime backfill`", name
+        )
     found = {part.storage.address: part.load().properties.get(BUCKETS) for part in table.parts}
     first = found[table.changes.storage.address]
     for address, buckets in found.items():

@@ -23,7 +23,7 @@ from writetime.changes.starts import LATEST, Start
 from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, topic_names
 from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.core.instants import instant_text
 from writetime.lake import retention
@@ -73,11 +73,12 @@ def captured_tables(settings: Settings) -> list[str]:
     return sorted(table for topic in topic_names(settings) if (table := table_of_topic(topic)) is not None)
 
 
-def no_topic(table: str) -> WritetimeError:
+def no_topic(table: str) -> MissingTable:
     """Return the error of a table that has no topic."""
-    return WritetimeError(
+    return MissingTable(
         f"{changes_topic(table)} does not exist: no agent has published {table} yet. Start `writetime agent`, and "
-        "check that the table has cdc = true"
+        "check that the table has cdc = true",
+        table,
     )
 
 

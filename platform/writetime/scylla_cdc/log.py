@@ -9,7 +9,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from writetime.core.errors import Transient, WritetimeError
+from writetime.core.errors import MissingTable, Transient, WritetimeError
 from writetime.core.instants import UUID_EPOCH, instant_text, uuid_micros
 from writetime.schema.columnar import decode, fixed_width
 from writetime.schema.table import Column, TableSchema
@@ -32,6 +32,10 @@ _FIRST = 0x8080808080808080
 
 class LogError(WritetimeError):
     """A log that cannot be read, or has rows that ScyllaDB does not write."""
+
+
+class NoTable(LogError, MissingTable):
+    """The database has no such table."""
 
 
 class Gap(WritetimeError):

@@ -10,6 +10,7 @@ from typing import Any
 
 from writetime.core.config import ScyllaCdc
 from writetime.core.instants import instant_text
+from writetime.schema.types import quote_table
 from writetime.scylla_cdc.log import Gap, LogError
 from writetime.scylla_cdc.pieces import Piece
 from writetime.scylla_cdc.source import CdcSource, Lack, now
@@ -96,11 +97,12 @@ def interval(source: CdcSource, start: int | None, end: int | None, snapshot_at:
     if source.lack == "keys":
         raise LogError(
             f"{source.name} has the CDC option delta: keys, with which its log does not have the written values; "
-            f"ALTER TABLE {source.name} WITH cdc = {{'enabled': true, 'delta': 'full'}}, then take a snapshot, "
-            "backfill it, and read from that time on"
+            f"ALTER TABLE {quote_table(source.name)} WITH cdc = {{'enabled': true, 'delta': 'full'}}, then take a "
+            "snapshot, backfill it, and read from that time on"
         )
     if source.lack == "off":
-        log.warning("the CDC of %s is off: its log does not have new writes", source.name)
+        statement = f"ALTER TABLE {quote_table(source.name)} WITH cdc = {{'enabled': true}}"
+        log.warning("the CDC of %s is off: its log does not have new writes: %s", source.name, statement)
     end = settled if end is None else end
     first = first_offset(source, start, snapshot_at)
     late = rescan_micros(source.settings)

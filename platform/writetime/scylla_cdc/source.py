@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -15,13 +15,14 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
+from writetime.schema.types import quote_table
 from writetime.schema.values import BadValue, UnknownFields
 from writetime.scylla_cdc.column_history import LEEWAY, History
 from writetime.scylla_cdc.deltas import Deltas
 from writetime.scylla_cdc.findings import CLOSED_SET
 from writetime.scylla_cdc.images import Images
 from writetime.scylla_cdc.late import LateStep
-from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError, check_log
+from writetime.scylla_cdc.log import SUFFIX, Altered, Gap, LogError, NoTable, check_log
 from writetime.scylla_cdc.options import cdc_options
 from writetime.scylla_cdc.pages import Pages, retried
 from writetime.scylla_cdc.pieces import Piece, read_pieces
@@ -86,15 +87,18 @@ class CdcSource:
         """
         keyspace = self.name.partition(".")[0]
         found = retried(lambda: read_schemas(self._session, [keyspace]), "SELECT * FROM system_schema.tables, ...")
-        schema, log_schema = (self._known(found, name) for name in (self.name, self.name + SUFFIX))
+        if self.name not in found:
+            raise NoTable(f"the database has no table {self.name}", self.name)
+        if self.name + SUFFIX not in found:
+            raise LogError(
+                f"{self.name} has no CDC log: ALTER TABLE {quote_table(self.name)} WITH cdc = {{'enabled': true}}"
+            )
+        schema, log_schema = (self._known(found[name], name) for name in (self.name, self.name + SUFFIX))
         check_log(schema, log_schema)
         return schema, log_schema
 
     @staticmethod
-    def _known(found: Mapping[str, TableSchema | WritetimeError], name: str) -> TableSchema:
-        schema = found.get(name)
-        if schema is None:
-            raise LogError(f"there is no table {name}: name a table with cdc = {{'enabled': true}}")
+    def _known(schema: TableSchema | WritetimeError, name: str) -> TableSchema:
         if isinstance(schema, WritetimeError):
             raise LogError(f"{name} cannot be read: {schema}")
         return schema

@@ -1,6 +1,6 @@
 """The embedded servers of one machine: real Cassandra, Kafka and ZooKeeper on loopback."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from writetime.core.config import Settings, is_loopback
 from writetime.core.errors import WritetimeError
@@ -28,8 +28,12 @@ def servers(settings: Settings) -> list[EmbeddedServer]:
 def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
     """Start the servers that are not running, all at once, and wait until all are ready; the flag shows which were
     started.
+
+    Raises:
+        WritetimeError: two of them have the same port, a port is in use, or a server does not start.
     """
     all_servers = servers(settings)
+    _require_distinct_ports(all_servers)
     launched = [(server, server.launch()) for server in all_servers]
     for server in all_servers:
         server.wait_ready()
@@ -39,6 +43,16 @@ def up(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
 def down(settings: Settings) -> list[tuple[EmbeddedServer, bool]]:
     """Stop all; the flag shows which were running."""
     return [(server, server.stop()) for server in reversed(servers(settings))]
+
+
+def _require_distinct_ports(all_servers: Sequence[EmbeddedServer]) -> None:
+    """Compare the ports before anything starts: a port is free until its first server listens."""
+    taken: dict[tuple[str, int], str] = {}
+    for server in all_servers:
+        for setting, port in server.ports.items():
+            other = taken.setdefault((server.address, port), setting)
+            if other != setting:
+                raise WritetimeError(f"{setting} and {other} are both port {port}: set another port for one of them")
 
 
 _SERVERS: dict[str, Callable[[Settings], EmbeddedServer]] = {

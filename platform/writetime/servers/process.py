@@ -88,7 +88,7 @@ class EmbeddedServer(ABC):
         if self.pid() is not None:
             return False
         for setting, port in self.ports.items():
-            _require_free(self.address, port, f"{self.name}: port {port}", setting)
+            self._require_free(port, setting)
         command = self.command()
         with self.log_file.open("ab") as log:
             process = subprocess.Popen(
@@ -121,7 +121,9 @@ class EmbeddedServer(ABC):
             time.sleep(0.1)
 
     def stop(self, sig: signal.Signals = signal.SIGTERM) -> bool:
-        """Stop the server (SIGKILL to simulate a crash); return False if it was not running."""
+        """Stop the server (SIGKILL to simulate a crash); return False if it was not running. A server that was killed
+        leaves its pid file, as after a crash.
+        """
         pid = self.pid()
         if pid is None:
             self._pid_file.unlink(missing_ok=True)
@@ -133,8 +135,19 @@ class EmbeddedServer(ABC):
         except psutil.TimeoutExpired:
             process.kill()
             process.wait(STOP_SECONDS)
-        self._pid_file.unlink(missing_ok=True)
+            return True
+        if sig != signal.SIGKILL:
+            self._pid_file.unlink(missing_ok=True)
         return True
+
+    def _require_free(self, port: int, setting: str) -> None:
+        # A server that did not stop by itself has left its pid file. Another program does not release the port.
+        was_killed = self._pid_file.exists()
+        if not wait_until(lambda: _is_free(self.address, port), PORT_RELEASE_SECONDS if was_killed else 0):
+            raise WritetimeError(
+                f"{self.name}: port {port} is in use by another program; stop it (if `writetime up` has started it in "
+                f"another folder: with `writetime down` there) or set another {setting}"
+            )
 
     @property
     def _pid_file(self) -> Path:
@@ -177,14 +190,6 @@ def free_port() -> int:
         with socket.socket() as s, suppress(OSError):
             s.bind(("127.0.0.1", port))
             return port
-
-
-def _require_free(address: str, port: int, what: str, setting: str) -> None:
-    if not wait_until(lambda: _is_free(address, port), PORT_RELEASE_SECONDS):
-        raise WritetimeError(
-            f"{what} is in use by another program; stop it (if `writetime up` has started it in another folder: "
-            f"with `writetime down` there) or set another {setting}"
-        )
 
 
 def _is_free(address: str, port: int) -> bool:

@@ -1,0 +1,99 @@
+"""Why a table that was named is not in the lake or in Kafka: its name is misspelt, or the database does not log its
+changes."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from pyarrow.fs import FileSelector, FileType
+
+from writetime.clients import kafka
+from writetime.clients.database import DRIVER_FAULTS, answers, connect
+from writetime.core.config import Settings
+from writetime.core.errors import MissingTable, WritetimeError
+from writetime.lake.followed_tables import are_captured, cdc_statement
+from writetime.lake.lake_storage import lake_storage
+from writetime.lake.table import names_table
+from writetime.landing.landing import captured_tables
+
+# How the names of the database's own keyspaces begin.
+_SYSTEM = "system"
+# The least similarity of names with other keyspaces; the default is 0.6.
+_WHOLE_NAMES = 0.8
+
+
+class KnownTables:
+    """The tables that have data in the lake or a topic in Kafka, and those of the database if it answers at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._kept = _tables_of_lake(settings) | _tables_of_kafka(settings)
+        self._database = _tables_of_database(settings)
+
+    def is_unknown(self, name: str) -> bool:
+        """Return whether the database answers, and neither it nor the platform has the table."""
+        return self._database is not None and name not in self._database and name not in self._kept
+
+    def misspelt(self, name: str) -> str | None:
+        """Return the message for a name that no table has; None if one has it, and if the database does not answer and
+        no other name is similar.
+        """
+        known = self._kept | (self._database or {}).keys()
+        if name in known:
+            return None
+        if similar := _most_similar(name, known):
+            return f"no table {name}; did you mean {similar}?"
+        return f"no table {name} in the database" if self.is_unknown(name) else None
+
+    def not_captured(self, name: str) -> str | None:
+        """Return the message for a table whose changes the database does not log; None for others."""
+        if self._database is None or self._database.get(name, True):
+            return None
+        return (
+            f"the database does not log the changes of {name}: {cdc_statement(self._settings, name)}; or bring in a "
+            "snapshot with `writetime backfill`"
+        )
+
+
+def message_of(settings: Settings, error: MissingTable) -> str:
+    """Return the message for a table that is missing, with the cause if that is known."""
+    known = KnownTables(settings)
+    return known.misspelt(error.table) or known.not_captured(error.table) or str(error)
+
+
+def _most_similar(name: str, known: Iterable[str]) -> str | None:
+    """Return the known table with the most similar name: first among those of the same keyspace, or of all keyspaces
+    if none is named. Whole names are similar because of their keyspaces, so those must be closer.
+    """
+    keyspace, _, table = name.rpartition(".")
+    here = {k.rpartition(".")[2]: k for k in sorted(known) if not keyspace or k.startswith(f"{keyspace}.")}
+    if found := difflib.get_close_matches(table, here, n=1):
+        return here[found[0]]
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_WHOLE_NAMES)), None)
+
+
+def _tables_of_lake(settings: Settings) -> set[str]:
+    try:
+        found = lake_storage(settings).filesystem().get_file_info(FileSelector("", allow_not_found=True))
+    except (OSError, WritetimeError):
+        # The error about the table is shown then.
+        return set()
+    return {info.base_name for info in found if info.type == FileType.Directory and names_table(info.base_name)}
+
+
+def _tables_of_kafka(settings: Settings) -> set[str]:
+    try:
+        return set(captured_tables(settings)) if kafka.answers(settings) else set()
+    except WritetimeError:
+        return set()
+
+
+def _tables_of_database(settings: Settings) -> Mapping[str, bool] | None:
+    """Return whether the database logs the changes of each table; None if it does not answer at once."""
+    if not answers(settings):
+        return None
+    try:
+        with connect(settings) as session:
+            captured = are_captured(session, settings)
+    except (WritetimeError, *DRIVER_FAULTS):
+        return None
+    return {name: logged for name, logged in captured.items() if not name.startswith(_SYSTEM)}
