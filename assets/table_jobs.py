@@ -261,6 +261,7 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
 
 def schema_changes(tables: Sequence[FollowedTable]) -> SensorDefinition:
     """Return the sensor that records schema changes."""
+    names = {table.name for table in tables}
 
     @sensor(
         minimum_interval_seconds=60,
@@ -270,7 +271,7 @@ def schema_changes(tables: Sequence[FollowedTable]) -> SensorDefinition:
         "by themselves; reload the code location to see the new columns.",
     )
     def schema_changes(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
-        now = {t.name: to_cql(t.schema) for t in followed_tables(database.settings)[0] if t.schema}
+        now = {t.name: to_cql(t.schema) for t in followed_tables(database.settings)[0] if t.schema and t.name in names}
         if not now:
             return SkipReason("the schemas cannot be read")
         known = json.loads(context.cursor or "{}")

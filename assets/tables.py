@@ -4,9 +4,10 @@ What belongs here: which assets and checks a followed table has, and the table i
 stage, and what starts them (`writetime_dagster.assets.table_jobs`).
 """
 
+import difflib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dagster import (
@@ -56,17 +57,20 @@ class Writer:
     group: str
 
 
-def definitions(settings: Settings, writers: Mapping[str, Writer]) -> Definitions:
+def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collection[str] | None = None) -> Definitions:
     """Return the definitions of the tables that the settings name. An invalid entry is logged, and becomes an asset
     whose description is the reason.
 
     Args:
         settings: of the installation.
         writers: the assets that write the platform's own tables, by the tables' names.
+        only: the tables to return, if not all that the settings name; one without an entry is refused.
     """
     context = DefinitionsLoadContext.get()
     loaded = _loaded(context, settings)
     found, refused = loaded or followed_tables(settings)
+    if only is not None and loaded is None:
+        found, refused = _chosen(only, found, refused)
     assets: list[AssetsDefinition | AssetSpec] = []
     checks: list[AssetChecksDefinition] = []
     tables: list[FollowedTable] = []
@@ -171,6 +175,22 @@ def _loaded(context: DefinitionsLoadContext, settings: Settings) -> tuple[list[F
         return None
     names = json.loads(context.reconstruction_metadata[_TABLES])
     return [table for table in read_entries(settings)[0] if table.name in names], []
+
+
+def _chosen(
+    only: Collection[str], found: Sequence[FollowedTable], refused: Sequence[Refused]
+) -> tuple[list[FollowedTable], list[Refused]]:
+    """Return what there is of these tables: followed, refused, or refused because they have no entry."""
+    known = {entry.name for entry in (*found, *refused)}
+    unknown: list[Refused] = []
+    for name in sorted(set(only) - known):
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; is it {close[0]}?" if close else ""
+        unknown.append(Refused(name, f"the settings have no entry [tables.{name}]{hint}"))
+    return (
+        [table for table in found if table.name in only],
+        [*(entry for entry in refused if entry.name in only), *unknown],
+    )
 
 
 def _cql(table: FollowedTable) -> str:

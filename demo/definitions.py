@@ -5,8 +5,8 @@ from dagster import Definitions
 from demo import assets, board, published
 from writetime.core import config
 from writetime_dagster.assets import ingest, tables, workqueue
-from writetime_dagster.assets.definitions import platform
 from writetime_dagster.assets.naming import documented
+from writetime_dagster.assets.wiring import platform
 
 settings = config.load()
 

@@ -27,9 +27,9 @@ from writetime.lake.followed_tables import FollowedTable
 from writetime.landing.reports import Reporter
 from writetime.servers.process import free_port
 from writetime.wire.watermarks import LandingReport, StepReport
-from writetime_dagster.assets.definitions import platform
 from writetime_dagster.assets.followed import progress
 from writetime_dagster.assets.naming import key_of
+from writetime_dagster.assets.wiring import platform
 from writetime_dagster.resources import KafkaResource
 
 EXPECT = [{"type": "expect_column_values_to_not_be_null", "column": "v"}]

@@ -40,6 +40,62 @@ rows = writetime.read_sstable(sys.argv[1]).read_all().num_rows
 print(json.dumps([rows, [name for name in sys.argv[2:] if importlib.util.find_spec(name)]]))
 """
 
+# A project of a user as `dg` lays it out, with an asset of its own that reads a view.
+PROJECT = {
+    "pyproject.toml": """
+[tool.dg]
+directory_type = "project"
+
+[tool.dg.project]
+root_module = "bakery"
+""",
+    "src/bakery/__init__.py": "",
+    "src/bakery/definitions.py": """
+from pathlib import Path
+
+from dagster import definitions, load_from_defs_folder
+
+@definitions
+def defs():
+    return load_from_defs_folder(path_within_project=Path(__file__).parent)
+""",
+    "src/bakery/defs/__init__.py": "",
+    "src/bakery/defs/sales.py": """
+from dagster import asset
+
+@asset(deps=[["shop", "orders", "orders_view"]])
+def sales() -> None: ...
+""",
+    "src/bakery/defs/tables/defs.yaml": """
+type: writetime_dagster.WritetimeComponent
+
+attributes:
+  settings: writetime.toml
+  tables: ["shop.orders"]
+""",
+    "src/bakery/defs/tables/writetime.toml": """
+[cassandra]
+port = 1
+
+[tables.shop.orders]
+[tables.shop.others]
+""",
+}
+BROUGHT_IN = """
+import json
+from importlib.metadata import entry_points
+from bakery.definitions import defs
+repository = defs().get_repository_def()
+graph = repository.asset_graph
+[found] = entry_points(group="dagster_dg_cli.registry_modules", name="writetime_dagster")
+print(json.dumps({
+    "assets": [key.to_user_string() for key in graph.get_all_asset_keys()],
+    "checks": [f"{key.asset_key.to_user_string()}:{key.name}" for key in graph.asset_check_keys],
+    "jobs": repository.job_names,
+    "listed": hasattr(found.load(), "WritetimeComponent"),
+}))
+"""
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -49,6 +105,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(wheel, tmp_path_factory.mktemp("base") / "environment")
+
+
+@pytest.fixture(scope="module")
+def with_dagster(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(wheel, tmp_path_factory.mktemp("dagster") / "environment", "dagster")
 
 
 def test_a_base_installation_is_small_and_runs_the_agent(wheel: Path, base: Path, tmp_path: Path) -> None:
@@ -79,10 +140,23 @@ def test_the_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Pat
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"writetime", "writetime_dagster"}
 
 
-def test_the_code_location_loads_with_its_extra(wheel: Path, tmp_path: Path) -> None:
-    python = installed(wheel, tmp_path / "environment", "dagster")
-    listed = run(tmp_path, python, "-m", "dagster", "asset", "list", "-m", "writetime_dagster.assets.definitions")
+def test_the_code_location_loads_with_its_extra(with_dagster: Path, tmp_path: Path) -> None:
+    command = ["-m", "dagster", "asset", "list", "-m", "writetime_dagster.assets.definitions"]
+    listed = run(tmp_path, with_dagster, *command)
     assert {"ingest/user_events", "ingest/dead_letters"} <= set(listed.stdout.split())
+
+
+def test_the_component_brings_tables_into_a_project(with_dagster: Path, tmp_path: Path) -> None:
+    for name, text in PROJECT.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = json.loads(run(tmp_path / "src", with_dagster, "-c", BROUGHT_IN).stdout)
+    assert {"sales", "shop/orders/orders", "shop/orders/orders_view", "capture/agents"} <= set(found["assets"])
+    assert not any(name.startswith(("shop/others", "ingest", "workqueue")) for name in found["assets"])
+    assert "shop/orders/orders_view:rows_are_those_of_the_database" in found["checks"]
+    assert {"land", "views", "row_events", "verify", "maintain"} <= set(found["jobs"])
+    assert found["listed"]
 
 
 def test_each_module_is_of_an_extra_that_installs_it(wheel: Path) -> None:

@@ -1,0 +1,68 @@
+"""The followed tables as a component of another Dagster project: `type: writetime_dagster.WritetimeComponent`.
+
+What belongs here: the component's attributes. Not here: what it brings in (`writetime_dagster.assets.wiring`).
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from dagster import Component, ComponentLoadContext, Definitions, Model, ResolutionContext, Resolvable, Resolver
+
+from writetime.core import config
+from writetime.core.errors import WritetimeError
+from writetime_dagster.assets.wiring import of_tables
+
+
+def _file(context: ResolutionContext, value: str | None) -> Path | None:
+    """Return a path of the settings; a relative one is relative to the file with the attributes."""
+    return None if value is None else context.resolve_source_relative_path(value)
+
+
+class WritetimeComponent(Component, Resolvable, Model):
+    """The tables of ScyllaDB or Apache Cassandra that Writetime follows: their assets, checks, jobs, schedules and
+    sensors, and those of their capture.
+
+    A project has one of it, as its assets have the names of the tables.
+    """
+
+    settings: Annotated[
+        Path | None,
+        Resolver(
+            _file,
+            model_field_type=str | None,
+            description="The settings file, relative to this file. Defaults to that of WRITETIME_CONFIG, or to "
+            "writetime.toml in the working folder.",
+            examples=["writetime.toml"],
+        ),
+    ] = None
+    tables: Annotated[
+        list[str] | None,
+        Resolver.default(
+            description="The tables to bring in, as keyspace.table. Defaults to all that the settings follow.",
+            examples=[["shop.orders"]],
+        ),
+    ] = None
+
+    def build_defs(self, context: ComponentLoadContext) -> Definitions:
+        """Return the definitions of the tables.
+
+        Raises:
+            WritetimeError: the settings are missing or invalid, or WRITETIME_CONFIG names other ones.
+        """
+        del context
+        if self.settings is not None:
+            _use(self.settings)
+        return of_tables(config.load(), self.tables)
+
+
+def _use(path: Path) -> None:
+    """Make a settings file the one of this process: resources and Spark's tasks find it by the variable."""
+    if not path.is_file():
+        raise WritetimeError(f"WritetimeComponent: settings names {path}, which is not a file; create or correct it")
+    chosen = os.environ.setdefault("WRITETIME_CONFIG", str(path))
+    if not Path(chosen).exists() or not path.samefile(chosen):
+        raise WritetimeError(
+            f"WritetimeComponent: settings names {path}, but WRITETIME_CONFIG names {chosen}; a process has one "
+            "settings file, so remove one of the two"
+        )

@@ -1,0 +1,132 @@
+"""All that Dagster has of the platform, or of its tables alone: wiring only.
+
+What belongs here: which stages there are. Not here: the code location (`writetime_dagster.assets.definitions`) and the
+component (`writetime_dagster.assets.component`), which load the settings.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from dagster import AssetKey, AssetSpec, Definitions, in_process_executor
+
+from writetime.core.config import Settings
+from writetime_dagster.assets import capture, ingest, replay, runs, segments, tables, workqueue
+from writetime_dagster.assets.naming import documented
+from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
+
+
+def platform(
+    settings: Settings,
+    *,
+    upstream: Mapping[AssetKey, Sequence[AssetKey]] | None = None,
+    publishers: Mapping[str, AssetKey] | None = None,
+    writers: Mapping[str, tables.Writer] | None = None,
+) -> Definitions:
+    """Return the definitions of the platform.
+
+    The names of tables, queues and owners are read from these settings. A run reads all other settings when it starts.
+
+    Args:
+        settings: of the installation.
+        upstream: assets of other code that the platform's assets depend on.
+        publishers: the asset that publishes to a replay queue, by the queue's name.
+        writers: the asset that writes a table, by the table's name without its keyspace.
+    """
+    # The assets that write the platform's own tables, so that no edge is missing if these tables are followed.
+    own = {
+        settings.ingest.table: tables.Writer(ingest.USER_EVENTS, "ingest"),
+        "queue_items": tables.Writer(workqueue.EVENT_QUEUE, "workqueue"),
+        **(writers or {}),
+    }
+
+    def depend(spec: AssetSpec) -> AssetSpec:
+        return spec.merge_attributes(deps=(upstream or {}).get(spec.key, ()))
+
+    return Definitions.merge(
+        tables.definitions(settings, {f"{settings.cassandra.keyspace}.{name}": writer for name, writer in own.items()}),
+        documented(
+            Definitions.merge(
+                replay.definitions(settings.replay.queues, publishers or {}), _capture(), _ingest_and_work()
+            ),
+            settings,
+        ).map_asset_specs(func=depend),
+        _shared(),
+        Definitions(resources={"zookeeper": ZooKeeperResource()}, executor=in_process_executor),
+    )
+
+
+def of_tables(settings: Settings, only: Collection[str] | None = None) -> Definitions:
+    """Return the definitions of the followed tables and of their capture, for a code location of other assets, too.
+
+    The executor is that of the code location, for steps that belong to none of the jobs.
+
+    Args:
+        settings: of the installation.
+        only: the names of the tables, as keyspace.table; all that the settings follow if it is None.
+    """
+    return Definitions.merge(tables.definitions(settings, {}, only), documented(_capture(), settings), _shared())
+
+
+def _shared() -> Definitions:
+    """Return the resources that all stages use, and what reports the end of runs."""
+    return Definitions(
+        resources={
+            "spark": SparkResource(),
+            "database": DatabaseResource(),
+            "kafka": KafkaResource(),
+            "lake": LakeResource(),
+        },
+        sensors=[runs.failed_runs, runs.finished_runs, runs.canceled_runs],
+    )
+
+
+def _capture() -> Definitions:
+    """Return the agents and archives that the tables' changes come from."""
+    return Definitions.merge(
+        Definitions(
+            assets=[capture.commit_logs, capture.agents],
+            asset_checks=[capture.no_agent_is_held_up],
+            jobs=[capture.agents_job],
+            schedules=[capture.agents_schedule],
+        ),
+        segments.definitions,
+    )
+
+
+def _ingest_and_work() -> Definitions:
+    """Return the assets of ingest and of work queues, and what starts them."""
+    return Definitions(
+        assets=[
+            ingest.http_events,
+            ingest.user_events_topic,
+            ingest.user_events,
+            ingest.dead_letter_topic,
+            ingest.dead_letters,
+            workqueue.event_queue,
+            workqueue.completed_events,
+        ],
+        asset_checks=[
+            ingest.lag_is_far_from_retention,
+            workqueue.no_item_is_lost,
+            workqueue.no_work_is_stuck,
+            workqueue.lake_has_what_is_completed,
+        ],
+        jobs=[
+            ingest.ingest_job,
+            ingest.ingest_lag_job,
+            ingest.dead_letters_job,
+            workqueue.completed_events_job,
+            workqueue.queue_health_job,
+            workqueue.queue_audit_job,
+            workqueue.drain_queue,
+        ],
+        sensors=[
+            ingest.user_events_lag,
+            workqueue.stuck_work,
+        ],
+        schedules=[
+            ingest.ingest_schedule,
+            ingest.ingest_lag_schedule,
+            ingest.dead_letters_schedule,
+            *workqueue.schedules,
+        ],
+    )
