@@ -1,19 +1,24 @@
 """`writetime verify KS.TABLE`."""
 
 import sys
-from dataclasses import asdict
+import time
+from collections.abc import Sequence
 
 import click
 import orjson
 
 from writetime.core import config
+from writetime.core.config import Settings
 from writetime.lake.table import open_table
+from writetime.verify.clusters import Progress, verify_clusters
 from writetime.verify.comparison import verify as compare
 
 _CAUSE = (
     "rows may differ because data entered without the commit log, by sstableloader, nodetool import or repair "
     "streaming: take a snapshot, and bring it into the lake with `writetime backfill`"
 )
+# Seconds between two lines of progress.
+_PROGRESS_SECONDS = 5.0
 
 
 @click.command()
@@ -21,26 +26,65 @@ _CAUSE = (
 @click.option(
     "--wait", default=10.0, show_default=True, help="Seconds to read differing rows again, because of replication lag."
 )
-def verify(*, table: str, wait: float) -> None:
+@click.option(
+    "--against",
+    metavar="CLUSTER",
+    help="Compare the database with another cluster, [clusters.CLUSTER] in the settings, instead of with the view.",
+)
+def verify(*, table: str, wait: float, against: str | None) -> None:
     """Compare a table's view with the database, by token ranges; print the rows that differ as JSON lines.
 
     The exit status is 1 if rows differ for a reason other than replication lag, or if rows lag and the capture or
     landing of the table has stopped.
     """
     settings = config.load()
+    proven = _view(settings, table, wait) if against is None else _clusters(settings, against, table, wait)
+    sys.exit(0 if proven else 1)
+
+
+def _view(settings: Settings, table: str, wait: float) -> bool:
+    """Compare the view with the database; return whether it is proven."""
     report = compare(settings, open_table(settings, table), wait)
-    for difference in report.differences:
-        click.echo(orjson.dumps(asdict(difference)))
+    _print(report.differences)
     lake, database = (sum(getattr(r, side) for r in report.ranges) for side in ("lake_rows", "database_rows"))
-    lagging = len(report.differences) - len(report.real)
     click.echo(
         f"{table}: {len(report.ranges)} token ranges, {database} rows in the database and {lake} in the lake: "
-        f"{len(report.real)} differ, {lagging} more lag behind"
-        + (f"; {report.unsettled} more partitions differ and were not read again" if report.unsettled else ""),
+        + _counted(len(report.real), len(report.differences), report.unsettled),
         err=True,
     )
     if report.real:
         click.echo(f"{table}: {_CAUSE}", err=True)
     for reason in report.stopped:
         click.echo(f"{table}: the rows that lag do not reach the lake: {reason}", err=True)
-    sys.exit(0 if report.proven else 1)
+    return report.proven
+
+
+def _clusters(settings: Settings, against: str, table: str, wait: float) -> bool:
+    """Compare the database with another cluster, and print the progress; return whether the two are equal."""
+    shown = time.monotonic()
+
+    def show(progress: Progress) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= _PROGRESS_SECONDS:
+            shown = time.monotonic()
+            rows = f"{progress.database_rows} rows in the database and {progress.against_rows} in {against}"
+            click.echo(f"{table}: {progress.share:.0%} of the tokens, {rows}", err=True)
+
+    report = verify_clusters(settings, against, table, wait, show)
+    _print(report.differences)
+    click.echo(
+        f"{table}: {report.ranges} token ranges, {report.database_rows} rows in the database and "
+        f"{report.against_rows} in {against}: " + _counted(len(report.real), len(report.differences), report.unsettled),
+        err=True,
+    )
+    return report.proven
+
+
+def _print(differences: Sequence[object]) -> None:
+    for difference in differences:
+        click.echo(orjson.dumps(difference))
+
+
+def _counted(real: int, differences: int, unsettled: int) -> str:
+    more = f"; {unsettled} more partitions differ and were not read again" if unsettled else ""
+    return f"{real} differ, {differences - real} more lag behind{more}"

@@ -474,6 +474,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="WRITETIME_", env_nested_delimiter="__", extra="forbid", frozen=True)
 
     cassandra: Cassandra = Cassandra()
+    clusters: dict[str, Cassandra] = Field(
+        default={}, description="Other databases by names of your choice, for `writetime verify --against`."
+    )
     kafka: Kafka = Kafka()
     schema_registry: SchemaRegistry = SchemaRegistry()
     zookeeper: ZooKeeper = ZooKeeper()

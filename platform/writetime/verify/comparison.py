@@ -17,9 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from writetime.clients.database import connect
-from writetime.core.arrow import bytes_of, one_chunk, take
 from writetime.core.config import Settings
-from writetime.core.printing import json_value
 from writetime.lake.buckets import token_range
 from writetime.lake.contents import combined
 from writetime.lake.delta import BucketedTable
@@ -28,12 +26,11 @@ from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views, time_now
 from writetime.landing.reports import stopped
 from writetime.merge import merge
-from writetime.row_events.compare import Matched, Rows, changed
+from writetime.row_events.compare import Matched, Rows
 from writetime.row_events.events import placed_rows
-from writetime.row_events.ids import siphash
-from writetime.schema.avro import encode, joined, nullable
 from writetime.schema.table import TableSchema
 from writetime.verify.database_table import DatabaseTable
+from writetime.verify.rows import differing, digest, json_row, tokens_of
 
 # Approximate number of rows of the database in memory at once.
 RANGE_ROWS = 200_000
@@ -122,21 +119,6 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
     return Report(ranges, left, newest, len(suspects) - len(chosen), reasons)
 
 
-def digest(rows: Rows, schema: TableSchema) -> str:
-    """Return a digest of rows in any order: the sum of the SipHash of each one's place and other columns.
-
-    The key columns count by their places, because equal decimals (1.0 and 1.00) have one place and may come in any
-    form.
-    """
-    content = [nullable(encode(one_chunk(rows.values[c.name]), c.type)) for c in schema.static + schema.regular] or [
-        pa.array([b""] * len(rows.tokens), pa.large_binary())
-    ]
-    places = joined([p.cast(pa.large_binary()) for p in (rows.keys, rows.positions)])
-    zero = np.uint64(0)
-    hashes = siphash(zero, zero, *bytes_of(places.cast(pa.binary())), *bytes_of(joined(content).cast(pa.binary())))
-    return "".join(f"{int(word):016x}" for word in hashes.sum(axis=0, dtype=np.uint64))
-
-
 def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> Iterator[tuple[Range, set[int]]]:
     """Yield the ranges, and for each the tokens of rows that differ at the first read."""
     views = {view.bucket: view for view in bucket_views(table)}
@@ -151,7 +133,7 @@ def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> 
             theirs = database.rows(start, end)
             ours = _between(lake, start, end)
             digests = digest(theirs, schema), digest(ours, schema)
-            tokens = set() if digests[0] == digests[1] else _tokens(ours, theirs, _changed(ours, theirs, schema))
+            tokens = set() if digests[0] == digests[1] else tokens_of(ours, theirs, differing(ours, theirs, schema))
             yield Range(start, end, len(theirs.tokens), len(ours.tokens), *digests), tokens
 
 
@@ -166,8 +148,8 @@ def _settle(
     while suspects:
         theirs, written = database.timed_rows(sorted(suspects))
         ours = _lake_rows(bucket_views(table), schema, np.array(sorted(suspects), np.int64))
-        found = _changed(ours, theirs, schema)
-        suspects = _tokens(ours, theirs, found)
+        found = differing(ours, theirs, schema)
+        suspects = tokens_of(ours, theirs, found)
         if suspects and time.monotonic() > deadline:
             return _differences(ours, theirs, found, written)
         if suspects:
@@ -215,28 +197,10 @@ def _between(rows: Rows, first: int, last: int) -> Rows:
     return Rows(rows.values.slice(start, end - start), *(part.slice(start, end - start) for part in parts))
 
 
-def _changed(ours: Rows, theirs: Rows, schema: TableSchema) -> Matched:
-    """Return the places that differ, except for the forms of key columns; the lake is `before`."""
-    names = [c.name for c in schema.static + schema.regular]
-    one, other = (Rows(r.values.select(names), r.tokens, r.keys, r.positions) for r in (ours, theirs))
-    return changed(one, other)
-
-
-def _tokens(ours: Rows, theirs: Rows, found: Matched) -> set[int]:
-    tokens = set(take(ours.tokens, found.before).to_pylist()) | set(take(theirs.tokens, found.after).to_pylist())
-    return tokens - {None}
-
-
 def _differences(ours: Rows, theirs: Rows, found: Matched, written: np.ndarray) -> list[Difference]:
     differences = []
     for i, j in zip(found.before.tolist(), found.after.tolist(), strict=True):
         at = int(written[j]) if j >= 0 else 0
         token = ours.tokens[i] if i >= 0 else theirs.tokens[j]
-        differences.append(Difference(token.as_py(), _row(theirs, j), _row(ours, i), at))
+        differences.append(Difference(token.as_py(), json_row(theirs, j), json_row(ours, i), at))
     return differences
-
-
-def _row(rows: Rows, index: int) -> dict[str, Any] | None:
-    if index < 0:
-        return None
-    return {name: json_value(rows.values[name][index]) for name in rows.values.column_names}

@@ -1,0 +1,197 @@
+"""Compares a table of two clusters by token ranges, as before the end of a migration.
+
+Each range is compared by digests, then row by row. The clusters are never read at the same time, so partitions that
+differ are read again, from both, until they are equal or the waiting time is over. A remaining difference is lag if
+one of the databases reports a write that is newer than the beginning of the comparison. (CQL reports no time of a
+deletion, so a deletion that only one cluster has counts as a difference.)
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.lake.views import time_now
+from writetime.schema.system import read_schema
+from writetime.schema.table import SchemaError, TableSchema
+from writetime.verify.comparison import RANGE_ROWS, SUSPECTS
+from writetime.verify.database_table import DatabaseTable
+from writetime.verify.rows import differing, digest, json_row, tokens_of
+
+_FIRST, _LAST = -(1 << 63), (1 << 63) - 1
+# The first range is this share of all tokens, as nothing is known of the table. Each later one may be four times as
+# large as the one before, or as small.
+_FIRST_SHARE = 1 << 12
+_MOST_GROWTH = 4
+_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row that differs between the two clusters; None where it does not exist. `written_at` (microseconds) is its
+    newest write time that either database reports, 0 if none.
+    """
+
+    token: int
+    database: dict[str, Any] | None
+    against: dict[str, Any] | None
+    written_at: int
+    lagging: bool
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a comparison is: the share of all tokens (0 to 1), and the rows of both sides."""
+
+    share: float
+    database_rows: int
+    against_rows: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """The rows of both sides, and the remaining differences. `unsettled` is the number of differing partitions beyond
+    the first `SUSPECTS`, which were not read again.
+    """
+
+    ranges: int
+    database_rows: int
+    against_rows: int
+    differences: list[Difference]
+    unsettled: int
+
+    @property
+    def proven(self) -> bool:
+        """Whether the two sides are equal, except for lag."""
+        return not self.real and not self.unsettled
+
+    @property
+    def real(self) -> list[Difference]:
+        """The differences that are not lag."""
+        return [d for d in self.differences if not d.lagging]
+
+
+def verify_clusters(
+    settings: Settings,
+    against: str,
+    table: str,
+    wait_seconds: float = 10.0,
+    progress: Callable[[Progress], None] | None = None,
+) -> Report:
+    """Compare a table of the database with the same table of another cluster.
+
+    Args:
+        settings: where the database is, and the other clusters.
+        against: the name of the other cluster, as in `[clusters.NAME]`.
+        table: its name, as keyspace.table.
+        wait_seconds: how long to read differing rows again.
+        progress: is called after each range.
+
+    Raises:
+        WritetimeError: the settings have no such cluster, one of the two cannot be read, or the table has other
+            columns there.
+    """
+    if against not in settings.clusters:
+        known = ", ".join(sorted(settings.clusters)) or "none"
+        raise WritetimeError(
+            f"the settings have no cluster {against!r} (known: {known}); add a section [clusters.{against}] with the "
+            "same settings as [cassandra]"
+        )
+    other = settings.model_copy(update={"cassandra": settings.clusters[against]})
+    began = time_now()
+    with connect(settings) as session, connect(other) as other_session:
+        schema = read_schema(session, table)
+        try:
+            theirs = read_schema(other_session, table)
+        except SchemaError:
+            raise WritetimeError(f"the cluster {against} has no table {table}") from None
+        _require_same_columns(schema, theirs, against)
+        pair = _Pair(DatabaseTable(session, schema), DatabaseTable(other_session, replace(schema, id=None)), schema)
+        ranges, suspects, found = 0, set[int](), Progress(0, 0, 0)
+        for share, here_rows, there_rows, tokens in pair.compare():
+            ranges += 1
+            suspects |= tokens
+            found = Progress(share, found.database_rows + here_rows, found.against_rows + there_rows)
+            if progress is not None:
+                progress(found)
+        chosen = set(sorted(suspects)[:SUSPECTS])
+        left = pair.settle(chosen, time.monotonic() + wait_seconds, began)
+    return Report(ranges, found.database_rows, found.against_rows, left, len(suspects) - len(chosen))
+
+
+class _Pair:
+    """The table in both clusters."""
+
+    def __init__(self, here: DatabaseTable, there: DatabaseTable, schema: TableSchema) -> None:
+        self._here = here
+        self._there = there
+        self._schema = schema
+
+    def compare(self) -> Iterator[tuple[float, int, int, set[int]]]:
+        """Yield for each range of tokens the share of all tokens up to its end, the rows of both sides, and the tokens
+        of rows that differ. Ranges follow the number of rows, so that each has about `RANGE_ROWS`.
+        """
+        total = _LAST - _FIRST + 1
+        first, step = _FIRST, total // _FIRST_SHARE
+        with ThreadPoolExecutor(2) as pool:
+            while first <= _LAST:
+                last = min(first + step - 1, _LAST)
+                here, there = pool.map(lambda side, r=(first, last): side.rows(*r), (self._here, self._there))
+                same = digest(here, self._schema) == digest(there, self._schema)
+                tokens = set() if same else tokens_of(here, there, differing(here, there, self._schema))
+                rows = len(here.tokens), len(there.tokens)
+                yield (last - _FIRST + 1) / total, *rows, tokens
+                growth = RANGE_ROWS / max(*rows, 1)
+                step = max(int(step * min(max(growth, 1 / _MOST_GROWTH), _MOST_GROWTH)), 1)
+                first = last + 1
+
+    def settle(self, suspects: set[int], deadline: float, began: int) -> list[Difference]:
+        """Read the tokens again, until none differs or the time is over; return the remaining differences."""
+        while suspects:
+            (here, here_times), (there, there_times) = (
+                side.timed_rows(sorted(suspects)) for side in (self._here, self._there)
+            )
+            found = differing(here, there, self._schema)
+            suspects = tokens_of(here, there, found)
+            if suspects and time.monotonic() > deadline:
+                differences = []
+                for i, j in zip(found.before.tolist(), found.after.tolist(), strict=True):
+                    at = max(int(here_times[i]) if i >= 0 else 0, int(there_times[j]) if j >= 0 else 0)
+                    token = (here.tokens[i] if i >= 0 else there.tokens[j]).as_py()
+                    differences.append(Difference(token, json_row(here, i), json_row(there, j), at, at > began))
+                return differences
+            if suspects:
+                time.sleep(_PAUSE_SECONDS)
+        return []
+
+
+def _require_same_columns(schema: TableSchema, other: TableSchema, against: str) -> None:
+    ours, theirs = _columns(schema), _columns(other)
+    names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    if names:
+        raise WritetimeError(
+            f"{schema.full_name} has other columns in the cluster {against}, so the two cannot be compared: "
+            + "; ".join(f"{ours.get(n, 'no ' + n)} here, and {theirs.get(n, 'no ' + n)} there" for n in names)
+        )
+
+
+def _columns(schema: TableSchema) -> dict[str, str]:
+    """Return each column as text, by its name, with its type, its kind and its place in a key; and each UDT with its
+    fields.
+    """
+    kinds = {
+        "partition key": schema.partition_key,
+        "clustering": schema.clustering,
+        "static": schema.static,
+        "regular": schema.regular,
+    }
+    found = {f"type {udt.name}": f"type {udt.name} {udt.fields}" for udt in schema.udts()}
+    for kind, columns in kinds.items():
+        for number, column in enumerate(columns):
+            place = f" {number + 1}" if kind in ("partition key", "clustering") else ""
+            found[column.name] = f"{column.name} {column.type} ({kind}{place})"
+    return found

@@ -1,0 +1,133 @@
+"""Verification between two clusters: of each, one real node."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+from cassandra.cluster import Session
+from click.testing import CliRunner
+
+from tests.support.generate import SEED
+from tests.support.servers import server_addresses, start
+from tests.support.settings import write_settings
+from writetime.cli.main import main
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.verify import clusters
+from writetime.verify.clusters import Progress, Report, verify_clusters
+
+_REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
+_TABLE = "shop.orders"
+_STATEMENTS = [
+    f"CREATE KEYSPACE IF NOT EXISTS shop WITH replication = {_REPLICATION}",
+    "CREATE TYPE IF NOT EXISTS shop.place (street text, number int)",
+    f"CREATE TABLE IF NOT EXISTS {_TABLE} (id int, n int, s text STATIC, v text, at frozen<place>, tags set<text>, "
+    "PRIMARY KEY (id, n))",
+]
+_ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    with server_addresses(tmp_path_factory.mktemp("other")) as settings:
+        start(settings, "cassandra")
+        yield settings
+
+
+@pytest.fixture
+def both(cassandra: Settings, other: Settings) -> Settings:
+    """Settings of a database that name the other one `new`."""
+    return cassandra.model_copy(update={"clusters": {"new": other.cassandra}})
+
+
+@pytest.fixture
+def sessions(both: Settings, other: Settings) -> Iterator[tuple[Session, Session]]:
+    """Sessions to both, which have the same table with the same rows."""
+    with connect(both) as here, connect(other) as there:
+        for session in (here, there):
+            session.execute("DROP KEYSPACE IF EXISTS shop")
+            for statement in _STATEMENTS:
+                session.execute(statement)
+            for i in range(_ROWS):
+                session.execute(
+                    f"INSERT INTO {_TABLE} (id, n, s, v, at, tags) VALUES ({i % 40}, {i}, 's{i % 40}', 'v{i}', "
+                    f"{{street: 'x', number: {i}}}, {{'a', 'b{i}'}}) USING TIMESTAMP {i + 1}"
+                )
+        yield here, there
+
+
+def compared(settings: Settings, wait_seconds: float = 0) -> Report:
+    return verify_clusters(settings, "new", _TABLE, wait_seconds)
+
+
+def test_each_row_that_differs_is_found(
+    both: Settings, sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chooser = random.Random(SEED)
+    assert (compared(both).database_rows, compared(both).against_rows) == (_ROWS, _ROWS)
+    assert compared(both).proven
+    changed = chooser.sample(range(_ROWS), 6)
+    changes = ("SET v = 'other'", "SET tags = tags + {'c'}", "SET at = {street: 'y', number: 1}")
+    for i, change in zip(changed[:3], changes, strict=True):
+        chooser.choice(sessions).execute(
+            f"UPDATE {_TABLE} USING TIMESTAMP 1000 {change} WHERE id = {i % 40} AND n = {i}"
+        )
+    for i in changed[3:5]:
+        chooser.choice(sessions).execute(f"DELETE FROM {_TABLE} USING TIMESTAMP 1000 WHERE id = {i % 40} AND n = {i}")
+    sessions[1].execute(f"INSERT INTO {_TABLE} (id, n) VALUES ({changed[5] % 40}, -1) USING TIMESTAMP 1000")
+    wanted = {(i % 40, i) for i in changed[:5]} | {(changed[5] % 40, -1)}
+    for rows_per_range in (200_000, 10):
+        monkeypatch.setattr(clusters, "RANGE_ROWS", rows_per_range)
+        report = compared(both)
+        assert not report.proven
+        found = {(d["id"], d["n"]) for d in (x.database or x.against for x in report.real) if d}
+        assert found == wanted
+    monkeypatch.setattr(clusters, "SUSPECTS", 1)
+    assert compared(both).unsettled >= 1
+
+
+def test_a_row_that_is_on_its_way_lags(both: Settings, sessions: tuple[Session, Session]) -> None:
+    in_a_year = 4_000_000_000_000_000
+    sessions[0].execute(f"UPDATE {_TABLE} USING TIMESTAMP {in_a_year} SET v = 'new' WHERE id = 1 AND n = 1")
+    report = compared(both)
+    assert report.proven
+    assert [d.lagging for d in report.differences] == [True]
+
+
+def test_the_command(
+    both: Settings, sessions: tuple[Session, Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_settings(both, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    monkeypatch.setattr("writetime.cli.verify._PROGRESS_SECONDS", 0.0)
+    command = ["verify", _TABLE, "--against", "new", "--wait", "0"]
+    equal = CliRunner().invoke(main, command)
+    assert (equal.exit_code, equal.stdout) == (0, "")
+    assert f"{_TABLE}: 100% of the tokens, {_ROWS} rows in the database and {_ROWS} in new" in equal.stderr
+    sessions[1].execute(f"UPDATE {_TABLE} USING TIMESTAMP 1000 SET v = 'x' WHERE id = 0 AND n = 0")
+    other = CliRunner().invoke(main, command)
+    assert other.exit_code == 1
+    [row] = map(orjson.loads, other.stdout.splitlines())
+    assert (row["database"]["v"], row["against"]["v"]) == ("v0", "x")
+
+
+def test_what_cannot_be_compared(both: Settings, sessions: tuple[Session, Session]) -> None:
+    with pytest.raises(WritetimeError, match=r"no cluster 'old' \(known: new\); add a section \[clusters.old\]"):
+        verify_clusters(both, "old", _TABLE)
+    sessions[1].execute(f"ALTER TABLE {_TABLE} ADD more int")
+    with pytest.raises(WritetimeError, match=r"no more here, and more int \(regular\) there"):
+        compared(both)
+    sessions[1].execute(f"DROP TABLE {_TABLE}")
+    with pytest.raises(WritetimeError, match=f"the cluster new has no table {_TABLE}"):
+        compared(both)
+
+
+def test_progress_reaches_the_end(both: Settings, sessions: tuple[Session, Session]) -> None:
+    assert sessions
+    found: list[Progress] = []
+    verify_clusters(both, "new", _TABLE, 0, found.append)
+    assert found[-1] == Progress(1.0, _ROWS, _ROWS)
+    assert [p.share for p in found] == sorted(p.share for p in found)
