@@ -6,6 +6,7 @@ agent`), and landing (`writetime_dagster.assets.changes`).
 
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from dagster import (
@@ -91,8 +92,17 @@ def no_agent_is_held_up(kafka: KafkaResource) -> AssetCheckResult:
     faults = {source: of_tables for source, s in found.items() if (of_tables := _faults_of_tables(s))}
     since = time.time() - kafka.settings.capture.stale_seconds
     silent = {source: at for source, s in found.items() if (at := s.get("at", 0.0)) < since}
+    reasons = [
+        *(
+            f"{source} has not reported since {datetime.fromtimestamp(at, UTC):%F %T} UTC"
+            for source, at in silent.items()
+        ),
+        *(f"{source} is held up by {reason}" for source, reason in held.items()),
+        *(f"{source}, {table}: {fault}" for source, of_tables in faults.items() for table, fault in of_tables.items()),
+    ]
     return AssetCheckResult(
-        passed=not held and not faults and not silent,
+        passed=not reasons,
+        description="; ".join(reasons) or None,
         metadata={
             "agents_held": len(held),
             "tables_with_faults": MetadataValue.json(faults),

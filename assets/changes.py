@@ -88,6 +88,9 @@ def landed(table: FollowedTable) -> AssetsDefinition:
                 AssetCheckResult(
                     check_name="all_messages_landed",
                     passed=added == landing.offsets_landed,
+                    description=None
+                    if added == landing.offsets_landed
+                    else f"{landing.offsets_landed:,} offsets gave {added:,} changes",
                     metadata={"changes_landed": added, "offsets": landing.offsets_landed},
                 )
             ],
@@ -135,16 +138,26 @@ def lag_and_freshness(table: FollowedTable) -> AssetChecksDefinition:
                 until = captured_until(open_table(lake.settings, table.name).changes.load())
                 freshness = _freshness(until)
                 fresh = time.time() - until / 1e6 <= settings.capture.stale_seconds
-            bound = {"changes_not_landed": waiting, "max_lag": table.entry.max_lag}
+            age = f"captured until {freshness['age_seconds']} s ago" if freshness else "the lake has no watermark"
+            bounded = waiting <= table.entry.max_lag
             yield AssetCheckResult(
-                check_name="lag_is_bounded", passed=waiting <= table.entry.max_lag, severity=warn, metadata=bound
+                check_name="lag_is_bounded",
+                passed=bounded,
+                severity=warn,
+                description=None if bounded else f"{waiting:,} changes are not landed",
+                metadata={"changes_not_landed": waiting, "max_lag": table.entry.max_lag},
             )
             yield AssetCheckResult(
-                check_name="lake_is_fresh", passed=fresh, severity=warn, metadata={**freshness, **fix}
+                check_name="lake_is_fresh",
+                passed=fresh,
+                severity=warn,
+                description=None if fresh else fix.get("fix", age),
+                metadata={**freshness, **fix},
             )
             yield AssetCheckResult(
                 check_name="landing_goes_on",
                 passed=not reasons,
+                description="; ".join(reasons) or None,
                 metadata={"stopped": MetadataValue.json(reasons)} if reasons else {},
             )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from dagster import AssetCheckResult, AssetCheckSeverity, MetadataValue
 
-from writetime.clients.quality import Finding, markdown
+from writetime.clients.quality import Finding, failed, markdown
 
 
 def from_findings(
@@ -18,6 +18,7 @@ def from_findings(
         check_name=check_name,
         passed=all(f.success for f in findings),
         severity=severity,
+        description=failed(findings) or None,
         metadata={
             "expectations": MetadataValue.md(markdown(findings)),
             "expectations_met": sum(f.success for f in findings),
@@ -34,6 +35,7 @@ def from_unfit(check_name: str, unfit: Mapping[str, int]) -> AssetCheckResult:
         check_name=check_name,
         passed=not unfit,
         severity=AssetCheckSeverity.WARN,
+        description="; ".join(f"`{column}`: {rows:,} rows do not fit" for column, rows in unfit.items()) or None,
         metadata={"rows_by_column": MetadataValue.json(dict(unfit)), "columns": len(unfit)},
     )
 
@@ -42,6 +44,7 @@ def from_waiting(messages: Mapping[int, int]) -> AssetCheckResult:
     """Return one check that passes when no message waits too long. It shows the messages by partition."""
     return AssetCheckResult(
         passed=not messages,
+        description="; ".join(f"partition {p}: {n:,} messages wait for too long" for p, n in messages.items()) or None,
         metadata={
             "messages_waiting_too_long": sum(messages.values()),
             "by_partition": MetadataValue.json({str(p): n for p, n in messages.items()}),

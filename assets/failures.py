@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from dagster import DagsterError, Failure, RetryRequested
+from dagster._core.errors import DagsterUserCodeProcessError
+from dagster_shared.error import SerializableErrorInfo
 
 from writetime.clients.zookeeper import NoZooKeeper
 from writetime.core.errors import Transient, WritetimeError, reason_of
@@ -14,6 +16,19 @@ from writetime.replay import batches as replay
 from writetime.workqueue import statements as workqueue
 
 log = logging.getLogger(__name__)
+
+
+class ToCorrect(DagsterUserCodeProcessError, Failure):
+    """A failure that a person has to correct: a sentence, and no stack trace, which would hide it.
+
+    Dagster shows the error of another process as that process gives it, so it adds no stack trace.
+    """
+
+    def __init__(self, reason: str) -> None:
+        info = SerializableErrorInfo(f"{reason}\n", [], "ToCorrect")
+        super().__init__(reason, allow_retries=False, user_code_process_error_infos=[info])
+
+
 _T = TypeVar("_T")
 
 # Four minutes in all: a server restarts in less.
@@ -41,7 +56,7 @@ def by_kind(soon_seconds: int = _SOON_SECONDS) -> Iterator[None]:
         if is_outage(e):
             raise RetryRequested(_RETRIES, _WAIT_SECONDS) from e
         if isinstance(e, WritetimeError):
-            raise Failure(str(e), allow_retries=False) from e
+            raise ToCorrect(str(e)) from None
         raise RetryRequested(_RETRIES, soon_seconds) from e
 
 

@@ -92,7 +92,14 @@ def _events(table: FollowedTable, report: LandingReport) -> Iterator[AssetObserv
         yield AssetObservation(key, metadata=_progress(step, report.at))
         if part == "view" and table.entry.expect:
             fault = _fault(step.fault) if step.unexpected else {}
-            yield AssetCheckEvaluation(key, EXPECTED, not step.unexpected, fault, severity=AssetCheckSeverity.ERROR)
+            yield AssetCheckEvaluation(
+                key,
+                EXPECTED,
+                not step.unexpected,
+                fault,
+                severity=AssetCheckSeverity.ERROR,
+                description=step.fault if step.unexpected else None,
+            )
 
 
 def _progress(step: StepReport, at: float) -> dict[str, Any]:

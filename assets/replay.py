@@ -22,7 +22,6 @@ from dagster import (
     DefaultSensorStatus,
     Definitions,
     DynamicPartitionsDefinition,
-    Failure,
     MaterializeResult,
     MetadataValue,
     ObserveResult,
@@ -49,7 +48,7 @@ from writetime.replay import advance, check, extent, lag, sealed, trim
 from writetime.replay.batch_rows import SCHEMA, read
 from writetime_dagster.assets.automation import is_under_way, on_schedule
 from writetime_dagster.assets.checks import from_findings
-from writetime_dagster.assets.failures import apart, by_kind
+from writetime_dagster.assets.failures import ToCorrect, apart, by_kind
 from writetime_dagster.assets.naming import arrow_columns
 from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
 
@@ -134,6 +133,7 @@ def batches_are_complete(queue: str) -> AssetChecksDefinition:
         found = check(database.settings, queue)
         return AssetCheckResult(
             passed=not found.faults,
+            description="; ".join(map(str, found.faults[:_FAULTS_SHOWN])) or None,
             metadata={
                 "batches": found.batches,
                 "items": found.items,
@@ -191,8 +191,9 @@ def batches_in_lake(queue: str) -> AssetsDefinition:
             )
             yield from_findings("rows_are_the_items", findings)
             if not all(finding.success for finding in findings):
-                raise Failure(
-                    f"queue {queue}: the rows of batches {first} to {last} are not the items; the lake keeps its"
+                raise ToCorrect(
+                    f"queue {queue}: the rows of batches {first} to {last} are not the items; the lake keeps its: "
+                    + quality.failed(findings)
                 )
             lake.replace_where(rows, table, f"n BETWEEN {first} AND {last}")
             rows.unpersist()
@@ -262,7 +263,7 @@ def trim_queues_op(context: OpExecutionContext, database: DatabaseResource) -> N
     )
     if faults:
         reasons = "; ".join(f"queue {queue}: {reason}" for queue, reason in faults.items())
-        raise Failure(f"batches of some queues were not deleted: {reasons}", allow_retries=False)
+        raise ToCorrect(f"batches of some queues were not deleted: {reasons}")
 
 
 @job(

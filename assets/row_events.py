@@ -76,7 +76,8 @@ def events(table: FollowedTable) -> AssetsDefinition:
                 frame,
                 lambda files: {"events_are_of_their_kinds": expectations.of_events(sum(f.rows for f in files))},
                 f"{table.name}: the new row events are not as expected; they are not committed",
-                count,
+                count=count,
+                keys=["event_id"],
             )
             began = time.monotonic()
             added = yield from staged.during(lambda: extend(in_lake, run=in_spark(session), staged=staged))
@@ -138,6 +139,9 @@ def topic(table: FollowedTable) -> AssetsDefinition:
                 AssetCheckResult(
                     check_name="all_events_are_published",
                     passed=found == published and not waiting,
+                    description=None
+                    if found == published and not waiting
+                    else f"{published:,} events were published, the topic has {found:,}, and {waiting:,} wait",
                     metadata={"events_published": published, "events_in_topic": found, "events_waiting": waiting},
                 )
             ],

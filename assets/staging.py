@@ -6,13 +6,14 @@ What belongs here: when suites run, and what a failure does. Not here: expectati
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from dagster import AssetCheckResult, AssetCheckSeverity, Failure
+from dagster import AssetCheckResult, AssetCheckSeverity
 from pyspark.sql import DataFrame
 
 from writetime.clients import quality
 from writetime.clients.quality import Finding, gxe
 from writetime.lake.parquet import WrittenFile
 from writetime_dagster.assets.checks import from_findings
+from writetime_dagster.assets.failures import ToCorrect
 
 _T = TypeVar("_T")
 
@@ -21,7 +22,7 @@ class StagedFiles:
     """Validates staged files with Great Expectations: one suite for each asset check.
 
     The engine calls it with the files before the commit, as `staged`. If an expectation of a check of severity ERROR is
-    not met, it raises `Failure`, and the files are not committed.
+    not met, it raises `ToCorrect`, and the files are not committed.
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class StagedFiles:
         frame: Callable[[Sequence[WrittenFile]], DataFrame],
         suites: "Callable[[Sequence[WrittenFile]], Mapping[str, list[gxe.Expectation]]]",
         failure: str,
+        *,
         count: Callable[[DataFrame], None] | None = None,
+        keys: Sequence[str] = (),
     ) -> None:
         """Name the checks, and how files are validated.
 
@@ -40,19 +43,21 @@ class StagedFiles:
             suites: returns the expectations of each check.
             failure: the text of the failure.
             count: is called with each frame while Spark keeps it in memory.
+            keys: the columns that identify a row in a failure.
         """
         self._checks = checks
         self._frame = frame
         self._suites = suites
         self._failure = failure
         self._count = count
+        self._keys = keys
         self._findings: dict[str, list[Finding]] = {}
 
     def __call__(self, files: Sequence[WrittenFile]) -> None:
         """Validate files.
 
         Raises:
-            Failure: they are not as expected.
+            ToCorrect: they are not as expected.
         """
         if not files:
             return
@@ -61,14 +66,14 @@ class StagedFiles:
             for check, suite in self._suites(files).items():
                 found = self._findings.setdefault(check, [])
                 if suite:
-                    found.extend(quality.validate(frame, check, suite))
+                    found.extend(quality.validate(frame, check, suite, self._keys))
             if self._count:
                 self._count(frame)
         finally:
             frame.unpersist()
         blocking = [check for check, severity in self._checks.items() if severity is AssetCheckSeverity.ERROR]
-        if not all(finding.success for check in blocking for finding in self._findings.get(check, [])):
-            raise Failure(self._failure)
+        if failed := quality.failed(finding for check in blocking for finding in self._findings.get(check, [])):
+            raise ToCorrect(f"{self._failure}: {failed}")
 
     def during(self, work: Callable[[], _T]) -> Generator[AssetCheckResult, None, _T]:
         """Do the work that stages files, yield the checks, and return its result. If it fails, yield the checks whose

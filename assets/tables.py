@@ -160,8 +160,12 @@ def is_captured_by_the_database(table: FollowedTable) -> AssetChecksDefinition:
     def changes_are_logged(database: DatabaseResource) -> AssetCheckResult:
         with database.connect() as session:
             captured = is_captured(session, database.settings, table.name)
-        fix = {} if captured else {"fix": cdc_statement(database.settings, table.name)}
-        return AssetCheckResult(passed=captured, metadata=fix)
+        fix = cdc_statement(database.settings, table.name)
+        if captured:
+            return AssetCheckResult(passed=True)
+        return AssetCheckResult(
+            passed=False, description=f"the database does not log changes of this table: {fix}", metadata={"fix": fix}
+        )
 
     return changes_are_logged
 

@@ -31,8 +31,8 @@ from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table, view_schema
-from writetime.verify.comparison import verify
-from writetime.view.expected_rows import of_each_row, of_entry
+from writetime.verify.comparison import Report, verify
+from writetime.view.expected_rows import key_columns, of_each_row, of_entry
 from writetime.view.refreshing import refresh
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.checks import from_findings, from_unfit
@@ -117,6 +117,7 @@ def compacted(table: FollowedTable) -> AssetsDefinition:
                 lambda files: expectations.view(session, in_lake, files),
                 suites,
                 f"{table.name}: the new rows are not as expected; the view stays as it was",
+                keys=key_columns(in_lake.schema()),
             )
             began = time.monotonic()
             done = yield from staged.during(
@@ -157,9 +158,9 @@ def expected_rows(table: FollowedTable) -> AssetChecksDefinition:
     )
     @by_kind()
     def all_rows_are_as_expected(spark: SparkResource, lake: LakeResource) -> AssetCheckResult:
-        rows = expectations.whole_view(spark.spark_session, open_table(lake.settings, table.name))
-        name = "all_rows_are_as_expected"
-        return from_findings(name, quality.validate(rows, name, of_entry(table)))
+        in_lake, name = open_table(lake.settings, table.name), "all_rows_are_as_expected"
+        rows, keys = expectations.whole_view(spark.spark_session, in_lake), key_columns(in_lake.schema())
+        return from_findings(name, quality.validate(rows, name, of_entry(table), keys))
 
     return all_rows_are_as_expected
 
@@ -180,10 +181,16 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
         try:
             report = verify(lake.settings, open_table(lake.settings, table.name), config.wait_seconds)
         except Transient as e:
-            return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, metadata={"not_proven": str(e)})
+            return AssetCheckResult(
+                passed=False,
+                severity=AssetCheckSeverity.WARN,
+                description=f"nothing is proven: {e}",
+                metadata={"not_proven": str(e)},
+            )
         lagging = [d for d in report.differences if d.lagging]
         return AssetCheckResult(
             passed=report.proven,
+            description=None if report.proven else _not_proven(report),
             metadata={
                 "rows_in_the_database": sum(r.database_rows for r in report.ranges),
                 "rows_in_the_lake": sum(r.lake_rows for r in report.ranges),
@@ -199,3 +206,11 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
         )
 
     return rows_are_those_of_the_database
+
+
+def _not_proven(report: Report) -> str:
+    """Return why a view is not proven."""
+    reasons = [f"{len(report.real):,} rows differ"] if report.real else []
+    if report.unsettled:
+        reasons.append(f"{report.unsettled:,} more partitions differ and were not read again")
+    return "; ".join([*reasons, *(f"rows that lag do not reach the lake: {reason}" for reason in report.stopped)])

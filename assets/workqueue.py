@@ -95,7 +95,7 @@ def no_item_is_lost(database: DatabaseResource) -> AssetCheckResult:
     lost = sum(a.lost + a.dead_without_letter for a in accounts)
     return AssetCheckResult(
         passed=lost == 0 and not faults,
-        description=_failed(faults),
+        description="; ".join([*([f"{lost:,} items are lost"] if lost else []), *_failed(faults)]) or None,
         metadata={
             "items": sum(a.items for a in accounts),
             "completed": sum(a.completed for a in accounts),
@@ -123,7 +123,7 @@ def no_work_is_stuck(database: DatabaseResource) -> AssetCheckResult:
         description="; ".join(
             [f"queue {name}: an item has waited for {age} s" for name, age in old.items()]
             + [f"queue {name}: {depth} items are not finished" for name, depth in deep.items()]
-            + ([_failed(faults)] if faults else [])
+            + _failed(faults)
             + of_workers
         ),
         metadata={
@@ -197,7 +197,16 @@ def lake_has_what_is_completed(database: DatabaseResource, lake: LakeResource) -
     differing = [place for brought in found for place in brought.differing]
     return AssetCheckResult(
         passed=not differing and not faults,
-        description=_failed(faults),
+        description="; ".join(
+            [
+                *(
+                    f"the lake and bucket {place.bucket} of shard {place.shard} of queue {place.queue} differ"
+                    for place in differing[:_SHOWN]
+                ),
+                *_failed(faults),
+            ]
+        )
+        or None,
         metadata={
             "completed": sum(brought.completed for brought in found),
             "in_the_lake": sum(brought.in_lake for brought in found),
@@ -286,8 +295,8 @@ def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> 
     return RunRequest(tags={"writetime/stuck": ", ".join(sorted({*old, *deep, *faults}))[:200]})
 
 
-def _failed(faults: Mapping[str, str]) -> str:
-    return "; ".join(f"queue {name} cannot be read: {reason}" for name, reason in faults.items())
+def _failed(faults: Mapping[str, str]) -> list[str]:
+    return [f"queue {name} cannot be read: {reason}" for name, reason in faults.items()]
 
 
 def _stuck(database: DatabaseResource) -> tuple[dict[str, float], dict[str, int], dict[str, str]]:

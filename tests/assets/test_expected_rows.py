@@ -105,15 +105,15 @@ def test_as_spark_does(written: tuple[LakeTable, list[WrittenFile]], spark: Spar
 def test_the_reason_names_the_rows(written: tuple[LakeTable, list[WrittenFile]]) -> None:
     case = {"type": BETWEEN, "column": "`a.b`", "max_value": 2}
     assert checked(*written, case) == (
-        "the view stays as it was, because rows are not as expected: `a.b` column values to be between: "
-        "1 rows are not, such as 3"
+        "the view stays as it was, because rows are not as expected: `a.b` at most 2: 1 of 4 rows fail, "
+        "e.g. 3 (id 1152921504606846979)"
     )
 
 
 def test_what_only_all_rows_show_is_not_asked_of_some(written: tuple[LakeTable, list[WrittenFile]]) -> None:
     rows = {"type": "expect_table_row_count_to_equal", "value": 9}
     assert checked(*written, rows) is None
-    assert "table row count to equal" in str(checked(*written, rows, whole=True))
+    assert "row count equal 9: it is " in str(checked(*written, rows, whole=True))
     assert checked(written[0], [], {"type": NOT_NULL, "column": "n"}) is None
 
 

@@ -213,6 +213,17 @@ def test_levels_that_are_no_state_are_not_committed(
     assert len(view_rows(virtual(table))) == 1
 
 
+def assert_says_what_failed(result: ExecuteInProcessResult) -> None:
+    """In the run's failure and in the check, for a person, so without a stack trace."""
+    fault = "`v` in set ['a', 'b']: 1 of 1 row fails, e.g. c (id 1, n 1)"
+    [event] = [event for event in result.all_events if event.is_step_failure]
+    error = event.step_failure_data.error
+    assert error is not None
+    assert error.message == f"{SCHEMA.full_name}: the new rows are not as expected; the view stays as it was: {fault}\n"
+    assert (error.stack, error.cause, error.context) == ([], None, None)
+    assert [check.description for check in result.get_asset_check_evaluations() if not check.passed] == [fault]
+
+
 def test_a_view_that_is_not_as_the_entry_expects_is_not_published(settings: Settings, spark: SparkSession) -> None:
     """What the view had before stays; once it is as expected again, it goes on."""
     table = create_table(settings, SCHEMA)
@@ -226,6 +237,8 @@ def test_a_view_that_is_not_as_the_entry_expects_is_not_published(settings: Sett
         checks = {check.check_name: check.passed for check in result.get_asset_check_evaluations()}
         wanted = {"rows_are_those_of_the_state": True, "rows_are_as_expected": result.success}
         assert checks == wanted | ({"timestamps_fit": True} if result.success else {})
+        if not result.success:
+            assert_says_what_failed(result)
         return result.success, [row["v"] for row in view_rows(compacted(table))]
 
     assert refreshed("a", 1) == (True, ["a"])

@@ -1,6 +1,8 @@
+import pandas as pd
+import pytest
 from pyspark.sql import SparkSession
 
-from writetime.clients.quality import gxe, markdown, validate
+from writetime.clients.quality import Finding, failed, gxe, markdown, validate, validate_few
 
 
 def test_findings_name_the_faults(spark: SparkSession) -> None:
@@ -14,14 +16,51 @@ def test_findings_name_the_faults(spark: SparkSession) -> None:
             gxe.ExpectTableRowCountToEqual(value=3),
             gxe.ExpectColumnValuesToNotBeNull(column="absent"),
         ],
+        ["number"],
     )
     by_name = {(f.expectation, f.column): f for f in findings}
-    nulls = by_name["column values to not be null", "name"]
+    assert (
+        str(by_name["column values to not be null", "name"])
+        == "`name` not null: 1 of 3 rows fail, e.g. null (number 3)"
+    )
     repeats = by_name["column values to be unique", "name"]
+    assert str(repeats) == "`name` unique: 2 of 3 rows fail, e.g. a (number 1), a (number 2)"
     missing = by_name["column values to not be null", "absent"]
-    assert [nulls.success, repeats.success, missing.success] == [False, False, False]
-    assert by_name["table row count to equal", ""].success
-    assert nulls.unexpected_count == 1
-    assert "a" in repeats.sample
     assert "absent" in missing.sample
+    assert by_name["table row count to equal", ""].success
+    assert [f.success for f in findings].count(False) == 3
     assert markdown(findings).startswith("1 of 4 met")
+
+
+@pytest.mark.parametrize(
+    ("expectation", "words"),
+    [
+        (
+            gxe.ExpectColumnValuesToBeBetween(column="total", min_value=0, max_value=10),
+            "`total` between 0 and 10: 2 of 4 rows fail, e.g. 25 (id 7), -3 (id 9)",
+        ),
+        (
+            gxe.ExpectColumnValuesToBeBetween(column="total", max_value=25, strict_max=True),
+            "`total` at most 25, strict max True: 1 of 4 rows fail, e.g. 25 (id 7)",
+        ),
+        (
+            gxe.ExpectColumnValuesToMatchRegex(column="name", regex="^b"),
+            "`name` match regex ^b: 3 of 4 rows fail, e.g. a (id 1), a|c (id 2), a (id 7)",
+        ),
+        (
+            gxe.ExpectColumnPairValuesAToBeGreaterThanB(column_A="total", column_B="id"),
+            "`total`, `id` pair values a greater than b: 2 of 4 rows fail, e.g. [1, 1] (id 1), [-3, 9] (id 9)",
+        ),
+        (gxe.ExpectCompoundColumnsToBeUnique(column_list=["id", "name"]), ""),
+        (gxe.ExpectColumnMeanToBeBetween(column="total", min_value=8), "`total` mean at least 8: it is 7"),
+        (gxe.ExpectTableRowCountToEqual(value=3), "row count equal 3: it is 4"),
+    ],
+)
+def test_a_finding_is_a_sentence(expectation: gxe.Expectation, words: str) -> None:
+    frame = pd.DataFrame({"id": [1, 2, 7, 9], "total": [1, 5, 25, -3], "name": ["a", "a|c", "a", "b"]})
+    assert failed(validate_few(frame, "orders", [expectation], ["id"])) == words
+
+
+def test_a_table_of_findings_has_its_columns() -> None:
+    finding = Finding("column values to match regex", "name", "`name` match regex ^b", False, 1, 4, "a|c")
+    assert markdown([finding]).splitlines()[-1] == "| column values to match regex | name | **no** | 1 | a\\|c |"

@@ -5,7 +5,9 @@ imported on first use: programs that validate nothing (the web UI, the daemon, m
 """
 
 import os
+import re
 import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -23,50 +25,92 @@ else:
     gx, gxe = WhenUsed("great_expectations"), WhenUsed("great_expectations.expectations")
 
 
+# Unexpected values that a finding shows.
+_SHOWN = 3
+# Arguments that need no name in a sentence, and arguments that are in it already or mean nothing to readers.
+_ARGUMENTS = {"value", "value_set", "regex", "type_"}
+_NOT_SHOWN = {"batch_id", "column", "column_A", "column_B", "column_list", "min_value", "max_value"}
+
 # The library's context belongs to the process.
 _one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one expectation: the number of unexpected values (None: it counts none), and a few of them."""
+    """The result of one expectation.
+
+    Attributes:
+        expectation: the name of the expectation, in words.
+        column: the column that it is about, or several.
+        condition: the expectation with its column and arguments.
+        success: whether it is met.
+        unexpected_count: the number of rows that do not meet it; None if it counts none.
+        rows: the number of rows that it looked at; None if it counts none.
+        sample: some of the values that do not meet it, each with the key of its row; or the value or error that was
+            found instead.
+    """
 
     expectation: str
     column: str
+    condition: str
     success: bool
     unexpected_count: int | None
+    rows: int | None
     sample: str
 
     def __str__(self) -> str:
         """The expectation in words, and what does not meet it."""
-        what = f"`{self.column.replace('`', '')}` {self.expectation}".removeprefix("`` ")
-        count = "" if self.unexpected_count is None else f"{self.unexpected_count:,} rows are not"
-        return ": ".join([what, ", such as ".join(part for part in (count, self.sample) if part)]).removesuffix(": ")
+        if self.unexpected_count is None:
+            return f"{self.condition}: {self.sample}".removesuffix(": ")
+        fail = "row fails" if self.rows == 1 else "rows fail"
+        found = f"{self.condition}: {self.unexpected_count:,} of {self.rows:,} {fail}"
+        return f"{found}, e.g. {self.sample}" if self.sample else found
 
 
-def validate(frame: "DataFrame", name: str, expectations: "list[gxe.Expectation]") -> list[Finding]:
+def failed(findings: Iterable[Finding]) -> str:
+    """Return in words the expectations that are not met."""
+    return "; ".join(str(finding) for finding in findings if not finding.success)
+
+
+def validate(
+    frame: "DataFrame", name: str, expectations: "list[gxe.Expectation]", keys: Sequence[str] = ()
+) -> list[Finding]:
     """Validate a frame; one finding per expectation.
 
     Details are collected only if something is wrong: they more than double the Spark jobs. An expectation that cannot
     be evaluated (a missing column) has failed, with the error as its sample.
+
+    Args:
+        frame: the rows.
+        name: of the check.
+        expectations: what the rows must meet.
+        keys: the columns that identify a row in a finding.
     """
-    return _validate(_context().data_sources.add_or_update_spark(name, persist=False), frame, name, expectations)
+    source = _context().data_sources.add_or_update_spark(name, persist=False)
+    return _validate(source, frame, name, expectations, keys)
 
 
-def validate_few(frame: "pd.DataFrame", name: str, expectations: "list[gxe.Expectation]") -> list[Finding]:
+def validate_few(
+    frame: "pd.DataFrame", name: str, expectations: "list[gxe.Expectation]", keys: Sequence[str] = ()
+) -> list[Finding]:
     """Validate a frame of pandas, like `validate`. Threads may call it at once."""
     with _one_at_a_time:
-        return _validate(_context().data_sources.add_or_update_pandas(name), frame, name, expectations)
+        source = _context().data_sources.add_or_update_pandas(name)
+        return _validate(source, frame, name, expectations, keys)
 
 
-def _validate(source: Any, frame: object, name: str, expectations: "list[gxe.Expectation]") -> list[Finding]:
+def _validate(
+    source: Any, frame: object, name: str, expectations: "list[gxe.Expectation]", keys: Sequence[str]
+) -> list[Finding]:
     suite = gx.ExpectationSuite(name=name, expectations=list(expectations))
     batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
     loaded = batch.get_batch({"dataframe": frame})
     result = loaded.validate(suite, result_format="BOOLEAN_ONLY")
     if not result.success:
-        result = loaded.validate(suite, result_format="SUMMARY")
-    return [_finding(r.to_json_dict()) for r in result.results]
+        # The library does not find columns whose names have dots.
+        named = {} if any("." in key for key in keys) or not keys else {"unexpected_index_column_names": list(keys)}
+        result = loaded.validate(suite, result_format={"result_format": "SUMMARY", **named})
+    return [_finding(r.to_json_dict(), keys) for r in result.results]
 
 
 def markdown(findings: list[Finding]) -> str:
@@ -79,8 +123,8 @@ def markdown(findings: list[Finding]) -> str:
         "|---|---|---|---|---|",
     ]
     for f in findings:
-        count = "" if f.unexpected_count is None else f.unexpected_count
-        lines.append(f"| {f.expectation} | {f.column} | {'yes' if f.success else '**no**'} | {count} | {f.sample} |")
+        count, sample = "" if f.unexpected_count is None else f.unexpected_count, f.sample.replace("|", "\\|")
+        lines.append(f"| {f.expectation} | {f.column} | {'yes' if f.success else '**no**'} | {count} | {sample} |")
     return "\n".join(lines)
 
 
@@ -93,21 +137,70 @@ def _context() -> "gx.data_context.AbstractDataContext":
     return context
 
 
-def _finding(result: dict) -> Finding:
-    kwargs = result["expectation_config"]["kwargs"]
-    columns = kwargs.get("column") or ", ".join(kwargs.get("column_list", []))
+def _finding(result: dict, keys: Sequence[str]) -> Finding:
+    kind, kwargs = result["expectation_config"]["type"], result["expectation_config"]["kwargs"]
+    pair = [kwargs[name] for name in ("column_A", "column_B") if name in kwargs]
+    columns = [kwargs["column"]] if "column" in kwargs else [*kwargs.get("column_list", []), *pair]
     details = result.get("result") or {}
     errors = [
         e.get("exception_message") for e in _exceptions(result.get("exception_info")) if e.get("raised_exception")
     ]
-    sample = errors[0] if errors else ", ".join(map(str, details.get("partial_unexpected_list", [])[:3]))
+    if errors:
+        sample = errors[0]
+    elif "observed_value" in details:
+        sample = f"it is {_value(details['observed_value'])}"
+    else:
+        sample = _sample(details, keys)
     return Finding(
-        expectation=result["expectation_config"]["type"].removeprefix("expect_").replace("_", " "),
-        column=columns,
+        expectation=kind.removeprefix("expect_").replace("_", " "),
+        column=", ".join(columns),
+        condition=_condition(kind, columns, kwargs),
         success=bool(result["success"]),
         unexpected_count=details.get("unexpected_count"),
-        sample=str(sample).replace("|", "\\|").replace("\n", " ")[:200],
+        rows=details.get("element_count"),
+        sample=" ".join(str(sample).split())[:200],
     )
+
+
+def _sample(details: dict, keys: Sequence[str]) -> str:
+    """Return some unexpected values, each with the key of its row if that is known."""
+    values = details.get("partial_unexpected_list", [])[:_SHOWN]
+    places = details.get("partial_unexpected_index_list") or [{}] * len(values)
+    found: list[str] = []
+    for value, place in zip(values, places, strict=False):
+        key = ", ".join(f"{name} {_value(place[name])}" for name in keys if name in place)
+        found.append(f"{_value(value)} ({key})" if key else _value(value))
+    return ", ".join(found)
+
+
+def _condition(kind: str, columns: Sequence[str], kwargs: dict) -> str:
+    """Return an expectation as words: `total` between 0 and 10."""
+    words = kind.removeprefix("expect_").replace("_", " ")
+    words = re.sub(r"^(column values|compound columns|column|table) (to )?", "", words)
+    words = re.sub(r"\bto (be )?", "", words)
+    words = re.sub(r"^(not )?be ", r"\1", words)
+    least, most = kwargs.get("min_value"), kwargs.get("max_value")
+    if least is not None and most is not None:
+        words += f" {_value(least)} and {_value(most)}"
+    elif least is not None or most is not None:
+        bound = f"at least {_value(least)}" if most is None else f"at most {_value(most)}"
+        words = words.replace("between", bound)
+    for name, value in kwargs.items():
+        if name in _ARGUMENTS:
+            words += f" {_value(value)}"
+        elif name not in _NOT_SHOWN and value is not None:
+            words += f", {name.replace('_', ' ')} {_value(value)}"
+    named = ", ".join("`" + column.replace("`", "") + "`" for column in columns)
+    return f"{named} {words}".strip()
+
+
+def _value(value: object) -> str:
+    """Return a value as people write it. The library makes numbers of arguments floats."""
+    if value is None:
+        return "null"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
 
 
 def _exceptions(info: dict | None) -> list[dict]:
