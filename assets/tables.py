@@ -7,6 +7,7 @@ stage, and what starts them (`writetime_dagster.assets.table_jobs`).
 import difflib
 import json
 import logging
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -37,12 +38,14 @@ from writetime.lake.followed_tables import (
 from writetime.schema.describe import to_cql
 from writetime.view.expected_rows import of_entry
 from writetime_dagster.assets import backfill, capture, changes, row_events, table_jobs, views
-from writetime_dagster.assets.failures import by_kind
+from writetime_dagster.assets.failures import ToCorrect, by_kind
 from writetime_dagster.assets.naming import PARTS, cql_columns, documented, documents, key_of, of_table, pool_of
 from writetime_dagster.resources import DatabaseResource
 
 log = logging.getLogger(__name__)
 
+# Dagster sets this variable while a command validates definitions (`dagster definitions validate --help`).
+_VALIDATION = "DAGSTER_IS_DEFS_VALIDATION_CLI"
 # Data that the code location passes to the processes of its runs.
 _TABLES = "writetime/tables"
 
@@ -65,6 +68,9 @@ def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collect
         settings: of the installation.
         writers: the assets that write the platform's own tables, by the tables' names.
         only: the tables to return, if not all that the settings name; one without an entry is refused.
+
+    Raises:
+        ToCorrect: entries are invalid, and Dagster only validates definitions.
     """
     context = DefinitionsLoadContext.get()
     loaded = _loaded(context, settings)
@@ -92,6 +98,8 @@ def definitions(settings: Settings, writers: Mapping[str, Writer], only: Collect
             tables.append(table)
         except Exception as e:
             refused.append(Refused(table.name, str(e)))
+    if refused and os.environ.get(_VALIDATION):
+        raise ToCorrect("\n".join(f"the table {entry.name} is refused: {entry.reason}" for entry in refused))
     for entry in refused:
         log.warning("the table %s is refused: %s", entry.name, entry.reason)
     context.add_to_pending_reconstruction_metadata(_TABLES, json.dumps([table.name for table in tables]))

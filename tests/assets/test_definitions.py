@@ -36,6 +36,7 @@ from writetime.servers.process import free_port
 from writetime_dagster import WritetimeComponent
 from writetime_dagster.assets import tables
 from writetime_dagster.assets.definitions import defs
+from writetime_dagster.assets.failures import ToCorrect
 from writetime_dagster.assets.ingest import DEAD_LETTERS, USER_EVENTS, USER_EVENTS_TOPIC, user_events_topic
 from writetime_dagster.assets.naming import PARTS, documented, key_of, view_columns
 from writetime_dagster.assets.table_jobs import PROOF
@@ -282,7 +283,10 @@ def test_a_table_has_only_the_assets_of_its_entry(config: Path) -> None:
         ("[tables.shop.b__b]\n[tables.shop__b__b.b]", "Dagster cannot tell shop__b__b.b and shop.b__b apart"),
     ],
 )
-def test_a_refused_table_reports_why_and_stops_no_other(entry: str, reason: str, config: Path) -> None:
+def test_a_refused_table_reports_why_and_stops_no_other(
+    entry: str, reason: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But a command that validates definitions fails."""
     config.write_text(f"[tables.shop.orders]\n{entry}\n")
     graph = of_tables().resolve_asset_graph()
     assert key_of("shop.orders", "view") in graph.get_all_asset_keys()
@@ -291,6 +295,11 @@ def test_a_refused_table_reports_why_and_stops_no_other(entry: str, reason: str,
     assert description is not None
     assert description.startswith("**Refused:**")
     assert reason in description
+    monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")
+    with pytest.raises(ToCorrect) as invalid:
+        of_tables()
+    [fault] = str(invalid.value).splitlines()
+    assert reason in fault
 
 
 def component(**attributes: object) -> BaseAssetGraph:

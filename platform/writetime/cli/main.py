@@ -24,6 +24,10 @@ class Listed(NamedTuple):
 COMMANDS = {
     "agent": Listed("capture:agent", "Publish changes to Kafka until SIGTERM or Ctrl-C."),
     "backfill": Listed("lake:backfill", "Bring snapshots of a table into the lake."),
+    "check": Listed(
+        "check:check",
+        "Check settings, table entries, servers, Java, ports and disks: one line per fault, with the remedy.",
+    ),
     "commitlog": Listed("storage:commitlog", "Print the changes in commit log segments, one JSON object per line."),
     "cql": Listed("servers:cql", "Execute CQL statements, and print their rows as JSON lines."),
     "dead-letters": Listed("ingest:dead_letters", "List the messages that could not be stored, or send them again."),
@@ -123,8 +127,30 @@ def _in_one_line(error: Exception) -> str | None:
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="writetime")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Writetime: the lake gives the answers that the database would give."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # The driver logs each refused connection attempt; the error that follows reports it once.
     logging.getLogger("cassandra").setLevel(logging.CRITICAL)
+    # The command's module is imported by now: if it does not use the settings, they are not read here either.
+    if "writetime.core.config" in sys.modules and context.invoked_subcommand != "check":
+        _warn_of_refused_tables()
+
+
+def _warn_of_refused_tables() -> None:
+    """Name the table entries that all commands leave out."""
+    from writetime.core import config
+    from writetime.core.errors import WritetimeError
+
+    try:
+        settings = config.load()
+    except WritetimeError:
+        return  # The command itself reports it.
+    if not settings.tables:
+        return
+    from writetime.lake.followed_tables import read_entries
+
+    if refused := read_entries(settings)[1]:
+        reasons = "; ".join(f"{entry.name}: {' '.join(entry.reason.split())}" for entry in refused)
+        click.echo(f"Warning: tables are refused, and left out: {reasons}", err=True)

@@ -7,6 +7,7 @@ Every setting has a default that suits one machine. `WRITETIME_CONFIG` names ano
 
 import ipaddress
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -21,7 +22,7 @@ from pydantic_settings import (
 )
 
 from writetime.core.errors import WritetimeError
-from writetime.core.settings_errors import told
+from writetime.core.settings_errors import faults
 
 SECRETS_VARIABLE = "WRITETIME_SECRETS"
 # Options that turn off the check of a broker's certificate, or of the name in it.
@@ -522,6 +523,14 @@ class Settings(BaseSettings):
         return *sources, TomlConfigSettingsSource(settings_cls, config_path())
 
 
+class InvalidSettings(WritetimeError):
+    """Settings are unknown or invalid. `faults` has a sentence for each."""
+
+    def __init__(self, where: str, faults: Sequence[str]) -> None:
+        super().__init__(f"{where}: {'; '.join(faults)}")
+        self.faults = [f"{where}: {fault}" for fault in faults]
+
+
 def config_path() -> Path:
     """Return the settings file in force: `WRITETIME_CONFIG`, else `writetime.toml` in the working folder."""
     return Path(os.environ.get("WRITETIME_CONFIG", "writetime.toml"))
@@ -531,7 +540,8 @@ def load(**overrides: Any) -> Settings:
     """Read the settings; keyword arguments replace whole sections.
 
     Raises:
-        WritetimeError: the file named by `WRITETIME_CONFIG` is missing, or a setting is unknown or invalid.
+        InvalidSettings: settings are unknown or invalid.
+        WritetimeError: the file named by `WRITETIME_CONFIG` is missing, or it is not TOML.
     """
     path = config_path()
     if "WRITETIME_CONFIG" in os.environ and not path.is_file():
@@ -540,7 +550,7 @@ def load(**overrides: Any) -> Settings:
     try:
         return Settings(**overrides)
     except ValidationError as e:
-        raise WritetimeError(f"settings ({path} and WRITETIME_* variables): {told(e, Settings)}") from None
+        raise InvalidSettings(f"settings ({path} and WRITETIME_* variables)", faults(e, Settings)) from None
     except SettingsError as e:
         raise WritetimeError(f"settings (WRITETIME_* variables and {SECRETS_VARIABLE}): {e}") from None
     except ValueError as e:

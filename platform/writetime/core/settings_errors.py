@@ -1,4 +1,4 @@
-"""Describes the faults of settings, in one line."""
+"""Describes the faults of settings."""
 
 import difflib
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 
-def told(error: ValidationError, model: type[BaseModel]) -> str:
+def faults(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """Describe the faults, setting by setting; for an unknown setting, suggest the intended one."""
-    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {_reason(fault, model)}" for fault in error.errors())
+    return [f"{'.'.join(map(str, fault['loc']))}: {_reason(fault, model)}" for fault in error.errors()]
 
 
 def _reason(fault: Any, model: type[BaseModel]) -> str:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from writetime.clients.database import DRIVER_FAULTS, answers, connect
 from writetime.core.config import Settings, Table
 from writetime.core.errors import WritetimeError
-from writetime.core.settings_errors import told
+from writetime.core.settings_errors import faults
 from writetime.lake.labels import newly_labelled
 from writetime.lake.table import open_table
 from writetime.schema.system import read_schemas
@@ -88,7 +88,7 @@ def _entry_of(name: str, entry: dict[str, Any] | None) -> Table:
     try:
         return Table.model_validate(entry)
     except ValidationError as e:
-        raise WritetimeError(f"[tables.{name}] {told(e, Table)}") from None
+        raise WritetimeError(f"[tables.{name}] {'; '.join(faults(e, Table))}") from None
 
 
 def _schema_of(

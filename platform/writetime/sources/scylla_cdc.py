@@ -30,7 +30,7 @@ from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import parse_instant
-from writetime.core.settings_errors import told
+from writetime.core.settings_errors import faults
 from writetime.lake.labels import newly_labelled
 from writetime.schema.table import TableSchema
 from writetime.scylla_cdc.offsets import (
@@ -134,7 +134,7 @@ def _settings(options: Mapping[str, str]) -> Settings:
         try:
             made[name] = kind.model_validate(section.model_dump() | own)
         except ValidationError as e:
-            raise WritetimeError(f"options of the data source scylla_cdc: {told(e, kind)}") from None
+            raise WritetimeError(f"options of the data source scylla_cdc: {'; '.join(faults(e, kind))}") from None
     if unknown := sorted(options.keys() - known):
         raise WritetimeError(
             f"the data source scylla_cdc has no option {unknown[0]}; it has {', '.join(sorted(known))}"

@@ -1,0 +1,156 @@
+"""`writetime check`: what must be right before anything can work, one line per fault.
+
+What belongs here: checks that take seconds and change nothing. Not here: whether agents, landing and queues make
+progress (`writetime status`), and whether views are right (`writetime verify`).
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from writetime import servers
+from writetime.clients import database, zookeeper
+from writetime.clients.kafka import answers, fault_of_connections
+from writetime.core import config
+from writetime.core.config import InvalidSettings, Settings
+from writetime.core.errors import WritetimeError, reason_of
+from writetime.core.extras import is_installed
+from writetime.lake.followed_tables import cdc_statement, followed_tables, is_captured
+from writetime.lake.lake_storage import lake_storage
+from writetime.runtime.java import java
+from writetime.servers.process import port_answers
+from writetime.view.expected_rows import of_entry
+
+_ZOOKEEPER_SECONDS = 5
+_LEAST_FREE_BYTES = 1 << 30
+
+
+class Fault(str):
+    """A line about something that is wrong, with the remedy. Any other line is about something that is fine."""
+
+
+@click.command()
+def check() -> None:
+    """Check settings, table entries, servers, Java, ports and disks: one line per fault, with the remedy.
+
+    The exit status is 1 if there is a fault. If there is none, one line per check shows what is fine.
+    """
+    found = list(_all())
+    faults = [(name, line) for name, line in found if isinstance(line, Fault)]
+    for name, line in faults or found:
+        click.echo(f"{name:<10} {' '.join(line.split())}")
+    sys.exit(1 if faults else 0)
+
+
+def _all() -> Iterator[tuple[str, str]]:
+    """Yield the name and a line of each check. A check that fails does not stop the others."""
+    try:
+        settings = config.load()
+    except InvalidSettings as e:
+        yield from (("settings", Fault(fault)) for fault in e.faults)
+    except WritetimeError as e:
+        yield "settings", Fault(e)
+    else:
+        yield "settings", f"{config.config_path()} and WRITETIME_* variables are valid"
+        for name, lines in _CHECKS.items():
+            try:
+                yield from ((name, line) for line in lines(settings))
+            except Exception as e:
+                yield name, Fault(reason_of(e))
+    try:
+        yield "java", f"{java()} is Java 17"
+    except WritetimeError as e:
+        # An agent's machine needs no Java of ours.
+        needed = is_installed("pyspark")
+        yield "java", Fault(e) if needed else "is not needed, because Spark is not installed"
+
+
+def _tables(settings: Settings) -> Iterator[str]:
+    tables, refused = followed_tables(settings)
+    for table in tables if is_installed("great_expectations") else ():
+        try:
+            of_entry(table)
+        except WritetimeError as e:
+            yield Fault(e)
+    yield from (Fault(f"{entry.name} is refused: {entry.reason}") for entry in refused)
+    yield f"{len(tables)} followed"
+
+
+def _database(settings: Settings) -> Iterator[str]:
+    """Yield also the tables whose changes the database does not log."""
+    captured = [table.name for table in followed_tables(settings)[0] if table.entry.capture]
+    with database.connect(settings) as session:
+        yield f"answers at {', '.join(settings.cassandra.contact_points)}, port {settings.cassandra.port}"
+        if settings.capture.source == "commitlog" and captured:
+            row = session.execute("SELECT value FROM system_views.settings WHERE name = 'cdc_enabled'").one()
+            if row is not None and row.value != "true":
+                yield Fault(
+                    "cdc_enabled is false: set it to true in cassandra.yaml on each node, and restart the nodes"
+                )
+                return
+        for name in captured:
+            if not is_captured(session, settings, name):
+                remedy = cdc_statement(settings, name)
+                yield Fault(f"{name} is captured, but the database does not log its changes: {remedy}")
+
+
+def _kafka(settings: Settings) -> Iterator[str]:
+    brokers = settings.kafka.bootstrap_servers
+    if answers(settings):
+        yield f"answers at {brokers}"
+        return
+    reason = fault_of_connections(settings) or "no answer within a second"
+    yield Fault(
+        f"no broker answers at {brokers} ({reason}); start the embedded servers with `writetime up`, or set "
+        "kafka.bootstrap_servers and kafka.client"
+    )
+
+
+def _zookeeper(settings: Settings) -> Iterator[str]:
+    with zookeeper.connect(settings, _ZOOKEEPER_SECONDS):
+        yield f"answers at {settings.zookeeper.hosts}"
+
+
+def _ports(settings: Settings) -> Iterator[str]:
+    """Yield the ports of embedded servers that do not run, if other programs have them."""
+    for server in servers.servers(settings):
+        if server.pid() is not None:
+            continue
+        for setting, port in server.ports.items():
+            if port_answers(port):
+                yield Fault(
+                    f"{port} of {server.name} belongs to another program: stop it, or change {setting}; if it is your "
+                    f"own {server.name}, leave {server.name} out of embedded.servers"
+                )
+    yield "no embedded server lacks its port"
+
+
+def _disk(settings: Settings) -> Iterator[str]:
+    lake = lake_storage(settings)
+    folders = {
+        "capture.state_dir": settings.capture.state_dir,
+        "alerts.reports": settings.alerts.reports,
+        **({"embedded.home": settings.embedded.home} if settings.embedded.servers else {}),
+        **({"lake.path": Path(lake.address)} if lake.is_local else {}),
+    }
+    for setting, folder in folders.items():
+        there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            yield Fault(f"{there} is not a folder that can be written to: correct its permissions, or set {setting}")
+        elif (free := shutil.disk_usage(there).free) < _LEAST_FREE_BYTES:
+            yield Fault(f"{there} has {free / (1 << 20):,.0f} MiB free: free some, or set {setting} to another disk")
+    yield f"folders can be written to; the lake is at {lake.address}"
+
+
+_CHECKS: dict[str, Callable[[Settings], Iterator[str]]] = {
+    "tables": _tables,
+    "database": _database,
+    "kafka": _kafka,
+    "zookeeper": _zookeeper,
+    "ports": _ports,
+    "disk": _disk,
+}

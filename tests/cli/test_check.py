@@ -1,0 +1,93 @@
+"""`writetime check`, and the warning of all commands about entries that are refused."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.support.settings import write_settings
+from writetime.cli.main import main
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.servers.process import free_port
+
+INVALID = '[tables.shop.orders]\nmax_lag = "many"\n'
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that another program has."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The settings file in force."""
+    path = tmp_path / "writetime.toml"
+    monkeypatch.setenv("WRITETIME_CONFIG", str(path))
+    return path
+
+
+def test_each_fault_is_a_line_with_its_remedy(file: Path, taken: int) -> None:
+    """Without servers: nothing waits for another check."""
+    file.write_text(
+        f"{INVALID}[cassandra]\nport = {free_port()}\n[kafka]\nbootstrap_servers = '127.0.0.1:{taken}'\n"
+        f"[zookeeper]\nhosts = '127.0.0.1:{free_port()}'\n[embedded]\nservers = ['kafka']\n"
+        "[capture]\nstate_dir = '/dev/null/capture'\n"
+    )
+    answer = run("check")
+    assert answer.exit_code == 1
+    lines = dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())
+    assert list(lines) == ["tables", "database", "kafka", "zookeeper", "ports", "disk"]
+    assert lines["tables"].startswith("shop.orders is refused: [tables.shop.orders] max_lag: Input should be")
+    assert "or set cassandra.contact_points" in lines["database"]
+    assert "or set kafka.bootstrap_servers" in lines["kafka"]
+    assert "or set zookeeper.hosts" in lines["zookeeper"]
+    assert f"{taken} of kafka belongs to another program: stop it, or change kafka.bootstrap_servers" in lines["ports"]
+    assert "/dev/null is not a folder that can be written to" in lines["disk"]
+
+
+def test_each_invalid_setting_is_a_line(file: Path) -> None:
+    file.write_text("[kafka]\nbroker = 'b'\n[lake]\nbuckets = 'many'\n")
+    answer = run("check")
+    assert answer.exit_code == 1
+    unknown, invalid = answer.stdout.splitlines()
+    assert unknown.endswith("kafka.broker: there is no such setting")
+    assert "lake.buckets: Input should be a valid integer" in invalid
+
+
+def test_what_is_fine_is_a_short_line_each(settings: Settings, tmp_path: Path) -> None:
+    """On real servers, with a table whose changes are not logged at first."""
+    name = f"{settings.cassandra.keyspace}.orders"
+    tables = {settings.cassandra.keyspace: {"orders": {}}}
+    write_settings(settings.model_copy(update={"tables": tables}), tmp_path / "writetime.toml")
+    with connect(settings) as session:
+        session.execute(f"CREATE TABLE {name} (id int PRIMARY KEY)")
+        answer = run("check")
+        remedy = f"ALTER TABLE {name} WITH cdc = true"
+        assert answer.stdout.splitlines() == [
+            f"database   {name} is captured, but the database does not log its changes: {remedy}"
+        ]
+        assert answer.exit_code == 1
+        session.execute(remedy)
+        answer = run("check")
+    assert answer.exit_code == 0, answer.output
+    checks = [line.split()[0] for line in answer.stdout.splitlines()]
+    assert checks == ["settings", "tables", "database", "kafka", "zookeeper", "ports", "disk", "java"]
+
+
+def test_every_command_warns_of_entries_that_are_refused(file: Path, tmp_path: Path) -> None:
+    file.write_text(f"{INVALID}[embedded]\nhome = '{tmp_path}'\n")
+    answer = run("down")
+    assert answer.exit_code == 0
+    [warning] = answer.stderr.splitlines()
+    assert warning.startswith("Warning: tables are refused, and left out: shop.orders: [tables.shop.orders] max_lag")
+    file.write_text(f"[embedded]\nhome = '{tmp_path}'\n")
+    assert run("down").stderr == ""
