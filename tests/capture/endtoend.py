@@ -30,7 +30,7 @@ from cassandra.policies import ConstantReconnectionPolicy
 from tests.support import answers
 from tests.support.captured import Captured
 from tests.support.event_replay import replayed
-from tests.support.format_server import FormatServer
+from tests.support.format_server import FormatServer, KilledServer
 from tests.support.lake_answers import unordered, view_rows
 from tests.support.lake_views import assert_views
 from tests.support.programs import Program
@@ -362,7 +362,7 @@ def main() -> None:
             kafka={"bootstrap_servers": f"127.0.0.1:{free_port()}"},
             embedded={"home": home, "kafka_controller_port": free_port()},
         )
-        node, kafka = FormatServer(home / "node", "oa", is_killed=True, **NODE), KafkaServer(settings)
+        node, kafka = KilledServer(home / "node", "oa", **NODE), KafkaServer(settings)
         try:
             node.start()
             kafka.start()

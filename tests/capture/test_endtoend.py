@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.capture.endtoend import NODE, EndToEnd
-from tests.support.format_server import FormatServer
+from tests.support.format_server import KilledServer
 from tests.support.generate import SEED
 from tests.support.workload import Writer
 from writetime.core.config import Settings
@@ -17,9 +17,9 @@ _PAUSE_SECONDS = 0.2
 
 
 @pytest.fixture
-def killed(tmp_path: Path) -> Iterator[FormatServer]:
+def killed(tmp_path: Path) -> Iterator[KilledServer]:
     """A node of this test alone."""
-    server = FormatServer(tmp_path / "node", "oa", is_killed=True, **NODE)
+    server = KilledServer(tmp_path / "node", "oa", **NODE)
     try:
         server.start()
         yield server
@@ -28,7 +28,7 @@ def killed(tmp_path: Path) -> Iterator[FormatServer]:
 
 
 def test_the_lake_matches_the_database_after_any_kill(
-    killed: FormatServer, kafka: Settings, tmp_path: Path, is_long: bool
+    killed: KilledServer, kafka: Settings, tmp_path: Path, is_long: bool
 ) -> None:
     pause_seconds = Writer.pause_seconds if is_long else _PAUSE_SECONDS
     report = EndToEnd(killed, KafkaServer(kafka), kafka, tmp_path, SEED, pause_seconds=pause_seconds).run(0)

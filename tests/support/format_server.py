@@ -34,9 +34,8 @@ def cql_with_ids(schemas: Iterable[TableSchema]) -> str:
 class FormatServer(CassandraServer):
     """A node that writes one storage format (`nb`, `oa` or `da`), with the compressors that tables ask for."""
 
-    def __init__(self, home: Path, version: str, *, is_killed: bool = False, **configuration: object) -> None:
+    def __init__(self, home: Path, version: str, **configuration: object) -> None:
         settings = load()
-        self._is_killed = is_killed
         self.port = free_port()
         super().__init__(
             settings.model_copy(
@@ -61,11 +60,6 @@ class FormatServer(CassandraServer):
     def now() -> int:
         """Return the second that the server and its clients are in."""
         return int(time.time())
-
-    def command(self) -> list[str]:
-        """Let changes of schemas be on disk at once, if a test kills the node while schemas change."""
-        program, *arguments = super().command()
-        return [program, *([flushes_schemas(True)] if self._is_killed else []), *arguments]
 
     def configuration(self) -> dict[str, object]:
         configuration = super().configuration()
@@ -126,3 +120,12 @@ class FormatServer(CassandraServer):
         """Return the SSTables of a table; stop the server first, as that flushes them."""
         folders = sorted((self.folder / "data" / keyspace).glob(f"{table}-*"))
         return [location for folder in folders for location in find_sstables(str(folder))]
+
+
+class KilledServer(FormatServer):
+    """A node that is killed while schemas change."""
+
+    def command(self) -> list[str]:
+        """Let changes of schemas be on disk at once."""
+        program, *arguments = super().command()
+        return [program, flushes_schemas(True), *arguments]
