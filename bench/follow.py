@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from bench.generated import ROWS, add, first_writes
+from bench.logs import log_to_file
 from bench.soak import at_rate, settings_of
 from demo.live import Delays, Marked, watched
 from tests.support.settings import write_settings
@@ -154,4 +155,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    log_to_file()
     main()

@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from bench import ingress as bench_ingress
 from bench import rounds
+from bench.logs import log_to_file
 from bench.rounds import Result
 from writetime.clients import database
 from writetime.clients.kafka import client_config, end_offsets
@@ -165,4 +166,5 @@ def main(events: int, users: int, ingress: bool) -> None:
 
 
 if __name__ == "__main__":
+    log_to_file()
     main()

@@ -35,6 +35,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from bench.logs import log_to_file
 from writetime.clients.kafka import client_config, end_offsets
 from writetime.core.config import Ingest, Settings, load
 from writetime.http.ingress import serve
@@ -291,4 +292,5 @@ def main(connections: int, seconds: float, rounds: int) -> None:
 
 
 if __name__ == "__main__":
+    log_to_file()
     main()

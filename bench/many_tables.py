@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.logs import log_to_file
 from tests.support.made import SCHEMA, batch, write
 from tests.support.settings import write_settings
 from writetime.capture.change_publisher import ChangePublisher
@@ -101,4 +102,5 @@ def _cpu(pid: int) -> float:
 
 
 if __name__ == "__main__":
+    log_to_file()
     main()

@@ -27,6 +27,7 @@ from cassandra.concurrent import execute_concurrent_with_args
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from kazoo.client import KazooClient
 
+from bench.logs import log_to_file
 from bench.rounds import Result, measure
 from writetime import servers
 from writetime.clients import database
@@ -307,4 +308,5 @@ def main(sizes: str, scale: float) -> None:
 
 
 if __name__ == "__main__":
+    log_to_file()
     main()

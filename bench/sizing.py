@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.generated import ROWS, updates
+from bench.logs import log_to_file
 from writetime.capture.change_publisher import ChangePublisher
 from writetime.core import config
 from writetime.lake.table import open_table
@@ -208,4 +209,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    log_to_file()
     main()

@@ -29,6 +29,7 @@ from pathlib import Path
 import click
 import psutil
 
+from bench.logs import log_to_file
 from tests.support.made import SCHEMA, batch, write
 from tests.support.settings import write_settings
 from writetime import servers
@@ -370,4 +371,5 @@ def compare(settings: Settings, table: str, wanted: dict[int, str]) -> str:
 
 
 if __name__ == "__main__":
+    log_to_file()
     main()

@@ -27,6 +27,7 @@ import psutil
 from cassandra.cluster import Session
 from cassandra.concurrent import execute_concurrent_with_args
 
+from bench.logs import log_to_file
 from bench.rounds import Result, cpu_seconds, measure
 from tests.support.settings import write_settings
 from writetime.clients import database
@@ -289,4 +290,5 @@ def main(items: int, sizes: str, latency: int, idle: float, quick: bool) -> None
 
 
 if __name__ == "__main__":
+    log_to_file()
     main()

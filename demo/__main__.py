@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import os
 import sys
 import time
@@ -53,6 +54,7 @@ def main() -> int:
     _require(settings)
     home = Path(os.environ["DAGSTER_HOME"])
     log_file, page = home / "demo.log", home.parent / "demo.html"
+    logging.basicConfig(filename=log_file, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     jars.fetch(*settings.embedded.servers, "spark")
     seconds: dict[str, float] = {}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from bench.logs import log_to_file
 from bench.storage import dictionaries, scans, segments, sstables
 from bench.storage.measure import Comparison
 from tests.support.format_server import FormatServer
@@ -65,4 +66,5 @@ def main(rows: int, writes: int, passes: int) -> None:
 
 
 if __name__ == "__main__":
+    log_to_file()
     main()

@@ -1,5 +1,7 @@
 """A broker that accepts connections and never answers, like one that is paused or just starting."""
 
+import functools
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -9,9 +11,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from writetime.clients import kafka
-from writetime.core import config
-from writetime.core.config import Kafka, Settings
+from writetime.clients.zookeeper import NoZooKeeper, connect
+from writetime.core import config, logs
+from writetime.core.config import Kafka, Settings, ZooKeeper
 from writetime.core.errors import Transient, WritetimeError
+from writetime.core.logs import KAFKA_CLIENT, ZOOKEEPER_CLIENT
+from writetime.servers.process import free_port
 from writetime.wire import publishing
 from writetime.wire.publishing import Sender
 
@@ -43,6 +48,37 @@ def test_a_silent_broker_is_an_error_that_names_it_and_the_remedy(
     broker = silent_broker.kafka.bootstrap_servers
     with pytest.raises(WritetimeError, match=rf"no broker answers at {broker}.*`writetime up`"):
         question(silent_broker)
+
+
+def test_the_log_of_the_client_goes_to_the_log_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(kafka, "_admin_of", functools.cache(kafka._admin_of.__wrapped__))
+    settings = config.load(kafka=Kafka(bootstrap_servers=f"127.0.0.1:{free_port()}"))
+
+    def lines() -> list[str]:
+        caplog.clear()
+        with pytest.raises(Transient):
+            kafka.topic_names(settings)
+        return [record.getMessage() for record in caplog.records if record.name == KAFKA_CLIENT]
+
+    logs.log_clients()
+    assert "Connection refused" in lines()[0]
+    logs.silence_clients()
+    assert lines() == []
+    logs.log_clients()
+    assert capfd.readouterr().err == ""
+
+
+def test_the_log_of_zookeepers_client_has_no_requests(caplog: pytest.LogCaptureFixture) -> None:
+    logs.log_clients()
+    settings = config.load(zookeeper=ZooKeeper(hosts=f"127.0.0.1:{free_port()}"))
+    for level, least in ((logging.WARNING, logging.WARNING), (logging.DEBUG, logging.INFO)):
+        caplog.clear()
+        with caplog.at_level(level), pytest.raises(NoZooKeeper), connect(settings, 1):
+            pass
+        assert min(record.levelno for record in caplog.records if record.name == ZOOKEEPER_CLIENT) == least
 
 
 SENDS: dict[str, Callable[[Sender, list[bytes]], Any]] = {

@@ -7,6 +7,7 @@ import click
 
 from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.core import config
+from writetime.core.logs import log_clients
 from writetime.core.printing import printable
 from writetime.ingest import deadletters, sink
 
@@ -17,12 +18,14 @@ def serve() -> None:
     # Only this command needs writetime[http].
     from writetime.http import ingress
 
+    log_clients()
     ingress.serve(config.load())
 
 
 @click.command(name="sink")
 def run_sink() -> None:
     """Store events from Kafka until SIGTERM or Ctrl-C, then drain and commit."""
+    log_clients()
     stop = threading.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: stop.set())

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from writetime.core.logs import silence_clients
+
 
 class Listed(NamedTuple):
     """A command as `writetime --help` lists it.
@@ -131,8 +133,7 @@ def _in_one_line(error: Exception) -> str | None:
 def main(context: click.Context) -> None:
     """Writetime: the lake gives the answers that the database would give."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # The driver logs each refused connection attempt; the error that follows reports it once.
-    logging.getLogger("cassandra").setLevel(logging.CRITICAL)
+    silence_clients()
     # The command's module is imported by now: if it does not use the settings, they are not read here either.
     if "writetime.core.config" in sys.modules and context.invoked_subcommand != "check":
         _warn_of_refused_tables()

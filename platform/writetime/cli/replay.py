@@ -12,6 +12,7 @@ import click
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
+from writetime.core.logs import log_clients
 from writetime.replay import Publisher, Subscriber, check, forget, lag, rebuild, replay, seek, trim
 
 
@@ -39,6 +40,7 @@ def publish(queue: str, file: BinaryIO, producer: str | None, sequence: int | No
 @click.option("--until-idle", is_flag=True, help="Stop when no batch is left.")
 def work(queue: str, processor: str, path: str, until_idle: bool) -> None:
     """Process batches in order until SIGTERM or Ctrl-C. The current batch is completed first."""
+    log_clients()
     handler = load_handler(path)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

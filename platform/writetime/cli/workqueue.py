@@ -13,6 +13,7 @@ import click
 from writetime.core import config
 from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
+from writetime.core.logs import log_clients
 from writetime.core.printing import printable
 from writetime.workqueue import dead_items
 from writetime.workqueue.enqueue import Enqueuer
@@ -33,6 +34,7 @@ def work(names: tuple[str, ...], paths: tuple[str, ...]) -> None:
     settings = config.load()
     handlers = {name: load_handler(path) for name, path in zip(names, paths, strict=True)}
     logging.getLogger("writetime").setLevel(logging.INFO)
+    log_clients()
     stop = threading.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: stop.set())

@@ -1,6 +1,7 @@
 """Kafka clients and the few requests that a cluster gets: topics, ends, and the offsets of a group."""
 
 import functools
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +25,11 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
+from writetime.core.logs import KAFKA_CLIENT
 from writetime.core.waiting import wait_until
 
 _T = TypeVar("_T")
+_client_log = logging.getLogger(KAFKA_CLIENT)
 
 
 class NoTopic(WritetimeError):
@@ -79,9 +82,12 @@ _ASK_AGAIN = frozenset(
 
 
 def client_config(settings: Settings, **own: Any) -> dict[str, Any]:
-    """Return the configuration of a confluent-kafka client: brokers, the settings' client options, then `own`."""
+    """Return the configuration of a confluent-kafka client: brokers, the settings' client options, then `own`.
+
+    librdkafka would print its log. With a logger, it hands over the lines when the client is polled or flushed.
+    """
     shared = {name: value.get_secret_value() for name, value in settings.kafka.client.items()}
-    return {"bootstrap.servers": settings.kafka.bootstrap_servers, **shared, **own}
+    return {"bootstrap.servers": settings.kafka.bootstrap_servers, "logger": _client_log, **shared, **own}
 
 
 def ensure_topics(settings: Settings, topics: Mapping[str, Mapping[str, str]], partitions: int) -> list[str]:
@@ -430,14 +436,18 @@ def _ask(settings: Settings, what: str, question: Callable[[AdminClient], _T]) -
     """Send a request to the cluster, again while the subject is being created or moved."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
+        admin = _admin(settings)
         try:
-            return question(_admin(settings))
+            return question(admin)
         except KafkaException as e:
             if e.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise NoTopic(f"{what} does not exist; run `writetime init`") from None
             _forget_leaders(e)
             if e.args[0].code() not in _ASK_AGAIN or time.monotonic() > deadline:
                 raise _fault_of(settings, what, e) from None
+        finally:
+            # It hands over its log.
+            admin.poll(0)
         time.sleep(0.1)
 
 

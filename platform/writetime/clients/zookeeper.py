@@ -12,10 +12,11 @@ from kazoo.security import make_digest_acl
 from writetime.clients import tls
 from writetime.core.config import Settings
 from writetime.core.errors import Transient
+from writetime.core.logs import ZOOKEEPER_CLIENT
 
+_log = logging.getLogger(ZOOKEEPER_CLIENT)
 # Below this level kazoo logs its requests, including the login.
-_log = logging.getLogger(f"{__name__}.client")
-_log.setLevel(logging.INFO)
+_log.addFilter(lambda record: record.levelno >= logging.INFO)
 
 
 class NoZooKeeper(Transient):

@@ -1,4 +1,4 @@
-"""Logs of services as JSON lines."""
+"""Logs of services as JSON lines, and those of the clients of other systems."""
 
 import json
 import logging
@@ -21,8 +21,29 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+KAFKA_CLIENT = "writetime.clients.kafka.client"
+"""The logger of librdkafka."""
+ZOOKEEPER_CLIENT = "writetime.clients.zookeeper.client"
+"""The logger of kazoo."""
+
+
+def silence_clients() -> None:
+    """Leave out the logs of clients of the database, Kafka and ZooKeeper: they report each attempt to connect, and a
+    command shows the error that follows.
+    """
+    for name in ("cassandra", KAFKA_CLIENT, ZOOKEEPER_CLIENT):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def log_clients() -> None:
+    """Include the logs of clients of Kafka and ZooKeeper, as a service does."""
+    for name in (KAFKA_CLIENT, ZOOKEEPER_CLIENT):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
 def log_as_json(level: int = logging.INFO) -> None:
-    """Send all logs to standard error as JSON lines."""
+    """Send all logs to standard error as JSON lines, those of clients included."""
+    log_clients()
     root = logging.getLogger()
     for handler in root.handlers:
         handler.setFormatter(JsonLines())
