@@ -1,22 +1,33 @@
 """Another engine works on a view: its deletion vectors are read, and the next refresh makes the view right again."""
 
+import base64
+import dataclasses
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyroaring import BitMap
 from pyspark.sql import SparkSession
 
 from tests.support.generate import SEED
 from tests.support.lake_answers import unordered
-from tests.support.made import add, new_table, settings_at, write
-from tests.support.view_readers import READERS
+from tests.support.made import add, cell, new_table, settings_at, write
+from tests.support.view_readers import READERS, Reader
 from writetime.core.config import Settings
-from writetime.lake import views
+from writetime.lake import delta, vectors, views
+from writetime.lake.live_files import Change, LiveFiles
+from writetime.lake.parquet import PARTITION
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import LakeTable, open_table
-from writetime.lake.vectors import read_vector
+from writetime.lake.vectors import Vector, read_vector, write_vectors
+from writetime.schema.table import Column
+from writetime.schema.types import Native
 from writetime.view.refreshing import refresh
 
 _ROWS = 200
@@ -38,10 +49,10 @@ def table(tmp_path: Path, settings: Settings) -> LakeTable:
     return made
 
 
-def assert_right(table: LakeTable) -> None:
+def assert_right(table: LakeTable, readers: Mapping[str, Reader] = READERS) -> None:
     wanted = unordered(views.virtual(table))
     names = [column.label for column in table.schema().columns]
-    for read in READERS.values():
+    for read in readers.values():
         assert unordered([read(table.view.storage.address).select(names)]) == wanted
 
 
@@ -67,23 +78,40 @@ def test_rows_that_another_engine_deletes_come_back(table: LakeTable, settings: 
     assert_right(table)
 
 
-def test_a_checkpoint_of_several_parts(table: LakeTable, settings: Settings, spark: SparkSession) -> None:
-    """Spark writes such ones of large tables."""
-    at, size = table.view.storage.address, "spark.databricks.delta.checkpoint.partSize"
+@pytest.mark.parametrize("form", [None, "parquet", "json"])
+def test_a_checkpoint_of_several_files(
+    table: LakeTable, settings: Settings, tmp_path: Path, spark: SparkSession, form: str | None
+) -> None:
+    """Spark writes parts of large tables, or sidecars that a file of either format names."""
+    at, of_delta, readers = table.view.storage.address, "spark.databricks.delta", READERS
+    options = {f"{of_delta}.checkpoint.partSize": "2"}
+    if form:
+        options[f"{of_delta}.checkpointV2.topLevelFileFormat"] = form
+        spark.sql(f"ALTER TABLE delta.`{at}` SET TBLPROPERTIES ('delta.checkpointPolicy' = 'v2')")
+        # Polars does not know these.
+        readers = {name: read for name, read in READERS.items() if name != "polars"}
     before = table.view_files.load()
-    spark.conf.set(size, "2")
-    try:
-        jvm: Any = spark._jvm
-        jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, at).checkpoint()
-    finally:
-        spark.conf.unset(size)
-    parts = sorted(Path(at, "_delta_log").glob("*.checkpoint.*.*.parquet"))
-    assert len(parts) > 1
+    for name, value in options.items():
+        spark.conf.set(name, value)
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, at).checkpoint()
+    for name in options:
+        spark.conf.unset(name)
+    several = "_sidecars/0*.parquet" if form else "0*.checkpoint.*.*.parquet"
+    assert len(sorted(Path(at, "_delta_log").glob(several))) > 1
     opened = open_table(settings, table.name)
     assert opened.view_files.load().files == before.files
-    add(opened, [write(i, 1, 7, v="c") for i in range(1, _ROWS, 50)], 3)
-    assert not refresh(settings, opened).whole
-    assert_right(opened)
+    assert opened.view_files.removed()
+    # Now one of delta-rs follows.
+    with patch.object(delta, "_CHECKPOINT_EVERY", 2):
+        for number in (3, 4):
+            add(opened, [write(number, 1, 7, v="c")], number)
+            assert not refresh(settings, opened).whole
+    assert_right(opened, readers)
+    opened = open_table(settings, table.name)
+    assert refresh(settings_at(tmp_path, view="rewritten"), opened).whole
+    assert_right(opened, readers)
+    assert spark.read.format("delta").load(at).count() == _ROWS
 
 
 @pytest.mark.parametrize(
@@ -107,6 +135,50 @@ def test_files_of_another_engine(table: LakeTable, settings: Settings, spark: Sp
     assert_right(table)
     add(table, [write(8, 1, 8, v="c")], 5)
     assert not refresh(settings, table).whole
+    assert_right(table)
+
+
+@pytest.mark.parametrize("since", ["an update", "a deletion", "a new column"])
+def test_a_view_that_is_restored(table: LakeTable, settings: Settings, since: str) -> None:
+    """delta-rs restores files and marks, and fields as well."""
+    version = table.view.load().version
+    if since == "a new column":
+        schema = table.schema()
+        table.follow(dataclasses.replace(schema, regular=(*schema.regular, Column("x", Native("int")))))
+    else:
+        gone = {"tombstone": {"write_time": 9, "deletion_time": 9}, "marker": None}
+        add(table, [write(7, 1, 9, v="c") if since == "an update" else write(7, 1, 9) | gone], 3)
+        assert refresh(settings, table).marked == 1
+    DeltaTable(table.view.storage.address).restore(version)
+    columns = {"x": cell(5, 9)} if since == "a new column" else {}
+    add(table, [write(8, 1, 9, v="d") | columns], 4, table.schema())
+    assert refresh(settings, table).whole == (since != "a new column")
+    assert_right(table)
+
+
+def test_rows_of_another_program(table: LakeTable, settings: Settings) -> None:
+    """It knows no buckets."""
+    other = pa.table({PARTITION: pa.array([None], pa.int32()), "id": pa.array([7], pa.int32())})
+    write_deltalake(table.view.storage.address, other, mode="append", schema_mode="merge")
+    assert refresh(settings, table).whole
+    assert_right(table)
+
+
+def test_a_vector_in_the_log(table: LakeTable, settings: Settings) -> None:
+    """A short vector may be in the commit itself, as text (PROTOCOL.md, "Deletion Vectors": the storage type `i`)."""
+    storage, before = table.view.storage, table.view_files.load()
+    file = max(before.files.values(), key=lambda each: each.file.rows)
+    rows = BitMap([0, 3, file.file.rows - 1])
+    written = write_vectors(storage, {file.file.path: rows})[file.file.path]
+    data = Path(storage.address, str(written.path)).read_bytes()[written.offset + 4 :][: written.size]
+    # Four bytes are five letters.
+    text = base64.b85encode(data + bytes(-len(data) % 4)).translate(vectors._TO_Z85).decode()
+    table.view_files.commit(before, Change(mark=[(file, Vector("i", text, 0, len(data), 3))]), {}, {})
+    for name, read in READERS.items():
+        assert read(storage.address).num_rows == before.rows + file.marked - 3, name
+    found = LiveFiles(table.view).load().files[file.file.path].vector
+    assert read_vector(storage, found) == rows
+    assert refresh(settings, table, whole=True).rows == _ROWS
     assert_right(table)
 
 

@@ -417,24 +417,23 @@ class BucketedTable:
             filesystem.delete_file(path)
         return len(gone)
 
-    def add_fields(self, schema: pa.Schema) -> None:
+    def add_fields(self, schema: pa.Schema) -> bool:
         """Add the fields, including nested ones, that the table does not have; they read as null in files written
-        before.
+        before. Return whether there were any.
 
         Raises:
             WritetimeError: a field of the table has another type.
         """
 
         def attempt() -> bool:
-            now = self.load()
-            have = now.fields
+            have = (now := self.load()).fields
             new = [f for f in schema if f.name not in have.names or not _holds(have.field(f.name).type, f.type)]
             if new:
                 fields: list[deltalake.Field] = list(deltalake.Schema.from_arrow(pa.schema(new)).fields)
                 now.table.alter.add_columns(fields)
-            return True
+            return bool(new)
 
-        self._retry(attempt)
+        return self._retry(attempt)
 
     def _retry(self, attempt: Callable[[], bool]) -> bool:
         fault: Exception | None = None

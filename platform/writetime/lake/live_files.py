@@ -5,30 +5,23 @@ actions of the log.
 """
 
 import hashlib
-import json
 import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow.parquet as pq
-
 from writetime.core.errors import WritetimeError
 from writetime.lake import commits
+from writetime.lake.checkpoints import read_checkpoint
 from writetime.lake.commits import Action
 from writetime.lake.delta import ATTEMPTS, VECTORS, BucketedTable, Conflict
-from writetime.lake.parquet import PARTITION, WrittenFile
+from writetime.lake.parquet import WrittenFile
 from writetime.lake.vectors import Vector
-from writetime.lake.versions import DataFile, TableVersion
+from writetime.lake.versions import DataFile, TableVersion, file_of
 
-# appendOnly and invariants come with all tables of writer version 2.
-_WITH = {
-    "minReaderVersion": 3,
-    "minWriterVersion": 7,
-    "readerFeatures": ["deletionVectors"],
-    "writerFeatures": ["appendOnly", "deletionVectors", "invariants"],
-}
-_WITHOUT = {"minReaderVersion": 1, "minWriterVersion": 2}
+_VECTORS = "deletionVectors"
+# What all tables of writer version 2 have.
+_BASIC = frozenset({"appendOnly", "invariants"})
 # In each of our commits: a digest of the files that it leaves.
 _DIGEST = "writetime-files"
 # How long a checkpoint lists files and vectors that were removed. Each refresh removes as many as it marks files.
@@ -91,7 +84,7 @@ class LiveFiles:
         """Return the newest version.
 
         Raises:
-            WritetimeError: the table cannot be opened, or another engine wrote its log in another form.
+            WritetimeError: the table cannot be opened, or a file of its log is missing or cannot be read.
         """
         now = self._table.load()
         identity = now.id
@@ -156,7 +149,7 @@ class LiveFiles:
         that got another vector is among them.
         """
         now = self._table.load().version
-        at, actions = self._read_checkpoint(now, "remove")
+        at, actions = read_checkpoint(self._storage, now, "remove")
         for version in range(at + 1, now + 1):
             commit = commits.read_commit(self._storage, version) or b""
             actions += [each["remove"] for each in commits.actions_of(commit) if "remove" in each]
@@ -164,29 +157,10 @@ class LiveFiles:
 
     def _checkpoint(self, version: int) -> tuple[int, dict[str, LiveFile]]:
         """Return the last checkpoint up to a version, and the files in it; -1 if there is none."""
-        at, rows = self._read_checkpoint(version, "add")
+        at, rows = read_checkpoint(self._storage, version, "add")
         files: dict[str, LiveFile] = {}
         _apply(files, [{"add": row | {"partitionValues": dict(row["partitionValues"])}} for row in rows])
         return at, files
-
-    def _read_checkpoint(self, version: int, action: str) -> tuple[int, list[Action]]:
-        filesystem = self._storage.filesystem()
-        try:
-            with filesystem.open_input_stream("_delta_log/_last_checkpoint") as stream:
-                last = json.loads(stream.read())
-        except FileNotFoundError:
-            return -1, []
-        at, count = last["version"], last.get("parts")
-        # Spark may write many files into a checkpoint of several parts.
-        parts = [f".{part:010d}.{count:010d}" for part in range(1, count + 1)] if count else [""]
-        paths = [f"_delta_log/{at:020d}.checkpoint{part}.parquet" for part in parts]
-        if at > version or not all(info.is_file for info in filesystem.get_file_info(paths)):
-            raise WritetimeError(
-                f"{self._storage.address}: its checkpoint {at} has no file {paths[0]}: another program wrote one that "
-                "only newer readers know; let it set delta.checkpointPolicy to classic, and write a checkpoint again"
-            )
-        rows = (pq.read_table(path, columns=[action], filesystem=filesystem)[action].to_pylist() for path in paths)
-        return at, [row for part in rows for row in part if row]
 
 
 def has_vectors(version: TableVersion) -> bool:
@@ -203,9 +177,7 @@ def _apply(files: dict[str, LiveFile], actions: list[Action]) -> None:
         elif "add" in action:
             added.append(action["add"])
     for add in added:
-        rows = json.loads(add["stats"])["numRecords"] if add.get("stats") else 0
-        bucket = int(add["partitionValues"][PARTITION])
-        file = DataFile(add["path"], bucket, rows, add["size"], add["modificationTime"] * 1000)
+        file = file_of(add)
         files[file.path] = LiveFile(file, Vector.of_action(add.get("deletionVector")))
 
 
@@ -215,7 +187,7 @@ def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> li
         return [commits.about(info)]
     wanted = {name: value for name, value in now.properties.items() if name not in _REMOVED}
     wanted |= {VECTORS: str(vectors).lower(), **(_REMOVED if vectors else {})}
-    metadata = now.table.metadata()
+    metadata, protocol = now.table.metadata(), now.table.protocol()
     described = {
         "id": metadata.id,
         "format": {"provider": "parquet", "options": {}},
@@ -224,7 +196,21 @@ def _head(now: TableVersion, info: Mapping[str, object], *, vectors: bool) -> li
         "createdTime": metadata.created_time,
         "configuration": wanted,
     }
-    return [commits.about(info), {"protocol": _WITH if vectors else _WITHOUT}, {"metaData": described}]
+    features = protocol.reader_features or [], protocol.writer_features or []
+    return [commits.about(info), {"protocol": _protocol(*features, vectors=vectors)}, {"metaData": described}]
+
+
+def _protocol(reader: Sequence[str], writer: Sequence[str], *, vectors: bool) -> Action:
+    """Return the protocol of a table with vectors, or without them. Features that another program has enabled stay,
+    such as its form of checkpoints.
+    """
+    own = {_VECTORS} if vectors else set[str]()
+    reads = {*reader} - {_VECTORS} | own
+    writes = {*writer} - {_VECTORS} | own | _BASIC
+    if writes == _BASIC:
+        return {"minReaderVersion": 1, "minWriterVersion": 2}
+    readers = {"minReaderVersion": 3, "readerFeatures": sorted(reads)} if reads else {"minReaderVersion": 1}
+    return {**readers, "minWriterVersion": 7, "writerFeatures": sorted(writes)}
 
 
 def _actions(change: Change, numbers: Mapping[str, int], *, data_change: bool) -> list[Action]:

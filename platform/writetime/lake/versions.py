@@ -62,7 +62,7 @@ class Opened:
             return {}
         names = ("path", f"partition.{PARTITION}", "num_records", "size_bytes", "modification_time")
         rows = zip(*(actions[name].to_pylist() for name in names), strict=True)
-        return {path: DataFile(path, bucket, count, size, at * 1000) for path, bucket, count, size, at in rows}
+        return {path: DataFile(path, _bucket(bucket), count, size, at * 1000) for path, bucket, count, size, at in rows}
 
     def transaction(self, app_id: str) -> int | None:
         """Return the number of the application's last transaction."""
@@ -144,7 +144,7 @@ class TableVersion:
                 return None
         # A file that gets another deletion vector is removed and added.
         for add in new:
-            file = _file_of(add)
+            file = file_of(add | {"path": unquote(add["path"])})
             files[file.path] = file
         return TableVersion(self._opened, self._open_at, (self.version + 1, files, numbers))
 
@@ -153,10 +153,16 @@ class TableVersion:
         return self._opened.files if self._paths is None else self._paths
 
 
-def _file_of(add: Action) -> DataFile:
+def file_of(add: Action) -> DataFile:
+    """Return the file that an action adds, by its path as it is in the log."""
     rows = json.loads(add["stats"])["numRecords"] if add.get("stats") else 0
-    bucket = int(add["partitionValues"][PARTITION])
-    return DataFile(unquote(add["path"]), bucket, rows, add["size"], add["modificationTime"] * 1000)
+    bucket = _bucket(add["partitionValues"][PARTITION])
+    return DataFile(add["path"], bucket, rows, add["size"], add["modificationTime"] * 1000)
+
+
+def _bucket(value: str | int | None) -> int:
+    """Return the bucket of a file. Another program may write rows without one."""
+    return ALL if value is None else int(value)
 
 
 def by_folder(files: Iterable[DataFile]) -> dict[int, list[DataFile]]:

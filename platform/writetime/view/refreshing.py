@@ -20,7 +20,7 @@ from writetime.lake.live_files import Change, LiveFile, LiveVersion
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.state import generation_of
-from writetime.lake.table import LakeTable, created_of
+from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.vectors import read_vector, write_vectors
 from writetime.lake.versions import TableVersion
 from writetime.lake.view_upkeep import STREAM_HOURS, trim_view
@@ -89,9 +89,6 @@ def refresh(
     Raises:
         Conflict: another process changed the view meanwhile: run it again.
     """
-    if settings.lake.view == "rewritten":
-        rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit)
-        return Refreshed(rows, rows, 0, 0, True)
     before = table.view_files.load()
     # The state first: it never holds more than the changes that are read after it.
     state = table.state.load()
@@ -99,6 +96,12 @@ def refresh(
     if generation_of(state) != generation_of(changes):
         # Landing is about to rebuild the state.
         return Refreshed(before.rows, 0, 0, 0, False)
+    # Another program may have restored a version from before a column was added.
+    if table.view.add_fields(view_schema(table.schema(changes))):
+        before = table.view_files.load()
+    if settings.lake.view == "rewritten":
+        rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit)
+        return Refreshed(rows, rows, 0, 0, True)
     last = position_of(before.version, NAMES)
     number = last.batch.sequence + 1 if last else 1
     batch = Batch(generation_of(changes), number, max(time_now(), last.batch.as_of if last else 0))
