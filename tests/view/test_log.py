@@ -23,7 +23,7 @@ _COUNT = 300
 # A day, at one commit per second.
 _COMMITS, _COMMITS_LONG = 300, 86_400
 # What an hour stands for: some commits are made within it.
-_HOURS = 0.5 / 3600
+_HOURS = 0.1 / 3600
 
 
 @pytest.fixture(autouse=True)

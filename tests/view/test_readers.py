@@ -1,8 +1,12 @@
 """Each engine reads the rows of the database from a view, after each refresh of many."""
 
+import os
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -14,7 +18,7 @@ from tests.support.generate import SEED
 from tests.support.made import add, new_table, settings_at
 from tests.support.view_readers import READERS, queried
 from tests.view.written import COLUMNS, SCHEMA, SECOND, Row, Write, random_write, rows_after
-from writetime.lake import buckets, retention, state, view_upkeep, views
+from writetime.lake import buckets, commits, retention, state, view_upkeep, views
 from writetime.row_events.stream import extend
 from writetime.row_events.stream_upkeep import keep_up
 from writetime.view import refreshing
@@ -22,6 +26,9 @@ from writetime.view.refreshing import refresh
 
 _BATCHES, _BATCHES_LONG = 25, 1000
 _SPARK_EVERY = 5
+# The upkeep of the view has a clock of its own: seconds per batch. It trims every second batch.
+_PACE = 300
+_HOUR = 3600 // _PACE
 
 
 def in_order(rows: list[Row]) -> list[Row]:
@@ -42,27 +49,40 @@ class Followed:
         self.writes: list[Write] = []
         self.second = 1_000
         self.packed = 0
+        self.batches = 0
         self._held: list[Write] = []
-        self._batches = 0
+        self._begun = time.time()
 
     @property
     def address(self) -> str:
         return self.table.view.storage.address
 
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """Let the log and the upkeep of the view have their own time."""
+        now = self._begun + _PACE * self.batches
+        with (
+            patch.object(view_upkeep, "time", SimpleNamespace(time=lambda: now)),
+            patch.object(commits, "millis", lambda: int(now * 1000)),
+            patch.object(refreshing, "_TRIM_EVERY", 2),
+        ):
+            yield
+
     def step(self) -> None:
         """Let time pass, write a batch, some of it later than others, and refresh the view."""
         self.second += self.chooser.randint(0, 3)
-        self._batches += 1
-        first = self.second * SECOND + self._batches % 1000 * 1000
+        self.batches += 1
+        first = self.second * SECOND + self.batches % 1000 * 1000
         new = [random_write(self.chooser, first + i) for i in range(self.chooser.randint(0, 40))]
         late = {i for i in range(len(new)) if self.chooser.random() < 0.1}
         arrived = [*(write for i, write in enumerate(new) if i not in late), *self._held]
         self._held = [new[i] for i in late]
         self.chooser.shuffle(arrived)
         self.writes += arrived
-        add(self.table, [write.change for write in arrived], self._batches, SCHEMA)
+        add(self.table, [write.change for write in arrived], self.batches, SCHEMA)
         now = self.second * SECOND + 999_999
         with (
+            self.clock(),
             patch.object(buckets, "FEW_ROWS", self.chooser.choice([0, 4096, 4096])),
             patch.object(views, "time_now", lambda: now),
             patch.object(refreshing, "time_now", lambda: now),
@@ -79,7 +99,7 @@ class Followed:
 @pytest.mark.timeout(3600)
 def test_each_reader_after_each_refresh(tmp_path: Path, spark: SparkSession, is_long: bool) -> None:
     followed = Followed(tmp_path, SEED)
-    earlier: tuple[DeltaTable, list[Row]] | None = None
+    earlier, at_first = DeltaTable(followed.address), followed.wanted()
     for number in range(_BATCHES_LONG if is_long else _BATCHES):
         followed.step()
         wanted = followed.wanted()
@@ -89,21 +109,23 @@ def test_each_reader_after_each_refresh(tmp_path: Path, spark: SparkSession, is_
             found = spark.read.format("delta").load(followed.address).select(*COLUMNS).collect()
             assert in_order([tuple(row) for row in found]) == wanted, number
         if number == 5:
-            earlier = DeltaTable(followed.address), wanted
+            earlier, at_first = DeltaTable(followed.address), wanted
+        if number == 5 + _HOUR - 1:
+            assert rows_of(queried(earlier)) == at_first
     assert followed.packed > 8
-    assert earlier is not None
-    assert_an_hour_is_kept(followed, *earlier)
+    # Refreshes have deleted what was replaced over an hour ago.
+    assert not all(map(os.path.exists, earlier.file_uris()))
+    assert_all_is_needed(followed)
 
 
-def assert_an_hour_is_kept(followed: Followed, earlier: DeltaTable, wanted: list[Row]) -> None:
-    """A reader that holds an earlier version goes on for an hour. Then its files go, and those of the present stay."""
-    now = time.time()
-    for hours, is_kept in ((0.9, True), (2, False)):
-        with patch.object(view_upkeep.time, "time", lambda hours=hours: now + 3600 * hours):
-            gone = [path for path in retention.vacuum(followed.table, 168) if "/view/" in path]
-        assert bool(gone) != is_kept
-        if is_kept:
-            assert rows_of(queried(earlier)) == wanted
+def assert_all_is_needed(followed: Followed) -> None:
+    """Vacuum an hour later: only what is read stays."""
+    followed.batches += _HOUR + 1
+    with followed.clock():
+        retention.vacuum(followed.table, 168)
+    live = followed.table.view_files.load().files
+    found = {path.relative_to(followed.address) for path in Path(followed.address).glob("token_bucket=*/*.parquet")}
+    assert found == set(map(Path, live))
     for read in READERS.values():
         assert rows_of(read(followed.address)) == followed.wanted()
 
