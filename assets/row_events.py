@@ -115,8 +115,8 @@ def topic(table: FollowedTable) -> AssetsDefinition:
                 "the lake.",
             )
         ],
-        description=f"The row events of {table.name} in Kafka's `{row_events_topic(table.name)}`, as Avro: each once, "
-        "for consumers that read committed messages.",
+        description=f"The row events of {table.name} in Kafka's `{row_events_topic(table.name)}`: each once, for "
+        "consumers that read committed messages.",
     )
     @by_kind()
     def send(lake: LakeResource, kafka: KafkaResource) -> MaterializeResult:

@@ -8,7 +8,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+
+import pyarrow as pa
 
 from bench.generated import ROWS, add, first_writes, updates
 from writetime.core import config
@@ -18,6 +21,7 @@ from writetime.lake.table import LakeTable, create_table
 from writetime.row_events import stream
 from writetime.row_events.batches import batch_files
 from writetime.row_events.events import event_schema
+from writetime.row_events.json_messages import JsonMessages
 from writetime.row_events.messages import encode_events
 
 SMALL_BATCHES = 8
@@ -50,6 +54,22 @@ def small(table: LakeTable, rows: int, size: int) -> list[tuple[str, float]]:
     return list(used.items())
 
 
+def encode_all(table: LakeTable) -> None:
+    """Print how fast the events of the last files become messages, by format."""
+    forms: dict[str, Callable[[pa.RecordBatch], object]] = {"Avro": lambda events: encode_events(events, ROWS)}
+    for flat, with_schema in product((False, True), (False, True)):
+        made = JsonMessages(ROWS, flat=flat, with_schema=with_schema)
+        name = f"{'flat' if flat else 'debezium'}, {'with' if with_schema else 'without'} schemas"
+        forms[name] = lambda events, made=made: (made.keys(events), made.values(events, 0))
+    files = [file for _, file in batch_files(table.row_events.load())[-4:]]
+    read = [read_file(table.row_events.storage, file.path, event_schema(ROWS)) for file in files]
+    # As large as the parts that are published.
+    parts = [part for events in read for part in events.to_batches(10_000)]
+    for name, encode in forms.items():
+        used = sum(cpu(lambda encode, part: len([encode(part)]), encode, part)[0] for part in parts)
+        print(f"{name}: {sum(part.num_rows for part in parts) / used:,.0f} events per CPU s", flush=True)
+
+
 def main() -> None:
     """Print the two tables."""
     parser = argparse.ArgumentParser()
@@ -61,7 +81,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp())
     try:
         table = new_table(folder / "rate", options.rows)
-        total = encoding = 0.0
+        total = 0.0
         events = 0
         for number in range(2, options.batches + 2):
             add(table, ROWS, updates(options.rows, options.batch, number << 32), number)
@@ -74,12 +94,7 @@ def main() -> None:
         done = options.batch * options.batches
         print(f"{done:,} updates on {options.rows:,} rows, per CPU s:", end=" ")
         print(f"{done / total:,.0f} updates, {events / total:,.0f} events")
-        events_table = table.row_events
-        for _, file in batch_files(events_table.load())[-4:]:
-            for batch in read_file(events_table.storage, file.path, event_schema(ROWS)).to_batches():
-                used, _, count = cpu(lambda part: len(encode_events(part, ROWS)), batch)
-                encoding += used / count / 4
-        print(f"Avro: {1 / encoding:,.0f} events per CPU s")
+        encode_all(table)
         for rows in options.curve:
             shutil.rmtree(folder)
             table = new_table(folder / "curve", rows)

@@ -107,3 +107,9 @@ def test_secrets_do_not_show(settings_file: Path) -> None:
     settings = config.load()
     assert "hush" not in repr(settings)
     assert "hush" not in settings.model_dump_json()
+
+
+def test_tombstones_need_keys_of_rows() -> None:
+    with pytest.raises(WritetimeError, match='tombstones need the format "debezium" or "flat"'):
+        config.load(row_events={"tombstones": True})
+    assert config.load(row_events={"tombstones": True, "format": "flat"}).row_events.json_schemas

@@ -8,7 +8,7 @@ from writetime.core.errors import WritetimeError
 from writetime.runtime import jars
 
 
-@pytest.mark.parametrize("name", ["cassandra", "kafka", "zookeeper", "registry", "spark", "bench", "paimon"])
+@pytest.mark.parametrize("name", ["cassandra", "kafka", "zookeeper", "registry", "spark", "bench", "paimon", "connect"])
 def test_every_jar_is_pinned_by_digest(name: str) -> None:
     pinned = jars.pinned(name)
     assert pinned

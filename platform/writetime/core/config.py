@@ -198,9 +198,27 @@ class RowEvents(_Section):
     """Row events, in the lake and in Kafka, one topic `row_events.<keyspace>.<table>` per table."""
 
     partitions: int = Field(default=4, ge=1, description="For a new topic; each has a token range.")
+    format: Literal["avro", "debezium", "flat"] = Field(
+        default="avro",
+        description="Of messages: Avro, JSON as Debezium's envelope, or JSON of the row with facts about the event.",
+    )
+    json_schemas: bool = Field(
+        default=True, description="Whether JSON has Connect's schemas, as Connect's JSON converter expects by default."
+    )
+    tombstones: bool = Field(
+        default=False,
+        description="Whether a message without a value follows each deletion, for compacted topics; for JSON only.",
+    )
     keep_days: float | None = Field(
         default=None, ge=0, description="How long the lake keeps each published event; forever if not set."
     )
+
+    @model_validator(mode="after")
+    def _one_key_per_row(self) -> Self:
+        """Reject tombstones after Avro: its key is the partition's, so a tombstone would delete all of its rows."""
+        if self.tombstones and self.format == "avro":
+            raise ValueError('tombstones need the format "debezium" or "flat", whose keys are those of rows')
+        return self
 
 
 class Capture(_Section):

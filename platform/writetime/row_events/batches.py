@@ -17,6 +17,7 @@ from writetime.row_events.events import event_schema
 
 PREFIX = "batch-"
 MERGED = "row_events/merged"
+FIRST = "row_events/first"
 
 
 def batch_files(stream: TableVersion) -> list[tuple[int, DataFile]]:
@@ -28,6 +29,13 @@ def batch_files(stream: TableVersion) -> list[tuple[int, DataFile]]:
 def merged_to(stream: TableVersion) -> int:
     """Return the last batch of the base; 0 if there is none."""
     return stream.transaction(MERGED) or 0
+
+
+def read_to(stream: TableVersion) -> int:
+    """Return the last batch whose events of kind CREATE are rows that existed before: the first one of the generation,
+    or the last one of the base.
+    """
+    return max(stream.transaction(FIRST) or 1, merged_to(stream))
 
 
 def events_since(table: LakeTable, first: int) -> Iterator[pa.Table]:

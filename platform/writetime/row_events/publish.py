@@ -34,8 +34,9 @@ from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import conform, read_file
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import TableVersion
-from writetime.row_events.batches import batch_files
+from writetime.row_events.batches import batch_files, read_to
 from writetime.row_events.events import event_schema
+from writetime.row_events.json_messages import JsonMessages, deletes
 from writetime.row_events.messages import encode_events, event_avro
 from writetime.row_events.stream import has_other_table
 from writetime.schema.table import TableSchema
@@ -77,7 +78,8 @@ def published_since(settings: Settings, table: str, starts: Mapping[int, int], e
     while True:
         ends = end_offsets(settings, topic)
         begins = {p: reached.get(p, 0) for p in ends}
-        found += sum(1 for _ in messages_between(settings, topic, begins, ends))
+        # A tombstone follows an event.
+        found += sum(m.value() is not None for m in messages_between(settings, topic, begins, ends))
         if found >= expected or time.monotonic() > deadline:
             return found
         reached = ends
@@ -108,7 +110,8 @@ class EventPublisher(Sender):
         self._group = f"writetime-{self._topic}"
         self._what = f"row events cannot be published to {self._topic}"
         ensure_topics(settings, {self._topic: {}}, settings.row_events.partitions)
-        ensure_schemas_topic(settings)
+        if settings.row_events.format == "avro":
+            ensure_schemas_topic(settings)
         super().__init__(settings, self._what, **{"transactional.id": self._group})
         # It ends the open transaction of an earlier publisher, and fences that publisher.
         self.do(self._producer.init_transactions, TIMEOUT_SECONDS)
@@ -125,9 +128,11 @@ class EventPublisher(Sender):
         self._table: LakeTable | None = None
         self._recorded = time.monotonic()
         self._schema: TableSchema | None = None
-        # What is left of the events, and their schema, while a call has not published all.
+        # What is left of the events, and how they are encoded, while a call has not published all.
         self._rest: Iterator[tuple[Reached, pa.RecordBatch]] | None = None
+        self._read_to = 0
         self._header = b""
+        self._json: JsonMessages | None = None
         self._is_open = False
         self._open = 0
 
@@ -161,7 +166,8 @@ class EventPublisher(Sender):
         if self._rest is None:
             stream, schema = table.row_events.load(), table.schema()
             if schema != self._schema:
-                self._schema, self._header = schema, b""
+                self._schema, self._header, self._json = schema, b"", None
+            self._read_to = read_to(stream)
             start = max(self._reached, Reached((stream.transaction(PUBLISHED) or 0) + 1, 0))
             self._rest = _parts(stream, table.row_events.storage, schema, start)
         assert self._schema is not None
@@ -200,23 +206,37 @@ class EventPublisher(Sender):
 
     def _send(self, events: pa.RecordBatch, schema: TableSchema, buckets: int, reached: Reached) -> None:
         """Send events, after which the position in the stream is `reached`."""
-        if not self._header:
-            # The topic of the schemas is shared by all tables. A schema in a transaction would hide all later messages
-            # from readers, including those of other tables, until the transaction ends.
-            schemas = Sender(self._settings, self._what)
-            self._header = schemas.register(self._topic, event_avro(schema), "BACKWARD_TRANSITIVE")
-            schemas.flush()
+        keys, values = self._encoded(events, schema)
         if not self._is_open:
             self.do(self._producer.begin_transaction)
             self._is_open = True
         partitions = partition_of_bucket(buckets_of(events["token"], buckets), buckets, self._partitions).tolist()
-        values = encode_events(events, schema, self._header).to_pylist()
-        for key, value, partition in zip(events["key"].to_pylist(), values, partitions, strict=True):
+        with_tombstone = deletes(events) & self._settings.row_events.tombstones
+        for key, value, partition, is_deleted in zip(keys, values, partitions, with_tombstone.tolist(), strict=True):
             self.produce(self._topic, value, key, partition)
+            if is_deleted:
+                self.produce(self._topic, None, key, partition)
         self._open += events.num_rows
         self._reached = reached
         if self._open >= TRANSACTION_EVENTS:
             self._commit()
+
+    def _encoded(self, events: pa.RecordBatch, schema: TableSchema) -> tuple[list[bytes], list[bytes]]:
+        """Return the keys and the values of messages."""
+        wanted = self._settings.row_events
+        if wanted.format == "avro":
+            if not self._header:
+                # The topic of the schemas is shared by all tables. A schema in a transaction would hide all later
+                # messages from readers, including those of other tables, until the transaction ends.
+                schemas = Sender(self._settings, self._what)
+                self._header = schemas.register(self._topic, event_avro(schema), "BACKWARD_TRANSITIVE")
+                schemas.flush()
+            return events["key"].to_pylist(), encode_events(events, schema, self._header).to_pylist()
+        if self._json is None:
+            self._json = JsonMessages(schema, flat=wanted.format == "flat", with_schema=wanted.json_schemas)
+        made = self._json.keys(events), self._json.values(events, self._read_to)
+        keys, values = (texts.cast(pa.large_binary()).to_pylist() for texts in made)
+        return keys, values
 
     def _commit(self) -> None:
         """End the open transaction, if there is one."""

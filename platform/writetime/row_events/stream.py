@@ -20,7 +20,7 @@ from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
 from writetime.lake.versions import BUCKETS
 from writetime.lake.views import time_now
-from writetime.row_events.batches import PREFIX
+from writetime.row_events.batches import FIRST, PREFIX
 from writetime.row_events.changed_rows import ChangedRows, Names, Position, TooLate, first_rows, next_rows, position_of
 from writetime.row_events.event_packing import pack_events
 from writetime.row_events.events import Batch, event_schema
@@ -126,6 +126,8 @@ def extend(
     if staged:
         staged(written)
     numbers = Position(batch, changes.version, state.version).numbers(NAMES) | {TABLE_GENERATION: generation}
+    if not follows:
+        numbers[FIRST] = batch.sequence
     new = True
     if last is None or follows:
         new = delta.append(written, SEQUENCE, batch.sequence, numbers)

@@ -1,4 +1,5 @@
-"""How every CQL type maps to Arrow, Spark and Avro, and the page `docs/data-types.md` that describes it.
+"""How every CQL type maps to Arrow, Spark and Avro, and the page `docs/data-types.md` that describes it, with the types
+of Kafka Connect (`schema.connect`).
 
 There are two forms of a value. Changes and states hold the stored form, which loses nothing. Views and row events hold
 the row form, which query engines handle best. The two differ for `timestamp` only: `schema.row_form` converts.
@@ -12,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from writetime.schema.connect import connect_name
 from writetime.schema.names import candidates
 from writetime.schema.types import Collection, CqlType, Native, Tuple, Udt, Vector, freeze
 
@@ -194,23 +196,29 @@ def data_types_page() -> str:
 def _page() -> Iterator[str]:
     yield "# Data types"
     yield ""
-    yield "This page shows how each CQL type appears in Arrow and Parquet, Spark and Avro. Changes and states lose"
-    yield "nothing: no value is rounded, truncated or reinterpreted. `writetime.schema.mapping.data_types_page()`"
-    yield "writes this page; a test keeps it current."
+    yield "This page shows how each CQL type appears in Arrow and Parquet, Spark, Avro, and Kafka Connect (the JSON"
+    yield "forms of row events). Changes and states lose nothing: no value is rounded, truncated or reinterpreted."
+    yield "`writetime.schema.mapping.data_types_page()` writes this page; a test keeps it current."
     yield ""
-    yield "| CQL | Arrow | Spark | Avro | |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| CQL | Arrow | Spark | Avro | Connect | |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for name, (arrow, avro, note) in _NATIVES.items():
         logical = (
             f"{avro['type']} ({avro['logicalType']})" if isinstance(avro, dict) and "logicalType" in avro else None
         )
         shown = logical or (avro if isinstance(avro, str) else "record")
-        yield f"| `{name}` | `{arrow}` | `{spark_type(Native(name))}` | `{shown}` | {note} |"
+        connect = connect_name(Native(name))
+        yield f"| `{name}` | `{arrow}` | `{spark_type(Native(name))}` | `{shown}` | `{connect}` | {note} |"
     text, whole = Native("text"), Native("int")
     nested: list[tuple[CqlType, str, str]] = [
         (freeze(Collection("list", (whole,))), "array", "Also the value of a `set` and of a `vector`."),
         (freeze(Collection("set", (text,))), "array", "Elements in the database's order."),
         (freeze(Collection("map", (text, whole))), "array of records", "Avro maps have text keys only, hence records."),
+        (
+            freeze(Collection("map", (whole, text))),
+            "array of records",
+            "In Connect, structs of `key` and `value`, as keys that are not text may be null.",
+        ),
         (
             freeze(Collection("map", (freeze(Collection("map", (text, whole))), whole))),
             "array of records",
@@ -226,7 +234,8 @@ def _page() -> Iterator[str]:
     ]
     for cql_type, avro, note in nested:
         shown = "frozen<address(street text, zip int)>" if isinstance(cql_type, Udt) else str(cql_type)
-        yield f"| `{shown}` | `{arrow_type(cql_type)}` | `{spark_type(cql_type)}` | `{avro}` | {note} |"
+        types = f"`{arrow_type(cql_type)}` | `{spark_type(cql_type)}` | `{avro}` | `{connect_name(cql_type)}`"
+        yield f"| `{shown}` | {types} | {note} |"
     yield ""
     yield "**Empty values.** CQL has a value of no bytes that is not null, for any type. In a change, such a cell"
     yield "has a write time, no tombstone, and the value null; text, ascii and blob have the empty string."
@@ -263,6 +272,12 @@ def _page() -> Iterator[str]:
     yield "`write_time` (microseconds). A change has only the shards that its source contains: each node that counts"
     yield "has a shard, and `value` is the sum of the shards in this change. Only merged changes give the count;"
     yield "views and row events have it as a plain `int64`."
+    yield ""
+    yield "**Connect.** The semantic names are Debezium's (`io.debezium.time.Timestamp`: milliseconds; `NanoTime`:"
+    yield "nanoseconds since midnight; `Date`: days since 1970-01-01; `io.debezium.data.Uuid`). Bytes are in base64, a"
+    yield "`double` or `float` has a point or an exponent. Numbers that are not finite are null where messages have a"
+    yield "schema, because Connect's converter would read text as 0; in messages without a schema they are the strings"
+    yield "`NaN`, `Infinity` and `-Infinity`. Every value may be null, also that of a key column."
     yield ""
     yield "**JSON**, as `view`, `row-events`, `verify`, `sstable`, `commitlog` and `scylla-cdc` print it, has dates and"
     yield "times in ISO 8601, bytes as `0x...`, and maps as lists of pairs unless their keys are text. Floating"
