@@ -1,5 +1,6 @@
 """Launches jobs as the web UI does, each in Dagster's run worker, and reads their results from the instance."""
 
+import os
 import subprocess
 import sys
 import time
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from dagster import DagsterEventType, DagsterInstance
+from dagster import DagsterEventType, DagsterInstance, serialize_value
+from dagster._core.instance.ref import InstanceRef
 from dagster_graphql import DagsterGraphQLClient, DagsterGraphQLClientError
 
 from writetime.core.errors import WritetimeError
@@ -17,6 +19,8 @@ from writetime_dagster.resources.run_reports import ended
 # No step is silent for so long unless its process has stopped.
 SILENT_SECONDS = 1800
 _START_SECONDS = 300.0
+# No daemon runs beside the demo to empty a queue, so each run starts at once.
+_NO_QUEUE = {"run_coordinator": {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}}
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,9 @@ class Dagster:
         self._port = free_port()
 
     def __enter__(self) -> Self:
+        instance = InstanceRef.from_dir(os.environ["DAGSTER_HOME"], overrides=_NO_QUEUE)
         command = [sys.executable, "-m", "dagster_webserver", "-w", "demo/workspace.yaml", "-h", "127.0.0.1"]
+        command += ["--instance-ref", serialize_value(instance)]
         with self._log_file.open("ab") as log:
             self._server = subprocess.Popen([*command, "-p", str(self._port)], stdout=log, stderr=log)
         deadline = time.monotonic() + _START_SECONDS
