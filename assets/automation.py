@@ -1,27 +1,52 @@
-"""Schedules that skip a tick while one of their runs is under way. All stages use them.
+"""Schedules that skip a tick while one of their runs is under way, rounds through all stages, and the switch of all.
 
-What belongs here: code that schedules and sensors share. Not here: jobs, which are beside their assets.
+What belongs here: code that schedules and sensors share. Not here: jobs of one stage, which are beside their assets.
 """
 
+import copy
+import operator
 import time
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from dagster import (
     AssetKey,
     DagsterInstance,
     DagsterRunStatus,
     DefaultScheduleStatus,
+    DefaultSensorStatus,
+    Definitions,
     JobDefinition,
     RunRequest,
     RunsFilter,
     ScheduleDefinition,
     ScheduleEvaluationContext,
+    SensorDefinition,
     SkipReason,
+    define_asset_job,
+    in_process_executor,
     schedule,
 )
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster_shared.record import copy as changed
+
+from writetime.core.config import Settings
 
 _PAUSE_SECONDS = 900.0
+# Jobs of the stages that look and change nothing. A round is one run that does the same for all stages: a schedule, a
+# process and a log instead of five.
+_ROUNDS = {
+    "observe": (
+        ("tables_lag", "agents", "ingest_lag", "queue_health", "queues_lag"),
+        "*/5 * * * *",
+        "Observe tables, topics, agents and queues, and check that nothing is stuck, late or held up.",
+    ),
+    "audit": (
+        ("verify", "queue_audit", "queues_check"),
+        "30 3 * * *",
+        "Prove views against the database, and that queues have lost nothing. Reads all rows, items and batches.",
+    ),
+}
 _UNFINISHED = [
     DagsterRunStatus.QUEUED,
     DagsterRunStatus.NOT_STARTED,
@@ -42,6 +67,43 @@ def failed_lately(instance: DagsterInstance, job_name: str) -> bool:
     if last is None or last.dagster_run.status is not DagsterRunStatus.FAILURE:
         return False
     return time.time() - (last.end_time or 0) < _PAUSE_SECONDS
+
+
+def with_rounds(definitions: Definitions) -> Definitions:
+    """Return the definitions with the jobs `observe` and `audit`, which join jobs of the stages, and schedules."""
+    jobs = {job.name: job for job in definitions.jobs or [] if isinstance(job, UnresolvedAssetJobDefinition)}
+    rounds = [
+        (
+            define_asset_job(
+                name,
+                reduce(operator.or_, [jobs[part].selection for part in parts if part in jobs]),
+                description=description,
+                executor_def=in_process_executor,
+            ),
+            cron,
+        )
+        for name, (parts, cron, description) in _ROUNDS.items()
+        if jobs.keys() & set(parts)
+    ]
+    schedules = [on_schedule(job, cron, f"All stages: {job.description}") for job, cron in rounds]
+    return Definitions.merge(definitions, Definitions(jobs=[job for job, _ in rounds], schedules=schedules))
+
+
+def switched(definitions: Definitions, settings: Settings) -> Definitions:
+    """Return the definitions with all schedules and sensors on if `dagster.automation` says so. One that a person has
+    turned on or off in the web UI stays as it is there.
+    """
+    if not settings.dagster.automation:
+        return definitions
+    schedules = [copy.copy(found) for found in definitions.schedules or []]
+    sensors = [copy.copy(found) for found in definitions.sensors or []]
+    for found in schedules:
+        assert isinstance(found, ScheduleDefinition)
+        found._default_status = DefaultScheduleStatus.RUNNING
+    for found in sensors:
+        assert isinstance(found, SensorDefinition)
+        found._default_status = DefaultSensorStatus.RUNNING
+    return changed(definitions, schedules=schedules, sensors=sensors)
 
 
 def on_schedule(

@@ -32,7 +32,6 @@ from writetime.lake.views import time_now
 from writetime.landing.landing import is_published, landed_offsets, not_landed
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import WatermarkTopic, statuses
-from writetime_dagster.assets.automation import on_schedule
 from writetime_dagster.assets.checks import from_waiting
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.naming import documents, key_of, pool_of
@@ -191,5 +190,3 @@ agents_job = define_asset_job(
     description="Observe the progress of the agents, and check that none is held up.",
     executor_def=in_process_executor,
 )
-
-agents_schedule = on_schedule(agents_job, "*/5 * * * *", "Observes the agents every five minutes.")

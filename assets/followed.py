@@ -36,9 +36,9 @@ _ASSETS = {"row events": "row_events", "publishing": "row_topic", "view": "view"
 EXPECTED = "rows_are_as_expected"
 
 
-def left(tables: Sequence[FollowedTable], *parts: str) -> list[AssetKey]:
-    """Return the assets of those tables that `writetime follow` does not follow now. While Kafka does not answer, these
-    are all tables.
+def left(tables: Sequence[FollowedTable]) -> list[AssetKey]:
+    """Return the states, views and row events of those tables that `writetime follow` does not follow now. While Kafka
+    does not answer, these are all tables.
     """
     try:
         topic = WatermarkTopic(config.load())
@@ -46,7 +46,12 @@ def left(tables: Sequence[FollowedTable], *parts: str) -> list[AssetKey]:
         others = followed(topic.reports)
     except WritetimeError:
         others = set()
-    return [key_of(table.name, part) for table in tables if table.name not in others for part in parts]
+    return [
+        key_of(table.name, part)
+        for table in tables
+        if table.name not in others
+        for part in ("state", "view", *(("row_events", "row_topic") if table.entry.row_events else ()))
+    ]
 
 
 def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
@@ -57,8 +62,8 @@ def progress(tables: Sequence[FollowedTable]) -> SensorDefinition:
         minimum_interval_seconds=30,
         default_status=DefaultSensorStatus.STOPPED,
         asset_selection=AssetSelection.assets(*keys),
-        description="Records how far `writetime follow` is with each table, as observations of its assets, and whether "
-        "the rows of its view are as expected, as a check. It starts nothing.",
+        description="Tables: records how far `writetime follow` is with each table, as observations of its assets, "
+        "and whether the rows of its view are as expected, as a check. It starts nothing.",
     )
     def followed_tables(context: SensorEvaluationContext, kafka: KafkaResource) -> SensorResult | SkipReason:
         try:

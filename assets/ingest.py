@@ -14,13 +14,11 @@ from dagster import (
     AssetKey,
     AssetSelection,
     AssetSpec,
-    DefaultScheduleStatus,
     DefaultSensorStatus,
     MaterializeResult,
     MetadataValue,
     ObserveResult,
     RunRequest,
-    ScheduleEvaluationContext,
     SensorEvaluationContext,
     SkipReason,
     TableColumn,
@@ -30,7 +28,6 @@ from dagster import (
     define_asset_job,
     in_process_executor,
     multi_observable_source_asset,
-    schedule,
     sensor,
 )
 from pyspark.sql import DataFrame
@@ -320,8 +317,8 @@ dead_letters_job = define_asset_job(
     job=ingest_job,
     minimum_interval_seconds=30,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Starts the job `ingest` when the topic has messages that are not stored. Does nothing while a run of "
-    "it is under way, or while a `writetime sink` stores them.",
+    description="Ingest: starts the job `ingest` when the topic has messages that are not stored. Does nothing while a "
+    "run of it is under way, or while a `writetime sink` stores them.",
 )
 def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
     """Request a run while there is lag, also after a run that failed or took only a part."""
@@ -339,21 +336,6 @@ def user_events_lag(context: SensorEvaluationContext, kafka: KafkaResource) -> R
     return RunRequest(tags={"writetime/lag": str(progress.total_lag)})
 
 
-@schedule(
-    job=ingest_job,
-    cron_schedule="*/15 * * * *",
-    default_status=DefaultScheduleStatus.STOPPED,
-    description="Drains the topic every 15 minutes; the sensor does it sooner.",
+dead_letters_schedule = on_schedule(
+    dead_letters_job, "5-59/15 * * * *", "Ingest: copies new dead letters to the lake, for a `writetime sink`, too."
 )
-def ingest_schedule(context: ScheduleEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
-    """Request a run, unless one is under way or a `writetime sink` stores the events."""
-    if is_under_way(context.instance, ingest_job.name):
-        return SkipReason("a run of the job `ingest` is under way")
-    if kafka.group_is_live(kafka.settings.ingest.group):
-        return SkipReason("a `writetime sink` is storing the events")
-    return RunRequest()
-
-
-ingest_lag_schedule = on_schedule(ingest_lag_job, "1-59/5 * * * *", "Observes the topic of events every five minutes.")
-
-dead_letters_schedule = on_schedule(dead_letters_job, "5-59/15 * * * *", "Copies new dead letters to the lake.")

@@ -219,8 +219,8 @@ def new_batches(queue: str) -> SensorDefinition:
         job_name=name_of(queue),
         minimum_interval_seconds=30,
         default_status=DefaultSensorStatus.STOPPED,
-        description="Adds a partition for each new batch, and copies missing batches to the lake: one run at "
-        "a time, of at most `replay.batches_per_run` batches. Failed batches are requested again.",
+        description="Replay queues: adds a partition for each new batch, and copies missing batches to the lake: one "
+        "run at a time, of at most `replay.batches_per_run` batches. Failed batches are requested again.",
     )
     def tick(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
         """Compare the newest batch with the partitions, and these with the materialized ones."""
@@ -297,7 +297,7 @@ def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Defi
     checks = [batches_are_complete(queue) for queue in queues]
     lag_job = define_asset_job(
         "queues_lag",
-        AssetSelection.assets(*map(source_key, queues)),
+        AssetSelection.assets(*map(source_key, queues)).without_checks(),
         description="Observe the progress of the queues' processors.",
         executor_def=in_process_executor,
     )
@@ -326,10 +326,10 @@ def definitions(queues: Sequence[str], upstream: Mapping[str, AssetKey]) -> Defi
         ],
         sensors=[new_batches(queue) for queue in queues],
         schedules=[
-            on_schedule(lag_job, "*/5 * * * *", "Observes the queues' lag."),
-            on_schedule(check_job, "15 3 * * *", "Proves the queues' batches, every night."),
             on_schedule(
-                trim_queues, "45 2 * * *", "Deletes old batches of queues with `replay.keep_days`, every night."
+                trim_queues,
+                "45 2 * * *",
+                "Replay queues: deletes old batches of queues with `replay.keep_days`, every night.",
             ),
         ],
     )

@@ -110,7 +110,7 @@ publish_segments_job = define_asset_job(
     job=publish_segments_job,
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Starts the job `publish_segments` when the folders of `capture.segments` have unpublished "
+    description="Capture: starts the job `publish_segments` when the folders of `capture.segments` have unpublished "
     "segments, by their listing.",
 )
 def new_segments(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:

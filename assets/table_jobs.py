@@ -64,39 +64,24 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
     jobs = {job.name: job for job in _jobs(tables)}
     upkeep = maintain_job([table.name for table in tables])
     schedules = [
-        on_schedule(jobs["observe"], "*/10 * * * *", "Observes the tables and their topics."),
         on_schedule(
-            jobs["views"],
+            jobs["catch_up"],
             "*/15 * * * *",
-            "Brings states and views up to date, but not those of tables that `writetime follow` follows.",
-            lambda: left(tables, "state", "view"),
+            "Tables: brings states, views and row events up to date, but not those of tables that `writetime follow` "
+            "follows. The sensor `captured_changes` lands the changes.",
+            lambda: left(tables),
         ),
-        on_schedule(
-            jobs["verify"],
-            "30 3 * * *",
-            "Proves each view against the database, and checks its expectations, every night.",
-        ),
-        on_schedule(upkeep, "30 2 * * *", "Compacts and cleans the tables of the lake, every night."),
+        on_schedule(upkeep, "30 2 * * *", "Tables: compacts and cleans the tables of the lake, every night."),
     ]
-    if "row_events" in jobs:
-        with_events = [table for table in tables if table.entry.row_events]
-        schedules.append(
-            on_schedule(
-                jobs["row_events"],
-                "7-59/15 * * * *",
-                "Finds and publishes row events, but not those of tables that `writetime follow` follows.",
-                lambda: left(with_events, "row_events", "row_topic"),
-            )
-        )
     if "snapshot" in jobs:
-        schedules.append(on_schedule(jobs["snapshot"], "0 1 * * 0", "Takes snapshots, every Sunday."))
+        schedules.append(on_schedule(jobs["snapshot"], "0 1 * * 0", "Tables: takes snapshots, every Sunday."))
     sensors: list[SensorDefinition] = [
         schema_changes(tables),
         AutomationConditionSensorDefinition(
             "new_snapshots",
             target=AssetSelection.groups("backfill"),
             default_status=DefaultSensorStatus.STOPPED,
-            description="Copies each new snapshot that a run took into the lake, some token ranges per run.",
+            description="Tables: copies each new snapshot that a run took into the lake, some token ranges per run.",
         ),
     ]
     if "land" in jobs:
@@ -121,7 +106,7 @@ def _jobs(tables: Sequence[FollowedTable]) -> list[UnresolvedAssetJobDefinition]
     landed, events = keys(captured, "changes"), keys(with_events, "row_events", "row_topic")
     refreshed = keys(tables, "state", "view")
     selections: dict[str, tuple[Sequence[AssetKey], AssetSelection | None, str]] = {
-        "observe": (
+        "tables_lag": (
             [*keys(tables, "table"), *keys(captured, "topic")],
             checks(captured, "table", LOGGED) | checks(captured, "changes", *BEHIND) if captured else None,
             "Observe the tables and their topics, and check that changes are logged, landed and fresh.",
@@ -225,9 +210,9 @@ def captured_changes(tables: Sequence[FollowedTable], land: UnresolvedAssetJobDe
         job=land,
         minimum_interval_seconds=30,
         default_status=DefaultSensorStatus.STOPPED,
-        description="Starts the job `land` for the tables whose topics have changes that are not in the lake, and "
-        "sometimes for the others, so that the lake records that there are none. It starts nothing for tables that "
-        "`writetime follow` follows.",
+        description="Tables: starts the job `land` for the tables whose topics have changes that are not in the "
+        "lake, and sometimes for the others, so that the lake records that there are none. It starts nothing for "
+        "tables that `writetime follow` follows.",
     )
     def captured_changes(context: SensorEvaluationContext, kafka: KafkaResource) -> RunRequest | SkipReason:
         if is_under_way(context.instance, land.name):
@@ -267,8 +252,8 @@ def schema_changes(tables: Sequence[FollowedTable]) -> SensorDefinition:
         minimum_interval_seconds=60,
         default_status=DefaultSensorStatus.STOPPED,
         asset_selection=AssetSelection.assets(*(key_of(table.name, "table") for table in tables)),
-        description="Records each change of a table's schema as an observation of the table. Changes go downstream "
-        "by themselves; reload the code location to see the new columns.",
+        description="Tables: records each change of a table's schema as an observation of the table. Changes go "
+        "downstream by themselves; reload the code location to see the new columns.",
     )
     def schema_changes(context: SensorEvaluationContext, database: DatabaseResource) -> SensorResult | SkipReason:
         now = {t.name: to_cql(t.schema) for t in followed_tables(database.settings)[0] if t.schema and t.name in names}

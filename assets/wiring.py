@@ -10,6 +10,7 @@ from dagster import AssetKey, AssetSpec, Definitions, in_process_executor
 
 from writetime.core.config import Settings
 from writetime_dagster.assets import capture, ingest, replay, runs, segments, tables, workqueue
+from writetime_dagster.assets.automation import switched, with_rounds
 from writetime_dagster.assets.naming import documented
 from writetime_dagster.resources import DatabaseResource, KafkaResource, LakeResource, SparkResource, ZooKeeperResource
 
@@ -41,7 +42,7 @@ def platform(
     def depend(spec: AssetSpec) -> AssetSpec:
         return spec.merge_attributes(deps=(upstream or {}).get(spec.key, ()))
 
-    return Definitions.merge(
+    stages = Definitions.merge(
         tables.definitions(settings, {f"{settings.cassandra.keyspace}.{name}": writer for name, writer in own.items()}),
         documented(
             Definitions.merge(
@@ -52,6 +53,7 @@ def platform(
         _shared(),
         Definitions(resources={"zookeeper": ZooKeeperResource()}, executor=in_process_executor),
     )
+    return switched(with_rounds(stages), settings)
 
 
 def of_tables(settings: Settings, only: Collection[str] | None = None) -> Definitions:
@@ -63,7 +65,8 @@ def of_tables(settings: Settings, only: Collection[str] | None = None) -> Defini
         settings: of the installation.
         only: the names of the tables, as keyspace.table; all that the settings follow if it is None.
     """
-    return Definitions.merge(tables.definitions(settings, {}, only), documented(_capture(), settings), _shared())
+    stages = Definitions.merge(tables.definitions(settings, {}, only), documented(_capture(), settings), _shared())
+    return switched(with_rounds(stages), settings)
 
 
 def _shared() -> Definitions:
@@ -86,7 +89,6 @@ def _capture() -> Definitions:
             assets=[capture.commit_logs, capture.agents],
             asset_checks=[capture.no_agent_is_held_up],
             jobs=[capture.agents_job],
-            schedules=[capture.agents_schedule],
         ),
         segments.definitions,
     )
@@ -124,8 +126,6 @@ def _ingest_and_work() -> Definitions:
             workqueue.stuck_work,
         ],
         schedules=[
-            ingest.ingest_schedule,
-            ingest.ingest_lag_schedule,
             ingest.dead_letters_schedule,
             *workqueue.schedules,
         ],

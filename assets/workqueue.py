@@ -269,9 +269,7 @@ completed_events_job = define_asset_job(
 )
 
 schedules = [
-    on_schedule(queue_health_job, "2-59/5 * * * *", "Observes the work queues every five minutes."),
-    on_schedule(completed_events_job, "25 * * * *", "Copies completed items to the lake, every hour."),
-    on_schedule(queue_audit_job, "15 2 * * *", "Looks for lost items in the queues and the lake, every night."),
+    on_schedule(completed_events_job, "25 * * * *", "Work queues: copies completed items to the lake, every hour."),
 ]
 
 
@@ -279,8 +277,8 @@ schedules = [
     job=queue_health_job,
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Starts the job `queue_health`, whose check then warns, if an item waits too long or too many items "
-    "wait.",
+    description="Work queues: starts the job `queue_health`, whose check then warns, if an item waits too long or too "
+    "many items wait.",
 )
 def stuck_work(context: SensorEvaluationContext, database: DatabaseResource) -> RunRequest | SkipReason:
     """Request a run while work is stuck."""

@@ -35,6 +35,7 @@ from writetime.schema.cql import parse_table
 from writetime.servers.process import free_port
 from writetime_dagster import WritetimeComponent
 from writetime_dagster.assets import tables
+from writetime_dagster.assets.automation import with_rounds
 from writetime_dagster.assets.definitions import defs
 from writetime_dagster.assets.failures import ToCorrect
 from writetime_dagster.assets.ingest import DEAD_LETTERS, USER_EVENTS, USER_EVENTS_TOPIC, user_events_topic
@@ -66,7 +67,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def of_tables(**writers: tables.Writer) -> Definitions:
     """What there is of the tables of the settings file."""
     found = {f"shop.{name}": writer for name, writer in writers.items()}
-    return Definitions.merge(tables.definitions(load(), found), Definitions(resources=RESOURCES))
+    return with_rounds(Definitions.merge(tables.definitions(load(), found), Definitions(resources=RESOURCES)))
 
 
 def edges(definitions: Definitions) -> set[tuple[str, str]]:
@@ -170,17 +171,17 @@ def test_assets_of_a_table_have_its_owners_groups_and_tags(of_orders: Definition
 def test_jobs_of_a_table(of_orders: Definitions) -> None:
     repository = of_orders.get_repository_def()
     assert set(repository.job_names) >= {
-        *("observe", "snapshot", "backfill", "land", "views", "row_events", "catch_up", "verify", "maintain")
+        *("tables_lag", "snapshot", "backfill", "land", "views", "row_events", "catch_up", "verify", "maintain")
     }
     chain = {key_of("shop.orders", part) for part in ("changes", "state", "view", "row_events", "row_topic")}
     assert repository.get_job("catch_up").asset_layer.executable_asset_keys == chain
-    # A proof reads all of the table: it is for the job `verify` alone.
+    # A proof reads all of the table, so only these run it.
     with_proof = {
         name
         for name in repository.job_names
         if any(node.name.endswith(PROOF) for node in repository.get_job(name).nodes)
     }
-    assert with_proof == {"verify", "__ASSET_JOB"}
+    assert with_proof == {"verify", "audit", "__ASSET_JOB"}
 
 
 def test_checks_of_a_table(of_orders: Definitions) -> None:
@@ -405,6 +406,38 @@ def test_jobs() -> None:
     }
 
 
+def test_rounds_look_at_all_stages(config: Path) -> None:
+    config.write_text('[tables.shop.orders]\n[replay]\nqueues = ["c"]\n')
+    repository = platform(load()).get_repository_def()
+    nodes = {name: {node.name for node in repository.get_job(name).nodes} for name in ("observe", "audit")}
+    assert nodes["observe"] == {
+        *("shop__orders__orders", "shop__orders__orders_topic", "event_queue", "user_events_topic"),
+        *("observe_agents", "batches_c_lag", "shop__orders__orders_lag_and_freshness"),
+        *("shop__orders__orders_changes_are_logged", "shop__orders__orders_topic_lag_is_far_from_retention"),
+        "capture__agents_no_agent_is_held_up",
+        *("sources__user_events_topic_lag_is_far_from_retention", "workqueue__event_queue_no_work_is_stuck"),
+    }
+    assert nodes["audit"] == {
+        *("shop__orders__orders_view_rows_are_those_of_the_database", "queues__c_batches_are_complete"),
+        *("workqueue__event_queue_no_item_is_lost", "workqueue__completed_events_lake_has_what_is_completed"),
+    }
+
+
+def test_one_setting_turns_all_automation_on(config: Path) -> None:
+    def on() -> set[str]:
+        repository = platform(load()).get_repository_def()
+        found = [*repository.schedule_defs, *repository.sensor_defs]
+        everything.update(of.name for of in found)
+        return {of.name for of in found if of.default_status.value == "RUNNING"}
+
+    everything: set[str] = set()
+    config.write_text('[tables.shop.orders]\n[replay]\nqueues = ["c"]\n')
+    assert on() == {"failed_runs", "finished_runs", "canceled_runs"}
+    config.write_text(config.read_text() + "[dagster]\nautomation = true\n")
+    assert on() == everything
+    assert len(everything) > 15
+
+
 def test_every_job_has_a_description(repositories: list[RepositoryDefinition]) -> None:
     jobs = [r.get_job(name) for r in repositories for name in r.job_names if not name.startswith("__")]
     assert all(job.description for job in jobs)
@@ -419,20 +452,14 @@ def test_sensors(repositories: list[RepositoryDefinition]) -> None:
 
 
 def test_schedules(repositories: list[RepositoryDefinition]) -> None:
-    assert sorted((s.name, s.cron_schedule) for r in repositories for s in r.schedule_defs) == [
-        ("agents_schedule", "*/5 * * * *"),
+    assert sorted({(s.name, s.cron_schedule) for r in repositories for s in r.schedule_defs}) == [
+        ("audit_schedule", "30 3 * * *"),
+        ("catch_up_schedule", "*/15 * * * *"),
         ("completed_events_schedule", "25 * * * *"),
         ("dead_letters_schedule", "5-59/15 * * * *"),
-        ("ingest_lag_schedule", "1-59/5 * * * *"),
-        ("ingest_schedule", "*/15 * * * *"),
         ("maintain_schedule", "30 2 * * *"),
-        ("observe_schedule", "*/10 * * * *"),
-        ("queue_audit_schedule", "15 2 * * *"),
-        ("queue_health_schedule", "2-59/5 * * * *"),
-        ("row_events_schedule", "7-59/15 * * * *"),
+        ("observe_schedule", "*/5 * * * *"),
         ("snapshot_schedule", "0 1 * * 0"),
-        ("verify_schedule", "30 3 * * *"),
-        ("views_schedule", "*/15 * * * *"),
     ]
 
 

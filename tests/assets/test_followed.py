@@ -107,13 +107,14 @@ def selected(instance: DagsterInstance, name: str) -> set[str]:
 
 def test_schedules_leave_out_followed_tables(settings: Settings, tmp_path: Path) -> None:
     tables = tables_of(settings)
+    parts = ("state", "view", "row_events", "row_topic")
+    of_b = {f"b_{part}" for part in parts}
     with DagsterInstance.local_temp(str(tmp_path)) as instance:
-        assert selected(instance, "views_schedule") == {"a_state", "a_view", "b_state", "b_view"}
+        assert selected(instance, "catch_up_schedule") == of_b | {f"a_{part}" for part in parts}
         report(settings, tables[0].name, time.time())
-        assert selected(instance, "views_schedule") == {"b_state", "b_view"}
+        assert selected(instance, "catch_up_schedule") == of_b
         report(settings, tables[1].name, time.time())
-        for name in ("views_schedule", "row_events_schedule"):
-            assert selected(instance, name) == set()
+        assert selected(instance, "catch_up_schedule") == set()
         # One that no longer reports is no longer followed.
         report(settings, tables[1].name, time.time() - 1000)
-        assert selected(instance, "row_events_schedule") == {"b_row_events", "b_row_topic"}
+        assert selected(instance, "catch_up_schedule") == of_b

@@ -487,6 +487,15 @@ class Replay(_Section):
     batches_per_run: int = Field(default=500, ge=1, description="The most batches that one run of Dagster takes.")
 
 
+class Dagster(_Section):
+    """The platform in Dagster."""
+
+    automation: bool = Field(
+        default=False,
+        description="Whether all schedules and sensors are on, except those that were turned off in the web UI.",
+    )
+
+
 class Settings(BaseSettings):
     """All settings. Create it with `load()`, which finds the file and turns mistakes into one readable error."""
 
@@ -514,6 +523,7 @@ class Settings(BaseSettings):
     scylla_cdc: ScyllaCdc = ScyllaCdc()
     ingest: Ingest = Ingest()
     workqueue: WorkQueue = WorkQueue()
+    dagster: Dagster = Dagster()
     embedded: Embedded = Embedded()
 
     @classmethod
