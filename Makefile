@@ -16,7 +16,7 @@ PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(abspath $(CLASSES))
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test tests check coverage test-long test-python test-without-shared-servers test-scylla ui prepared compiled style lint api bench clean
+.PHONY: setup instance port demo test tests check coverage test-long test-python test-without-shared-servers test-scylla ui prepared compiled style lint api release bench clean
 
 setup: $(STAMP)
 
@@ -107,6 +107,10 @@ style: setup
 
 lint: style
 	@$(BIN)/python -m tools.audit
+
+# The wheel, the source distribution and the list of components in dist/, tried in a fresh environment. Uploads nothing.
+release: setup
+	@$(BIN)/python -m tools.release
 
 # The reference of the Python interface, as HTML in .writetime/api.
 api: setup
