@@ -42,8 +42,8 @@ def requests(instance: DagsterInstance, table: str) -> list[RunRequest]:
     """What the sensor asks for, of one table."""
     [sensor] = [s for s in definitions([FollowedTable(table)]).sensors or [] if s.name == "captured_changes"]
     assert isinstance(sensor, SensorDefinition)
-    context = build_sensor_context(instance=instance, resources={"kafka": KafkaResource()})
-    found = list(sensor.evaluate_tick(context).run_requests or [])
+    with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}) as context:
+        found = list(sensor.evaluate_tick(context).run_requests or [])
     assert all(request.asset_selection == [key_of(table, "changes")] for request in found)
     return found
 

@@ -65,8 +65,8 @@ def report(settings: Settings, table: str, at: float, **view: Any) -> None:
 
 
 def look(sensor: SensorDefinition, instance: DagsterInstance, cursor: str | None) -> SensorResult:
-    context = build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}, cursor=cursor)
-    found = sensor(context)
+    with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}, cursor=cursor) as context:
+        found = sensor(context)
     assert isinstance(found, SensorResult)
     return found
 

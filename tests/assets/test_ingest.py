@@ -190,7 +190,8 @@ def test_messages_that_wait_for_half_of_the_retention_fail_a_check(settings: Set
 
 def test_sensor_asks_for_a_run_while_there_is_lag(settings: Settings, instance: DagsterInstance) -> None:
     def tick() -> object:
-        return ingest.user_events_lag(build_sensor_context(instance=instance), kafka=KafkaResource())
+        with build_sensor_context(instance=instance, resources={"kafka": KafkaResource()}) as context:
+            return ingest.user_events_lag(context)
 
     quiet = tick()
     assert isinstance(quiet, SkipReason)

@@ -47,8 +47,8 @@ def instance() -> Iterator[DagsterInstance]:
 
 def tick(instance: DagsterInstance) -> list[tuple[str, str]]:
     """The runs that the sensor asks for, its partitions added as Dagster's daemon does."""
-    context = build_sensor_context(instance)
-    answer = replay.new_batches(QUEUE)(context, database=RESOURCES["database"])
+    with build_sensor_context(instance, resources={"database": RESOURCES["database"]}) as context:
+        answer = replay.new_batches(QUEUE)(context)
     assert isinstance(answer, SensorResult), answer
     for request in answer.dynamic_partitions_requests or []:
         instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
@@ -165,8 +165,8 @@ def checked() -> AssetCheckResult:
 def delete_batches_that_the_lake_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention waits for the lake, too."""
     monkeypatch.setenv("WRITETIME_REPLAY__KEEP_DAYS", json.dumps({QUEUE: 1e-9}))
-    context = build_op_context(resources={"database": RESOURCES["database"]})
-    replay.trim_queues_op(context)
+    context = build_op_context()
+    replay.trim_queues_op(context, database=RESOURCES["database"])
     trimmed = context.get_output_metadata("result")
     assert trimmed is not None
     assert trimmed["batches_deleted"] == 3
@@ -198,9 +198,9 @@ def test_an_error_of_one_queue_leaves_the_answers_of_the_others(
     caplog.set_level(logging.ERROR)
     monkeypatch.setenv("WRITETIME_REPLAY__KEEP_DAYS", json.dumps({"first": 1, "bad": 1, "last": 1}))
     monkeypatch.setattr(replay, "trim", trimming(error))
-    context = build_op_context(resources={"database": RESOURCES["database"]})
+    context = build_op_context()
     with pytest.raises(Failure) as failed:
-        replay.trim_queues_op(context)
+        replay.trim_queues_op(context, database=RESOURCES["database"])
     assert failed.value.description == f"batches of some queues were not deleted: queue bad: {reason}"
     metadata: Any = context.get_output_metadata("result")
     assert metadata["batches_deleted"] == 4
@@ -215,7 +215,7 @@ def test_a_server_that_is_away_fails_all_queues(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("WRITETIME_REPLAY__KEEP_DAYS", json.dumps({"first": 1, "bad": 1}))
     monkeypatch.setattr(replay, "trim", trimming(error))
     with pytest.raises(RetryRequested):
-        replay.trim_queues_op(build_op_context(resources={"database": RESOURCES["database"]}))
+        replay.trim_queues_op(build_op_context(), database=RESOURCES["database"])
 
 
 def test_queues_that_fail_never_count_as_answered() -> None:

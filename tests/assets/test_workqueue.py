@@ -74,11 +74,16 @@ def test_a_queue_is_drained_checked_and_copied_to_the_lake(
     assert not looked_for_losses().passed
 
 
+def tick(instance: DagsterInstance) -> object:
+    """What the sensor of stuck work asks for."""
+    with build_sensor_context(instance, resources={"database": RESOURCES["database"]}) as context:
+        return workqueue.stuck_work(context)
+
+
 def drain_a_queue_that_is_stuck(instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sensor and its check find it before, and nothing after."""
-    context = build_sensor_context(instance)
     # Too deep, and then too old, too.
-    assert isinstance(workqueue.stuck_work(context, database=RESOURCES["database"]), RunRequest)
+    assert isinstance(tick(instance), RunRequest)
     observed, [check] = health(instance)
     assert (observed["depth"].value, check.passed) == (100, False)
     assert check.description == "queue jobs: 100 items are not finished"
@@ -87,7 +92,7 @@ def drain_a_queue_that_is_stuck(instance: DagsterInstance, monkeypatch: pytest.M
     assert [check.metadata[name].value for name in ("stuck_queues", "deep_queues")] == [1, 1]
     run_config = {"ops": {"drain_queue_op": {"config": {"queue": "jobs", "handler": f"{__name__}:handle"}}}}
     assert defs.get_job_def("drain_queue").execute_in_process(run_config, instance, resources=RESOURCES).success
-    assert isinstance(workqueue.stuck_work(context, database=RESOURCES["database"]), SkipReason)
+    assert isinstance(tick(instance), SkipReason)
     observed, [check] = health(instance)
     assert (observed["depth"].value, check.passed) == (0, True)
 

@@ -105,7 +105,8 @@ def publish_by_the_asset(captured: Captured, copies: Path, changes: int) -> None
     with DagsterInstance.ephemeral() as instance:
 
         def tick() -> RunRequest | SkipReason:
-            answer = new_segments(build_sensor_context(instance), kafka=KafkaResource())
+            with build_sensor_context(instance, resources={"kafka": KafkaResource()}) as context:
+                answer = new_segments(context)
             assert isinstance(answer, RunRequest | SkipReason)
             return answer
 
