@@ -7,7 +7,6 @@ The process of a run reports it when it gives the resources back. This is before
 (`writetime_dagster.assets.runs`) react to this event, so they see which runs are reported, and report the others.
 """
 
-import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -54,7 +53,7 @@ def report(instance: DagsterInstance, run: DagsterRun) -> str:
     if checks := _checks(entries):
         passed = sum(check.passed for check in checks)
         lines += ["", f"## Checks: {passed} of {len(checks)} passed", "", "| asset | check | |", "|---|---|---|"]
-        lines += [f"| {c.asset_key.to_user_string()} | {c.check_name} | {_verdict(c)} |" for c in checks]
+        lines += [f"| {c.asset_key.to_user_string()} | {c.check_name} | {_cell(_verdict(c))} |" for c in checks]
     if failures := _failures(entries):
         lines += ["", "## Failures", "", *(f"- `{step}`: {message}" for step, message in failures)]
     for entry in entries:
@@ -170,4 +169,9 @@ def _text(value: MetadataValue) -> str:
         return f"{value.value:,.3f}".rstrip("0").rstrip(".")
     if isinstance(value.value, int) and not isinstance(value.value, bool):
         return f"{value.value:,}"
-    return re.sub(r"\s+", " ", str(value.value)).replace("|", "\\|")[:300]
+    return _cell(str(value.value))[:300]
+
+
+def _cell(text: str) -> str:
+    """Return a text for a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")

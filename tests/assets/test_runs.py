@@ -54,7 +54,7 @@ def orders(database: DatabaseResource, kafka: KafkaResource) -> MaterializeResul
             "until": MetadataValue.timestamp(86400.0),
         },
         check_results=[
-            AssetCheckResult(check_name="rows_are_right", passed=False),
+            AssetCheckResult(check_name="rows_are_right", passed=False, description="`v` in set ['a|b']"),
             AssetCheckResult(
                 check_name="fresh", passed=False, severity=AssetCheckSeverity.WARN, description="a day old"
             ),
@@ -120,11 +120,11 @@ def test_report_and_alert(instance: DagsterInstance, posted: list[dict[str, Any]
     assert "| path | a\\|b |" in report
     assert "| until | 1970-01-02 00:00:00 UTC |" in report
     assert "## Checks: 0 of 2 passed" in report
-    assert "| shop/orders/orders_view | rows_are_right | **failed** |" in report
+    assert "| shop/orders/orders_view | rows_are_right | **failed**: `v` in set ['a\\|b'] |" in report
     [alert] = posted
     assert alert["title"] == f"run {run.run_id} of job {run.job_name}: success"
     assert alert["lines"] == [
-        "shop/orders/orders_view: rows_are_right **failed**",
+        "shop/orders/orders_view: rows_are_right **failed**: `v` in set ['a|b']",
         "shop/orders/orders_view: fresh warns: a day old",
     ]
     assert alert["text"].splitlines() == [alert["title"], *(f"- {line}" for line in alert["lines"])]
