@@ -23,7 +23,7 @@ from writetime.row_events import stream
 from writetime.row_events.batches import events_since
 from writetime.row_events.changed_rows import Position, position_of
 from writetime.schema.table import TableSchema
-from writetime.view import refreshing, view_packing
+from writetime.view import refreshing
 
 # The TTL that is written with cells; when they expire is decided by the batch alone.
 _TTL = 60
@@ -46,13 +46,8 @@ def compact(table: LakeTable) -> None:
 
 
 def show(settings: Settings, table: LakeTable) -> None:
-    """Let readers of the view see the changes."""
+    """Let readers of the view see the changes, and pack its files."""
     refreshing.refresh(settings, table)
-
-
-def pack(table: LakeTable) -> None:
-    """Pack the files of the view."""
-    view_packing.pack(table)
 
 
 class Writetime:
@@ -91,7 +86,6 @@ class Writetime:
             "fold": lambda: fold(self._table),
             "compaction": lambda: compact(self._table),
             "view": lambda: show(self._settings, self._table),
-            "packing": lambda: pack(self._table),
         }
         for name, step in steps.items():
             start = time.process_time()

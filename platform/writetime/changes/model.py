@@ -16,6 +16,7 @@ Write times are in microseconds; `expiry`, `deletion_time` and `ttl` in seconds.
 `position` and `end` are as `changes.position` encodes them.
 """
 
+import functools
 import re
 
 import pyarrow as pa
@@ -68,6 +69,8 @@ def cell_type(value: pa.DataType) -> pa.DataType:
     return pa.struct([("value", value), *_CELL_TIMES])
 
 
+# Kept, because each merge asks for those of all columns.
+@functools.lru_cache(1024)
 def column_type(cql_type: CqlType) -> pa.DataType:
     """Return the Arrow type of a static or regular column: a cell, or the column tombstone and the cells of its
     parts."""

@@ -59,6 +59,12 @@ def take(array: pa.Array, indices: np.ndarray) -> pa.Array:
     return _take(array, pa.array(indices, mask=missing if missing.any() else None))
 
 
+def take_rows(batch: pa.RecordBatch, indices: np.ndarray) -> pa.RecordBatch:
+    """Take rows of a batch."""
+    taken_by = pa.array(indices)
+    return pa.RecordBatch.from_arrays([_take(column, taken_by) for column in batch.columns], schema=batch.schema)
+
+
 def take_present(structs: pa.StructArray, indices: np.ndarray) -> pa.StructArray:
     """Take structs of which none is null, null where the index is -1: like `take`, but faster."""
     missing = indices < 0
@@ -74,7 +80,11 @@ def _take(array: pa.Array, indices: pa.Array) -> pa.Array:
         return array.take(indices)
     # Most structs are largely null; taking them whole would copy that entry by entry.
     taken = [_take(array.field(i), indices) for i in range(array.type.num_fields)]
-    absent = indices.is_null() if not array.null_count else array.is_null().take(indices).fill_null(True)
+    absent = None
+    if array.null_count:
+        absent = array.is_null().take(indices).fill_null(True)
+    elif indices.null_count:
+        absent = indices.is_null()
     return pa.StructArray.from_arrays(taken, fields=list(array.type), mask=absent)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from writetime.core.arrow import take
+from writetime.core.arrow import take_rows
 from writetime.lake.expiries import Expiries, expiries_of, joined
 from writetime.lake.parquet import PLACE
 from writetime.lake.places import Places, Searched
@@ -88,7 +88,7 @@ class Decoded:
         Raises:
             Damaged: as for `between`.
         """
-        return [_taken(self._batch(number), rows) for number, rows in self._at(places)]
+        return [take_rows(self._batch(number), rows) for number, rows in self._at(places)]
 
     def numbers(self, places: Places) -> list[tuple[np.ndarray, pa.RecordBatch]]:
         """Return the result of `rows`, with the index in the file of each row.
@@ -99,7 +99,7 @@ class Decoded:
         starts = np.cumsum([0, *self._counts])
         found = []
         for number, rows in self._at(places):
-            found.append((rows + starts[number], _taken(self._batch(number), rows)))
+            found.append((rows + starts[number], take_rows(self._batch(number), rows)))
         return found
 
     def expiring(self, after: int, until: int) -> list[pa.RecordBatch]:
@@ -114,7 +114,7 @@ class Decoded:
         for number, start in enumerate(starts[:-1]):
             own = rows[np.searchsorted(rows, start) : np.searchsorted(rows, starts[number + 1])]
             if len(own):
-                found.append(_taken(self._batch(number), own - start))
+                found.append(take_rows(self._batch(number), own - start))
         return found
 
     def next_expiry(self, after: int) -> int | None:
@@ -292,7 +292,3 @@ def _fields(source: pq.ParquetFile) -> pa.Schema:
 def _ends(batch: pa.RecordBatch) -> tuple[int, int]:
     tokens = batch.column("token")
     return tokens[0].as_py(), tokens[-1].as_py()
-
-
-def _taken(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([take(c, rows) for c in batch.columns], schema=batch.schema)

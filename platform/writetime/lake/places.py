@@ -121,26 +121,29 @@ class Searched:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._tokens = batch.column("token").to_numpy()
-        self._keys, self._positions = (bytes_of(batch.column(name)) for name in ("key", "position"))
+        # Kept, because their addresses are.
+        self._placed = [bytes_of(batch.column(name)) for name in ("key", "position")]
+        self._own = _addresses(*self._placed)
         self._ranges = np.empty(0, np.int64)
         # Only files with range tombstones have the field.
         if "end" in batch.schema.names:
             ends = batch.column("end")
             self._ranges = np.flatnonzero(valid(ends))
             self._ends = bytes_of(ends)
-            self._reach = _reach(self._ranges, self._tokens, *_addresses(self._keys, self._ends))
+            self._reach = _reach(self._ranges, self._tokens, *self._own[:2], *_addresses(self._ends))
 
     def rows(self, places: Places) -> np.ndarray:
         """Return the indices of all rows, in order, that a merge at these places needs: the entries there, the
         tombstone and the static row of each partition, and range tombstones that begin before and cover a place.
         """
         asked = [bytes_of(each) for each in (places.keys, places.first, places.end)]
-        wanted, own = _addresses(*asked), _addresses(self._keys, self._positions)
-        starts, ends, partition = _find(self._tokens, *own, places.tokens, *wanted)
-        lengths = ends - starts
+        wanted = _addresses(*asked)
+        starts, stops, partition = _find(self._tokens, *self._own, places.tokens, *wanted)
+        lengths = stops - starts
         found = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
         if len(self._ranges):
-            covering = _covering(self._ranges, self._reach, *own[2:], *_addresses(self._ends), partition, *wanted[2:])
+            ends = _addresses(self._ends)
+            covering = _covering(self._ranges, self._reach, *self._own[2:], *ends, partition, *wanted[2:])
             found = np.union1d(found, covering)
         return found
 

@@ -114,14 +114,24 @@ class Refresh:
             return
         tokens, keys, positions = (one_chunk(old[name]) for name in _PLACE_NAMES)
         places = rows_at(tokens, keys, positions)
-        for each in self.files:
-            for numbers, found in self.cache.numbers(self.storage, each.file, places):
-                candidates = [
-                    pa.concat_arrays([a, found.column(n)])
-                    for a, n in zip((tokens, keys, positions), _PLACE_NAMES, strict=True)
-                ]
-                group, _, _ = group_by(candidates[0].to_numpy(), *candidates[1:])
-                same = np.isin(group[len(tokens) :], group[: len(tokens)])
-                rows = pyroaring.BitMap(numbers[same].astype(np.uint32)) - read_vector(self.storage, each.vector)
-                if rows:
-                    yield each.file.path, rows
+        found = [
+            (each, numbers, rows)
+            for each in self.files
+            for numbers, rows in self.cache.numbers(self.storage, each.file, places)
+        ]
+        # A search also finds static rows of the partitions.
+        candidates = [
+            pa.concat_arrays([own, *(rows.column(n) for _, _, rows in found)])
+            for own, n in zip((tokens, keys, positions), _PLACE_NAMES, strict=True)
+        ]
+        group, head, _ = group_by(candidates[0].to_numpy(), *candidates[1:])
+        is_old = np.zeros(len(head), bool)
+        is_old[group[: len(tokens)]] = True
+        same = is_old[group[len(tokens) :]]
+        start = 0
+        for each, numbers, _ in found:
+            end = start + len(numbers)
+            rows = pyroaring.BitMap(numbers[same[start:end]].astype(np.uint32)) - read_vector(self.storage, each.vector)
+            start = end
+            if rows:
+                yield each.file.path, rows
