@@ -6,17 +6,17 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from demo import board, enrichment, figures, live, programs
+from demo import board, enrichment, figures, live, programs, stages
 from demo.dagster_run import Dagster, RunResult
 from demo.page import write_page
-from demo.report import Report, Stage, Sum, render
+from demo.report import Report, render
 from demo.settings import number_of
 from writetime import servers
 from writetime.clients import database
@@ -26,12 +26,10 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.lake.followed_tables import cdc_statement, followed_tables
-from writetime.lake.table import open_table
 from writetime.runtime import jars
 from writetime.servers.process import port_answers
 from writetime.workqueue.audit import database_time
 from writetime_dagster.assets.backfill import token_ranges
-from writetime_dagster.assets.naming import key_of
 from writetime_dagster.assets.replay import RANGE_END, RANGE_START
 from writetime_dagster.resources import KafkaResource
 
@@ -56,10 +54,10 @@ def main() -> int:
     log_file, page = home / "demo.log", home.parent / "demo.html"
     logging.basicConfig(filename=log_file, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     jars.fetch(*settings.embedded.servers, "spark")
-    seconds: dict[str, float] = {}
+    steps: dict[str, float] = {}
 
     @contextmanager
-    def step(name: str, what: str) -> Iterator[None]:
+    def step(what: str) -> Iterator[None]:
         began = time.monotonic()
         print(f"- {what} ...", end="", flush=True)
         try:
@@ -67,10 +65,10 @@ def main() -> int:
         except BaseException:
             print()
             raise
-        seconds[name] = time.monotonic() - began
-        print(f" {seconds[name]:.0f} s", flush=True)
+        steps[what] = time.monotonic() - began
+        print(f" {steps[what]:.0f} s", flush=True)
 
-    with step("start", f"starting {_listed(settings.embedded.servers)}"):
+    with step(f"starting {_listed(settings.embedded.servers)}"):
         servers.up(settings)
         database.apply_schema(settings)
         ensure_ingest_topics(settings)
@@ -80,40 +78,38 @@ def main() -> int:
     with programs.programs(log_file) as (ingress, worker, agent):
         with Dagster(log_file) as dagster:
             if _lag(settings):
-                with step("left over", "storing the events that an earlier run left"):
+                with step("storing the events that an earlier run left"):
                     _ingest_all(settings, dagster)
             rows_before, since = _count_rows(settings), database_time(settings)
             programs.wait_for_ingress(settings, ingress, log_file)
-            with step(
-                "replay", f"replaying {flights:,} real flights as HTTP events and work items (job replay_flights)"
-            ):
+            with step(f"replaying {flights:,} real flights as HTTP events and work items (job replay_flights)"):
                 ops = {op: {"config": {"flights": flights}} for op in ("sources__flights", "sources__flight_items")}
                 replayed = dagster.launch("replay_flights", {"ops": ops})
             _send_broken_messages(settings)
             _enqueue_broken_items(settings)
-            with step("ingest", "storing, checking and committing the events (job ingest)"):
+            with step("storing, checking and committing the events (job ingest)"):
                 ingest = _ingest_all(settings, dagster)
-            with step("work", "waiting until each flight has its plane and weather (`writetime work`)"):
+            with step("waiting until each flight has its plane and weather (`writetime work`)"):
                 programs.wait_for_work(settings, worker, log_file)
-            with step("board", "publishing them as batches, and applying these to the departures board (job board)"):
+            with step("publishing them as batches, and applying these to the departures board (job board)"):
                 ops = {"demo__flight_batches": {"config": {"since_millis": since}}}
                 boarded = dagster.launch("board", {"ops": ops})
             snapshot: list[RunResult] = []
             # A ScyllaDB node takes no snapshot over the network, but the CDC log of its tables has all writes.
             if settings.capture.source == "commitlog":
-                with step("backfill", "reading a snapshot of both tables into the lake (jobs snapshot and backfill)"):
+                with step("reading a snapshot of both tables into the lake (jobs snapshot and backfill)"):
                     ranges = token_ranges.get_partition_keys()
                     snapshot = [
                         dagster.launch("snapshot"),
                         dagster.launch("backfill", tags={RANGE_START: ranges[0], RANGE_END: ranges[-1]}),
                     ]
-            with step("capture", "waiting for the agent to publish the writes since then (`writetime agent`)"):
+            with step("waiting for the agent to publish the writes since then (`writetime agent`)"):
                 programs.wait_for_capture(settings, tables, agent, log_file)
-            with step("catch_up", "landing and merging them, renewing the views, publishing row events (job catch_up)"):
+            with step("landing and merging them, renewing the views, publishing row events (job catch_up)"):
                 caught_up = dagster.launch("catch_up")
-            with step("verify", "proving the views against the database (job verify)"):
+            with step("proving the views against the database (job verify)"):
                 verify = dagster.launch("verify")
-        with step("count", "counting in the data set, in the database and in the lake"):
+        with step("counting in the data set, in the database and in the lake"):
             account = enrichment.account(settings, since)
             rows_added = _count_rows(settings) - rows_before
             in_queue = boarded.metadata["demo/flight_batches"]["flights_in_queue"]
@@ -122,19 +118,19 @@ def main() -> int:
                 "database": figures.database_figures(settings),
                 "lake": figures.lake_figures(settings),
             }
-            stages = [
-                _ingested(replayed, ingest, rows_added),
-                _worked(replayed, account),
-                _replayed(boarded, counted["database"]),
-                *(_followed_table(settings, name, snapshot, caught_up, verify) for name in tables),
+            shown = [
+                stages.ingested(replayed, ingest, rows_added, len(BROKEN_MESSAGES)),
+                stages.worked(replayed, account, len(BROKEN_ITEMS)),
+                stages.replayed(boarded, counted["database"]),
+                *(stages.followed_table(settings, name, snapshot, caught_up, verify) for name in tables),
             ]
         runs = [replayed, *ingest, boarded, *snapshot, caught_up, verify]
         checks = {name: all(run.checks.get(name, True) for run in runs) for run in runs for name in run.checks}
-        report = Report(stages, counted, checks, seconds)
+        report = Report(shown, counted, checks, steps)
         rates = _rates(replayed, ingest, boarded, caught_up)
         print(f"  the page {page} shows the next {live_seconds} seconds")
         with (
-            step("live", "writing while `writetime follow` takes each write to row events and view"),
+            step("writing while `writetime follow` takes each write to row events and view"),
             programs.following(live.ensure_table(settings), log_file),
         ):
             delays = live.run(settings, live_seconds, lambda now: write_page(report, rates, page, now, is_live=True))
@@ -223,91 +219,6 @@ def _count_rows(settings: Settings) -> int:
     with database.connect(settings) as session:
         table = f"{settings.cassandra.keyspace}.{settings.ingest.table}"
         return database.count_rows(session, table, settings.ingest.partition_key)
-
-
-# --- what was counted -------------------------------------------------------------------------------------------------
-
-
-def _ingested(replayed: RunResult, ingest: list[RunResult], rows_added: int) -> Stage:
-    flights = replayed.metadata["sources/flights"]
-    events = [run.metadata["ingest/user_events"] for run in ingest]
-    stored, duplicates, dead = (sum(e[f"events_{what}"] for e in events) for what in ("stored", "duplicate", "dead"))
-    letters = sum(run.metadata["ingest/dead_letters"]["rows_appended"] for run in ingest)
-    acknowledged = flights["events_acknowledged"]
-    return Stage(
-        "ingest",
-        [
-            Sum((flights["events_sent"], "events sent over HTTP"), [(acknowledged, "acknowledged")]),
-            Sum(
-                (acknowledged + len(BROKEN_MESSAGES), "taken"),
-                [(stored, "stored"), (duplicates, "duplicates"), (dead, "dead")],
-            ),
-            Sum((rows_added, "new rows by CQL"), [(stored, "stored")]),
-            Sum((letters, "new dead letters in the lake"), [(dead, "dead")]),
-        ],
-        f"{flights['calls']} calls, {flights['calls_repeated']} made twice; {len(BROKEN_MESSAGES)} broken messages",
-    )
-
-
-def _worked(replayed: RunResult, account: enrichment.Account) -> Stage:
-    enqueued = replayed.metadata["sources/flight_items"]["items_enqueued"] + len(BROKEN_ITEMS)
-    return Stage(
-        "work queue",
-        [
-            Sum((enqueued, "enqueued"), [(account.enriched, "enriched"), (account.dead, "dead")]),
-            Sum((account.items, "items by CQL"), [(enqueued, "enqueued")]),
-        ],
-        f"{account.with_plane:,} with their plane, {account.with_weather:,} with the weather",
-    )
-
-
-def _replayed(boarded: RunResult, counted: figures.Figures) -> Stage:
-    batches, applied = boarded.metadata["demo/flight_batches"], boarded.metadata["demo/board"]
-    on_board = sum(counted.on_board.values())
-    return Stage(
-        "replay queue",
-        [
-            Sum(
-                (batches["flights_in_queue"], "flights in the queue"),
-                [(on_board, "on the board"), (counted.cancelled, "cancelled")],
-            ),
-            Sum((batches["batches"], "batches published"), [(applied["batches"], "applied")]),
-        ],
-    )
-
-
-def _followed_table(
-    settings: Settings, name: str, snapshot: list[RunResult], caught_up: RunResult, verify: RunResult
-) -> Stage:
-    def asset(part: str) -> str:
-        return key_of(name, part).to_user_string()
-
-    landed, view = caught_up.metadata[asset("changes")], caught_up.metadata[asset("view")]
-    proof = verify.check_metadata[f"{asset('view')}: rows_are_those_of_the_database"]
-    rows = view["dagster/row_count"]
-    events = _events(settings, name)
-    published = caught_up.metadata[asset("row_topic")]["events_published"]
-    of_kinds = [(caught_up.metadata[asset("row_events")][f"events_{k}"], k) for k in ("create", "update", "delete")]
-    note = f"{landed['changes_landed']:,} changes captured, {landed['changes_not_landed']:,} waiting"
-    if snapshot:
-        note += f"; {snapshot[-1].metadata[asset('backfill')]['sstables']} SSTables of a snapshot"
-    return Stage(
-        name.partition(".")[2],
-        [
-            Sum((rows, "rows in the view"), [(proof["rows_in_the_database"], "in the database")]),
-            Sum(
-                (events.get("CREATE", 0), "rows created"), [(rows, "in the view"), (events.get("DELETE", 0), "deleted")]
-            ),
-            Sum((published, "row events published"), of_kinds),
-        ],
-        note,
-    )
-
-
-def _events(settings: Settings, name: str) -> Mapping[str, int]:
-    """Count the row events of a table by kind, over all runs."""
-    kinds = open_table(settings, name).row_events.read(["kind"])
-    return {row["values"]: row["counts"] for row in kinds["kind"].value_counts().to_pylist()}
 
 
 def _rates(replayed: RunResult, ingest: list[RunResult], boarded: RunResult, caught_up: RunResult) -> dict[str, float]:

@@ -55,13 +55,23 @@ class Delays:
         seen = dict(self.seen[where])
         return {n: max(seen[n] - at, 0.0) for n, at in list(self.acknowledged.items()) if n in numbers and n in seen}
 
+    def fresh(self, where: str, now: float) -> float | None:
+        """Return the age of the newest write that is seen in a place: how far it is behind; None if none is."""
+        seen = self.acknowledged.keys() & self.seen[where].keys()
+        return max(now - self.acknowledged[max(seen)], 0.0) if seen else None
+
+    def percentiles(self, where: str, numbers: range = ALL) -> tuple[float, float, int]:
+        """Return the median and the 99th percentile of the delays of these writes, and how many there are."""
+        found = sorted(self.of(where, numbers).values())
+        p50, p99 = (found[round(share * (len(found) - 1))] if found else 0.0 for share in (0.5, 0.99))
+        return p50, p99, len(found)
+
     def lines(self, numbers: range = ALL) -> list[str]:
         """Return the delays of these writes, a line for each place."""
         shown = []
         for where in self.seen:
-            found = sorted(self.of(where, numbers).values())
-            p50, p99 = (found[round(share * (len(found) - 1))] if found else 0.0 for share in (0.5, 0.99))
-            shown.append(f"{where:10} p50 {p50 * 1000:5,.0f} ms, p99 {p99 * 1000:5,.0f} ms ({len(found):,} writes)")
+            p50, p99, count = self.percentiles(where, numbers)
+            shown.append(f"{where:10} p50 {p50 * 1000:5,.0f} ms, p99 {p99 * 1000:5,.0f} ms ({count:,} writes)")
         return shown
 
 

@@ -1,64 +1,147 @@
-"""The demo's report as one static HTML file, with charts that need no script."""
+"""The demo's report as one static HTML file, for wide and narrow screens. It needs no script."""
 
+import time
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
-from demo.live import Delays
-from demo.report import Report, rows_of
+from demo.live import TABLE, Delays
+from demo.report import Report, Stage, Station, rows_of
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430 }
-h1 { font-size: 1.6rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-table { border-collapse: collapse } td, th { padding: .2rem .8rem .2rem 0; text-align: left }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
-.bar { background: #3b6ea8; height: .9rem; display: inline-block; border-radius: 2px }
-.good { color: #1d7a3d } .bad { color: #b3261e; font-weight: bold }
-"""
+# Where `make ui` is by default.
+UI = "http://127.0.0.1:3000"
+_STYLE = Path(__file__).with_name("page.css")
 _WIDTH, _HEIGHT = 800, 160
 _COLOURS = ("#3b6ea8", "#c1761b")
+_TITLES = {
+    "ingest": "Events over HTTP, each stored once",
+    "work queue": "Work, done once for each item",
+    "replay queue": "Batches that can be read again, and a table made of them",
+}
 
 
 def write_page(
     report: Report, rates: Mapping[str, float], path: Path, delays: Delays, *, is_live: bool = False
 ) -> None:
-    """Write the page: verdict, delays of the live part, sums of each stage, figures side by side, seconds of each step,
-    and rates per second. While the live part runs, the browser loads the page again each second.
+    """Write the page: the verdict with its numbers, the delays of the live part, the stations of the data, figures side
+    by side, sums, rates per second, steps and checks. While the live part runs, the browser loads the page again each
+    second.
     """
-    verdict = ("good", "view = database = published figures") if report.proven else ("bad", "the figures differ")
-    sums = ("good", "nothing lost, nothing twice") if report.add_up else ("bad", "the numbers do not add up")
-    passed = sum(report.checks.values())
-    head = "".join(f'<th class="n">{escape(name)}</th>' for name in report.figures)
-    figures = "".join(
-        f"<tr><td>{label}</td>" + "".join(f'<td class="n">{number:,}</td>' for number in numbers) + "</tr>"
-        for label, numbers in rows_of(report.figures)
-    )
-    stages = "".join(
-        f"<tr><td>{stage.name if not i else ''}</td>"
-        f'<td class="{"good" if total.holds else "bad"}">{escape(str(total))}</td></tr>'
-        for stage in report.stages
-        for i, total in enumerate(stage.sums)
-    )
-    checks = "".join(
-        f'<tr><td>{escape(name)}</td><td class="{"good" if ok else "bad"}">{"passed" if ok else "failed"}</td></tr>'
-        for name, ok in report.checks.items()
-    )
     again = "<meta http-equiv=refresh content=1>" if is_live else ""
     text = (
         f"<!doctype html><html lang=en><meta charset=utf-8>{again}"
-        f"<title>Writetime: the demo</title><style>{_STYLE}</style>"
-        f'<h1>Writetime: the demo</h1><p class="{verdict[0]}">{verdict[1]}</p><p class="{sums[0]}">{sums[1]}</p>'
-        f"<p>{passed} of {len(report.checks)} checks between the stages passed.</p>"
-        f"<h2>From a write to its row event, and to the view{' (now)' if is_live else ''}</h2>{_drawn(delays)}"
-        f"<h2>Every stage adds up</h2><table>{stages}</table>"
-        f"<h2>The departures board, counted three times</h2><table><tr><th></th>{head}</tr>{figures}</table>"
-        f"<h2>Rates per second</h2>{_chart(rates)}<h2>Seconds of each step</h2>{_chart(report.seconds)}"
-        f"<h2>Checks</h2><table>{checks}</table></html>\n"
+        '<meta name=viewport content="width=device-width, initial-scale=1">'
+        f"<title>Writetime: the demo</title><style>{_STYLE.read_text()}</style><h1>Writetime: the demo</h1>"
+        f"{_verdict(report)}{_live(delays, is_live)}{_pipeline(report)}{_figures(report)}{_sums(report)}"
+        f"<h2>Rates per second</h2><p class=note>On this machine, while all servers and programs share it.</p>"
+        f"{_bars(rates)}<h2>What the demo did, and how many seconds it took</h2>{_bars(report.steps)}"
+        f"{_checks(report)}</html>\n"
     )
     # A browser never reads half of it.
     part = path.with_suffix(".part")
     part.write_text(text)
     part.replace(path)
+
+
+def _verdict(report: Report) -> str:
+    first, *others = report.figures.values()
+    total = f"{first.flights:,} flights, {first.distance_miles:,} miles, in each of {len(others) + 1} counts"
+    sums = [total for stage in report.stages for total in stage.sums]
+    holding, passed = sum(of.holds for of in sums), sum(report.checks.values())
+    lines = [
+        (report.proven, f"view = database = published figures: {total}", "the figures differ"),
+        (report.add_up, "nothing lost, nothing twice", "the numbers do not add up"),
+    ]
+    shown = "".join(f'<p class="{"good" if ok else "bad"}">{good if ok else bad}</p>' for ok, good, bad in lines)
+    return (
+        f"{shown}<p>{holding} of {len(sums)} sums hold. {passed} of {len(report.checks)} checks between the stages "
+        "passed.</p>"
+    )
+
+
+def _live(delays: Delays, is_live: bool) -> str:
+    now = time.time()
+    cards = ""
+    for where in delays.seen:
+        p50, p99, count = delays.percentiles(where)
+        cards += _card(
+            f"{p50 * 1000:,.0f} ms", f"{where}: half of {count:,} writes sooner; 99% within {p99 * 1000:,.0f} ms"
+        )
+        if is_live and (age := delays.fresh(where, now)) is not None:
+            cards += _card(f"{age * 1000:,.0f} ms", f"age of the newest write in the {where}, now")
+    return (
+        f"<h2>From a write to its row event, and to the view{' (now)' if is_live else ''}</h2>"
+        f"<p>A program updates rows of <code>{TABLE}</code>, and <code>writetime follow</code> takes each write to "
+        "Kafka and to the view. The time starts when the database acknowledges the write. It ends when a consumer has "
+        f"the row event, or when the view's files have the row.</p><div class=cards>{cards}</div>{_drawn(delays)}"
+    )
+
+
+def _card(number: str, text: str) -> str:
+    return f"<div class=card><b>{number}</b><span>{escape(text)}</span></div>"
+
+
+def _pipeline(report: Report) -> str:
+    """Draw the stations of each stage, with the numbers of what passed between them."""
+    stages = "".join(
+        f"<h3>{escape(_title(stage))}</h3>"
+        + "".join(f"<div class=flow>{''.join(map(_station, stations))}</div>" for stations in stage.flows)
+        + f"<p class=note>{escape(stage.note)}</p>"
+        for stage in report.stages
+    )
+    return (
+        f"<h2>The way of the data</h2><p class=note>Each arrow has the number of what passed it. Names lead to the "
+        f"asset in the web UI, while <code>make ui WORKSPACE=demo/workspace.yaml</code> runs.</p>{stages}"
+    )
+
+
+def _title(stage: Stage) -> str:
+    return _TITLES.get(stage.name) or f"The table {stage.name}, captured, as row events and as a view"
+
+
+def _station(station: Station) -> str:
+    edge = ""
+    if station.arrived is not None:
+        count, what = station.arrived
+        edge = f"<div class=edge><b>{count:,}</b> {escape(what)}<i></i></div>"
+    return (
+        f'{edge}<div class=station><b><a href="{UI}/assets/{escape(station.asset)}">{escape(station.name)}</a></b>'
+        f"<span>{escape(station.does)}</span></div>"
+    )
+
+
+def _figures(report: Report) -> str:
+    head = "".join(f'<th class="n">{escape(name)}</th>' for name in report.figures)
+    rows = "".join(
+        f"<tr><td>{label}</td>" + "".join(f'<td class="n">{number:,}</td>' for number in numbers) + "</tr>"
+        for label, numbers in rows_of(report.figures)
+    )
+    return (
+        f"<h2>The departures board, counted {len(report.figures)} times</h2>"
+        f"<div class=scroll><table><tr><th></th>{head}</tr>{rows}</table></div>"
+    )
+
+
+def _sums(report: Report) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(stage.name) if not i else ''}</td>"
+        f'<td class="{"good" if total.holds else "bad"}">{escape(str(total))}</td></tr>'
+        for stage in report.stages
+        for i, total in enumerate(stage.sums)
+    )
+    return f"<h2>Every stage adds up</h2><table>{rows}</table>"
+
+
+def _checks(report: Report) -> str:
+    rows = "".join(
+        f'<tr><td>{escape(name)}</td><td class="{"good" if ok else "bad"}">{"passed" if ok else "failed"}</td></tr>'
+        for name, ok in report.checks.items()
+    )
+    opened = "" if all(report.checks.values()) else " open"
+    return (
+        f"<h2>Checks</h2><details{opened}><summary>{len(report.checks)} checks of Dagster</summary>"
+        f"<div class=scroll><table>{rows}</table></div></details>"
+    )
 
 
 def _drawn(delays: Delays) -> str:
@@ -72,24 +155,24 @@ def _drawn(delays: Delays) -> str:
             f"{(delays.acknowledged[n] - began) * wide:.1f},{_HEIGHT - of[n] * high:.1f}" for n in sorted(of)
         )
         lines += f'<polyline fill="none" stroke="{colour}" points="{points}"><title>{where}</title></polyline>'
-    legend = "".join(
-        f'<tr><td style="color:{colour}">{escape(line)}</td></tr>'
-        for line, colour in zip(delays.lines(), _COLOURS, strict=True)
+    legend = ", ".join(
+        f'<b style="color:{colour}">{escape(where)}</b>' for where, colour in zip(found, _COLOURS, strict=True)
     )
     return (
-        f"<table>{legend}</table><p>Each point is a write. Top of the drawing: {most * 1000:,.0f} ms.</p>"
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" style="width:100%;border-bottom:1px solid">{lines}</svg>'
+        f"<p class=note>Each point is a write, over {until - began:,.0f} seconds: {legend}. Top of the drawing: "
+        f"{most * 1000:,.0f} ms.</p>"
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="delays of writes">{lines}</svg>'
     )
 
 
-def _chart(values: Mapping[str, float]) -> str:
+def _bars(values: Mapping[str, float]) -> str:
     most = max(values.values(), default=0) or 1
     return (
-        "<table>"
+        "<div class=bars>"
         + "".join(
-            f'<tr><td>{escape(name)}</td><td class="n">{value:,.0f}</td>'
-            f'<td><span class="bar" style="width:{24 * value / most:.2f}rem"></span></td></tr>'
+            f'<span>{escape(name)}</span><span class="n">{value:,.0f}</span>'
+            f'<span class="bar" style="width:{100 * value / most:.1f}%"></span>'
             for name, value in values.items()
         )
-        + "</table>"
+        + "</div>"
     )

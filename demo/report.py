@@ -26,22 +26,37 @@ class Sum:
 
 
 @dataclass(frozen=True)
+class Station:
+    """A part of the platform that data passes: its name, its work, its asset in the web UI, and the number and the name
+    of what has reached it.
+    """
+
+    name: str
+    does: str
+    asset: str = ""
+    arrived: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True)
 class Stage:
-    """A stage of the platform: its sums, and a note."""
+    """A stage of the platform: its sums, a note, and the flows of its data, each with its stations in order."""
 
     name: str
     sums: Sequence[Sum]
     note: str = ""
+    flows: Sequence[Sequence[Station]] = ()
 
 
 @dataclass(frozen=True)
 class Report:
-    """All counts of the demo. `figures` are those of the data set, the database and the lake, by these names."""
+    """All counts of the demo. `figures` are those of the data set, the database and the lake, by these names. `steps`
+    has what each step of the demo did, and its seconds.
+    """
 
     stages: Sequence[Stage]
     figures: dict[str, Figures]
     checks: dict[str, bool]
-    seconds: dict[str, float]
+    steps: dict[str, float]
 
     @property
     def proven(self) -> bool:

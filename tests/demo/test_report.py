@@ -3,13 +3,14 @@ from pathlib import Path
 
 from demo.figures import Figures
 from demo.live import EVENT, VIEW, Delays
-from demo.page import write_page
-from demo.report import Report, Stage, Sum, render
+from demo.page import UI, write_page
+from demo.report import Report, Stage, Station, Sum, render
 
 FIGURES = Figures({"EWR": 5, "JFK": 4}, 9, 8, 9000, 1)
 TAKEN = Sum((115, "taken"), [(100, "stored"), (10, "duplicates"), (5, "dead")])
+STATIONS = [Station("clients", "post"), Station("sink", "stores", "ingest/user_events", (115, "messages"))]
 GOOD = Report(
-    [Stage("ingest", [TAKEN], "5 broken messages")],
+    [Stage("ingest", [TAKEN], "5 broken messages", [STATIONS])],
     {"data set": FIGURES, "database": FIGURES, "lake": FIGURES},
     {"a": True, "b": True},
     {"ingest": 10.0},
@@ -50,8 +51,20 @@ def test_page(tmp_path: Path) -> None:
     text = (tmp_path / "demo.html").read_text()
     for part in ("115 taken = 100 stored", "view = database = published figures", "1,234", "from JFK", "9,000"):
         assert part in text
+    assert "<b>115</b> messages" in text
+    assert f'<a href="{UI}/assets/ingest/user_events">sink</a>' in text
+    assert "10 flights, 9,000 miles, in each of 3 counts" in text
+    assert "1 of 1 sums hold. 2 of 2 checks" in text
     assert text.count("<polyline") == 2
     assert "Top of the drawing: 1,500 ms" in text
     assert "http-equiv" not in text
+    assert "age of the newest write" not in text
+
+
+def test_page_of_the_live_part(tmp_path: Path) -> None:
     write_page(GOOD, {}, tmp_path / "demo.html", Delays(), is_live=True)
     assert "http-equiv" in (tmp_path / "demo.html").read_text()
+    write_page(GOOD, {}, tmp_path / "demo.html", DELAYS, is_live=True)
+    text = (tmp_path / "demo.html").read_text()
+    assert text.count("age of the newest write") == 2
+    assert DELAYS.fresh(VIEW, 12.0) == 1.5
