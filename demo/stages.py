@@ -99,7 +99,7 @@ def replayed(boarded: RunResult, counted: figures.Figures) -> Stage:
                 ),
                 Station(
                     "table flights",
-                    "is the departures board; a write time is the time of the batch, plus the place of the flight in it",
+                    "is the departures board; a write time is the time of the batch plus the place of the flight in it",
                     "demo/board",
                     (on_board, "rows"),
                 ),
