@@ -2,6 +2,8 @@
 row.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
@@ -17,6 +19,34 @@ from writetime.row_events.events import Batch, fitted_rows, row_events
 from writetime.row_events.ids import siphash
 
 EXAMPLES = examples(100)
+
+
+def times_of(value: object) -> Iterator[int]:
+    """All write times in a change."""
+    if isinstance(value, dict):
+        yield from ([value["write_time"]] if "write_time" in value else ())
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from times_of(part)
+
+
+def covers(change: Change, key: bytes, position: bytes) -> bool:
+    """Return whether a change is about a place."""
+    if change["key"] != key:
+        return False
+    if change["kind"] == "range_tombstone":
+        return change["position"] <= position < change["end"]
+    return change["kind"] != "row" or change["position"] == position
+
+
+def assert_write_times(events: pa.Table, changes: list[Change]) -> None:
+    """Compare with all changes of a place."""
+    for event in events.select(["key", "position", "write_time"]).to_pylist():
+        those = [c for c in changes if covers(c, event["key"], event["position"])]
+        assert event["write_time"] == max(time for change in those for time in times_of(change))
+
+
 BATCHES = st.lists(st.tuples(st.lists(change(), max_size=5), st.integers(0, 2)), max_size=4)
 
 
@@ -25,20 +55,22 @@ BATCHES = st.lists(st.tuples(st.lists(change(), max_size=5), st.integers(0, 2)),
 def test_replayed_events_are_the_rows(batches: list[tuple[list[Change], int]]) -> None:
     state = merge([], SCHEMA)
     before = fitted_rows(state, SCHEMA, 99_000_000)
-    rows, seen, second = {}, set(), 99
+    rows, seen, second, made = {}, set(), 99, []
     for sequence, (changes, seconds) in enumerate(batches, 1):
         second += seconds
         state = merge([state, table(changes)], SCHEMA)
         after = fitted_rows(state, SCHEMA, second * 1_000_000)
-        events = row_events(before, after, SCHEMA, Batch(0, sequence, second * 1_000_000))
+        events = row_events(before, after, SCHEMA, Batch(0, sequence, second * 1_000_000), state)
         events.validate(full=True)
+        made += changes
+        assert_write_times(events, made)
         apply([events], rows)
         assert in_order(rows) == view_rows([live_rows(state, SCHEMA, second)])
         ids = set(events["event_id"].to_pylist())
         assert len(ids) == events.num_rows
         assert not ids & seen
         seen |= ids
-        again = row_events(before, after, SCHEMA, Batch(0, sequence, second * 1_000_000))
+        again = row_events(before, after, SCHEMA, Batch(0, sequence, second * 1_000_000), state)
         assert again.equals(events)
         assert row_events(after, after, SCHEMA, Batch(0, sequence, 0)).num_rows == 0
         before = after

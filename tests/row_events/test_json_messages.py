@@ -70,6 +70,7 @@ def events_of_every_type(count: int) -> tuple[pa.RecordBatch, dict[str, list[Any
         pa.array([1_700_000_000_123_456] * count).cast(pa.timestamp("us", "UTC")),
         pa.array(numbers, pa.int64()),
         *(pa.array(keys, pa.binary()) for _ in range(2)),
+        pa.array([None, 1_600_000_000_123_456, -5, (1 << 63) - 1] * (count // 4), pa.int64()),
     ]
     return pa.RecordBatch.from_arrays([*columns, *images], schema=event_schema(EVERY_TYPE)), found
 
@@ -94,6 +95,10 @@ def test_connect_and_debezium_read_every_type(tmp_path: Path) -> None:
         assert each["value"]["op"] == "cud"[n % 3]
         assert_row(each["value"]["after"], {name: column[n] for name, column in after.items()}, n)
         assert single(each["unwrapped"]) == read[2 * count + n]["value"]
+    times = [[each["value"]["source"][name] for name in ("ts_ms", "ts_us", "ts_ns")] for each in read[:4]]
+    assert times[0] == [1_700_000_000_123, 1_700_000_000_123_456, 1_700_000_000_123_456_000]
+    assert times[1:3] == [[1_600_000_000_123, 1_600_000_000_123_456, 1_600_000_000_123_456_000], [-1, -5, -5000]]
+    assert times[3] == [9_223_372_036_854_775, (1 << 63) - 1, None]
     assert_envelope(json.loads(sent[0].value or b"")["schema"], read[0]["debezium"])
 
 

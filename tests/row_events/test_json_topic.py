@@ -49,6 +49,7 @@ def test_the_last_message_of_each_key_is_the_row(settings: Settings, monkeypatch
     values = [json.loads(value) for _, _, value in found if value]
     assert [v["op"] for v in values if v["source"]["batch"] == 1] == ["r"] * 12
     assert sorted(v["op"] for v in values if v["source"]["batch"] == 2) == ["c", "d", "u"]
+    assert all(v["source"]["ts_us"] == v["source"]["batch"] for v in values)
     last = {key: value for _, key, value in found}
     assert last.pop(b'{"id":1,"n":1}') is None
     rows = {key: json.loads(value)["after"] for key, value in last.items()}

@@ -66,7 +66,7 @@ class ChangedRows:
     """The rows of one bucket, or of all (`ALL`), that a batch changes; a task may carry it along.
 
     `old` is what it held before the batch (None: nothing), `new` what the batch adds; `all_partitions` compares all
-    rows and not only those that changed, which are read through the cache.
+    rows and not only those that changed, which are read through the cache. Events have write times if `write_times`.
     """
 
     bucket: int
@@ -79,6 +79,7 @@ class ChangedRows:
     batch: Batch
     all_partitions: bool
     cache: Cache
+    write_times: bool = False
 
     def found(self, unfit: Counter[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
         """Compute the events: a table of each bucket that has any, or of all buckets together (`ALL`).
@@ -104,21 +105,22 @@ class ChangedRows:
     def events(self, added: pa.Table, places: Places | None, unfit: Counter[str] | None = None) -> pa.Table:
         """Compute the events of changes (merged) at some places, or at all."""
         counted: Counter[str] = Counter()
-        before, after = self._rows(added, places, counted)
+        before, after, state = self._rows(added, places, counted)
         if places is not None and len((alone := _static_rows_alone([before, after])).tokens):
             # They are rows only if no other row of the partition lives.
             counted.clear()
-            before, after = self._rows(added, joined([places, alone]), counted)
+            before, after, state = self._rows(added, joined([places, alone]), counted)
         if unfit is not None:
             unfit.update(counted)
-        return row_events(before, after, self.schema, self.batch)
+        return row_events(before, after, self.schema, self.batch, state if self.write_times else None)
 
-    def _rows(self, added: pa.Table, places: Places | None, unfit: Counter[str]) -> tuple[Rows, Rows]:
-        """Return the rows before and after the changes."""
+    def _rows(self, added: pa.Table, places: Places | None, unfit: Counter[str]) -> tuple[Rows, Rows, pa.Table]:
+        """Return the rows before and after the changes, and the state after them."""
         old = self._old(self.schema, places)
         was = old if self.schema == self.schema_before else self._old(self.schema_before, places)
         before = fitted_rows(was, self.schema_before, self.as_of_before)
-        return before, fitted_rows(merge([old, added], self.schema), self.schema, self.batch.as_of, unfit)
+        state = merge([old, added], self.schema)
+        return before, fitted_rows(state, self.schema, self.batch.as_of, unfit), state
 
     def _old(self, schema: TableSchema, places: Places | None) -> pa.Table:
         return merge([], schema) if self.old is None else self.old.merged(schema, places)

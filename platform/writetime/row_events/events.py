@@ -7,6 +7,8 @@
   no rows
 - `as_of`: the time at which expiry was evaluated
 - `token`, `key` (the partition key as serialised) and `position`: where the row is
+- `write_time`: the latest write to the row, in microseconds, also if the row changed because data expired; null in
+  events from before this field was added
 - `before`, `after`: the row as `SELECT *` returns it and as the view holds it; null if it did not exist, or no longer
 """
 
@@ -23,6 +25,7 @@ from writetime.lake.table import view_schema
 from writetime.merge.live import live
 from writetime.row_events.compare import Rows, changed
 from writetime.row_events.ids import event_ids
+from writetime.row_events.write_times import write_times
 from writetime.schema.table import TableSchema
 
 CREATE, UPDATE, DELETE = range(3)
@@ -51,6 +54,7 @@ def event_schema(schema: TableSchema) -> pa.Schema:
             ("token", pa.int64()),
             ("key", pa.binary()),
             ("position", pa.binary()),
+            ("write_time", pa.int64()),
             ("before", row),
             ("after", row),
         ]
@@ -69,7 +73,7 @@ def fitted_rows(state: pa.Table, schema: TableSchema, as_of: int, unfit: Counter
     return replace(rows, values=fit(rows.values, schema, unfit))
 
 
-def row_events(before: Rows, after: Rows, schema: TableSchema, batch: Batch) -> pa.Table:
+def row_events(before: Rows, after: Rows, schema: TableSchema, batch: Batch, state: pa.Table | None = None) -> pa.Table:
     """Return the events that lead from the rows before a batch to the rows after it, in the order of the database.
 
     Args:
@@ -77,6 +81,7 @@ def row_events(before: Rows, after: Rows, schema: TableSchema, batch: Batch) -> 
         after: the rows after, as `fitted_rows` returns them.
         schema: the table.
         batch: the batch.
+        state: the state after the batch, for `write_time`; without it, that is null.
     """
     wanted = view_schema(schema)
     before = Rows(
@@ -99,6 +104,7 @@ def row_events(before: Rows, after: Rows, schema: TableSchema, batch: Batch) -> 
         token,
         key,
         position,
+        pa.nulls(count, pa.int64()) if state is None else write_times(state, schema, token, key, position),
         _images(before.values, found.before),
         _images(after.values, found.after),
     ]

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from writetime.core.arrow import mask_of, pc, take
+from writetime.core.arrow import mask_of, numbers, pc, take
 from writetime.row_events.events import DELETE, KINDS
 from writetime.row_events.message_keys import MessageKeys
 from writetime.schema.connect import (
@@ -38,6 +38,7 @@ ADDED = ("op", "ts_ms", "source.ts_ms", "source.generation", "source.batch", "so
 """The fields of the envelope that the flat form has, after two underscores."""
 
 _DELETED = "__deleted"
+_NANOS_MAX = ((1 << 63) - 1) // 1_000
 _SNAPSHOT: Schema = {
     **plain("string"),
     "name": "io.debezium.data.Enum",
@@ -100,8 +101,9 @@ class JsonMessages:
         """
         batch, generation = (events[name][0].as_py() for name in ("sequence", "generation"))
         is_read = batch <= read_to
-        own = {"op": _operations(events["kind"], is_read=is_read), **_times(events["as_of"][0].value)}
-        source = self._source(generation, batch, is_read=is_read) | _times(events["as_of"][0].value)
+        as_of = events["as_of"].cast(pa.int64())
+        own = {"op": _operations(events["kind"], is_read=is_read), **_times(as_of)}
+        source = self._source(generation, batch, is_read=is_read) | _times(pc.coalesce(events["write_time"], as_of))
         source["event_id"] = json_quoted(events["event_id"])
         if self._flat:
             payload = self._flat_rows(events, own | {f"source.{name}": value for name, value in source.items()})
@@ -170,8 +172,16 @@ def _operations(kinds: pa.Array, *, is_read: bool) -> pa.Array:
     return names.take(pc.index_in(kinds, pa.array(KINDS)))
 
 
-def _times(micros: int) -> dict[str, str]:
-    return {"ts_ms": str(micros // 1_000), "ts_us": str(micros), "ts_ns": str(micros * 1_000)}
+def _times(micros: pa.Array) -> dict[str, pa.Array]:
+    """Return times (microvalues) in each unit; nanovalues are null where they do not fit."""
+    values = numbers(micros)
+    fits = np.abs(values) <= _NANOS_MAX
+    nanos = pa.array(np.where(fits, values, 0) * 1_000, mask=~fits)
+    return {
+        "ts_ms": pa.array(values // 1_000).cast(pa.large_string()),
+        "ts_us": micros.cast(pa.large_string()),
+        "ts_ns": nanos.cast(pa.large_string()).fill_null("null"),
+    }
 
 
 def _enveloped(schema: Schema, payload: pa.Array) -> pa.Array:

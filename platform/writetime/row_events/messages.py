@@ -35,6 +35,7 @@ def event_avro(schema: TableSchema) -> dict[str, Any]:
         {"name": "token", "type": "long"},
         {"name": "key", "type": "bytes"},
         {"name": "position", "type": "bytes"},
+        {"name": "write_time", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}], "default": None},
         {"name": "before", "type": ["null", row], "default": None},
         {"name": "after", "type": ["null", "row"], "default": None},
     ]
@@ -64,6 +65,7 @@ def encode_events(events: pa.RecordBatch, schema: TableSchema, header: bytes | N
             ),
             encode_bytes(events["key"]),
             encode_bytes(events["position"]),
+            nullable(encode_long(events["write_time"])),
             nullable(_rows(events["before"], schema)),
             nullable(_rows(events["after"], schema)),
         ]

@@ -6,7 +6,7 @@ was killed before its commit left nothing, and a repeated one counts once.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from writetime.core.errors import WritetimeError
 from writetime.lake.delta import BucketedTable, Conflict
@@ -114,7 +114,7 @@ def extend(
             rows = next_rows(table, last, state, changes, batch)
         else:
             rows = first_rows(table, state, changes, batch)
-        tasks = [_Write(each, table.row_events.storage) for each in rows]
+        tasks = [_Write(replace(each, write_times=True), table.row_events.storage) for each in rows]
         written = [file for files in run(_Write.run, tasks) for file in files]
     except (FileNotFoundError, TooLate) as e:
         raise TooLate(
