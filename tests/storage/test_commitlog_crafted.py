@@ -4,20 +4,26 @@ import random
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from tests.support.guarded import guard, in_a_process
 from tests.support.segments import one_section
+from writetime.api.files import read_commitlog
+from writetime.cli.main import main
 from writetime.schema.cql import parse_schemas
-from writetime.schema.table import TableSchema
-from writetime.storage.commitlog import CommitLogReader
+from writetime.schema.table import SchemaError, TableSchema
+from writetime.sources.commitlog import CommitLogSource
+from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.file_errors import CorruptFile
 from writetime.storage.segment import Segment, find_segments
 
 ID = UUID("6d7a0c00-0000-11f0-8000-000000000001")
+OTHER = UUID("6d7a0c00-0000-11f0-8000-000000000002")
 # Fields of user-defined types have lines among those of the columns, which no update names.
 CQL = f"""
 CREATE TYPE ks.wide ({", ".join(f"f{i} int" for i in range(40))});
@@ -42,9 +48,14 @@ def none_of(names: Sequence[str]) -> bytes:
 
 
 def mutation(statics: Sequence[str], regulars: Sequence[str]) -> bytes:
+    """A mutation with one update."""
+    return vint(1) + update_of(ID, statics, regulars)
+
+
+def update_of(table: UUID, statics: Sequence[str] = (), regulars: Sequence[str] = ()) -> bytes:
     """An update that names columns, and deletes the static row and then one row: in all versions in the same bytes."""
     flags = 0x08 if statics else 0
-    update = vint(1) + ID.bytes + vint(1) + b"k" + bytes([flags]) + vint(0) * 3
+    update = table.bytes + vint(1) + b"k" + bytes([flags]) + vint(0) * 3
     if statics:
         update += named(statics)
     update += named(regulars)
@@ -125,3 +136,43 @@ def test_random_lists_of_columns_with_guards(tmp_path: Path) -> None:
 def test_the_guard_ends_a_process_that_reads_beyond() -> None:
     answer = in_a_process("tests.support.guarded.read_beyond()")
     assert answer.returncode < 0
+
+
+def changes_of(policy: Any, segment: Segment) -> tuple[int, SegmentReport]:
+    report = SegmentReport()
+    reader = CommitLogReader([schema()], on_unknown_table=policy)
+    return sum(batch.num_rows for _, batch in reader.read(segment, report=report)), report
+
+
+def test_a_write_behind_one_to_an_unknown_table_is_never_lost_silently(tmp_path: Path) -> None:
+    known, unknown = update_of(ID, [], ["a"]), update_of(OTHER)
+    alone, before, behind = (vint(1) + unknown), (vint(2) + known + unknown), (vint(3) + known + unknown + known)
+    found, report = changes_of("count", write(tmp_path, alone))
+    assert (found, report.unknown_tables, report.hiding.total()) == (0, {OTHER: 1}, 0)
+    found, report = changes_of("count", write(tmp_path, before))
+    assert (found, report.unknown_tables, report.hiding.total()) == (1, {OTHER: 1}, 0)
+    segment = write(tmp_path, behind)
+    with pytest.raises(SchemaError, match=r"is not known, and the same mutation writes to ks\.t behind it"):
+        changes_of("count", segment)
+    found, report = changes_of("skip", segment)
+    assert (found, report.unknown_tables, report.hiding) == (1, {OTHER: 1}, {OTHER: 1})
+    for content in (alone, before, behind):
+        with pytest.raises(SchemaError, match=f"of table {OTHER} is not known$"):
+            changes_of("fail", write(tmp_path, content))
+
+
+def test_the_sources_read_one_table_by_its_schema(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, vint(2) + update_of(ID, [], ["a"]) + update_of(OTHER))
+    source = CommitLogSource({"path": str(tmp_path), "schema": CQL})
+    reader = source.reader(source.schema())
+    assert sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)) == 1
+    assert "1 mutations write to 1 tables without a schema" in caplog.text
+    assert "lost" not in caplog.text
+    assert read_commitlog(str(tmp_path), CQL).read_all().num_rows == 1
+    (tmp_path / "schema.cql").write_text(CQL)
+    write(tmp_path, vint(3) + update_of(ID) + update_of(OTHER) + update_of(ID))
+    with pytest.raises(SchemaError, match="add the CREATE TABLE of this table"):
+        read_commitlog(str(tmp_path), CQL).read_all()
+    answer = CliRunner().invoke(main, ["commitlog", str(tmp_path), "--schema", str(tmp_path / "schema.cql")])
+    assert len(answer.stdout.splitlines()) == 1
+    assert f"table {OTHER} on: its schema is not known; 1 of them write to requested tables" in answer.stderr

@@ -44,12 +44,13 @@ def read_commitlog(
     Args:
         path: the segment or a folder, local or in an object store (a URL).
         schema: CREATE TABLE statements with the ids of the tables (`WITH ID = ...`), as `DESCRIBE ... WITH INTERNALS`
-            prints them.
+            prints them: of this table, and of those that are written in the same batches.
         table: the table as `keyspace.table`. It may be left out if `schema` has one table only.
         fields: the fields of the changes to read; all by default.
 
     Raises:
-        WritetimeError: the schema lacks the table, a segment is corrupt, or a field does not exist.
+        WritetimeError: the schema lacks the table, a segment is corrupt, a field does not exist, or a mutation writes
+            to this table behind one that the schema lacks, and so cannot be read.
     """
     known = parse_schemas(schema)
     chosen = next((s for s in known if s.full_name == table), None) if table else _one_table(schema)
@@ -57,7 +58,7 @@ def read_commitlog(
         raise WritetimeError(f"the schema has no table {table}; it has {', '.join(s.full_name for s in known)}")
     result = _fields_of(chosen, fields)
     reader = CommitLogReader(
-        known, [chosen.full_name], fields=result.names, on_unknown_table="skip", torn_tail="stop", on_corrupt="fail"
+        known, [chosen.full_name], fields=result.names, on_unknown_table="count", torn_tail="stop", on_corrupt="fail"
     )
 
     def batches() -> Iterator[pa.RecordBatch]:

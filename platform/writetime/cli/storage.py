@@ -107,8 +107,11 @@ def commitlog(
     for skipped in report.skipped:
         click.echo(f"left out: {skipped}", err=True)
     for table, count in report.unknown_tables.items():
+        hiding = report.hiding[table]
+        lost = f"; {hiding} of them write to requested tables behind it, and these changes are lost" if hiding else ""
         click.echo(
-            f"{count} mutations were not read from the write to table {table} on: its schema is not known", err=True
+            f"{count} mutations were not read from the write to table {table} on: its schema is not known{lost}",
+            err=True,
         )
 
 

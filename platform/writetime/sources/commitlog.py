@@ -4,11 +4,14 @@
     stream = spark.readStream.format("commitlog").option("schema", CQL).option("table", "shop.orders")
     stream.load("/var/lib/cassandra/cdc_raw")
 
-Options: `schema` (CQL text, or a file with it, of all tables that the node writes, each `WITH ID = ...`), `table` (the
-one to read, as keyspace.table), `fields` (those to read, separated by commas, or parts of them, as `amount.value`),
-`node`, `on_unknown_table` (`fail`, `skip`), `torn_tail` (`fail`, `stop`), `on_corrupt` (`fail`, or `skip-file`: leave
-out the rest of a segment), `segments_per_batch` (of a stream; all that there is by default). What was skipped is
-logged.
+Options: `schema` (CQL text, or a file with it, of one table or more, each `WITH ID = ...`), `table` (the one to read,
+as keyspace.table, if there are several), `fields` (those to read, separated by commas, or parts of them, as
+`amount.value`), `node`, `on_unknown_table` (`count`, `fail`, `skip`), `torn_tail` (`fail`, `stop`), `on_corrupt`
+(`fail`, or `skip-file`: leave out the rest of a segment), `segments_per_batch` (of a stream; all that there is by
+default). What was skipped is logged.
+
+Mutations that write to tables without a schema are counted. One that also writes to the table behind such a write
+cannot be read: that is an error, unless `on_unknown_table` is `skip`; see `CommitLogReader`.
 
 A stream follows the segments that have a `_cdc.idx`, as those in a node's `cdc_raw` do from their first synced change
 on; a batch reads the others too. Segments are never deleted here. One that is gone before it was read as a whole is an
@@ -28,6 +31,7 @@ from pyspark.sql.types import StructType
 from writetime.core.errors import WritetimeError
 from writetime.schema.table import TableSchema
 from writetime.sources.schemas import Selection, option_choice, option_fields, option_schemas
+from writetime.sources.worker_end import end_quietly
 from writetime.storage.commitlog import CommitLogReader, SegmentReport
 from writetime.storage.file_errors import Missing
 from writetime.storage.segment import END, Segment, find_segments, trusted
@@ -35,7 +39,7 @@ from writetime.storage.segment import END, Segment, find_segments, trusted
 log = logging.getLogger(__name__)
 
 _POLICIES = {
-    "on_unknown_table": ("fail", "skip"),
+    "on_unknown_table": ("count", "fail", "skip"),
     "torn_tail": ("fail", "stop"),
     "on_corrupt": ("fail", "skip-file"),
 }
@@ -105,6 +109,7 @@ class _Settings:
         return find_segments(self.options["path"])
 
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        end_quietly()
         schemas = option_schemas(self.options)
         reader = CommitLogReader(
             schemas,
@@ -119,8 +124,11 @@ class _Settings:
         path = part.segment.path
         for skipped in report.skipped:
             log.warning("left out: %s", skipped)
-        for table, count in report.unknown_tables.items():
-            log.warning("%s: %d mutations not read from the write to unknown table %s on", path, count, table)
+        if tables := report.unknown_tables:
+            log.warning("%s: %d mutations write to %d tables without a schema", path, tables.total(), len(tables))
+        if lost := report.hiding.total():
+            name = _table(schemas, self.options).full_name
+            log.warning("%s: changes of %s behind these writes are lost in %d mutations", path, name, lost)
         if report.torn_at is not None:
             log.warning("%s ends at offset %d in an unfinished write", path, report.torn_at)
 

@@ -46,6 +46,7 @@ from writetime.scylla_cdc.offsets import (
 from writetime.scylla_cdc.pieces import Piece
 from writetime.scylla_cdc.source import open_source
 from writetime.sources.schemas import Selection, option_fields
+from writetime.sources.worker_end import end_quietly
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class _Asked:
 
     def read(self, part: Part, table: TableSchema, selection: Selection) -> Iterator[pa.RecordBatch]:
         """Read a part. Its rows count only if neither the table nor the rows that the log keeps changed meanwhile."""
+        end_quietly()
         if not part.pieces:
             return
         with open_source(self.settings, self.table) as source:

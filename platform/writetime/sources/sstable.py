@@ -24,6 +24,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.labels import newly_labelled
 from writetime.schema.table import TableSchema
 from writetime.sources.schemas import Selection, option_choice, option_fields, option_schemas, option_tokens
+from writetime.sources.worker_end import end_quietly
 from writetime.storage.batch import Origin
 from writetime.storage.infer import infer_schema
 from writetime.storage.locations import Location, find_sstables
@@ -100,6 +101,7 @@ class SSTableReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one split."""
+        end_quietly()
         if not isinstance(partition, Piece):
             return  # Spark adds its own partition if there is none.
         piece = partition

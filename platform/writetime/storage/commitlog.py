@@ -46,7 +46,8 @@ class Fault:
 @dataclass
 class SegmentReport:
     """How far a segment was read, and the unreadable parts: the number of truncated mutations by the unknown table at
-    fault, and mutations with changes that were left out, in `faults`.
+    fault, those of them that may hold a write to a requested table behind it (`hiding`), and mutations with changes
+    that were left out, in `faults`.
 
     `place` is the last marker up to which everything was read; reading can continue there and misses nothing. `skipped`
     has the fault of each segment whose rest was left out.
@@ -56,6 +57,7 @@ class SegmentReport:
     place: Place | None = None
     mutations: int = 0
     unknown_tables: Counter[UUID] = field(default_factory=Counter)
+    hiding: Counter[UUID] = field(default_factory=Counter)
     faults: list[Fault] = field(default_factory=list)
     torn_at: int | None = None
     skipped: list[str] = field(default_factory=list)
@@ -65,13 +67,13 @@ class CommitLogReader:
     """Reads segments of one node.
 
     Args:
-        schemas: of *all* tables that the segments may hold writes to, as a mutation that also writes to an unknown
-        table
+        schemas: of all tables that the segments may hold writes to, as a mutation that also writes to an unknown table
             cannot be read further.
         tables: full names of the tables whose changes are wanted; all if None.
         fields: fields of the changes to read, for the only table that is wanted; all if None.
         on_unknown_table: at a write to a table without a schema, `fail`; or `skip` the rest of that mutation and
-        count it.
+            count it; or `count` it if that rest holds no write to a requested table, and else fail. A write names its
+            table by its id, so a rest without the id holds none.
         torn_tail: at a fault in the last section of a segment that is not known to be complete, `fail`; or `stop`, as
             a node that crashed leaves such a tail.
         on_corrupt: at any fault, `fail`; or `skip-file`: leave out the rest of the segment and report it; or
@@ -87,7 +89,7 @@ class CommitLogReader:
         tables: Collection[str] | None = None,
         *,
         fields: Sequence[str] | None = None,
-        on_unknown_table: Literal["fail", "skip"] = "fail",
+        on_unknown_table: Literal["fail", "count", "skip"] = "fail",
         torn_tail: Literal["fail", "stop"] = "fail",
         on_corrupt: Literal["fail", "skip-file", "skip-mutation"] = "fail",
     ) -> None:
@@ -111,6 +113,7 @@ class CommitLogReader:
             for i, plan in enumerate(self._plans)
             if tables is None or plan.schema.full_name in tables
         }
+        self._requested = {self._plans[i].schema.full_name: _id_of(self._plans[i].schema) for i in self._makers}
         most = max((len(plan.stored()) for plan in self._plans), default=0)
         self._header = room(most, np.int64)
         self._present = room(most, np.uint8)
@@ -237,7 +240,7 @@ class CommitLogReader:
     ) -> Iterator[list[tuple[TableSchema, pa.RecordBatch]]]:
         """Return the changes of some mutations; if one of them cannot be read, halve them until it is alone."""
         try:
-            unknown = self._run(segment, stretch, mutations)
+            unread = self._run(segment, stretch, mutations)
             window = [(self._plans[i].schema, self._makers[i].batch(self._buffers, i, origin)) for i in self._written()]
         except CorruptFile:
             if self._on_corrupt != "skip-mutation":
@@ -247,22 +250,23 @@ class CommitLogReader:
                 yield from self._window(segment, stretch, mutations[:middle], origin, report)
                 yield from self._window(segment, stretch, mutations[middle:], origin, report)
                 return
-            unknown, window = self._left_out(segment, stretch, mutations, origin, report)
-        report.unknown_tables += unknown
+            unread, window = self._left_out(segment, stretch, mutations, origin, report)
+        report.unknown_tables += unread.tables
+        report.hiding += unread.hiding
         report.position = max(report.position, stretch.offset + int(mutations[-1, 1]) + 4)
         report.mutations += len(mutations)
         yield window
 
     def _left_out(
         self, segment: Segment, stretch: Stretch, mutation: np.ndarray, origin: Origin, report: SegmentReport
-    ) -> tuple[Counter[UUID], list[tuple[TableSchema, pa.RecordBatch]]]:
+    ) -> tuple["_Unread", list[tuple[TableSchema, pa.RecordBatch]]]:
         """Return the changes of one mutation for the tables that can be read, and report the others."""
         offset = stretch.offset + int(mutation[0, 0])
         try:
-            unknown = self._run(segment, stretch, mutation)
+            unread = self._run(segment, stretch, mutation)
         except CorruptFile as e:
             report.faults.append(Fault(offset, self._plans[self._at_fault].schema, str(e), hides=True))
-            return Counter(), []
+            return _Unread(), []
         window: list[tuple[TableSchema, pa.RecordBatch]] = []
         for i in self._written():
             schema = self._plans[i].schema
@@ -270,14 +274,14 @@ class CommitLogReader:
                 window.append((schema, self._makers[i].batch(self._buffers, i, origin)))
             except CorruptFile as e:
                 report.faults.append(Fault(offset, schema, f"{e} (mutation at offset {offset})", hides=False))
-        return unknown, window
+        return unread, window
 
     def _written(self) -> list[int]:
         """Return the requested tables that have changes in the buffers."""
         return [i for i in self._makers if self._buffers.tables[i, L.ROWS]]
 
-    def _run(self, segment: Segment, stretch: Stretch, mutations: np.ndarray) -> Counter[UUID]:
-        """Read mutations into the buffers; return the number of truncated ones, by the unknown table at fault."""
+    def _run(self, segment: Segment, stretch: Stretch, mutations: np.ndarray) -> "_Unread":
+        """Read mutations into the buffers; return the number of truncated ones."""
         address = stretch.data.ctypes.data
         state = room(L.WALK_FIELDS, np.int64)
         state[L.START] = address
@@ -293,16 +297,38 @@ class CommitLogReader:
         if status != L.DONE:
             at = stretch.offset + int(state[L.POSITION]) - address
             raise CorruptFile(segment.path, at, f"found {L.MESSAGES[status]}")
-        unknown: Counter[UUID] = Counter()
+        found = _Unread()
         for i in np.flatnonzero(unread):
             at = int(unread[i]) - address
-            table = UUID(bytes=stretch.data[at : at + 16].tobytes())
+            rest = stretch.data[at : int(mutations[i, 1])].tobytes()
+            table = UUID(bytes=rest[:16])
+            hidden = [name for name, table_id in self._requested.items() if rest.find(table_id, 16) >= 0]
+            where = f"{segment.path}, offset {stretch.offset + at}: the schema of table {table} is not known"
             if self._on_unknown_table == "fail":
+                raise SchemaError(where)
+            if self._on_unknown_table == "count" and hidden:
                 raise SchemaError(
-                    f"{segment.path}, offset {stretch.offset + at}: the schema of table {table} is not known"
+                    f"{where}, and the same mutation writes to {', '.join(hidden)} behind it, which cannot be read "
+                    "without that schema: add the CREATE TABLE of this table, with its id"
                 )
-            unknown[table] += 1
-        return unknown
+            found.tables[table] += 1
+            found.hiding[table] += bool(hidden)
+        return found
+
+
+@dataclass
+class _Unread:
+    """The number of truncated mutations by the unknown table at fault, and of those that may hold more; as in the
+    report.
+    """
+
+    tables: Counter[UUID] = field(default_factory=Counter)
+    hiding: Counter[UUID] = field(default_factory=Counter)
+
+
+def _id_of(schema: TableSchema) -> bytes:
+    assert schema.id is not None
+    return schema.id.bytes
 
 
 def count_mutations(segment: Segment, until: int) -> int:
