@@ -14,10 +14,10 @@ import venv
 from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
-from cyclonedx.model import HashAlgorithm, HashType
-from cyclonedx.model.bom import Bom
-from cyclonedx.model.component import Component, ComponentType
+from cyclonedx import model
+from cyclonedx.model import bom, component
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.requirements import Requirement
@@ -30,6 +30,10 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 NAME = "writetime"
 _FOR_DEVELOPERS = "dev"
+# The library makes these by decorators that leave no types.
+_Bom: Any = bom.Bom
+_Component: Any = component.Component
+_Hash: Any = model.HashType
 
 
 def version(root: Path = ROOT) -> str:
@@ -49,18 +53,21 @@ def version(root: Path = ROOT) -> str:
     return found
 
 
-def components() -> Bom:
+def components() -> Any:
     """Return the list of components: what an installation with all extras for users may contain."""
-    bom = Bom(components=[*_packages(), *_jars()])
-    root = Component(
-        name=NAME, version=version(), type=ComponentType.APPLICATION, purl=PackageURL("pypi", None, NAME, version())
+    found = _Bom(components=[*_packages(), *_jars()])
+    root = _Component(
+        name=NAME,
+        version=version(),
+        type=component.ComponentType.APPLICATION,
+        purl=PackageURL("pypi", None, NAME, version()),
     )
-    bom.metadata.component = root
-    bom.register_dependency(root, bom.components)
-    return bom
+    found.metadata.component = root
+    found.register_dependency(root, found.components)
+    return found
 
 
-def _packages() -> Iterator[Component]:
+def _packages() -> Iterator[Any]:
     """Return the packages that users install, by the versions of this environment, which are those of the lock."""
     extras = sorted(set(distribution(NAME).metadata.get_all("Provides-Extra") or []) - {_FOR_DEVELOPERS})
     waiting = [Requirement(f"{NAME}[{','.join(extras)}]")]
@@ -80,25 +87,25 @@ def _packages() -> Iterator[Component]:
                     waiting.append(needed)
     for name in sorted(names - {NAME}):
         found = distribution(name)
-        yield Component(
+        yield _Component(
             name=name,
             version=found.version,
-            type=ComponentType.LIBRARY,
+            type=component.ComponentType.LIBRARY,
             purl=PackageURL("pypi", None, name, found.version),
         )
 
 
-def _jars() -> Iterator[Component]:
+def _jars() -> Iterator[Any]:
     """Return the pinned jars of the servers and of Spark, each once."""
     sets = {line.split()[0] for line in jars.LOCK_FILE.read_text().splitlines() if line and not line.startswith("#")}
     for jar in sorted({jar for name in sets for jar in jars.pinned(name)}, key=str):
-        yield Component(
+        yield _Component(
             group=jar.group,
             name=jar.artifact,
             version=jar.version,
-            type=ComponentType.LIBRARY,
+            type=component.ComponentType.LIBRARY,
             purl=PackageURL("maven", jar.group, jar.artifact, jar.version),
-            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=jar.sha256)],
+            hashes=[_Hash(alg=model.HashAlgorithm.SHA_256, content=jar.sha256)],
         )
 
 

@@ -12,8 +12,10 @@ import pytest
 import tomlkit
 from kazoo.client import KazooClient
 
+from tests.support.metrics import scraped, used
 from tests.support.settings import write_settings
 from writetime.core.config import Settings
+from writetime.servers.process import free_port
 
 ROOT = Path(__file__).parents[2]
 # They share imports and the Java of Spark. tests/assets/test_daemon.py has runs in workers, as `make demo` itself.
@@ -29,10 +31,21 @@ def own(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
     """Settings as the demo's file has them, in a keyspace of their own."""
     shipped = tomlkit.parse((ROOT / "demo" / "writetime.toml").read_text()).unwrap()
     of_demo = {settings.cassandra.keyspace: shipped["tables"]["writetime"]}
-    capture = settings.capture.model_copy(update={"state_dir": tmp_path / "capture"})
+    capture = settings.capture.model_copy(update={"state_dir": tmp_path / "capture", "metrics_port": free_port()})
+    follow = settings.follow.model_copy(update={"metrics_port": free_port()})
+    workqueue = settings.workqueue.model_copy(update={"metrics_port": free_port()})
     replay = settings.replay.model_copy(update=shipped["replay"])
     alerts = settings.alerts.model_copy(update={"reports": tmp_path / "reports"})
-    made = settings.model_copy(update={"tables": of_demo, "capture": capture, "replay": replay, "alerts": alerts})
+    made = settings.model_copy(
+        update={
+            "tables": of_demo,
+            "capture": capture,
+            "follow": follow,
+            "workqueue": workqueue,
+            "replay": replay,
+            "alerts": alerts,
+        }
+    )
     write_settings(made, tmp_path / "writetime.toml")
     # ZooKeeper's nodes have no keyspace.
     client = KazooClient(settings.zookeeper.hosts)
@@ -67,12 +80,14 @@ def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    try:
-        printed, _ = demo.communicate(timeout=1200)
-    except subprocess.TimeoutExpired:
-        # With all that it has started, or that goes on beside other tests.
-        os.killpg(demo.pid, signal.SIGABRT)
-        printed, _ = demo.communicate()
+    ports = (own.ingest.port, own.capture.metrics_port, own.follow.metrics_port, own.workqueue.metrics_port)
+    with scraped([port for port in ports if port is not None]) as metrics:
+        try:
+            printed, _ = demo.communicate(timeout=1200)
+        except subprocess.TimeoutExpired:
+            # With all that it has started, or that goes on beside other tests.
+            os.killpg(demo.pid, signal.SIGABRT)
+            printed, _ = demo.communicate()
     log = home / "demo.log"
     assert demo.returncode == 0, printed + (log.read_text()[-5000:] if log.exists() else "")
     assert "view = database = published figures; nothing lost, nothing twice" in printed
@@ -84,3 +99,5 @@ def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
     assert "view = database = published figures" in (home.parent / "demo.html").read_text()
     reports = {path.name.partition("-")[0] for path in (tmp_path / "reports").iterdir()}
     assert reports == {"replay_flights", "ingest", "board", "snapshot", "backfill", "catch_up", "verify"}
+    # What alarms and panels use is there under load; tests/faults/test_messages.py has the sink.
+    assert metrics >= used("ingress") | used("capture") | used("follow") | used("worker")

@@ -10,8 +10,10 @@ import pytest
 
 from tests.faults.ledger import Fate, Ledger
 from tests.faults.stage import Stage, alter_topic
+from tests.support.metrics import scraped, used
 from writetime.clients.database import connect
 from writetime.ingest.event import Event, accept
+from writetime.servers.process import free_port
 
 GOOD = {"eventId": str(uuid.uuid4()), "userId": "u", "eventType": "t", "timestamp": "2013-01-01T05:15:00Z"}
 POISON = [
@@ -42,13 +44,16 @@ POISON = [
 
 
 def test_poison_becomes_dead_letters_and_holds_nothing_up(stage: Callable[..., Stage]) -> None:
-    s = stage(mode="lwt-batch")
+    port = free_port()
+    s = stage(mode="lwt-batch", sink_metrics_port=port)
     for value in POISON:
         s.ledger.events(20, users=5)
         s.ledger.send_poison(value)
-    s.sink()
-    s.finish()
+    with scraped([port]) as metrics:
+        s.sink()
+        s.finish()
     assert len(s.watch.dead_seen) == len(POISON)
+    assert metrics >= used("sink")
 
 
 @pytest.mark.parametrize("mode", ["lwt", "lwt-batch", "upsert"])
