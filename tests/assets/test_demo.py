@@ -57,13 +57,8 @@ def own(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
     client.close()
 
 
-# Eight runs of Dagster, beside other tests.
-@pytest.mark.usefixtures("queue_tables")
-@pytest.mark.timeout(1500)
-def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
-    home = tmp_path / "state" / "dagster"
-    home.mkdir(parents=True)
-    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + IN_ONE_PROCESS)
+def run_demo(own: Settings, home: Path) -> tuple[int, str, set[str]]:
+    """Run it; return its exit status, what it printed, and the metrics that its programs exported."""
     environment = {
         **os.environ,
         "DAGSTER_HOME": str(home),
@@ -88,8 +83,19 @@ def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
             # With all that it has started, or that goes on beside other tests.
             os.killpg(demo.pid, signal.SIGABRT)
             printed, _ = demo.communicate()
+    return demo.returncode, printed, metrics
+
+
+# Eight runs of Dagster, beside other tests.
+@pytest.mark.usefixtures("queue_tables")
+@pytest.mark.timeout(1500)
+def test_the_demo_adds_up_and_is_proven(own: Settings, tmp_path: Path) -> None:
+    home = tmp_path / "state" / "dagster"
+    home.mkdir(parents=True)
+    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + IN_ONE_PROCESS)
+    status, printed, metrics = run_demo(own, home)
     log = home / "demo.log"
-    assert demo.returncode == 0, printed + (log.read_text()[-5000:] if log.exists() else "")
+    assert status == 0, printed + (log.read_text()[-5000:] if log.exists() else "")
     assert "view = database = published figures; nothing lost, nothing twice" in printed
     passed = re.search(r"checks between the stages: (\d+) of (\d+) passed", printed)
     assert passed
