@@ -52,7 +52,8 @@ test: setup
 	@$(if $(T),$(BIN)/python -m pytest $(T),$(MAKE) --no-print-directory -j 2 style tests)
 
 tests: compiled $(CLASSES)
-	@$(PYTEST) --durations=20
+	@$(PYTEST) --durations=20 --cov --cov-report=
+	@$(BIN)/coverage report --format=total | sed 's/.*/coverage of branches by tests that start no server: & %/'
 
 # What to run before each commit: style, and the tests that need no servers.
 check: prepared
