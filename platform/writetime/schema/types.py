@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from cassandra.metadata import cql_keywords_reserved
-
 from writetime.core.errors import WritetimeError
 from writetime.schema.names import distinct
 
@@ -151,6 +149,9 @@ def freeze(cql_type: CqlType) -> CqlType:
 
 def quote_name(name: str) -> str:
     """Return a CQL identifier, quoted if necessary."""
+    # Commands that make no CQL start sooner without the driver.
+    from cassandra.metadata import cql_keywords_reserved
+
     plain = re.fullmatch(r"[a-z][a-z0-9_]*", name) and name not in cql_keywords_reserved
     return name if plain else '"' + name.replace('"', '""') + '"'
 
