@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import pyarrow.parquet as pq
-from cassandra.cluster import Session
 from confluent_kafka import Consumer, TopicPartition
 
 from demo import dataset
@@ -31,7 +30,7 @@ _CREATE = "CREATE TABLE IF NOT EXISTS {} (tail text PRIMARY KEY, report text, mi
 MARK = re.compile(r"write(\d{9})")
 """The number of a write, in the value of a column that each write sets."""
 _PLANES, _RATE, _TICK_SECONDS = 500, 50, 0.1
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 120.0
 
 
 ALL = range(10**9)
@@ -132,21 +131,35 @@ def _watch_view(settings: Settings, marked: Marked, every: float, stop: threadin
 
 
 def run(settings: Settings, seconds: float, show: Callable[[Delays], None]) -> Delays:
-    """Write for some seconds; call `show` with the delays each second. `writetime agent` and `follow` are running.
+    """Write for some seconds; call `show` with the delays each second. `writetime agent` and `follow` are running, or
+    about to: a first write, whose delay is not counted, waits until they are.
 
     Raises:
-        WritetimeError: the last write is not seen in time.
+        WritetimeError: the first or the last write is not seen in time.
     """
     table = f"{settings.cassandra.keyspace}.{TABLE}"
+    # Numbers of an earlier run are lower, and not those of this one.
+    first = round(time.time()) % 10**6 * 1000
     with watched(settings, Marked(table, "report"), 0.05) as delays, database.connect(settings) as session:
-        _write(session, table, seconds, delays, show)
-        last, deadline = max(delays.acknowledged), time.monotonic() + _PATIENCE_SECONDS
-        while not all(last in seen for seen in delays.seen.values()):
-            if time.monotonic() > deadline:
-                raise WritetimeError("the last write is not in the row events and in the view; see `writetime status`")
-            time.sleep(_TICK_SECONDS)
+        update = session.prepare(f"UPDATE {table} SET report = ?, miles = ? WHERE tail = ?")
+
+        def write(number: int, tail: str) -> None:
+            session.execute(update, (f"write{number:09}", random.randrange(3000), tail))
+
+        write(first, "first")
+        _wait_for(first, delays)
+        _write(write, first, seconds, delays, show)
+        _wait_for(max(delays.acknowledged), delays)
     show(delays)
     return delays
+
+
+def _wait_for(number: int, delays: Delays) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not all(number in seen for seen in delays.seen.values()):
+        if time.monotonic() > deadline:
+            raise WritetimeError("a write is not in the row events and in the view; see `writetime status`")
+        time.sleep(_TICK_SECONDS)
 
 
 def ensure_table(settings: Settings) -> str:
@@ -157,17 +170,20 @@ def ensure_table(settings: Settings) -> str:
     return table
 
 
-def _write(session: Session, table: str, seconds: float, delays: Delays, show: Callable[[Delays], None]) -> None:
-    """Update the positions of planes at random."""
+def _write(
+    write: Callable[[int, str], None],
+    number: int,
+    seconds: float,
+    delays: Delays,
+    show: Callable[[Delays], None],
+) -> None:
+    """Update the positions of planes at random, by writes with the next numbers."""
     tails: list[str] = dataset.read("planes")["tailnum"].head(_PLANES).tolist()
-    update = session.prepare(f"UPDATE {table} SET report = ?, miles = ? WHERE tail = ?")
-    # Numbers of an earlier run are lower, and not those of this one.
-    number = round(time.time()) % 10**6 * 1000
     begin = next_show = time.monotonic()
     while (now := time.monotonic()) < begin + seconds:
         for _ in range(round(_RATE * _TICK_SECONDS)):
             number += 1
-            session.execute(update, (f"write{number:09}", random.randrange(3000), random.choice(tails)))
+            write(number, random.choice(tails))
             delays.acknowledged[number] = time.time()
         if now >= next_show:
             show(delays)

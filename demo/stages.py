@@ -144,7 +144,9 @@ def followed_table(
                     asset("topic"),
                     (landed["changes_landed"], "new changes"),
                 ),
-                Station("row events", "are CREATE, UPDATE and DELETE of rows", asset("row_topic"), (published, "new")),
+                Station(
+                    "row events", "are CREATE, UPDATE and DELETE of rows", asset("row_topic"), (published, "new events")
+                ),
             ],
             [
                 Station("lake", "merges changes and snapshots, by their write times", asset("state")),
