@@ -127,6 +127,8 @@ def test_a_table_that_is_created_again_while_the_agent_runs(landed: Captured) ->
             landed.write(f"INSERT INTO {{ks}}.t (k, v) VALUES ({number}, 'a')")
             assert [row["k"] for row in view_rows(views.virtual(land(landed)))] == [number]
             landed.write("DROP TABLE {ks}.t")
+        # The agent of the next test would not know the table.
+        landed.settle()
 
 
 def test_a_record_that_cannot_be_read_stops_no_other_table(landed: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,6 @@ class EmbeddedServer(ABC):
         """
         pid = self.pid()
         if pid is None:
-            self._pid_file.unlink(missing_ok=True)
             return False
         process = psutil.Process(pid)
         process.send_signal(sig)
