@@ -141,6 +141,29 @@ def test_a_publisher_that_ends_within_a_batch_loses_no_event(
     assert publish.not_published(table) == 0
 
 
+def test_a_publisher_that_goes_on_records_what_it_published(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once when it has caught up, and else later, although nothing more comes."""
+    made = parse_table("CREATE TABLE shop.recorded (id int, n int, v text, PRIMARY KEY (id, n))")
+    table = create_table(settings, made)
+    add(table, [write(i, 1, 1, v="a") for i in range(12)], 1, made)
+    stream.extend(table)
+    monkeypatch.setattr(publish, "_PART_EVENTS", 5)
+    with publish.EventPublisher(settings, table.name) as publisher:
+        while publisher.publish(table, 1) and publisher.has_more:
+            pass
+        assert publish.not_published(table) == 0
+        add(table, [write(100, 1, 2, v="b")], 2, made)
+        stream.extend(table)
+        assert publisher.publish(table) == 1
+        assert (publish.not_published(table), publisher.is_record_due) == (1, False)
+        monkeypatch.setattr(publish, "_RECORD_SECONDS", 0.0)
+        assert publisher.is_record_due
+        assert publisher.publish(table) == 0
+        assert (publish.not_published(table), publisher.is_record_due) == (0, False)
+
+
 def test_from_the_database_to_kafka(settings: Settings) -> None:
     table = f"{settings.cassandra.keyspace}.prices"
     with connect(settings) as session:

@@ -102,6 +102,8 @@ class TablePipeline:
                 step.begin()
         if self.events.is_due and self.events.attempt(self._find_events):
             self.publishing.begin()
+        if self._publisher is not None and self._publisher.is_record_due:
+            self.publishing.begin()
         if self.publishing.is_due and self.publishing.attempt(self._publish):
             assert self._publisher is not None
             if self._publisher.has_more:

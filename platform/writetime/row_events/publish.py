@@ -141,6 +141,13 @@ class EventPublisher(Sender):
         """Return whether the last call left events for the next one."""
         return self._rest is not None
 
+    @property
+    def is_record_due(self) -> bool:
+        """Return whether something was published that the lake should have on record by now: the next call records it,
+        even if there is nothing else to publish.
+        """
+        return self._table is not None and time.monotonic() > self._recorded + _RECORD_SECONDS
+
     def publish(self, table: LakeTable, most: int | None = None) -> int:
         """Publish the events of the stream that are not in Kafka yet; return how many they were. With `most`, a call
         ends soon after so many, and the next one continues.
@@ -163,13 +170,15 @@ class EventPublisher(Sender):
             raise
 
     def _publish(self, table: LakeTable, most: int | None) -> int:
-        if self._rest is None:
+        had_more = self.has_more
+        if not had_more:
             stream, schema = table.row_events.load(), table.schema()
             if schema != self._schema:
                 self._schema, self._header, self._json = schema, b"", None
             self._read_to = read_to(stream)
             start = max(self._reached, Reached((stream.transaction(PUBLISHED) or 0) + 1, 0))
             self._rest = _parts(stream, table.row_events.storage, schema, start)
+        assert self._rest is not None
         assert self._schema is not None
         count = 0
         for reached, part in self._rest:
@@ -182,7 +191,7 @@ class EventPublisher(Sender):
         self._commit()
         if count:
             self._table = table
-        if time.monotonic() > self._recorded + _RECORD_SECONDS:
+        if self.is_record_due or (had_more and not self.has_more):
             self._record()
         return count
 
