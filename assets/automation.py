@@ -90,7 +90,7 @@ def with_rounds(definitions: Definitions) -> Definitions:
 
 
 def switched(definitions: Definitions, settings: Settings) -> Definitions:
-    """Return the definitions with all schedules and sensors on if `dagster.automation` says so. One that a person has
+    """Return the definitions with all schedules and sensors on if `dagster.automation` is true. One that a person has
     turned on or off in the web UI stays as it is there.
     """
     if not settings.dagster.automation:
