@@ -98,9 +98,8 @@ def measure(
         written.set()
         writer.join()
         time.sleep(5)
-        memory = followed.memory_full_info()
         print(
-            f"{rows:,} rows, {rate:.0f} writes per second: {cores:.2f} cores, {memory.uss >> 20} MiB, "
+            f"{rows:,} rows, {rate:.0f} writes per second: {cores:.2f} cores, {anonymous_of(followed):.0f} MiB, "
             f"{followed.num_threads()} threads, load average {psutil.getloadavg()[0]:.1f}"
         )
         print("\n".join(f"  {line}" for line in delays.lines(range(first, last))), flush=True)
@@ -112,6 +111,13 @@ def wait_for_backlog(table: LakeTable, followed: psutil.Process) -> None:
     while not_published(table):
         time.sleep(1)
     print(f"a backlog of {waiting:,} events: {waiting / cpu_of(followed):,.0f} per CPU second", flush=True)
+
+
+def anonymous_of(process: psutil.Process) -> float:
+    """Return the memory of a program in MiB, without the files that it maps, which the system may drop."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    [kilobytes] = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
+    return int(kilobytes) / 1024
 
 
 def cpu_of(process: psutil.Process) -> float:
