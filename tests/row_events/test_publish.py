@@ -20,7 +20,7 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import views
-from writetime.lake.table import create_table, open_table
+from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.row_events import event_packing, publish, stream
 from writetime.schema.cql import parse_table
 from writetime.schema.fingerprints import fingerprint
@@ -125,14 +125,19 @@ def test_each_event_once_although_the_publisher_is_killed(
     assert ranges == sorted(ranges, key=lambda r: r[1])
 
 
-def test_a_publisher_that_ends_within_a_batch_loses_no_event(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = parse_table("CREATE TABLE shop.halves (id int, n int, v text, PRIMARY KEY (id, n))")
+@pytest.fixture
+def in_parts(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> LakeTable:
+    """A table with one batch of 12 events, which are published in parts of 5."""
+    monkeypatch.setattr(publish, "_PART_EVENTS", 5)
+    made = parse_table(f"CREATE TABLE {settings.cassandra.keyspace}.parts (id int, n int, v text, PRIMARY KEY (id, n))")
     table = create_table(settings, made)
     add(table, [write(i, 1, 1, v="a") for i in range(12)], 1, made)
     stream.extend(table)
-    monkeypatch.setattr(publish, "_PART_EVENTS", 5)
+    return table
+
+
+def test_a_publisher_that_ends_within_a_batch_loses_no_event(settings: Settings, in_parts: LakeTable) -> None:
+    table = in_parts
     with publish.EventPublisher(settings, table.name) as publisher:
         count = publisher.publish(table, 1)
     assert 0 < count < 12
@@ -142,19 +147,15 @@ def test_a_publisher_that_ends_within_a_batch_loses_no_event(
 
 
 def test_a_publisher_that_goes_on_records_what_it_published(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, in_parts: LakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once when it has caught up, and else later, although nothing more comes."""
-    made = parse_table("CREATE TABLE shop.recorded (id int, n int, v text, PRIMARY KEY (id, n))")
-    table = create_table(settings, made)
-    add(table, [write(i, 1, 1, v="a") for i in range(12)], 1, made)
-    stream.extend(table)
-    monkeypatch.setattr(publish, "_PART_EVENTS", 5)
+    table = in_parts
     with publish.EventPublisher(settings, table.name) as publisher:
         while publisher.publish(table, 1) and publisher.has_more:
             pass
         assert publish.not_published(table) == 0
-        add(table, [write(100, 1, 2, v="b")], 2, made)
+        add(table, [write(100, 1, 2, v="b")], 2, table.schema())
         stream.extend(table)
         assert publisher.publish(table) == 1
         assert (publish.not_published(table), publisher.is_record_due) == (1, False)
