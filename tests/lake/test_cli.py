@@ -1,5 +1,7 @@
 """`writetime view`, `maintain` and `rebuild`, and how values are printed."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,16 @@ def test_view(table: LakeTable) -> None:
     assert wrong.exit_code == 1
     assert "--where 'nothing = 1'" in wrong.output
     assert "has no changes" in run("view", "shop.none").output
+
+
+def test_a_look_up_imports_neither_pandas_nor_scipy(table: LakeTable) -> None:
+    assert table.name == "shop.items"
+    command = ["-X", "importtime", "-m", "writetime", "view", table.name, "--where", "id = 2 AND n = 1"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1].split() == ["2", "1", "v4"]
+    # An attempt is listed, too, so these are modules within the packages.
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert imported & {"numba.core.dispatcher", "pandas.core.api", "scipy._lib._util"} == {"numba.core.dispatcher"}
 
 
 def test_maintain_and_rebuild(table: LakeTable) -> None:

@@ -18,7 +18,6 @@ from writetime.lake import views
 from writetime.lake.places import Places, TokenRange
 from writetime.lake.row_form import warning
 from writetime.lake.table import LakeTable, is_in_lake, open_table, view_schema
-from writetime.landing.missing_tables import KnownTables
 from writetime.lookup.conditions import conditions_of, with_token_column
 from writetime.lookup.keys import label, places_of_condition
 from writetime.lookup.reading import Reader, Rows
@@ -37,6 +36,9 @@ def view(*, table: str, as_of: str | None, where: str | None, form: str, wait: f
     """
     settings = config.load()
     if wait and not is_in_lake(settings, table):
+        # A look-up does not need it.
+        from writetime.landing.missing_tables import KnownTables
+
         if KnownTables(settings).is_unknown(table):
             raise MissingTable(f"no table {table}", table)
         wait_until(lambda: is_in_lake(settings, table), wait, 0.2)
