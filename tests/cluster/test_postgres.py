@@ -1,7 +1,6 @@
 """Dagster's instance in Postgres, by the ready file."""
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 from dagster_postgres import PostgresEventLogStorage, PostgresRunStorage
 
-from tests.cluster.postgres import Postgres
 from tests.support.made import SCHEMA, add, settings_at, write
+from tests.support.postgres import Postgres, running_postgres
 from tests.support.settings import write_settings
 from writetime.lake.table import create_table
 from writetime_dagster.assets.table_jobs import maintain_job
@@ -21,15 +20,8 @@ FILE = Path(__file__).parents[2] / "deploy/dagster-postgres.yaml"
 
 @pytest.fixture
 def postgres() -> Iterator[Postgres]:
-    with tempfile.TemporaryDirectory(prefix="postgres-") as home:
-        # Tests may run as root, and Postgres does not.
-        Path(home).chmod(0o755)
-        server = Postgres(Path(home))
-        try:
-            server.start()
-            yield server
-        finally:
-            server.stop()
+    with running_postgres() as server:
+        yield server
 
 
 def test_a_run_is_in_postgres(postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

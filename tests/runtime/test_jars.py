@@ -8,7 +8,9 @@ from writetime.core.errors import WritetimeError
 from writetime.runtime import jars
 
 
-@pytest.mark.parametrize("name", ["cassandra", "kafka", "zookeeper", "registry", "spark", "bench", "paimon", "connect"])
+@pytest.mark.parametrize(
+    "name", ["cassandra", "kafka", "zookeeper", "registry", "spark", "bench", "paimon", "connect", "sink"]
+)
 def test_every_jar_is_pinned_by_digest(name: str) -> None:
     pinned = jars.pinned(name)
     assert pinned

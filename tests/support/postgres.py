@@ -6,13 +6,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg2
 
 from writetime.servers.process import EmbeddedServer, free_port
 
-_USER = "dagster"
+USER = "writetime"
 # Of `nobody`. Postgres refuses to be run by root, as whom tests may run in a container.
 _NOBODY = 65534
 _AS_NOBODY = (
@@ -27,7 +30,8 @@ class Postgres(EmbeddedServer):
 
     def __init__(self, home: Path) -> None:
         self._port = free_port()
-        self.url = f"postgresql://{_USER}@127.0.0.1:{self._port}/postgres"
+        self.place = f"127.0.0.1:{self._port}/postgres"
+        self.url = f"postgresql://{USER}@{self.place}"
         super().__init__(home, {"port": self._port}, 120)
 
     def command(self) -> list[str]:
@@ -35,7 +39,7 @@ class Postgres(EmbeddedServer):
         programs = self._programs()
         data = self.folder / "data"
         if not data.is_dir():
-            options = ["-D", str(data), "-U", _USER, "--auth=trust", "--encoding=utf8", "--no-sync"]
+            options = ["-D", str(data), "-U", USER, "--auth=trust", "--encoding=utf8", "--no-sync"]
             subprocess.run([*self._prefix(), str(programs / "initdb"), *options], check=True, capture_output=True)
         where = ["-h", "127.0.0.1", "-p", str(self._port), "-k", ""]
         return [*self._prefix(), str(programs / "postgres"), "-D", str(data), *where, "-c", "fsync=off"]
@@ -70,3 +74,17 @@ class Postgres(EmbeddedServer):
 
     def _prefix(self) -> list[str]:
         return [sys.executable, "-c", _AS_NOBODY] if os.geteuid() == 0 else []
+
+
+@contextmanager
+def running_postgres() -> Iterator[Postgres]:
+    """A server that runs for a `with` block."""
+    with tempfile.TemporaryDirectory(prefix="postgres-") as home:
+        # Tests may run as root, and Postgres does not.
+        Path(home).chmod(0o755)
+        server = Postgres(Path(home))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
