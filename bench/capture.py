@@ -123,13 +123,16 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def debezium(home: Path, settings: Settings, node: FormatServer, cdc_raw: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Debezium's connector, with larger batches and queues, and shorter waits, than by default."""
+def debezium(home: Path, settings: Settings, node: Path, cdc_raw: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Debezium's connector, with larger batches and queues, and shorter waits, than by default. `node` is the folder of
+    the node's configuration.
+    """
     home = home / "debezium"
     home.mkdir(exist_ok=True)
-    yaml = json.loads((node.folder / "cassandra.yaml").read_text()) | {"cdc_raw_directory": str(cdc_raw)}
+    yaml = json.loads((node / "cassandra.yaml").read_text()) | {"cdc_raw_directory": str(cdc_raw)}
     (home / "cassandra.yaml").write_text(json.dumps(yaml))
-    contact = f'contact-points = ["127.0.0.1:{node.port}"], load-balancing-policy.local-datacenter = datacenter1'
+    address = f"127.0.0.1:{settings.cassandra.port}"
+    contact = f'contact-points = ["{address}"], load-balancing-policy.local-datacenter = datacenter1'
     (home / "driver.conf").write_text(f"datastax-java-driver {{ basic {{ {contact} }} }}")
     (home / "logback.xml").write_text(
         '<configuration><appender name="OUT" class="ch.qos.logback.core.ConsoleAppender"><encoder><pattern>'
@@ -281,7 +284,7 @@ def publish(home: Path, settings: Settings, node: FormatServer, name: str, segme
         own = settings.capture.model_copy(update={"cdc_raw": folder / "cdc_raw", "state_dir": folder / "state"})
         program = agent(folder, settings.model_copy(update={"capture": own}))
     else:
-        program = debezium(folder, settings, node, folder / "cdc_raw")
+        program = debezium(folder, settings, node.folder, folder / "cdc_raw")
     with program as process:
         run = drain(settings, topic, process, events, before)
     print(
@@ -355,7 +358,7 @@ def live(home: Path, sync: str, rate: int, seconds: float) -> None:
                     time.sleep(0.1)
                 late = follow(node, lambda: view_keys(settings), 10**6, (rate, seconds))
             print(f"writetime  {conditions}, in the virtual view: {percentiles(late)}", flush=True)
-        with debezium(home, settings, node, node.cdc_raw) as process:
+        with debezium(home, settings, node.folder, node.cdc_raw) as process:
             drain(settings, THEIRS, process, 1)
             with topic_keys(settings, THEIRS, lambda k: json.loads(k)["k"]) as seen:
                 late = follow(node, seen, 2 * 10**6, (rate, seconds))

@@ -1,13 +1,18 @@
 """`writetime follow`: how long after a write's acknowledgement its row event is in Kafka, and its row in the view.
 
-python -m bench.follow [--rows 1000000] [--rates 200 1000] [--seconds 60]
+python -m bench.follow [--rows 1000000] [--rates 200 1000] [--seconds 60] [--kills] [--backlog 5000000] [--debezium]
 
 A node of Cassandra, its agent and `follow` run as in use. The first rows are put into the lake directly; the writes
 update five columns of rows at random. Each row event is read by a consumer of committed messages. The view's files are
 read as soon as their commit is in the log. CPU is that of `follow` alone.
+
+`--kills` kills `follow`, which starts again, and then each of two programs that share the tables. `--backlog` stops it
+while so many changes come to Kafka. `--debezium` writes at the same rates to the same node while Debezium's connector
+for Cassandra 5 runs alone, tuned, and measures until the change is in Kafka: it makes no row events, and no view.
 """
 
 import argparse
+import itertools
 import os
 import random
 import signal
@@ -16,28 +21,40 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 
-from bench.generated import ROWS, add, first_writes
+from bench.capture import debezium
+from bench.generated import ROWS, add, first_writes, updates
 from bench.logs import log_to_file
 from bench.soak import at_rate, settings_of
-from demo.live import Delays, Marked, watched
+from demo.live import EVENT, Delays, Marked, watched, watched_topic
 from tests.support.settings import write_settings
 from writetime import servers
+from writetime.capture.change_publisher import ChangePublisher
 from writetime.clients import database
 from writetime.core.config import Settings
+from writetime.core.waiting import wait_until
 from writetime.lake import state
 from writetime.lake.table import LakeTable, create_table, open_table
+from writetime.landing.landing import not_landed
+from writetime.row_events.changed_rows import position_of
 from writetime.row_events.publish import not_published
+from writetime.row_events.stream import NAMES as STREAM
 from writetime.row_events.stream import extend
 from writetime.schema.system import read_schemas
 from writetime.schema.table import TableSchema
+from writetime.servers.cassandra import CassandraServer
+from writetime.servers.process import free_port
+from writetime.view.placed_rows import NAMES as VIEW
 from writetime.view.refreshing import refresh
 
+_MARKED, _THEIRS = Marked("bench.rows", "e"), "debezium.bench.rows"
+# Writes per second until the first has arrived, and around a kill; and how long programs get to be ready.
+_FIRST_RATE, _KILL_RATE, _SETTLE_SECONDS = 10, 200, 20
 _KEYSPACE = "CREATE KEYSPACE bench WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
 
 
@@ -55,16 +72,20 @@ def write_rows(settings: Settings, rows: int, rate: float, stop: threading.Event
     with database.connect(settings) as session:
         update = session.prepare("UPDATE bench.rows SET a = ?, b = ?, c = ?, d = ?, e = ? WHERE id = ?")
 
+        numbers = itertools.count(max(delays.acknowledged, default=-1) + 1)
+
+        def acknowledge(_: object, number: int) -> None:
+            delays.acknowledged[number] = time.time()
+
         def work(count: int) -> None:
-            first = len(delays.acknowledged)
             sent = []
-            for number in range(first, first + count):
+            for number in itertools.islice(numbers, count):
                 n = random.randrange(1 << 30)
                 values = (n, n, float(n), str(n), f"write{number:09}", random.randrange(rows))
                 sent.append(session.execute_async(update, values))
-            for number, answer in enumerate(sent, first):
+                sent[-1].add_callback(acknowledge, number)
+            for answer in sent:
                 answer.result()
-                delays.acknowledged[number] = time.time()
 
         at_rate(stop, rate, work)
 
@@ -78,31 +99,43 @@ def service(home: Path, *arguments: str) -> Iterator[psutil.Process]:
             yield psutil.Process(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
-            if process.wait(60):
+            if process.wait(60) not in (0, -signal.SIGKILL):
                 print((home / f"{arguments[0]}.log").read_text()[-3000:])
 
 
 def measure(
-    settings: Settings, delays: Delays, rows: int, followed: psutil.Process, arguments: argparse.Namespace
+    settings: Settings, delays: Delays, rows: int, program: psutil.Process, arguments: argparse.Namespace
 ) -> None:
-    """Write at each rate for some time, and print the delays of its second half."""
+    """Write at each rate for some time, and print the delays of its second half, and what the program took."""
     seconds: float = arguments.seconds
+    with writing(settings, rows, _FIRST_RATE, delays):
+        while not delays.seen[EVENT]:
+            time.sleep(1)
     for rate in arguments.rates:
-        written = threading.Event()
-        writer = threading.Thread(target=write_rows, args=(settings, rows, rate, written, delays))
-        writer.start()
-        time.sleep(seconds / 2)
-        first, cpu, begin = len(delays.acknowledged), cpu_of(followed), time.monotonic()
-        time.sleep(seconds / 2)
-        last, cores = len(delays.acknowledged), (cpu_of(followed) - cpu) / (time.monotonic() - begin)
-        written.set()
-        writer.join()
-        time.sleep(5)
+        with writing(settings, rows, rate, delays):
+            time.sleep(seconds / 2)
+            first, cpu, begin = len(delays.acknowledged), cpu_of(program), time.monotonic()
+            time.sleep(seconds / 2)
+            last, cores = len(delays.acknowledged), (cpu_of(program) - cpu) / (time.monotonic() - begin)
         print(
-            f"{rows:,} rows, {rate:.0f} writes per second: {cores:.2f} cores, {anonymous_of(followed):.0f} MiB, "
-            f"{followed.num_threads()} threads, load average {psutil.getloadavg()[0]:.1f}"
+            f"{rows:,} rows, {rate:.0f} writes per second: {cores:.2f} cores, {anonymous_of(program):.0f} MiB, "
+            f"{program.num_threads()} threads, load average {psutil.getloadavg()[0]:.1f}"
         )
         print("\n".join(f"  {line}" for line in delays.lines(range(first, last))), flush=True)
+
+
+@contextmanager
+def writing(settings: Settings, rows: int, rate: float, delays: Delays) -> Iterator[None]:
+    """Write during a `with` block, and wait until what was written has arrived."""
+    written = threading.Event()
+    writer = threading.Thread(target=write_rows, args=(settings, rows, rate, written, delays))
+    writer.start()
+    try:
+        yield
+    finally:
+        written.set()
+        writer.join()
+    time.sleep(5)
 
 
 def wait_for_backlog(table: LakeTable, followed: psutil.Process) -> None:
@@ -111,6 +144,82 @@ def wait_for_backlog(table: LakeTable, followed: psutil.Process) -> None:
     while not_published(table):
         time.sleep(1)
     print(f"a backlog of {waiting:,} events: {waiting / cpu_of(followed):,.0f} per CPU second", flush=True)
+
+
+def kill(settings: Settings, rows: int, home: Path, stack: ExitStack) -> None:
+    """Kill `follow` and start it again, and print how long events and view stood still."""
+    followed = stack.enter_context(service(home, "follow"))
+    time.sleep(_SETTLE_SECONDS)
+
+    def restart() -> None:
+        followed.kill()
+        stack.enter_context(service(home, "follow"))
+
+    longest_delay("killed and started again", settings, rows, restart)
+
+
+def take_over(settings: Settings, rows: int, home: Path, stack: ExitStack) -> None:
+    """Kill each of two programs that share the tables, and print how long events and view stood still."""
+    sharing = settings.model_copy(update={"follow": settings.follow.model_copy(update={"share": True})})
+    write_settings(sharing, home / "writetime.toml")
+    stack.callback(write_settings, settings, home / "writetime.toml")
+    first, second = (stack.enter_context(service(home, "follow")) for _ in range(2))
+    time.sleep(_SETTLE_SECONDS)
+    longest_delay("the first of two programs killed", settings, rows, first.kill)
+    stack.enter_context(service(home, "follow"))
+    time.sleep(_SETTLE_SECONDS)
+    longest_delay("the second of two programs killed", settings, rows, second.kill)
+
+
+def longest_delay(what: str, settings: Settings, rows: int, kill: Callable[[], None]) -> None:
+    """Write before and after a kill, and print the longest delays."""
+    with watched(settings, _MARKED, 0.01) as delays:
+        with writing(settings, rows, _KILL_RATE, delays):
+            time.sleep(5)
+            kill()
+            time.sleep(25)
+        last = max(delays.acknowledged)
+        assert wait_until(lambda: all(last in seen for seen in delays.seen.values()), 60)
+        shown = ", ".join(f"{where} {max(delays.of(where).values()):.1f} s" for where in delays.seen)
+        print(f"{what}: longest delay of a {shown}", flush=True)
+
+
+def backlog(settings: Settings, table: LakeTable, changes: int, rows: int, home: Path) -> None:
+    """Publish changes while `follow` is stopped, and print what it takes to bring them to events and view."""
+    publisher, schema = ChangePublisher(settings), table.schema(table.changes.load())
+    for batch in updates(rows, changes, time.time_ns() // 1000, 5):
+        publisher.send(schema, batch)
+        publisher.flush()
+    waiting, begin = not_landed(settings, table.name), time.monotonic()
+    with service(home, "follow") as followed:
+        peak = 0.0
+        while not is_current(settings, table):
+            peak = max(peak, anonymous_of(followed))
+            time.sleep(1)
+        cpu, wall = cpu_of(followed), time.monotonic() - begin
+        print(
+            f"a backlog of {waiting:,} changes: {waiting / cpu:,.0f} per CPU second, {waiting / wall:,.0f} per second, "
+            f"at most {peak:,.0f} MiB",
+            flush=True,
+        )
+
+
+def is_current(settings: Settings, table: LakeTable) -> bool:
+    """Return whether all changes in Kafka have reached row events, their topic, and the view."""
+    if not_landed(settings, table.name):
+        return False
+    newest = table.changes.load().version
+    events, view = position_of(table.row_events.load(), STREAM), position_of(table.view_files.load().version, VIEW)
+    reached = [at.changes for at in (events, view) if at is not None]
+    return len(reached) == 2 and min(reached) >= newest and not not_published(table)
+
+
+def beside_debezium(settings: Settings, rows: int, home: Path, arguments: argparse.Namespace) -> None:
+    """Write at the same rates while Debezium runs alone, and print the same figures."""
+    node = CassandraServer(settings).folder
+    with debezium(home, settings, node, node / "cdc_raw") as process, watched_topic(settings, _THEIRS) as delays:
+        print("Debezium, to the change in Kafka")
+        measure(settings, delays, rows, psutil.Process(process.pid), arguments)
 
 
 def anonymous_of(process: psutil.Process) -> float:
@@ -125,10 +234,45 @@ def cpu_of(process: psutil.Process) -> float:
     return sum(process.cpu_times()[:2])
 
 
-def settings_at(home: Path, cache: Mapping[str, object]) -> Settings:
+def settings_at(home: Path) -> Settings:
     """Settings of own embedded servers, with a cache in the folder."""
     settings = settings_of(home)
-    return settings.model_copy(update={"lake": settings.lake.model_copy(update=cache)})
+    return settings.model_copy(
+        update={
+            "lake": settings.lake.model_copy(update={"cache": str(home / "cache")}),
+            "zookeeper": settings.zookeeper.model_copy(update={"hosts": f"127.0.0.1:{free_port()}"}),
+            "embedded": settings.embedded.model_copy(update={"servers": ["zookeeper", "kafka", "cassandra"]}),
+        }
+    )
+
+
+def run(rows: int, home: Path, arguments: argparse.Namespace, stack: ExitStack) -> None:
+    """Run everything with a table of one size."""
+    os.environ.pop("WRITETIME_CONFIG", None)
+    settings = settings_at(home)
+    write_settings(settings, home / "writetime.toml")
+    os.environ["WRITETIME_CONFIG"] = str(home / "writetime.toml")
+    stack.callback(servers.down, settings)
+    servers.up(settings)
+    with database.connect(settings) as session:
+        session.execute(_KEYSPACE)
+        session.execute(f"{ROWS.create_statement()} WITH cdc = true")
+        schema = read_schemas(session, ["bench"])["bench.rows"]
+    assert isinstance(schema, TableSchema)
+    fill(settings, schema, rows)
+    table = open_table(settings, _MARKED.table)
+    with service(home, "agent"):
+        with service(home, "follow") as followed:
+            wait_for_backlog(table, followed)
+            with watched(settings, _MARKED, 0.01) as delays:
+                measure(settings, delays, rows, followed, arguments)
+        for each in (kill, take_over) if arguments.kills else ():
+            with ExitStack() as programs:
+                each(settings, rows, home, programs)
+        if arguments.backlog:
+            backlog(settings, table, arguments.backlog, rows, home)
+    if arguments.debezium:
+        beside_debezium(settings, rows, home, arguments)
 
 
 def main() -> None:
@@ -137,27 +281,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--rates", type=float, nargs="+", default=[200, 1000])
     parser.add_argument("--seconds", type=float, default=60, help="per rate; the first half is not counted")
+    parser.add_argument("--kills", action="store_true")
+    parser.add_argument("--backlog", type=int, default=0, metavar="CHANGES")
+    parser.add_argument("--debezium", action="store_true")
     arguments = parser.parse_args()
     for rows in arguments.rows:
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-            home = Path(name)
-            os.environ.pop("WRITETIME_CONFIG", None)
-            settings = settings_at(home, {"cache": str(home / "cache")})
-            write_settings(settings, home / "writetime.toml")
-            os.environ["WRITETIME_CONFIG"] = str(home / "writetime.toml")
-            stack.callback(servers.down, settings)
-            servers.up(settings)
-            with database.connect(settings) as session:
-                session.execute(_KEYSPACE)
-                session.execute(f"{ROWS.create_statement()} WITH cdc = true")
-                schema = read_schemas(session, ["bench"])["bench.rows"]
-            assert isinstance(schema, TableSchema)
-            fill(settings, schema, rows)
-            stack.enter_context(service(home, "agent"))
-            followed = stack.enter_context(service(home, "follow"))
-            wait_for_backlog(open_table(settings, "bench.rows"), followed)
-            delays = stack.enter_context(watched(settings, Marked("bench.rows", "e"), 0.01))
-            measure(settings, delays, rows, followed, arguments)
+            run(rows, Path(name), arguments, stack)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from demo import dataset
 from writetime.clients import database
-from writetime.clients.kafka import client_config, ensure_topics
+from writetime.clients.kafka import client_config, end_offsets, ensure_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.followed_tables import cdc_option
@@ -85,27 +85,37 @@ class Marked:
 @contextmanager
 def watched(settings: Settings, marked: Marked, every: float) -> Iterator[Delays]:
     """Watch row events and view of a table for a `with` block; `every` is how often the view is read (seconds)."""
-    delays, stop = Delays(), threading.Event()
-    watching = [
-        threading.Thread(target=_watch_events, args=(settings, marked, stop, delays)),
-        threading.Thread(target=_watch_view, args=(settings, marked, every, stop, delays)),
-    ]
-    for thread in watching:
-        thread.start()
+    with watched_topic(settings, row_events_topic(marked.table)) as delays:
+        stop = threading.Event()
+        watching = threading.Thread(target=_watch_view, args=(settings, marked, every, stop, delays))
+        watching.start()
+        try:
+            yield delays
+        finally:
+            stop.set()
+            watching.join()
+
+
+@contextmanager
+def watched_topic(settings: Settings, topic: str) -> Iterator[Delays]:
+    """Watch the messages of a topic that come during a `with` block, as a consumer of committed ones."""
+    ensure_topics(settings, {topic: {}}, settings.row_events.partitions)
+    delays, stop, begin = Delays(), threading.Event(), end_offsets(settings, topic)
+    watching = threading.Thread(target=_watch_topic, args=(settings, topic, begin, stop, delays))
+    watching.start()
     try:
         yield delays
     finally:
         stop.set()
-        for thread in watching:
-            thread.join()
+        watching.join()
 
 
-def _watch_events(settings: Settings, marked: Marked, stop: threading.Event, delays: Delays) -> None:
-    own = {"group.id": "watching", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
-    consumer = Consumer(client_config(settings, **own, **{"fetch.wait.max.ms": 50}))
-    topic, partitions = row_events_topic(marked.table), settings.row_events.partitions
-    ensure_topics(settings, {topic: {}}, partitions)
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+def _watch_topic(
+    settings: Settings, topic: str, begin: Mapping[int, int], stop: threading.Event, delays: Delays
+) -> None:
+    own = {"group.id": "watching", "isolation.level": "read_committed", "fetch.wait.max.ms": 50}
+    consumer = Consumer(client_config(settings, **own))
+    consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in begin.items()])
     while not stop.is_set():
         for message in consumer.consume(1000, 0.05):
             # The image after the write is the last one in the message.
