@@ -27,7 +27,8 @@ from writetime.lake.horizon import captured_until, horizon_of
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import LakeTable, is_in_lake, open_table, table_storage
 from writetime.landing.following import reported
-from writetime.landing.landing import Landing, is_published, not_landed
+from writetime.landing.landed_offsets import not_landed
+from writetime.landing.landing import Landing, is_published
 from writetime.landing.reports import stopped
 from writetime_dagster.assets import expectations
 from writetime_dagster.assets.failures import by_kind

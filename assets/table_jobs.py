@@ -40,7 +40,8 @@ from writetime.lake.followed_tables import FollowedTable, followed_tables
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.state import count_tombstones
 from writetime.lake.table import open_table
-from writetime.landing.landing import captured_tables, not_landed, watermarks_not_landed
+from writetime.landing.landed_offsets import not_landed, watermarks_not_landed
+from writetime.landing.landing import captured_tables
 from writetime.landing.reports import followed
 from writetime.schema.describe import to_cql
 from writetime.view.upkeep import upkeep

@@ -42,7 +42,7 @@ from writetime.core.waiting import wait_until
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.lake import views
 from writetime.lake.table import LakeTable, open_table, table_storage
-from writetime.landing.landing import landed_offsets
+from writetime.landing.landed_offsets import landed_offsets
 from writetime.servers.process import free_port, port_answers
 from writetime.wire.topic_names import changes_topic
 from writetime.workqueue import Enqueuer, Item, NewItem

@@ -49,7 +49,8 @@ from writetime.core.waiting import wait_until
 from writetime.lake import state, views
 from writetime.lake.parquet import read_file
 from writetime.lake.table import open_table
-from writetime.landing.landing import Landing, not_landed
+from writetime.landing.landed_offsets import not_landed
+from writetime.landing.landing import Landing
 from writetime.servers.kafka import KafkaServer
 from writetime.servers.process import EmbeddedServer, free_port
 

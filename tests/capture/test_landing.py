@@ -25,7 +25,8 @@ from writetime.lake.delta import BucketedTable
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table
 from writetime.landing import landing
-from writetime.landing.landing import Landing, captured_tables, not_landed
+from writetime.landing.landed_offsets import not_landed
+from writetime.landing.landing import Landing, captured_tables
 from writetime.wire.topic_names import changes_topic
 
 

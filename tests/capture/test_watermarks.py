@@ -29,7 +29,8 @@ from writetime.lake.horizon import captured_until, next_horizon, registered_sour
 from writetime.lake.table import LakeTable, open_table
 from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now, virtual
-from writetime.landing.landing import Landing, watermarks_not_landed
+from writetime.landing.landed_offsets import watermarks_not_landed
+from writetime.landing.landing import Landing
 from writetime.wire.watermarks import SourceMarks, TableMark, WatermarkTopic, statuses
 
 

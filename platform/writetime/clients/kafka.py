@@ -19,6 +19,7 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
+    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
@@ -43,6 +44,8 @@ class UnreadableHeaders(ValueError):
 TIMEOUT_SECONDS = 15.0
 _REASON_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
+# Delta keeps numbers of 63 bits.
+_LARGEST_ID = 2**63 - 1
 _NO_ANSWER = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
 # A partition has no leader while Kafka elects one. librdkafka's ListOffsets then returns `_NOENT`.
 _WITHOUT_LEADER = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._NOENT})
@@ -159,6 +162,29 @@ def partitions_of(settings: Settings, topic: str) -> list[int]:
     return _ask(settings, f"topic {topic}", ask)
 
 
+def topic_ids(settings: Settings, topics: Sequence[str]) -> dict[str, int]:
+    """Return a number for each of these topics that exists: 63 bits of the random id that a topic gets when it is
+    created (KIP-516). A topic that was deleted and created again has another one. 0 if the broker gives topics no ids.
+
+    Raises:
+        WritetimeError: no broker answers.
+    """
+
+    def ask(admin: AdminClient) -> dict[str, int]:
+        found = {}
+        for name, future in admin.describe_topics(
+            TopicCollection(list(topics)), request_timeout=TIMEOUT_SECONDS
+        ).items():
+            try:
+                found[name] = future.result().topic_id.get_most_significant_bits() & _LARGEST_ID
+            except KafkaException as e:
+                if e.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+        return found
+
+    return _ask(settings, "ids of topics", ask) if topics else {}
+
+
 def max_message_bytes(settings: Settings, topic: str) -> int:
     """Return the largest message size of a topic.
 
@@ -191,11 +217,12 @@ def end_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None
 @dataclass(frozen=True)
 class TopicEnds:
     """The end offsets of topics by partition, and why those of others are not known at the moment, by the topics'
-    names.
+    names; and the id of the cluster.
     """
 
     ends: Mapping[str, Mapping[int, int]]
     faults: Mapping[str, WritetimeError]
+    cluster: str
 
 
 def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEnds:
@@ -204,11 +231,12 @@ def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEn
     Raises:
         WritetimeError: no broker answers.
     """
-    found = _ask(settings, "topics", lambda admin: admin.list_topics(timeout=TIMEOUT_SECONDS).topics)
+    found = _ask(settings, "topics", lambda admin: admin.list_topics(timeout=TIMEOUT_SECONDS))
+    cluster, topics = str(found.cluster_id), found.topics
     latest: Any = OffsetSpec.latest()
-    request = {TopicPartition(name, p): latest for name, t in found.items() if wanted(name) for p in t.partitions}
+    request = {TopicPartition(name, p): latest for name, t in topics.items() if wanted(name) for p in t.partitions}
     if not request:
-        return TopicEnds({}, {})
+        return TopicEnds({}, {}, cluster)
     futures = _ask(
         settings,
         "offsets of topics",
@@ -228,7 +256,7 @@ def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEn
     if len(refused) == len(ends.keys() | refused.keys()):
         raise _fault_of(settings, "offsets of topics", next(iter(refused.values())))
     faults = {name: _fault_of(settings, f"offsets of topic {name}", e) for name, e in refused.items()}
-    return TopicEnds({name: known for name, known in ends.items() if name not in faults}, faults)
+    return TopicEnds({name: known for name, known in ends.items() if name not in faults}, faults, cluster)
 
 
 def offsets_at(settings: Settings, topic: str, at: float) -> dict[int, int]:

@@ -19,7 +19,7 @@ from writetime.lake.merging import Runner
 from writetime.lake.table import LakeTable, is_in_lake, open_table
 from writetime.lake.touched import next_expiry
 from writetime.landing.following import TableLanding
-from writetime.landing.landing import not_landed
+from writetime.landing.landed_offsets import not_landed
 from writetime.row_events.changed_rows import Position, position_of
 from writetime.row_events.publish import EventPublisher
 from writetime.row_events.stream import NAMES as STREAM

@@ -19,7 +19,7 @@ from writetime.follow.pipeline import TablePipeline
 from writetime.follow.shares import Shares, shares
 from writetime.lake.followed_tables import FollowedTable, read_entries
 from writetime.lake.merging import Runner
-from writetime.landing.following import TableLanding, Tables, ends_of
+from writetime.landing.following import OtherCluster, TableLanding, Tables, ends_of
 from writetime.wire.publishing import SCHEMAS_TOPIC
 from writetime.wire.watermarks import WATERMARKS_TOPIC
 
@@ -50,6 +50,7 @@ class Follower:
 
         Raises:
             NoZooKeeper: ZooKeeper does not answer at the start, and is needed to share the tables.
+            OtherCluster: Kafka is no longer the cluster that it was at the start.
             WritetimeError: the port of the metrics cannot be used.
         """
         serve_metrics(self._settings, FollowMetrics(lambda: list(self.tables.values()), self._skipped))
@@ -77,6 +78,8 @@ class Follower:
                 _note(name, work)
         try:
             sources, ends = self._landings.ask()
+        except OtherCluster:
+            raise
         except Exception as e:
             self._failed(e)
             return

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from writetime.clients.kafka import TopicEnds, ends_of_topics
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import MissingTable, WritetimeError
 from writetime.core.outages import is_outage
 from writetime.lake.merging import Runner
 from writetime.landing.landing import Landing, Topics, no_topic
@@ -141,6 +141,10 @@ class TableLanding:
         self._reporter.send(self.name, report)
 
 
+class OtherCluster(WritetimeError):
+    """Kafka is not the cluster that this process has read from."""
+
+
 class Tables:
     """The landings of some tables, all captured ones or those that are named, and what is read once for all of them."""
 
@@ -152,17 +156,25 @@ class Tables:
         self._names = names
         self._accept_gap = accept_gap
         self._tables: dict[str, TableLanding] = {}
+        self._cluster: str | None = None
 
     def ask(self) -> tuple[dict[str, SourceMarks], TopicEnds]:
         """Read the data of all tables: first the watermarks, then the ends, then the schemas; see `Landing`.
 
         Raises:
+            OtherCluster: Kafka is another cluster than at the last call, so nothing that this process has read counts.
             WritetimeError: Kafka does not answer.
         """
         if self.topics is None:
             self.topics = Topics(self._settings)
         sources = self.topics.watermarks.read()
         ends = ends_of_topics(self._settings, lambda topic: table_of_topic(topic) is not None)
+        if self._cluster not in (None, ends.cluster):
+            raise OtherCluster(
+                f"Kafka has the cluster id {ends.cluster}, and had {self._cluster}: its data was lost, or this is "
+                "another cluster; start this program again (docs/backup.md has the other steps)"
+            )
+        self._cluster = ends.cluster
         self.topics.schemas.read_on()
         return sources, ends
 
@@ -213,6 +225,8 @@ def ends_of(ends: TopicEnds, table: str) -> Mapping[int, int] | Exception:
 def failure(was: LandingReport, error: Exception, changes: int) -> LandingReport:
     """Return the report of a table that failed, after its earlier report."""
     attempts = was.attempts + 1 if was.fault is not None else 1
+    # Another topic of the name would have other messages at the offsets of this place.
+    place = None if isinstance(error, MissingTable) else was.place
     lasting = not is_outage(error) and (isinstance(error, WritetimeError) or attempts > ATTEMPTS)
     return LandingReport(
         time.time(),
@@ -221,7 +235,7 @@ def failure(was: LandingReport, error: Exception, changes: int) -> LandingReport
         _text(error),
         time.time() if was.fault is None else was.since,
         attempts,
-        was.place,
+        place,
         was.steps,
     )
 

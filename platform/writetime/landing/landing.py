@@ -5,6 +5,9 @@ offset of each partition. So the lake itself records the progress of landing: a 
 left nothing, and of two that run at once only one counts. Late, repeated and disordered changes are no problem, because
 merging is associative, commutative and idempotent.
 
+A commit also has the id of the topic. If Kafka was lost, or the topic was deleted, a topic of the same name has other
+messages at these offsets, and some that had not landed may be gone. Then landing stops until an operator accepts that.
+
 A commit also has the time up to which each source's changes are in the lake: the value in the topic of the watermarks
 before the ends of this table's topic were read, once all messages up to these ends have landed.
 
@@ -18,9 +21,10 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 
 from writetime.changes.starts import LATEST, Start
-from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, topic_names
+from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, topic_ids, topic_names
 from writetime.clients.schema_registry import registry_of
 from writetime.core.config import Settings
 from writetime.core.errors import MissingTable, WritetimeError
@@ -46,6 +50,7 @@ from writetime.lake.state import generation_of
 from writetime.lake.table import GENERATION, LakeTable, open_table, table_storage
 from writetime.lake.versions import BUCKETS, TableVersion
 from writetime.lake.views import time_now
+from writetime.landing.landed_offsets import id_name, is_other_topic, place_name
 from writetime.landing.schema_changes import LakeSchemas
 from writetime.landing.skipping import held_since, release, skips_of
 from writetime.landing.tasks import DECODED_TOGETHER, Part, write_part
@@ -93,6 +98,12 @@ class Topics:
     def __init__(self, settings: Settings) -> None:
         self.schemas = SchemaTopic(settings)
         self.watermarks = WatermarkTopic(settings)
+        self._settings = settings
+
+    @cached_property
+    def ids(self) -> Mapping[str, int]:
+        """The ids of the topics of changes, as of the first use, by one request for all."""
+        return topic_ids(self._settings, [changes_topic(table) for table in captured_tables(self._settings)])
 
 
 class Landing:
@@ -145,7 +156,8 @@ class Landing:
 
         Args:
             run: runs the tasks, one per partition, or one if there are few messages.
-            accept_gap: continue where the topic begins, although earlier messages are gone and have not landed.
+            accept_gap: continue where the topic begins, although earlier messages are gone and have not landed, or it
+                is not the topic that was landed before.
 
         Raises:
             WritetimeError: the topic is missing, is not the earlier one, or has lost messages that have not landed; or
@@ -209,14 +221,25 @@ class Landing:
             now = table.changes.load()
             self._generation = (generation_of(now), starts)
         count = 0
+        topic_id = topic_ids(self._settings, [self._topic]).get(self._topic, 0)
         firsts: Mapping[int, int] | None = None
         while True:
-            landed = {p: now.transaction(_place(self._topic, p)) or 0 for p in ends}
+            landed = {p: now.transaction(place_name(self._topic, p)) or 0 for p in ends}
             if landed != ends and firsts is None:
                 firsts = beginning_offsets(self._settings, self._topic)
             first = landed if firsts is None else firsts
-            begins = {p: self._start(p, landed[p], first[p], end, accept_gap=accept_gap) for p, end in ends.items()}
-            if begins != landed:
+            is_other = is_other_topic(now, self._topic, topic_id) or self._lost_messages(landed, ends)
+            if is_other and not accept_gap:
+                raise WritetimeError(
+                    f"topic {self._topic} is not the one that was landed before: Kafka's data was lost, or the topic "
+                    f"was deleted. Messages of it that had not landed are gone. {self._remedy}"
+                )
+            if is_other:
+                begins = beginning_offsets(self._settings, self._topic)
+            else:
+                ends = {p: max(end, landed[p]) for p, end in ends.items()}
+                begins = {p: self._start(p, landed[p], first[p], accept_gap=accept_gap) for p in ends}
+            if is_other or begins != landed:
                 raise_history(table, time_now())
             reached = {p: min(ends[p], begin + BATCH_MESSAGES) for p, begin in begins.items()}
             known = {source: watermark_of(now, source) for source in registered_sources(now)}
@@ -226,16 +249,18 @@ class Landing:
             self._next_release = time.monotonic() + _RELEASE_SECONDS
             self.held_by = _needs_snapshot(self.name, now, starts)
             moved = {} if held or self.held_by or reached != ends else self._moved(known, sources)
-            if reached == landed and not self._is_far(known, moved):
+            if reached == landed and not is_other and not self._is_far(known, moved):
                 self._keep_place(now, reached, known, held)
                 return count
             self._note_snapshots(table)
-            skipped = skips_of(now).keys()
+            skipped = {(s.partition, s.offset) for s in skips_of(now) if s.topic_id == topic_id}
             parts = self._parts(begins, reached, ChangeWriter.of(table, table.schema(now)), skipped, starts)
             written = list(run(write_part, parts))
             files = [file for each in written for file in each.files]
             number = (now.transaction(self._topic) or 0) + 1
-            places = {_place(self._topic, p): offset for p, offset in reached.items()}
+            places = {place_name(self._topic, p): offset for p, offset in reached.items()}
+            if topic_id:
+                places[id_name(self._topic)] = topic_id
             for source, until in moved.items():
                 places |= watermark(source, until)
             given = {GENERATION: generation_of(now)}
@@ -294,7 +319,9 @@ class Landing:
             if self.place.schemas != _digest(schemas, _marked(self.name, sources)):
                 return False
             numbers = self._lake.changes.transactions_of(self.place.version)
-            self._landed = {p: numbers.get(_place(self._topic, p), -1) for p in ends}
+            if self.topics.ids.get(self._topic, 0) != numbers.get(id_name(self._topic), 0):
+                return False
+            self._landed = {p: numbers.get(place_name(self._topic, p), -1) for p in ends}
             self._followed, self._marked = schemas, _marked(self.name, sources)
         known = self.place.until
         return (
@@ -313,7 +340,7 @@ class Landing:
     def _keep_place(self, now: TableVersion, landed: Mapping[int, int], known: Mapping[str, int], held: int) -> None:
         """Remember the progress of the table, and the commit that proves it: the newest one, or one shortly before."""
         self._landed = dict(landed)
-        places = {_place(self._topic, p): offset for p, offset in landed.items()}
+        places = {place_name(self._topic, p): offset for p, offset in landed.items()}
         if self.place is not None and self.place.version == now.version:
             proof: int | None = now.version
         else:
@@ -351,43 +378,28 @@ class Landing:
             raise_snapshot(table, snapshot_at)
             self._snapshot_at = snapshot_at
 
-    def _start(self, partition: int, landed: int, first: int, end: int, *, accept_gap: bool) -> int:
-        where = f"topic {self._topic}, partition {partition}"
-        if landed > end:
-            raise WritetimeError(
-                f"{where} ends at offset {end}, but landing had reached {landed}: it is not the same topic; bring "
-                f"the table {self.name} in under another lake.path"
-            )
+    def _lost_messages(self, landed: Mapping[int, int], ends: Mapping[int, int]) -> bool:
+        """Return whether the topic ends before the offsets that have landed."""
+        if all(landed[p] <= end for p, end in ends.items()):
+            return False
+        # Another process may have landed more since these ends were read.
+        newest = end_offsets(self._settings, self._topic)
+        return any(offset > newest.get(p, 0) for p, offset in landed.items())
+
+    def _start(self, partition: int, landed: int, first: int, *, accept_gap: bool) -> int:
         if landed < first and not accept_gap:
             raise WritetimeError(
-                f"{where} begins at offset {first}, and the messages from {landed} on were not landed: they are gone. "
-                f"Take a snapshot now, bring it in with `writetime backfill {self.name}`, then continue with "
-                f"`writetime land {self.name} --accept-gap`"
+                f"topic {self._topic}, partition {partition} begins at offset {first}, and the messages from {landed} "
+                f"on were not landed: they are gone. {self._remedy}"
             )
         return max(landed, first)
 
-
-def landed_offsets(settings: Settings, table: str) -> dict[int, int]:
-    """Return the offset of each partition of a table's changes up to which the lake has the messages.
-
-    Raises:
-        WritetimeError: the topic is missing.
-    """
-    changes = LakeTable(table_storage(settings, table), 0).changes
-    now = changes.load() if changes.exists() else None
-    topic = changes_topic(table)
-    firsts = beginning_offsets(settings, topic)
-    return {p: max((now and now.transaction(_place(topic, p))) or 0, first) for p, first in firsts.items()}
-
-
-def not_landed(settings: Settings, table: str) -> int:
-    """Return the number of messages of a table's changes that are not in the lake yet.
-
-    Raises:
-        WritetimeError: the topic is missing.
-    """
-    landed = landed_offsets(settings, table)
-    return sum(max(end - landed[p], 0) for p, end in end_offsets(settings, changes_topic(table)).items())
+    @property
+    def _remedy(self) -> str:
+        return (
+            f"Take a snapshot now, bring it in with `writetime backfill {self.name}`, then continue with "
+            f"`writetime land {self.name} --accept-gap`"
+        )
 
 
 def _other_sources(table: str, known: Collection[str], sources: Mapping[str, SourceMarks]) -> list[str]:
@@ -401,23 +413,6 @@ def _follow_sources(table: LakeTable, now: TableVersion, sources: Mapping[str, S
     for source in other:
         (retire_source if sources[source].retired else register_source)(table, source)
     return bool(other)
-
-
-def watermarks_not_landed(settings: Settings, table: str, sources: Mapping[str, SourceMarks]) -> float:
-    """Return the largest number of seconds by which the lake's watermarks of a table's sources could advance. This
-    holds without messages too: a table without writes is always up to date.
-    """
-    changes = LakeTable(table_storage(settings, table), 0).changes
-    if not changes.exists():
-        return 0.0
-    now = changes.load()
-    live = {name: m.tables[table].until for name, m in sources.items() if table in m.tables and not m.retired}
-    return max((until - watermark_of(now, name) for name, until in live.items()), default=0) / 1_000_000
-
-
-def _place(topic: str, partition: int) -> str:
-    """Return the name under which the lake keeps the offset that landing has reached in a partition."""
-    return f"{topic}/{partition}"
 
 
 def _needs_snapshot(table: str, now: TableVersion, starts: Mapping[str, Start]) -> str | None:

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
-from writetime.clients.kafka import NoTopic, beginning_offsets, offsets_at
+from writetime.clients.kafka import NoTopic, offsets_at
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.core.instants import instant_text
 from writetime.lake.horizon import registered_sources
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import TableVersion
+from writetime.landing.landed_offsets import landed_offsets
 from writetime.wire.publishing import Sender
 from writetime.wire.topic_names import changes_topic
 from writetime.wire.watermarks import LandingReport, SourceMarks, WatermarkTopic, ensure_watermarks_topic, send_report
@@ -75,7 +76,7 @@ def stopped(settings: Settings, table: LakeTable) -> list[str]:
         marks = topic.read()
         return [
             *_of_landing(settings, topic.reports.get(table.name)),
-            *_of_messages(settings, table.name, now),
+            *_of_messages(settings, table.name),
             *_of_sources(settings, table.name, marks, now),
         ]
     except WritetimeError as e:
@@ -94,14 +95,14 @@ def _of_landing(settings: Settings, report: LandingReport | None) -> Iterator[st
         yield f"landing has failed since {since}, the table is {report.status}: {report.fault}"
 
 
-def _of_messages(settings: Settings, table: str, now: TableVersion | None) -> Iterator[str]:
+def _of_messages(settings: Settings, table: str) -> Iterator[str]:
     topic, seconds = changes_topic(table), settings.capture.stale_seconds
     try:
-        firsts = beginning_offsets(settings, topic)
+        landed = landed_offsets(settings, table)
     except NoTopic:
         return
     old = offsets_at(settings, topic, time.time() - seconds)
-    waiting = sum(max(old[p] - max((now and now.transaction(f"{topic}/{p}")) or 0, firsts[p]), 0) for p in old)
+    waiting = sum(max(old[p] - landed[p], 0) for p in old)
     if waiting:
         yield f"{waiting} messages of {topic} have not been landed for more than {seconds:.0f} s: run `writetime land`"
 

@@ -22,6 +22,7 @@ from writetime.clients.kafka import (
     ensure_topics,
     headers_of,
     messages_between,
+    topic_ids,
 )
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
@@ -61,15 +62,30 @@ class MessagePlace:
         return f"{changes_topic(self.table)}/{self.partition}@{self.offset}"
 
 
-def skips_of(changes: TableVersion) -> dict[tuple[int, int], int]:
-    """Return the skipped messages of a table, by partition and offset, with the time of the skip (microseconds), or 0
-    if a later snapshot has their changes.
+@dataclass(frozen=True)
+class Skip:
+    """A skipped message: the id of its topic (`topic_ids`), its partition and its offset."""
+
+    topic_id: int
+    partition: int
+    offset: int
+
+    @property
+    def name(self) -> str:
+        """The property of the lake's table that records it."""
+        return f"{_PROPERTY}{self.topic_id}.{self.partition}@{self.offset}"
+
+
+def skips_of(changes: TableVersion) -> dict[Skip, int]:
+    """Return the skipped messages of a table with the time of each skip (microseconds), or 0 if a later snapshot has
+    its changes. They may be of an earlier topic of the name.
     """
     found = {}
     for name, value in changes.properties.items():
         if name.startswith(_PROPERTY):
-            partition, _, offset = name.removeprefix(_PROPERTY).partition("@")
-            found[int(partition), int(offset)] = int(value)
+            topic_id, _, place = name.removeprefix(_PROPERTY).partition(".")
+            partition, _, offset = place.partition("@")
+            found[Skip(int(topic_id), int(partition), int(offset))] = int(value)
     return found
 
 
@@ -95,9 +111,9 @@ def release(table: LakeTable, changes: TableVersion, marks: Mapping[str, SourceM
     by_sources = bool(sources) and all(published.get(source, 0) > held for source in sources)
     if not by_backfill and not by_sources:
         return False
-    for (partition, offset), since in skips_of(changes).items():
+    for skipped, since in skips_of(changes).items():
         if since:
-            table.changes.set_property(_name(partition, offset), "0")
+            table.changes.set_property(skipped.name, "0")
     return True
 
 
@@ -112,7 +128,8 @@ def skip(settings: Settings, place: MessagePlace) -> int:
     now = changes.find()
     if now is None:
         raise WritetimeError(f"the lake has no table {place.table}: run `writetime land {place.table}` first")
-    if (place.partition, place.offset) in skips_of(now):
+    skipped = Skip(topic_ids(settings, [topic]).get(topic, 0), place.partition, place.offset)
+    if skipped in skips_of(now):
         raise WritetimeError(f"{place} was skipped before")
     firsts, ends = beginning_offsets(settings, topic), end_offsets(settings, topic)
     if place.partition not in ends or not firsts[place.partition] <= place.offset < ends[place.partition]:
@@ -122,7 +139,7 @@ def skip(settings: Settings, place: MessagePlace) -> int:
         raise WritetimeError(f"{place} has landed: partition {place.partition} is landed up to offset {landed}")
     message = _read(settings, topic, place)
     _copy(settings, message, dead_changes_topic(place.table), place)
-    changes.set_property(_name(place.partition, place.offset), str(time_now()))
+    changes.set_property(skipped.name, str(time_now()))
     return len(message.value() or b"")
 
 
@@ -161,7 +178,3 @@ def _copy(settings: Settings, message: Message, topic: str, place: MessagePlace)
         raise WritetimeError(f"{place} cannot be copied to {topic}: {e.args[0].str()}") from None
     if producer.flush(TIMEOUT_SECONDS) or faults:
         raise Transient(f"{place} cannot be copied to {topic}: {', '.join(faults) or 'no answer from the broker'}")
-
-
-def _name(partition: int, offset: int) -> str:
-    return f"{_PROPERTY}{partition}@{offset}"

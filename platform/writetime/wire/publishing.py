@@ -210,6 +210,9 @@ class CompactedTopic(Generic[T]):
         except NoTopic:
             return []
         found: list[tuple[int, T]] = []
+        if end < self._next:
+            # The topic was deleted and created again.
+            self._next = 0
         if end > self._next:
             skipped = 0
             for message in messages_between(self._settings, self._name, {0: self._next}, {0: end}):

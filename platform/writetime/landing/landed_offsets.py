@@ -1,0 +1,67 @@
+"""How far the lake has a table's changes: its record of the offsets that landing has reached, of the topic that they
+belong to, and of the watermarks.
+"""
+
+from collections.abc import Mapping
+
+from writetime.clients.kafka import beginning_offsets, end_offsets, topic_ids
+from writetime.core.config import Settings
+from writetime.lake.horizon import watermark_of
+from writetime.lake.table import LakeTable, table_storage
+from writetime.lake.versions import TableVersion
+from writetime.wire.topic_names import changes_topic
+from writetime.wire.watermarks import SourceMarks
+
+
+def place_name(topic: str, partition: int) -> str:
+    """Return the name under which the lake keeps the offset that landing has reached in a partition."""
+    return f"{topic}/{partition}"
+
+
+def id_name(topic: str) -> str:
+    """Return the name under which the lake keeps the id of the topic that these offsets belong to."""
+    return f"{topic}/id"
+
+
+def is_other_topic(now: TableVersion, topic: str, topic_id: int) -> bool:
+    """Return whether a topic with this id (0: unknown) is not the one that the lake has messages of."""
+    known = now.transaction(id_name(topic))
+    return bool(topic_id) and known is not None and known != topic_id
+
+
+def landed_offsets(settings: Settings, table: str) -> dict[int, int]:
+    """Return the offset of each partition of a table's changes up to which the lake has the messages; none of a topic
+    that is not the one that was landed before.
+
+    Raises:
+        WritetimeError: the topic is missing.
+    """
+    changes = LakeTable(table_storage(settings, table), 0).changes
+    now = changes.load() if changes.exists() else None
+    topic = changes_topic(table)
+    firsts = beginning_offsets(settings, topic)
+    if now is None or is_other_topic(now, topic, topic_ids(settings, [topic]).get(topic, 0)):
+        return firsts
+    return {p: max(now.transaction(place_name(topic, p)) or 0, first) for p, first in firsts.items()}
+
+
+def not_landed(settings: Settings, table: str) -> int:
+    """Return the number of messages of a table's changes that are not in the lake yet.
+
+    Raises:
+        WritetimeError: the topic is missing.
+    """
+    landed = landed_offsets(settings, table)
+    return sum(max(end - landed[p], 0) for p, end in end_offsets(settings, changes_topic(table)).items())
+
+
+def watermarks_not_landed(settings: Settings, table: str, sources: Mapping[str, SourceMarks]) -> float:
+    """Return the largest number of seconds by which the lake's watermarks of a table's sources could advance. This
+    holds without messages too: a table without writes is always up to date.
+    """
+    changes = LakeTable(table_storage(settings, table), 0).changes
+    if not changes.exists():
+        return 0.0
+    now = changes.load()
+    live = {name: m.tables[table].until for name, m in sources.items() if table in m.tables and not m.retired}
+    return max((until - watermark_of(now, name) for name, until in live.items()), default=0) / 1_000_000
