@@ -1,5 +1,6 @@
 """A rebuild gives the same result: the state, the view, the stream of row events."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from writetime.lake.delta import Conflict
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.row_events.batches import batch_files
+from writetime.row_events.changed_rows import TooLate
 
 
 @pytest.fixture
@@ -34,6 +36,11 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LakeTable:
     return made
 
 
+def generations(table: LakeTable) -> set[int]:
+    """The generations of the events in the lake."""
+    return {e["generation"] for part in events(table) for e in part.to_pylist()}
+
+
 def test_all_parts(table: LakeTable) -> None:
     wanted = view_rows(views.virtual(table))
     for file in table.state.load().files:
@@ -43,9 +50,10 @@ def test_all_parts(table: LakeTable) -> None:
     assert state.fold(table) == 0
     assert f"{len(wanted)} rows" in run("rebuild", table.name, "view")
     assert view_rows(compacted(table)) == wanted
+    before = generations(table)
     assert f"{len(wanted)} events" in run("rebuild", table.name, "row_events")
     assert replayed(table) == wanted
-    assert {e["generation"] for part in events(table) for e in part.to_pylist()} == {1}
+    assert generations(table).isdisjoint(before)
     assert CliRunner().invoke(main, ["rebuild", table.name, "changes"]).exit_code == 2
 
 
@@ -58,6 +66,7 @@ def test_the_stream_continues_after_a_rebuild_of_its_state(table: LakeTable) -> 
 def test_the_stream_continues_after_a_rebuild(table: LakeTable) -> None:
     before = {e["event_id"] for part in events(table) for e in part.to_pylist()}
     last = max(number for number, _ in batch_files(table.row_events.load()))
+    [generation] = generations(table)
     stream.extend(table, rebuild=True)
     first = list(events(table))
     assert {e["sequence"] for part in first for e in part.to_pylist()} == {last + 1}
@@ -66,7 +75,8 @@ def test_the_stream_continues_after_a_rebuild(table: LakeTable) -> None:
     assert stream.extend(table) == 1
     parts = list(events(table))
     assert in_order(apply(parts)) == view_rows(views.virtual(table))
-    assert {e["generation"] for part in parts for e in part.to_pylist()} == {1}
+    [later] = generations(table)
+    assert later > generation
 
 
 def test_a_batch_that_comes_in_between(table: LakeTable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,4 +85,23 @@ def test_a_batch_that_comes_in_between(table: LakeTable, monkeypatch: pytest.Mon
 
     with pytest.raises(Conflict, match="run this again"):
         stream.extend(table, run=lambda function, tasks: [extended(tasks), *map(function, tasks)][1:], rebuild=True)
+    assert replayed(table) == view_rows(views.virtual(table))
+
+
+def test_parts_that_are_gone(table: LakeTable) -> None:
+    """The versions of the state are others then, of which the stream remembers one."""
+    wanted = view_rows(views.virtual(table))
+    remembered = table.state.load().version
+    for part in ("state", "view"):
+        shutil.rmtree(Path(table.state.storage.address).parent / part)
+    assert f"`writetime rebuild {table.name}`" in CliRunner().invoke(main, ["view", table.name]).stderr
+    assert "rows" in run("rebuild", table.name, "view")
+    assert view_rows(views.virtual(table)) == view_rows(compacted(table)) == wanted
+    add(table, [write(0, 0, 9, v="after")], 9)
+    while table.state.load().version < remembered:
+        add(table, [write(0, 0, 10, v="later")], 10 + table.state.load().version)
+        state.fold(table)
+    with pytest.raises(TooLate, match=f"`writetime rebuild {table.name} row_events`"):
+        stream.extend(table)
+    run("rebuild", table.name, "row_events")
     assert replayed(table) == view_rows(views.virtual(table))

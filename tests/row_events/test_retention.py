@@ -20,7 +20,7 @@ from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.row_events.batches import merged_to
 from writetime.row_events.changed_rows import position_of
-from writetime.row_events.publish import PUBLISHED
+from writetime.row_events.publish import PUBLISHED, Reached, _parts
 from writetime.row_events.trimming import merge_events
 
 
@@ -67,6 +67,12 @@ def test_files_of_one_bucket_and_of_all_are_merged_in_the_order_of_the_stream(
     assert set(replayed_values(table)) == {"4"}
 
 
+def positions(table: LakeTable, start: Reached) -> list[Reached]:
+    """The positions of what is published from one on."""
+    stream = table.row_events.load()
+    return [reached for reached, _ in _parts(stream, table.row_events.storage, table.schema(), start)]
+
+
 def replayed_values(table: LakeTable) -> list[str]:
     """The values of `v` that a reader of the stream has."""
     assert replayed(table) == view_rows(views.virtual(table))
@@ -85,6 +91,9 @@ def test_batches_that_stay(tmp_path: Path) -> None:
     assert merge_events(table, views.time_now()) == 10
     assert merged_to(table.row_events.load()) == 2
     assert [sorted(set(part["sequence"].to_pylist())) for part in events(table)] == [[2], [3], [4]]
+    # A new topic gets the base, too, as batch 0.
+    assert positions(table, Reached(0, 0)) == [Reached(0, 10), Reached(3, 10), Reached(4, 10)]
+    assert positions(table, Reached(2, 10)) == [Reached(3, 10), Reached(4, 10)]
     published(table, 4)
     # Too young.
     assert merge_events(table, views.time_now() - 3600 * SECOND) == 0

@@ -14,9 +14,10 @@ from writetime.core.config import Settings
 from writetime.core.printing import json_lines, json_value
 from writetime.lake import state
 from writetime.lake.delta import Conflict
-from writetime.lake.table import LakeTable, open_table
+from writetime.lake.table import LakeTable, create_missing_parts, open_table
 from writetime.row_events.batches import events_since
 from writetime.row_events.messages import event_avro
+from writetime.row_events.publish import ForNewTopic
 from writetime.row_events.publish import publish as publish_events
 from writetime.row_events.stream import extend
 from writetime.row_events.stream_upkeep import keep_up
@@ -51,14 +52,21 @@ def row_events(*, table: str, first: int, form: str) -> None:
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
 @click.option("--lake-only", is_flag=True, help="Keep the events in the lake, and send none to Kafka.")
-def publish(*, table: str, lake_only: bool) -> None:
+@click.option(
+    "--new-topic",
+    type=click.Choice(["all", "later"]),
+    help="What a topic gets that is not the one that was published to before, because it was lost: all events that the "
+    "lake has, or those that are not published yet.",
+)
+def publish(*, table: str, lake_only: bool, new_topic: ForNewTopic | None) -> None:
     """Publish the row events of a table to Kafka. It finds those since the last batch, and keeps them in the lake
     first."""
     settings = config.load()
     lake_table = open_table(settings, table)
     click.echo(f"row events {extend(lake_table)} events added")
     if not lake_only:
-        click.echo(f"topic      {publish_events(settings, lake_table)} events published to {row_events_topic(table)}")
+        count = publish_events(settings, lake_table, new_topic)
+        click.echo(f"topic      {count} events published to {row_events_topic(table)}")
     # A conflict is no fault: the next batches try again.
     with suppress(Conflict):
         keep_up(settings, lake_table)
@@ -69,13 +77,15 @@ def publish(*, table: str, lake_only: bool) -> None:
 @click.argument("parts", metavar="[state|view|row_events]...", type=click.Choice(list(_REBUILD)), nargs=-1)
 def rebuild(*, table: str, parts: tuple[str, ...]) -> None:
     """Rebuild state, compacted view or row events from stored data. The state comes from the changes, the view and the
-    row events from the state. Defaults to the state and the view. The database is not read.
+    row events from the state. Defaults to the state and the view, and always includes those that are gone. The database
+    is not read.
     """
     settings = config.load()
+    wanted = {*(parts or ("state", "view")), *create_missing_parts(settings, table)}
     lake_table = open_table(settings, table)
-    for part in parts or ("state", "view"):
-        make, what = _REBUILD[part]
-        click.echo(f"{part:<10} {make(settings, lake_table)} {what}")
+    for part, (make, what) in _REBUILD.items():
+        if part in wanted:
+            click.echo(f"{part:<10} {make(settings, lake_table)} {what}")
 
 
 def _print_table(parts: Iterator[pa.Table]) -> None:

@@ -187,15 +187,20 @@ def open_table(settings: Settings, name: str) -> LakeTable:
 
     Raises:
         MissingTable: the lake does not have it.
-        WritetimeError: its number of buckets is not the same in all of its parts, or it has another format.
+        WritetimeError: a part is gone, its number of buckets is not the same in all of its parts, or it has another
+            format.
     """
     storage = table_storage(settings, name)
-    table = LakeTable(storage, 0)
-    if not table.changes.exists():
-        raise MissingTable(
-            f"{storage.address} has no changes: bring the table {name} in with `writetime backfill`", name
-        )
-    found = {part.storage.address: part.load().properties.get(BUCKETS) for part in table.parts}
+    table = _with_changes(storage, name)
+    try:
+        found = {part.storage.address: part.load().properties.get(BUCKETS) for part in table.parts}
+    except WritetimeError:
+        if gone := [part.storage.address for part in table.parts if not part.exists()]:
+            raise WritetimeError(
+                f"{' and '.join(gone)} cannot be opened as Delta tables: if they are lost, make them again from the "
+                f"changes with `writetime rebuild {name}`"
+            ) from None
+        raise
     first = found[table.changes.storage.address]
     for address, buckets in found.items():
         if buckets is None or buckets != first:
@@ -204,6 +209,35 @@ def open_table(settings: Settings, name: str) -> LakeTable:
                 "changes; restore the property"
             )
     return LakeTable(storage, check_buckets(int(first or 0)), Cache.of(settings))
+
+
+def create_missing_parts(settings: Settings, name: str) -> list[str]:
+    """Create the state and the view of a table again, empty, where they are gone; return their names. A state has to be
+    rebuilt then, before anything else uses it.
+
+    Raises:
+        MissingTable: the lake does not have the changes of the table.
+    """
+    table = _with_changes(table_storage(settings, name), name)
+    changes = table.changes.load()
+    schema, buckets = table.schema(changes), int(changes.properties[BUCKETS])
+    wanted = {"state": (table.state, change_schema(schema)), "view": (table.view, view_schema(schema))}
+    missing = [part for part, (delta, _) in wanted.items() if not delta.exists()]
+    for part in missing:
+        delta, fields = wanted[part]
+        delta.create(fields, buckets, {})
+        if created_of(changes):
+            delta.replace(delta.load(), [], fields, {CREATED: created_of(changes)})
+    return missing
+
+
+def _with_changes(storage: Storage, name: str) -> LakeTable:
+    table = LakeTable(storage, 0)
+    if not table.changes.exists():
+        raise MissingTable(
+            f"{storage.address} has no changes: bring the table {name} in with `writetime backfill`", name
+        )
+    return table
 
 
 def create_table(settings: Settings, schema: TableSchema) -> LakeTable:

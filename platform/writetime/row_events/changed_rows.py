@@ -185,6 +185,9 @@ def next_rows(
         known = table.changes.load(last.changes)
     except WritetimeError as e:
         raise TooLate(str(e)) from None
+    if (folded_version(state) or 0) > last.changes or horizon_of(state) >= last.batch.as_of:
+        # The state was lost and made again, so its versions are others.
+        raise TooLate(f"version {last.state} of the state is not the one of the last batch")
     of_state = StateFiles(table, state)
     waiting = pending(table, known, state)
     new = by_bucket(files_since(table, changes, last.changes), table.buckets)

@@ -3,8 +3,8 @@
 - `event_id`: see `ids`
 - `kind`: CREATE, UPDATE or DELETE
 - `sequence`: the batch, counted from 1. A row has at most one event in a batch, so its events are in this order.
-- `generation`: how many times the stream was rebuilt from the state; a consumer that sees a larger one starts from
-  no rows
+- `generation`: when the stream began, or was rebuilt from the state, in seconds since 1970; a consumer that sees a
+  larger one starts from no rows
 - `as_of`: the time at which expiry was evaluated
 - `token`, `key` (the partition key as serialised) and `position`: where the row is
 - `write_time`: the latest write to the row, in microseconds, also if the row changed because data expired; null in

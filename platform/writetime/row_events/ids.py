@@ -25,7 +25,7 @@ def event_ids(schema: TableSchema, generation: int, sequence: int, keys: pa.Arra
 
     Args:
         schema: the table, identified by its id in the database, or by its name if the id is not known.
-        generation: how many times the stream was rebuilt.
+        generation: that of the stream (see `events`).
         sequence: the batch.
         keys: the serialised partition key of each row.
         positions: the position of each row in its partition.

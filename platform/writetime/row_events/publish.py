@@ -6,12 +6,17 @@ was killed leaves a transaction that no consumer reads, and the next one continu
 two at once, the broker accepts only the later one. So a consumer with `isolation.level=read_committed` gets each event
 once, in order of each row. If the broker forgets the group (after an idle week, by its defaults), the lake's own record
 is at most one run behind, and a repeated event has the same id.
+
+A position also has the generation of the stream and the time of its batch. So a stream that took the place of a lost
+one is published from its start, and a lake that went back to an earlier state is noticed. The lake's record is by the
+id of the topic, so that a topic that was lost is noticed, too.
 """
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,19 +31,21 @@ from writetime.clients.kafka import (
     ensure_topics,
     messages_between,
     partitions_of,
+    topic_ids,
 )
 from writetime.core.arrow import pc
 from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake.buckets import buckets_of, partition_of_bucket
 from writetime.lake.lake_storage import Storage
 from writetime.lake.parquet import conform, read_file
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import TableVersion
-from writetime.row_events.batches import batch_files, read_to
+from writetime.row_events.batches import FIRST, batch_files, merged_to, read_to
 from writetime.row_events.events import event_schema
 from writetime.row_events.json_messages import JsonMessages, deletes
 from writetime.row_events.messages import encode_events, event_avro
-from writetime.row_events.stream import has_other_table
+from writetime.row_events.stream import GENERATION, has_other_table
 from writetime.schema.table import TableSchema
 from writetime.wire.publishing import Sender, ensure_schemas_topic
 from writetime.wire.topic_names import row_events_topic
@@ -59,13 +66,42 @@ class Reached:
     events: int
 
 
-def publish(settings: Settings, table: LakeTable) -> int:
+@dataclass(frozen=True)
+class Published:
+    """What is published: the position, in the stream of a generation, and the time of its batch (microseconds)."""
+
+    reached: Reached
+    generation: int
+    as_of: int
+
+    @classmethod
+    def of_offset(cls, offset: TopicPartition) -> "Published | None":
+        """Read a position from the offset of the group; None if there is none."""
+        if offset.offset < 0:
+            return None
+        events, generation, as_of = map(int, (offset.metadata or "0/0/0").split("/"))
+        return cls(Reached(offset.offset, events), generation, as_of)
+
+    def offset(self, topic: str) -> TopicPartition:
+        """Return the position as an offset of the group."""
+        return TopicPartition(topic, 0, self.reached.sequence, f"{self.reached.events}/{self.generation}/{self.as_of}")
+
+
+ForNewTopic = Literal["all", "later"]
+"""What a topic gets that is not the one that was published to before: all events that the lake has, or those that are
+not published yet.
+"""
+
+
+def publish(settings: Settings, table: LakeTable, for_new_topic: ForNewTopic | None = None) -> int:
     """Publish the events of the stream that are not in Kafka yet; return how many they were.
 
     Raises:
-        WritetimeError: the broker refuses a request, or another publisher of the table has started since.
+        WritetimeError: the broker refuses a request, or another publisher of the table has started since; the topic is
+            not the one that was published to before, and it is not given what it gets; or the topic has events of a
+            batch that the stream does not have.
     """
-    with EventPublisher(settings, table.name) as publisher:
+    with EventPublisher(settings, table.name, for_new_topic) as publisher:
         return publisher.publish(table)
 
 
@@ -99,8 +135,8 @@ def not_published(table: LakeTable) -> int:
 class EventPublisher(Sender):
     """Publishes the events of one table, on each call; a transaction is open from the first event to the commit."""
 
-    def __init__(self, settings: Settings, table: str) -> None:
-        """Take over from any other publisher of the table.
+    def __init__(self, settings: Settings, table: str, for_new_topic: ForNewTopic | None = None) -> None:
+        """Take over from any other publisher of the table; `for_new_topic` is as for `publish`.
 
         Raises:
             WritetimeError: the broker refuses a request.
@@ -116,6 +152,9 @@ class EventPublisher(Sender):
         # It ends the open transaction of an earlier publisher, and fences that publisher.
         self.do(self._producer.init_transactions, TIMEOUT_SECONDS)
         self._partitions = len(partitions_of(settings, self._topic))
+        # The record of the lake of what this topic has.
+        self._record_name = f"{PUBLISHED}/{topic_ids(settings, [self._topic])[self._topic]}"
+        self._for_new_topic = for_new_topic
         own = {"group.id": self._group, "enable.auto.commit": False, "isolation.level": "read_committed"}
         consumer = Consumer(client_config(settings, **own))
         try:
@@ -124,7 +163,8 @@ class EventPublisher(Sender):
             self._member = consumer.consumer_group_metadata()
         finally:
             consumer.close()
-        self._reached = Reached(found.offset, int(found.metadata or 0)) if found.offset >= 0 else Reached(0, 0)
+        self._published = Published.of_offset(found)
+        self._is_checked = self._published is None
         self._table: LakeTable | None = None
         self._recorded = time.monotonic()
         self._schema: TableSchema | None = None
@@ -176,7 +216,7 @@ class EventPublisher(Sender):
             if schema != self._schema:
                 self._schema, self._header, self._json = schema, b"", None
             self._read_to = read_to(stream)
-            start = max(self._reached, Reached((stream.transaction(PUBLISHED) or 0) + 1, 0))
+            start = self._start(table, stream)
             self._rest = _parts(stream, table.row_events.storage, schema, start)
         assert self._rest is not None
         assert self._schema is not None
@@ -206,11 +246,55 @@ class EventPublisher(Sender):
         """Record what was published."""
         self._record()
 
+    def _start(self, table: LakeTable, stream: TableVersion) -> Reached:
+        """Return the position in the stream to continue from.
+
+        Raises:
+            WritetimeError: the topic has what the stream does not have, or the other way round.
+        """
+        generation = stream.transaction(GENERATION) or 0
+        was = self._published
+        if was is None:
+            return self._recorded_start(table, stream)
+        if generation > was.generation:
+            # All of it is new.
+            return Reached(0, 0)
+        if generation < was.generation or not (self._is_checked or _has_batch(table, stream, was)):
+            raise WritetimeError(
+                f"{self._topic} has events up to batch {was.reached.sequence}, which is not a batch of the lake's "
+                "stream: the lake was lost, or is back at an earlier state. Begin the stream again with `writetime "
+                f"rebuild {table.name} row_events`"
+            )
+        self._is_checked = True
+        # The base may be another one by now, so all of it is published again.
+        return was.reached if was.reached.sequence else Reached(0, 0)
+
+    def _recorded_start(self, table: LakeTable, stream: TableVersion) -> Reached:
+        """Return the position by the record of the lake, as the broker knows none."""
+        here, published = stream.transaction(self._record_name), stream.transaction(PUBLISHED) or 0
+        if here is not None:
+            return Reached(here + 1, 0)
+        if published < (stream.transaction(FIRST) or 1):
+            return Reached(0, 0)
+        if self._for_new_topic is None:
+            raise WritetimeError(
+                f"{self._topic} is not the topic that has the events up to batch {published}: Kafka's data was lost, "
+                f"or the topic was deleted. Publish all events that the lake has with `writetime publish {table.name} "
+                "--new-topic all`, or only the later ones with `--new-topic later`"
+            )
+        # At once, so that another publisher continues even if this one publishes nothing.
+        done = -1 if self._for_new_topic == "all" else published
+        table.row_events.append([], self._record_name, done)
+        return Reached(done + 1, 0)
+
     def _record(self) -> None:
         """Record in the lake the last batch that the topic has wholly."""
         if self._table is not None:
+            assert self._published is not None
             # While a call has left events, the last batch may have some of them.
-            self._table.row_events.append([], PUBLISHED, self._reached.sequence - self.has_more)
+            done, stream = self._published.reached.sequence - self.has_more, self._table.row_events
+            most = max(done, stream.load().transaction(PUBLISHED) or 0)
+            stream.append([], self._record_name, done, {PUBLISHED: most})
         self._table, self._recorded = None, time.monotonic()
 
     def _send(self, events: pa.RecordBatch, schema: TableSchema, buckets: int, reached: Reached) -> None:
@@ -226,7 +310,9 @@ class EventPublisher(Sender):
             if is_deleted:
                 self.produce(self._topic, None, key, partition)
         self._open += events.num_rows
-        self._reached = reached
+        self._published = Published(
+            reached, events["generation"][-1].as_py(), events["as_of"].cast(pa.int64())[-1].as_py()
+        )
         if self._open >= TRANSACTION_EVENTS:
             self._commit()
 
@@ -251,7 +337,8 @@ class EventPublisher(Sender):
         """End the open transaction, if there is one."""
         if not self._is_open:
             return
-        place = TopicPartition(self._topic, 0, self._reached.sequence, str(self._reached.events))
+        assert self._published is not None
+        place = self._published.offset(self._topic)
         self.do(self._producer.send_offsets_to_transaction, [place], self._member, TIMEOUT_SECONDS)
         self.do(self._producer.commit_transaction)
         self._is_open, self._open = False, 0
@@ -260,16 +347,20 @@ class EventPublisher(Sender):
 def _parts(
     stream: TableVersion, storage: Storage, schema: TableSchema, start: Reached
 ) -> Iterator[tuple[Reached, pa.RecordBatch]]:
-    """Yield the events of the stream from a position on, each part with the position after it."""
+    """Yield the events of the stream from a position on, each part with the position after it. The base counts as the
+    batch 0: its events are not in the order of their batches.
+    """
     filesystem = storage.filesystem()
     wanted = event_schema(schema)
+    base = merged_to(stream)
     sequence = done = 0
     for last, file in batch_files(stream):
-        if last < start.sequence:
+        number = 0 if last <= base else last
+        if number < start.sequence:
             continue
         with pq.ParquetFile(file.path, filesystem=filesystem) as opened:
             for several in opened.iter_batches(_PART_EVENTS):
-                for own, part in _by_batch(several):
+                for own, part in _by_batch(several) if number else [(0, several)]:
                     before = done if own == sequence else 0
                     sequence, done = own, before + part.num_rows
                     if Reached(sequence, done) <= start:
@@ -277,6 +368,20 @@ def _parts(
                     skipped = max(start.events - before, 0) if sequence == start.sequence else 0
                     table = conform(pa.Table.from_batches([part.slice(skipped)]), wanted, file.path)
                     yield Reached(sequence, done), table.combine_chunks().to_batches()[0]
+
+
+def _has_batch(table: LakeTable, stream: TableVersion, published: Published) -> bool:
+    """Return whether the stream has the batch of a position. The events of the base do not show that."""
+    sequence = published.reached.sequence
+    if sequence <= merged_to(stream):
+        return True
+    file = next((file for last, file in batch_files(stream) if last >= sequence), None)
+    if file is None:
+        return False
+    fields = pa.schema([("sequence", pa.int64()), ("as_of", pa.timestamp("us", "UTC"))])
+    found = read_file(table.row_events.storage, file.path, fields)
+    times = found.filter(pc.equal(found["sequence"], sequence))["as_of"].cast(pa.int64())
+    return bool(len(times)) and times[0].as_py() == published.as_of
 
 
 def _by_batch(events: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -104,10 +104,12 @@ def extend(
         return 0
     instant = time_now() if as_of is None else as_of
     follows = last is not None and not rebuild and generation_of(stream) == generation
+    # The time, so that it is larger than that of an earlier stream of the table even if the lake was lost meanwhile.
+    number = time_now() // 1_000_000
     if last is None:
-        batch = Batch(0, 1, instant)
+        batch = Batch(number, 1, instant)
     else:
-        number = last.batch.generation if follows else last.batch.generation + 1
+        number = last.batch.generation if follows else max(number, last.batch.generation + 1)
         batch = Batch(number, last.batch.sequence + 1, max(instant, last.batch.as_of))
     try:
         if last and follows:
