@@ -40,6 +40,7 @@ _LONGEST_FIRST = (
     "lake/test_histories",
     "security",
     "attack",
+    "restore",
     "lake",
     "row_events",
     "ingest",
