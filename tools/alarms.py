@@ -19,7 +19,8 @@ LIST = ROOT / "deploy" / "alarms.toml"
 RULES = ROOT / "deploy" / "prometheus-rules.yaml"
 DASHBOARD = ROOT / "deploy" / "grafana-dashboard.json"
 PAGE = ROOT / "docs" / "operations.md"
-_RUNBOOK = "https://github.com/writetime/writetime/blob/main/docs/operations.md#metrics-and-alarms"
+RUNBOOK = ROOT / "docs" / "runbook.md"
+_RUNBOOK_URL = "https://github.com/writetime/writetime/blob/main/docs/runbook.md"
 _BEGIN = "<!-- alarms, written by `python -m tools.alarms` -->"
 _END = "<!-- end of the alarms -->"
 # Of Grafana's grid of 24 columns.
@@ -47,7 +48,7 @@ def rules() -> str:
             "annotations": {
                 "summary": _plain(alarm["title"]),
                 "description": "{{ $labels }} {{ $value }}" + (f": {_plain(alarm['note'])}" if "note" in alarm else ""),
-                "runbook_url": _RUNBOOK,
+                "runbook_url": f"{_RUNBOOK_URL}#{section(alarm['title'])}",
             },
         }
         for alarm in alarms()
@@ -89,14 +90,20 @@ def page(text: str) -> str:
     return before + "\n".join([_BEGIN, "", *_table(), "", _END]) + after
 
 
+def section(heading: str) -> str:
+    """Return the name of the section with a heading, as links have it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
 def _table() -> Iterator[str]:
-    yield "| alarm | when | fault |"
-    yield "| --- | --- | --- |"
+    yield "| alarm | when |"
+    yield "| --- | --- |"
     for alarm in alarms():
         lasting = f" for {alarm['for']}" if "for" in alarm else ""
         note = f": {alarm['note']}" if "note" in alarm else ""
         expr = alarm["expr"].replace("|", r"\|")
-        yield f"| {alarm['title']} | `{expr}`{lasting}{note} | {alarm['fault']} |"
+        title = f"[{alarm['title']}]({RUNBOOK.name}#{section(alarm['title'])})"
+        yield f"| {title} | `{expr}`{lasting}{note} |"
 
 
 def _panel(panel: Mapping[str, str], place: Mapping[str, int]) -> dict[str, Any]:
