@@ -205,14 +205,14 @@ dead_letter_topic = AssetSpec(
 def dead_letters(spark: SparkResource, kafka: KafkaResource, lake: LakeResource) -> MaterializeResult:
     """Messages that could not be stored, with reason and origin, as a table of the lake.
 
-    The table records the offset up to which it has the topic, so a repeated run adds no duplicates.
+    The table records the offset up to which it has the topic, so a repeated run adds no duplicates. If the topic is
+    another one, because Kafka lost its data, all of it is new.
     """
     settings = kafka.settings
     session = spark.spark_session
     starts: dict[int, int] = {}
     if lake.exists(session, DEAD_LETTERS_TABLE):
-        have = lake.read(session, DEAD_LETTERS_TABLE).groupBy("partition").agg(F.max("offset").alias("last"))
-        starts = {row["partition"]: row["last"] + 1 for row in have.collect()}
+        starts = dead_letter_rows.starts(settings, lake.read(session, DEAD_LETTERS_TABLE))
     ranges = dead_letter_rows.unread(settings, starts)
     rows = dead_letter_rows.read(session, settings, ranges).localCheckpoint(eager=True)
     count = rows.count()

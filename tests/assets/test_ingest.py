@@ -24,8 +24,9 @@ from pyspark.sql import SparkSession
 from writetime.clients import database, kafka
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.ingest import deadletters, drain
+from writetime.ingest import dead_letter_rows, deadletters, drain
 from writetime.ingest.event import accept
+from writetime.ingest.topics import ensure_ingest_topics
 from writetime_dagster.assets import ingest
 from writetime_dagster.resources import KafkaResource, LakeResource, SparkResource
 
@@ -96,6 +97,12 @@ def test_events_are_stored_checked_and_committed(
     again = run(instance)
     assert metadata(again, ingest.USER_EVENTS)["messages"] == 0
     assert metadata(again, ingest.DEAD_LETTERS)["dagster/row_count"] == 2
+    # A topic that was created again has other messages.
+    table = RESOURCES["lake"].read(spark, ingest.DEAD_LETTERS_TABLE)
+    assert sum(dead_letter_rows.starts(settings, table).values()) == 2
+    kafka.delete_topics(settings, [settings.ingest.dead_letter_topic])
+    ensure_ingest_topics(settings)
+    assert dead_letter_rows.starts(settings, table) == {}
 
 
 def test_a_run_that_was_not_committed_is_repeated_without_harm(

@@ -198,9 +198,9 @@ def max_message_bytes(settings: Settings, topic: str) -> int:
     return int(options["max.message.bytes"].value)
 
 
-def beginning_offsets(settings: Settings, topic: str) -> dict[int, int]:
-    """Return the first offset that each partition still has."""
-    return _offsets(settings, topic, OffsetSpec.earliest())
+def beginning_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None = None) -> dict[int, int]:
+    """Return the first offset that each partition still has, or some known partitions."""
+    return _offsets(settings, topic, OffsetSpec.earliest(), partitions)
 
 
 def end_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None = None) -> dict[int, int]:
@@ -217,12 +217,12 @@ def end_offsets(settings: Settings, topic: str, partitions: Sequence[int] | None
 @dataclass(frozen=True)
 class TopicEnds:
     """The end offsets of topics by partition, and why those of others are not known at the moment, by the topics'
-    names; and the id of the cluster.
+    names; and the id of the cluster, if it is known.
     """
 
     ends: Mapping[str, Mapping[int, int]]
     faults: Mapping[str, WritetimeError]
-    cluster: str
+    cluster: str | None
 
 
 def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEnds:
@@ -232,7 +232,7 @@ def ends_of_topics(settings: Settings, wanted: Callable[[str], bool]) -> TopicEn
         WritetimeError: no broker answers.
     """
     found = _ask(settings, "topics", lambda admin: admin.list_topics(timeout=TIMEOUT_SECONDS))
-    cluster, topics = str(found.cluster_id), found.topics
+    cluster, topics = found.cluster_id, found.topics
     latest: Any = OffsetSpec.latest()
     request = {TopicPartition(name, p): latest for name, t in topics.items() if wanted(name) for p in t.partitions}
     if not request:

@@ -1,12 +1,16 @@
-"""Dead letters as rows: a bounded PySpark op over the dead-letter topic, one task per Kafka partition."""
+"""Dead letters as rows: a bounded PySpark op over the dead-letter topic, one task per Kafka partition.
+
+Each row has the id of its topic: a topic of the same name that was created later has other letters at its offsets.
+"""
 
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from writetime.clients.kafka import beginning_offsets, end_offsets
+from writetime.clients.kafka import beginning_offsets, end_offsets, topic_ids
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.ingest import deadletters
@@ -14,6 +18,7 @@ from writetime.ingest.drain import OffsetRange
 
 SCHEMA = pa.schema(
     [
+        pa.field("topic_id", pa.int64(), nullable=False),
         pa.field("partition", pa.int32(), nullable=False),
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("origin", pa.string(), nullable=False),
@@ -26,8 +31,18 @@ SCHEMA = pa.schema(
 _ROWS_PER_BATCH = 1_000
 
 
+def starts(settings: Settings, rows: DataFrame) -> dict[int, int]:
+    """Return the offset of each partition of the present topic from which on the rows lack its messages."""
+    found = rows.where(F.col("topic_id") == _topic_id(settings)).groupBy("partition").agg(F.max("offset").alias("last"))
+    return {row["partition"]: row["last"] + 1 for row in found.collect()}
+
+
 def unread(settings: Settings, starts: Mapping[int, int]) -> list[OffsetRange]:
-    """Return the topic's messages from these offsets on (from the start for a partition without one)."""
+    """Return the topic's messages from these offsets on (from the start for a partition without one).
+
+    Raises:
+        WritetimeError: the topic ends before one of them.
+    """
     topic = settings.ingest.dead_letter_topic
     first = beginning_offsets(settings, topic)
     ends = end_offsets(settings, topic)
@@ -35,13 +50,14 @@ def unread(settings: Settings, starts: Mapping[int, int]) -> list[OffsetRange]:
         if start > ends.get(partition, 0):
             raise WritetimeError(
                 f"{topic}/{partition} ends at {ends.get(partition, 0)}, but was read up to {start} before: the "
-                "topic was created again; move the lake table of dead letters aside to start again"
+                "broker has lost messages; move the lake table of dead letters aside to start again"
             )
     return [OffsetRange(p, start, end) for p, end in ends.items() if (start := max(first[p], starts.get(p, 0))) < end]
 
 
 def read(spark: SparkSession, settings: Settings, ranges: list[OffsetRange]) -> DataFrame:
     """Return the dead letters of these ranges of the dead-letter topic, one row each."""
+    topic_id = _topic_id(settings)
     tasks = spark.createDataFrame(
         [(r.partition, r.start, r.end) for r in ranges], "partition int, start long, end long"
     )
@@ -49,16 +65,22 @@ def read(spark: SparkSession, settings: Settings, ranges: list[OffsetRange]) -> 
     def run_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in batch.to_pylist():
-                yield from _read_range(settings, OffsetRange(**row))
+                yield from _read_range(settings, OffsetRange(**row), topic_id)
 
     return tasks.repartitionByRange(max(1, len(ranges)), "partition").mapInArrow(run_task, from_arrow_schema(SCHEMA))
 
 
-def _read_range(settings: Settings, offsets: OffsetRange) -> Iterator[pa.RecordBatch]:
+def _topic_id(settings: Settings) -> int:
+    topic = settings.ingest.dead_letter_topic
+    return topic_ids(settings, [topic]).get(topic, 0)
+
+
+def _read_range(settings: Settings, offsets: OffsetRange, topic_id: int) -> Iterator[pa.RecordBatch]:
     rows: list[dict[str, object]] = []
     for letter in deadletters.read(settings, {offsets.partition: offsets.start}, {offsets.partition: offsets.end}):
         rows.append(
             {
+                "topic_id": topic_id,
                 "partition": letter.partition,
                 "offset": letter.offset,
                 "origin": letter.origin,

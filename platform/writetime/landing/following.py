@@ -169,12 +169,12 @@ class Tables:
             self.topics = Topics(self._settings)
         sources = self.topics.watermarks.read()
         ends = ends_of_topics(self._settings, lambda topic: table_of_topic(topic) is not None)
-        if self._cluster not in (None, ends.cluster):
+        if None not in (self._cluster, ends.cluster) and self._cluster != ends.cluster:
             raise OtherCluster(
                 f"Kafka has the cluster id {ends.cluster}, and had {self._cluster}: its data was lost, or this is "
                 "another cluster; start this program again (docs/backup.md has the other steps)"
             )
-        self._cluster = ends.cluster
+        self._cluster = ends.cluster or self._cluster
         self.topics.schemas.read_on()
         return sources, ends
 

@@ -226,7 +226,7 @@ class Landing:
         while True:
             landed = {p: now.transaction(place_name(self._topic, p)) or 0 for p in ends}
             if landed != ends and firsts is None:
-                firsts = beginning_offsets(self._settings, self._topic)
+                firsts = beginning_offsets(self._settings, self._topic, list(ends))
             first = landed if firsts is None else firsts
             is_other = is_other_topic(now, self._topic, topic_id) or self._lost_messages(landed, ends)
             if is_other and not accept_gap:
@@ -235,7 +235,7 @@ class Landing:
                     f"was deleted. Messages of it that had not landed are gone. {self._remedy}"
                 )
             if is_other:
-                begins = beginning_offsets(self._settings, self._topic)
+                begins = beginning_offsets(self._settings, self._topic, list(ends))
             else:
                 ends = {p: max(end, landed[p]) for p, end in ends.items()}
                 begins = {p: self._start(p, landed[p], first[p], accept_gap=accept_gap) for p in ends}
