@@ -44,7 +44,7 @@ def test_kafka_is_lost(platform: Platform) -> None:
         platform.write("DELETE FROM {ks}.brokers WHERE id = 1", "UPDATE {ks}.brokers SET v = 'later' WHERE id = 2")
         wait_for(lambda: sum(end_offsets(platform.settings, topic).values()) == 12)
     platform.lose_kafka()
-    with pytest.raises(OtherCluster, match="start this program again"):
+    with pytest.raises(OtherCluster, match="and this program again"):
         tables.ask()
     with platform.agent("always"):
         wait_for(lambda: topic in topic_names(platform.settings))

@@ -61,7 +61,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except ValueError as e:
-        raise WritetimeError(f"{path} is damaged ({e}): start with an empty state folder (docs/backup.md)") from None
+        raise WritetimeError(f"{path} is damaged ({e}): restore it, or start with another state folder") from None
 
 
 def sync_folder(folder: Path) -> None:

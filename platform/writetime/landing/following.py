@@ -172,7 +172,7 @@ class Tables:
         if None not in (self._cluster, ends.cluster) and self._cluster != ends.cluster:
             raise OtherCluster(
                 f"Kafka has the cluster id {ends.cluster}, and had {self._cluster}: its data was lost, or this is "
-                "another cluster; start this program again (docs/backup.md has the other steps)"
+                'another cluster; start the agents with capture.snapshot = "always", and this program again'
             )
         self._cluster = ends.cluster or self._cluster
         self.topics.schemas.read_on()
