@@ -3,11 +3,12 @@
 import pytest
 
 from tests.support.published import command, hurry, produce, publish, published, schema_of
-from writetime.clients.kafka import delete_topics, end_offsets
+from writetime.clients.kafka import delete_topics, end_offsets, ensure_topics
 from writetime.core.config import Settings
 from writetime.lake.table import open_table
 from writetime.landing.landed_offsets import not_landed
 from writetime.landing.skipping import skips_of
+from writetime.wire.publishing import CompactedTopic
 from writetime.wire.topic_names import changes_topic
 
 
@@ -45,3 +46,13 @@ def test_a_skipped_message_of_the_topic_before_skips_none(settings: Settings) ->
     publish(settings, schema_of(settings, "a"), *range(100))
     assert command("land", name, "--accept-gap").stdout == f"100 changes of {name}\n"
     assert len(skips_of(open_table(settings, name).changes.load())) == 1
+
+
+def test_a_compacted_topic_is_read_again(settings: Settings) -> None:
+    name = f"{settings.cassandra.keyspace}.compacted"
+    topic = CompactedTopic(settings, name, lambda key, _: key)
+    for keys in ([b"a", b"b"], [b"c"]):
+        ensure_topics(settings, {name: {"cleanup.policy": "compact"}}, 1)
+        produce(settings, name, *((key, b"") for key in keys))
+        assert [key for _, key in topic.read_on()] == keys
+        delete_topics(settings, [name])

@@ -43,7 +43,12 @@ def agent(*, snapshot_at: str | None) -> None:
 
 @click.command()
 @click.argument("tables", nargs=-1, metavar="[KS.TABLE]...")
-@click.option("--accept-gap", is_flag=True, help="Continue at the start of the topic, after a backfill of a snapshot.")
+@click.option(
+    "--accept-gap",
+    is_flag=True,
+    help="Continue at the start of the topic, although earlier messages are lost, or with another topic of the name. "
+    "First bring in a snapshot that is taken now.",
+)
 @click.option(
     "--skip",
     "places",
