@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tests.support import generated
 from tests.support.event_replay import SECOND, events, replayed
 from tests.support.examples import examples
-from tests.support.lake_answers import view_rows
-from tests.support.made import SCHEMA, add, new_table, write
+from tests.support.lake_answers import unordered, view_rows
+from tests.support.made import SCHEMA, add, new_table, settings_at, write
+from tests.support.view_readers import by_query
 from writetime.core.errors import WritetimeError
 from writetime.lake import buckets, retention, state, views
 from writetime.lake.parquet import WrittenFile
@@ -23,6 +24,7 @@ from writetime.lake.table import LakeTable
 from writetime.row_events import stream
 from writetime.schema.table import Column, DroppedColumn
 from writetime.schema.types import Native
+from writetime.view.refreshing import refresh
 
 
 def kinds(table: LakeTable, sequence: int) -> dict[tuple[int, int], str]:
@@ -165,3 +167,39 @@ def test_a_stream_that_is_too_late_names_the_remedy(tmp_path: Path) -> None:
     retention.vacuum(table, 0)
     with pytest.raises(WritetimeError, match=re.escape("writetime rebuild shop.items row_events")):
         stream.extend(table)
+
+
+STEPS = ["write", "drop", "return", "events", "view", "fold"]
+
+
+@given(st.lists(st.sampled_from(STEPS), max_size=14))
+@examples(60)
+def test_a_column_that_goes_and_comes_back(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
+    """However that falls between the batches, events and view have no value from before the drop."""
+    table = new_table(tmp_path_factory.mktemp("lake"), buckets=1)
+    settings = settings_at(tmp_path_factory.mktemp("settings"))
+    add(table, [write(1, 1, 1, v="a", w=1), {**write(2, 1, 1, w=1), "marker": None}], 0)
+    schema = SCHEMA
+    for number, step in enumerate(["events", "view", *steps, "return", "events", "view"], 1):
+        match step:
+            case "write":
+                values = {"w": number} if schema.regular == SCHEMA.regular else {}
+                add(table, [write(number % 3, 1, number, v=str(number), **values)], number, schema)
+            case "drop":
+                gone = DroppedColumn("w", Native("int"), False, number)
+                kept = tuple(column for column in SCHEMA.regular if column.name != "w")
+                schema = replace(SCHEMA, regular=kept, dropped=(gone,))
+                table.follow(schema)
+            case "return":
+                schema = replace(schema, regular=SCHEMA.regular)
+                table.follow(schema)
+            case "events":
+                stream.extend(table)
+            case "view":
+                refresh(settings, table)
+            case _:
+                state.fold(table)
+    wanted = list(views.virtual(table))
+    assert replayed(table) == view_rows(wanted)
+    shown = by_query(table.view.storage.address).select([c.label for c in table.schema().columns])
+    assert unordered([shown]) == unordered(wanted)

@@ -18,7 +18,7 @@ from writetime.lake.retention import ROWS_CHANGES, ROWS_STATE
 from writetime.lake.state import Staged, generation_of
 from writetime.lake.table import CREATED, LakeTable, created_of
 from writetime.lake.table import GENERATION as TABLE_GENERATION
-from writetime.lake.versions import BUCKETS
+from writetime.lake.versions import BUCKETS, TableVersion
 from writetime.lake.views import time_now
 from writetime.row_events.batches import FIRST, PREFIX
 from writetime.row_events.changed_rows import ChangedRows, Names, Position, TooLate, first_rows, next_rows, position_of
@@ -77,9 +77,9 @@ def extend(
     """Add the next batch of events to the stream: all rows that changed, or expired, since the last one; return their
     number. Small batches are packed now and then.
 
-    If the table began a generation since (`lake.generation`), or to `rebuild` the stream, the batch creates all present
-    rows, and belongs to the stream's next generation. The batches before it leave the lake table; in Kafka it follows
-    them.
+    If the table began a generation since (`lake.generation`), if a dropped column was added again, or to `rebuild` the
+    stream, the batch creates all present rows, and belongs to the stream's next generation. The batches before it leave
+    the lake table; in Kafka it follows them.
 
     Args:
         table: the table.
@@ -106,12 +106,15 @@ def extend(
     follows = last is not None and not rebuild and generation_of(stream) == generation
     # The time, so that it is larger than that of an earlier stream of the table even if the lake was lost meanwhile.
     number = time_now() // 1_000_000
-    if last is None:
-        batch = Batch(number, 1, instant)
-    else:
-        number = last.batch.generation if follows else max(number, last.batch.generation + 1)
-        batch = Batch(number, last.batch.sequence + 1, max(instant, last.batch.as_of))
     try:
+        if last and follows:
+            # Events from before the drop have values that the column no longer has.
+            follows = not _column_is_back(table, last, changes)
+        if last is None:
+            batch = Batch(number, 1, instant)
+        else:
+            number = last.batch.generation if follows else max(number, last.batch.generation + 1)
+            batch = Batch(number, last.batch.sequence + 1, max(instant, last.batch.as_of))
         if last and follows:
             rows = next_rows(table, last, state, changes, batch)
         else:
@@ -140,3 +143,15 @@ def extend(
         with suppress(Conflict):
             pack_events(table)
     return sum(file.rows for file in written) if new else 0
+
+
+def _column_is_back(table: LakeTable, last: Position, changes: TableVersion) -> bool:
+    """Return whether the table has a column that was dropped before the last batch, and was added again since."""
+    schema = table.schema(changes)
+    if not (again := {d.name for d in schema.dropped} & {c.name for c in schema.columns}):
+        return False
+    try:
+        before = table.schema(table.changes.load(last.changes))
+    except WritetimeError as e:
+        raise TooLate(str(e)) from None
+    return not again <= {c.name for c in before.columns}
