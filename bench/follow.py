@@ -40,7 +40,7 @@ from writetime.core.config import Settings
 from writetime.core.waiting import wait_until
 from writetime.lake import state
 from writetime.lake.table import LakeTable, create_table, open_table
-from writetime.landing.landing import not_landed
+from writetime.landing.landed_offsets import not_landed
 from writetime.row_events.changed_rows import position_of
 from writetime.row_events.publish import not_published
 from writetime.row_events.stream import NAMES as STREAM
