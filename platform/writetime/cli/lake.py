@@ -11,7 +11,7 @@ from writetime.core import config
 from writetime.core.errors import MissingTable
 from writetime.lake import state
 from writetime.lake.backfill import backfill as run_backfill
-from writetime.lake.backfill import complete_schema, find_snapshots
+from writetime.lake.backfill import complete_schema, find_snapshots, untaken
 from writetime.lake.row_form import warning
 from writetime.lake.table import create_table, open_table
 from writetime.schema.cql import parse_table
@@ -31,18 +31,24 @@ def snapshot(*, table: str, tag: str | None) -> None:
 
 @click.command()
 @click.argument("table", metavar="KS.TABLE")
-@click.argument("paths", metavar="SNAPSHOT_PATHS...", nargs=-1, required=True)
+@click.argument("places", metavar="PLACE...", nargs=-1, required=True)
 @click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="A file with CREATE TABLE.")
-def backfill(*, table: str, paths: tuple[str, ...], schema_file: Path | None) -> None:
-    """Bring snapshots of a table into the lake. They may come from one node or many. Safe to repeat: completed buckets
-    are skipped.
+def backfill(*, table: str, places: tuple[str, ...], schema_file: Path | None) -> None:
+    """Bring snapshots or backups of a table into the lake. They may come from one node or many.
+
+    A PLACE is a folder or a URL: the folder of a snapshot; or, by what is there, a place of Scylla Manager or of
+    Cassandra Medusa, or a folder with data folders of nodes, with their `snapshots` and `backups`. Safe to repeat:
+    SSTables that the lake has taken are not read again.
     """
     settings = config.load()
-    found = find_snapshots(paths, parse_table(schema_file.read_text()) if schema_file else None)
+    found = find_snapshots(places, parse_table(schema_file.read_text()) if schema_file else None, table)
     if found.schema.full_name != table:
-        raise MissingTable(f"{paths[0]} is a snapshot of {found.schema.full_name}, not of {table}", table)
+        raise MissingTable(f"{places[0]} is a snapshot of {found.schema.full_name}, not of {table}", table)
     found = complete_schema(settings, found)
     lake_table = create_table(settings, found.schema)
+    for node in found.missing_nodes:
+        click.echo(f"{node} has no backup, so rows that only this node has are missing: back it up", err=True)
+    click.echo(f"{len(untaken(lake_table, found))} of {len(found.files)} SSTables are new", err=True)
     total = 0
     for bucket, changes in run_backfill(lake_table, found):
         total += changes

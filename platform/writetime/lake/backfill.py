@@ -1,25 +1,26 @@
-"""Backfill: SSTable snapshots of one or many nodes, appended to the changes of a lake table, bucket by bucket.
+"""Backfill: SSTables of snapshots and backups, of one or many nodes, appended to the changes of a lake table, bucket by
+bucket.
 
 A bucket is a token range, so it is read from every SSTable at the position in the index. Each bucket is its own
-transaction, named by the snapshot: only failed buckets run again, and completed ones are skipped. Replicas are no
-problem: the merge keeps one version of each cell.
+transaction: only failed buckets run again, and SSTables that a bucket has are not read again (`backfilled`). Replicas
+are no problem: the merge keeps one version of each cell.
 """
 
-import hashlib
-import json
-import posixpath
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
-from uuid import UUID
 
 import pyarrow as pa
-from pyarrow.fs import FileSystem, FileType
+from pyarrow.fs import FileType
 
 from writetime.clients.database import DRIVER_FAULTS, connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.instants import instant_text
+from writetime.lake import medusa, scylla_manager, snapshot_tree
+from writetime.lake.backfilled import Backfilled, Taken, app_id
+from writetime.lake.backup import BackupFile, Found, NodeBackup
 from writetime.lake.buckets import token_range
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.evolution import join_schemas
@@ -27,31 +28,40 @@ from writetime.lake.history import raise_history
 from writetime.lake.horizon import raise_snapshot, require_newer
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile
+from writetime.lake.snapshot_folder import read_snapshot
 from writetime.lake.state import Staged
 from writetime.lake.table import LakeTable
-from writetime.schema.cql import parse_table
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin
-from writetime.storage.file_errors import Missing
-from writetime.storage.infer import infer_schema
-from writetime.storage.locations import Location, find_sstables, parse_name, read_file, resolve
+from writetime.storage.folders import Folder
+from writetime.storage.locations import parse_name, resolve
 from writetime.storage.sstable import SSTable
+
+_LAYOUTS = (scylla_manager.find, medusa.find, snapshot_tree.find)
 
 
 @dataclass(frozen=True)
 class SnapshotFiles:
-    """The SSTables of snapshots of one table.
+    """The SSTables of snapshots or backups of one table.
 
-    `id` is the same for the same files. `taken_at` (microseconds) is when the last of them was complete.
+    `taken_at` (microseconds) is when the last of them was complete; `oldest_at` is when the first one was taken, of
+    those whose time is known.
     `lists_dropped` is whether the schema has the dropped columns and the times of their drops.
+    `missing_nodes` are nodes of the cluster that have no backup.
     """
 
-    paths: tuple[str, ...]
-    id: str
+    files: tuple[BackupFile, ...]
     schema: TableSchema
     taken_at: int
+    oldest_at: int
     lists_dropped: bool = True
+    missing_nodes: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The addresses of the data files."""
+        return tuple(file.address for file in self.files)
 
 
 @dataclass(frozen=True)
@@ -64,33 +74,30 @@ class BackfillTask:
     app_id: str
 
 
-def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None) -> SnapshotFiles:
-    """Find the SSTables below these folders, which are snapshots of one table, by one or many nodes.
+def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, table: str | None = None) -> SnapshotFiles:
+    """Find the SSTables of one table at these places, by one or many nodes.
+
+    A place is the folder of a snapshot; or, if the table is named, a place with backups of Scylla Manager
+    (`scylla_manager`), of Cassandra Medusa (`medusa`), or a tree of snapshots (`snapshot_tree`), whose newest backup of
+    each node counts.
 
     Args:
-        paths: the folders; local, or URIs that pyarrow or fsspec can read.
-        schema: the table; defaults to the `schema.cql` of the snapshots.
+        paths: the places; local, or URIs that pyarrow or fsspec can read.
+        schema: the table's; defaults to that of the snapshots.
+        table: the table, as keyspace.table.
 
     Raises:
-        WritetimeError: there are no SSTables, or no schema, or the snapshots are of different tables.
+        WritetimeError: there are no SSTables, or no schema, or the snapshots are of different tables, or too far apart.
     """
-    files: list[tuple[str, int, int]] = []
-    schemas: list[TableSchema] = []
-    taken_at = 0
-    # The `schema.cql` of ScyllaDB (2026.1) does not list dropped columns.
-    lists_dropped = True
-    for path in paths:
-        locations = list(find_sstables(path))
-        if not locations:
-            of_nothing = _of_empty_table(path)
-            schemas.append(of_nothing[0])
-            taken_at = max(taken_at, of_nothing[1])
-            continue
-        files += [_data_file(path, location) for location in locations]
-        taken_at = max(taken_at, _taken_at(locations))
-        if schema is None:
-            schemas.append(_schema(locations))
-            lists_dropped = lists_dropped and not locations[0].exists("Scylla.db")
+    backups = [backup for path in paths for backup in _backups(path, table, with_schema=schema is None)]
+    newest_first = sorted(backups, key=lambda backup: backup.taken_at, reverse=True)
+    with_schemas = [backup for backup in newest_first if backup.schema is not None]
+    schemas = [backup.schema for backup in with_schemas if backup.schema is not None] if schema is None else [schema]
+    if not schemas:
+        raise WritetimeError(
+            f"{paths[0]} has SSTables of {table}, and no snapshot with schema.cql: pass a file with CREATE TABLE as "
+            "--schema, or keep a snapshot beside the incremental backups"
+        )
     if other := [s for s in schemas if s.full_name != schemas[0].full_name]:
         raise WritetimeError(f"the snapshots are of {schemas[0].full_name} and of {other[0].full_name}")
     if len(ids := sorted({str(s.id) for s in schemas if s.id is not None})) > 1:
@@ -98,8 +105,74 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None) -> S
             f"the snapshots are of two tables that had the name {schemas[0].full_name} one after the other, with the "
             f"ids {' and '.join(ids)}: name those of one"
         )
-    digest = hashlib.sha256(repr(sorted(files)).encode()).hexdigest()[:16]
-    return SnapshotFiles(tuple(path for path, _, _ in files), digest, schema or schemas[0], taken_at, lists_dropped)
+    dated = [backup for backup in newest_first if backup.dated]
+    _require_close(schemas[0], dated)
+    return SnapshotFiles(
+        tuple(file for backup in backups for file in backup.files),
+        schemas[0],
+        newest_first[0].taken_at,
+        (dated or newest_first[:1])[-1].taken_at,
+        schema is not None or all(backup.lists_dropped for backup in with_schemas),
+        tuple(sorted({node for backup in backups for node in backup.missing_nodes})),
+    )
+
+
+def backup_names(paths: Sequence[str], table: str) -> list[str]:
+    """Return the names of the newest backups of a table at places that may get more of them, without reading any. So
+    there is a new backup if they have changed.
+
+    Raises:
+        WritetimeError, OSError: a place cannot be listed.
+    """
+    places = [Folder.at(path) for path in paths]
+    found = [_found(place, table, with_schema=False) for place in places if not _is_snapshot(place)]
+    return sorted(name for each in found if each for name in each.names)
+
+
+def _backups(path: str, table: str | None, *, with_schema: bool) -> list[NodeBackup]:
+    place = Folder.at(path)
+    if table is None or _is_snapshot(place):
+        return [read_snapshot(place, with_schema=with_schema)]
+    if found := _found(place, table, with_schema=with_schema):
+        return found.read()
+    raise WritetimeError(
+        f"{path} holds no SSTables of {table}: name the folder of a snapshot, a place of Scylla Manager or Cassandra "
+        "Medusa, or a folder with data folders of nodes"
+    )
+
+
+def _is_snapshot(place: Folder) -> bool:
+    """Return whether a place is one folder of SSTables, or the path of a file of one."""
+    info = place.filesystem.get_file_info(place.path)
+    if info.type != FileType.Directory:
+        return True
+    return any(
+        name in ("manifest.json", "schema.cql") or parse_name(place.filesystem, f"{place.path}/{name}")
+        for name in place.files()
+    )
+
+
+def _found(place: Folder, table: str, *, with_schema: bool) -> Found | None:
+    for find in _LAYOUTS:
+        if found := find(place, table, with_schema=with_schema):
+            return found
+    return None
+
+
+def _require_close(schema: TableSchema, newest_first: Sequence[NodeBackup]) -> None:
+    """Refuse backups that are too far apart: the database may have dropped a deletion that the newer one lacks, too, of
+    data that the older one has.
+    """
+    if not newest_first:
+        return
+    newest, oldest = newest_first[0], newest_first[-1]
+    if newest.taken_at - oldest.taken_at > schema.gc_grace_seconds * 1_000_000:
+        where = f"of node {oldest.node} " if oldest.node else ""
+        raise WritetimeError(
+            f"{schema.full_name}: the backup {where}was taken at {instant_text(oldest.taken_at)}, more than "
+            f"gc_grace_seconds before the newest one, at {instant_text(newest.taken_at)}, so deleted data would come "
+            "back: take a new backup of that node, or remove its backups if it has left the cluster"
+        )
 
 
 def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFiles:
@@ -132,6 +205,14 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
     return replace(snapshot, schema=replace(joined, dropped=joined.dropped + unknown), lists_dropped=True)
 
 
+def untaken(table: LakeTable, snapshot: SnapshotFiles) -> list[str]:
+    """Return the addresses of the SSTables that a backfill of all buckets would read."""
+    taken = Backfilled(table, _id_of(snapshot.schema), table.changes.load())
+    files = taken.identify(snapshot.files)
+    new = {file for bucket in range(table.buckets) for file in taken.new_in(bucket, files)}
+    return [files[file].address for file in sorted(new)]
+
+
 def backfill(
     table: LakeTable,
     snapshot: SnapshotFiles,
@@ -144,7 +225,7 @@ def backfill(
     Args:
         table: the table to append to; its schema has followed `snapshot.schema`.
         snapshot: the result of `find_snapshots`.
-        buckets: the buckets to read; all by default. A bucket that was completed before adds nothing.
+        buckets: the buckets to read; all by default. A bucket reads only SSTables that it does not have.
         run: runs the tasks, one per bucket.
         staged: is called with the new files of all buckets before any is committed; if it raises, none is committed.
 
@@ -152,27 +233,33 @@ def backfill(
         CorruptFile, Missing: an SSTable cannot be read. The buckets that were yielded stay completed.
         WritetimeError: the snapshot is from before the horizon, see `horizon.require_newer`.
     """
-    schema = table.schema()
-    wanted = range(table.buckets) if buckets is None else buckets
-    writer = ChangeWriter.of(table, schema)
     now = table.changes.load()
-    todo = []
-    for bucket in wanted:
-        if now.transaction(_app_id(snapshot, bucket)) is None:
-            todo.append(BackfillTask(bucket, snapshot.paths, writer, _app_id(snapshot, bucket)))
-        else:
-            yield bucket, 0
-    if todo:
-        require_newer(table, now, snapshot.taken_at)
+    taken = Backfilled(table, _id_of(snapshot.schema), now)
+    files = taken.identify(snapshot.files)
+    taken.merge(files)
+    new: dict[tuple[Taken, ...], list[int]] = defaultdict(list)
+    for bucket in range(table.buckets) if buckets is None else buckets:
+        new[taken.new_in(bucket, files)].append(bucket)
+    yield from ((bucket, 0) for bucket in new.pop((), []))
+    if new:
+        require_newer(table, now, snapshot.oldest_at)
+    # Where nothing is new, the history stays as it is. An empty table has none.
+    if new or not files:
         raise_history(table, snapshot.taken_at)
-        raise_snapshot(table, snapshot.taken_at)
+    raise_snapshot(table, snapshot.taken_at)
+    writer = ChangeWriter.of(table, table.schema())
+    todo = []
+    for several, of_buckets in new.items():
+        record = taken.record(several)
+        paths = tuple(files[file].address for file in several)
+        todo += [BackfillTask(bucket, paths, writer, app_id(record, bucket)) for bucket in of_buckets]
     written = run(_write, todo)
     if staged:
         written = list(written)
         staged([file for _, files in written for file in files])
-    for task, files in written:
-        new = table.changes.append(files, task.app_id, 1)
-        yield task.bucket, sum(file.rows for file in files) if new else 0
+    for task, added in written:
+        is_new = table.changes.append(added, task.app_id, 1)
+        yield task.bucket, sum(file.rows for file in added) if is_new else 0
 
 
 def _write(task: BackfillTask) -> tuple[BackfillTask, list[WrittenFile]]:
@@ -191,78 +278,5 @@ def _read(task: BackfillTask) -> Iterator[pa.RecordBatch]:
             yield from sstable.scan(split=split, tokens=tokens, origin=Origin("sstable", path, read_at))
 
 
-def _app_id(snapshot: SnapshotFiles, bucket: int) -> str:
-    return f"backfill/{snapshot.id}/{bucket}"
-
-
-def _data_file(path: str, location: Location) -> tuple[str, int, int]:
-    """Return the address of an SSTable's data file, and its identity: size and checksum."""
-    data = location.path("Data.db")
-    address = data
-    if "://" in path:
-        scheme, _, rest = path.partition("://")
-        # Options of the address, such as the endpoint of a store other than Amazon's.
-        query = rest.partition("?")[2]
-        address = f"{scheme}://{data}" + (f"?{query}" if query else "")
-    checksum = int(location.read("Digest.crc32")) if location.exists("Digest.crc32") else 0
-    return address, location.filesystem.get_file_info(data).size, checksum
-
-
-def _of_empty_table(path: str) -> tuple[TableSchema, int]:
-    """Return the schema of the snapshot of a table without SSTables, and when it was taken: its manifest lists no
-    files.
-    """
-    filesystem, folder = resolve(path)
-    manifest = _read_manifest(filesystem, folder)
-    if manifest is not None and not manifest.files:
-        try:
-            return parse_table(read_file(filesystem, posixpath.join(folder, "schema.cql")).decode()), manifest.taken_at
-        except Missing:
-            pass
-    raise WritetimeError(f"{path} holds no SSTables: name the folder of a table's snapshot") from None
-
-
-@dataclass(frozen=True)
-class _Manifest:
-    """The contents of a snapshot's `manifest.json`: its files, the time at which it was taken (microseconds), and the
-    table's id, which ScyllaDB writes here and Cassandra in `schema.cql`.
-    """
-
-    files: list[Any]
-    taken_at: int
-    table_id: UUID | None = None
-
-
-def _read_manifest(filesystem: FileSystem, folder: str) -> _Manifest | None:
-    """Read a snapshot's `manifest.json`, as Cassandra writes it (`service.snapshot.SnapshotManifest`) or ScyllaDB
-    (2026.1, with times in seconds); None if it is missing or has another form.
-    """
-    try:
-        found = json.loads(read_file(filesystem, posixpath.join(folder, "manifest.json")))
-        if "snapshot" in found:
-            table_id = UUID(found["table"]["table_id"])
-            return _Manifest(found["sstables"], int(found["snapshot"]["created_at"]) * 1_000_000, table_id)
-        return _Manifest(found["files"], round(datetime.fromisoformat(found["created_at"]).timestamp() * 1_000_000))
-    except (Missing, KeyError, TypeError, ValueError):
-        return None
-
-
-def _schema(locations: Sequence[Location]) -> TableSchema:
-    path = posixpath.join(locations[0].folder, "schema.cql")
-    if locations[0].filesystem.get_file_info(path).type != FileType.File:
-        raise WritetimeError(
-            f"{locations[0].folder} has no schema.cql, and SSTables do not have the names of key columns: pass a file "
-            "with CREATE TABLE as --schema"
-        )
-    schema = infer_schema(locations)
-    manifest = _read_manifest(locations[0].filesystem, locations[0].folder)
-    return schema if schema.id or manifest is None else replace(schema, id=manifest.table_id)
-
-
-def _taken_at(locations: Sequence[Location]) -> int:
-    """Return when a snapshot was taken (`manifest.json`), else when its last file was written, which is not earlier."""
-    location = locations[0]
-    if (manifest := _read_manifest(location.filesystem, location.folder)) is not None:
-        return manifest.taken_at
-    paths = [each.path("Data.db") for each in locations]
-    return max((info.mtime_ns or 0) // 1000 for info in location.filesystem.get_file_info(paths))
+def _id_of(schema: TableSchema) -> str:
+    return "" if schema.id is None else str(schema.id)

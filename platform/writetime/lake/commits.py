@@ -72,13 +72,16 @@ def actions_of(commit: bytes) -> list[Action]:
 def write_commit(storage: Storage, version: int, actions: Iterable[Action]) -> bytes | None:
     """Write a commit; return its file, or None if there is one with its number."""
     data = b"\n".join(map(orjson.dumps, actions))
+    return data if put_new(storage, commit_name(version), data) else None
+
+
+def put_new(storage: Storage, path: str, data: bytes) -> bool:
+    """Write a whole file if there is none; return whether there was none. A kill leaves no part of it."""
     try:
-        obstore.put(
-            _store_of(storage.address, tuple(storage.options.items())), commit_name(version), data, mode="create"
-        )
+        obstore.put(_store_of(storage.address, tuple(storage.options.items())), path, data, mode="create")
     except exceptions.AlreadyExistsError:
-        return None
-    return data
+        return False
+    return True
 
 
 def about(info: Mapping[str, object]) -> Action:

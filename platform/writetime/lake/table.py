@@ -60,6 +60,7 @@ class LakeTable:
         buckets: int,
         cache: Cache = Cache(),  # noqa: B008 It is frozen.
     ) -> None:
+        self.storage = storage
         self.name = PurePosixPath(storage.address).name
         self.buckets = buckets
         self.cache = cache

@@ -19,6 +19,7 @@ _QUALIFIED = rf"(?:(?P<keyspace>{_NAME})\s*\.\s*)?(?P<name>{_NAME})"
 _IF_NOT_EXISTS = r"(?:IF\s+NOT\s+EXISTS\s+)?"
 _CREATE_TYPE = re.compile(rf"CREATE\s+TYPE\s+{_IF_NOT_EXISTS}{_QUALIFIED}\s*\((?P<body>.*)\)\s*$", re.I | re.S)
 _CREATE_TABLE = re.compile(rf"CREATE\s+TABLE\s+{_IF_NOT_EXISTS}{_QUALIFIED}\s*\(", re.I)
+_NAMED = re.compile(rf"(?:CREATE|ALTER)\s+(?P<kind>TABLE|TYPE)\s+{_IF_NOT_EXISTS}{_QUALIFIED}", re.I)
 _ALTER_DROP = re.compile(
     rf"ALTER\s+TABLE\s+{_QUALIFIED}\s+DROP\s+(?P<column>{_NAME})\s+USING\s+TIMESTAMP\s+(?P<at>-?\d+)\s*$", re.I
 )
@@ -38,9 +39,11 @@ _GC_GRACE = re.compile(r"\bgc_grace_seconds\s*=\s*(?P<seconds>\d+)", re.I)
 _ID = re.compile(r"\bID\s*=\s*'?(?P<id>[0-9a-f-]{36})'?", re.I)
 
 
-def parse_schemas(text: str, keyspace: str = "", known: Iterable[Udt] = ()) -> list[TableSchema]:
+def parse_schemas(
+    text: str, keyspace: str = "", known: Iterable[Udt] = (), only: str | None = None
+) -> list[TableSchema]:
     """Read every table of a CQL text; `keyspace` is the default for names without one, `known` are types beside its
-    own.
+    own. With `only`, as `keyspace.table`, no other table and no other keyspace is read, so none of them can be a fault.
 
     Other statements (CREATE KEYSPACE, CREATE INDEX, ...) are skipped, because they do not change the form of rows.
 
@@ -52,6 +55,8 @@ def parse_schemas(text: str, keyspace: str = "", known: Iterable[Udt] = ()) -> l
         udts.setdefault(udt.keyspace, {})[udt.name] = udt
     tables: dict[tuple[str, str], TableSchema] = {}
     for statement in _statements(text):
+        if only and (named := _NAMED.match(statement)) and not _is_of(named, keyspace, only):
+            continue
         if match := _CREATE_TYPE.match(statement):
             ks, name = _unquote(match["keyspace"] or keyspace), _unquote(match["name"])
             types = udts.setdefault(ks, {})
@@ -75,6 +80,12 @@ def parse_schemas(text: str, keyspace: str = "", known: Iterable[Udt] = ()) -> l
         elif re.match(r"(CREATE|ALTER)\s+(TABLE|TYPE)\b(?!.*\bWITH\b)", statement, re.I | re.S):
             raise SchemaError(f"cannot read the statement: {statement[:200]}")
     return list(tables.values())
+
+
+def _is_of(named: re.Match[str], keyspace: str, table: str) -> bool:
+    """Return whether a statement is of a table, or of a type of its keyspace."""
+    found = _unquote(named["keyspace"] or keyspace), _unquote(named["name"])
+    return ".".join(found) == table or (named["kind"].upper() == "TYPE" and found[0] == table.partition(".")[0])
 
 
 def parse_table(text: str, keyspace: str = "") -> TableSchema:

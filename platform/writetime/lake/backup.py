@@ -1,0 +1,78 @@
+"""A backup as a source: the SSTables that one node had of one table, and how each SSTable is recognised again."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from uuid import UUID
+
+from writetime.core.errors import WritetimeError
+from writetime.schema.cql import parse_schemas
+from writetime.schema.table import TableSchema
+from writetime.storage.folders import Folder
+from writetime.storage.locations import Location
+
+
+@dataclass(frozen=True)
+class BackupFile:
+    """The data file of an SSTable: its address, its size in bytes, and the node that wrote it, if that is known.
+
+    `mark` is text from a listing or manifest. No other content of the same size that the node had under this name has
+    the same mark. So a file that was read before is recognised without opening it. It is empty if nothing is known.
+    """
+
+    address: str
+    location: Location
+    size: int
+    node: str = ""
+    mark: str = ""
+
+    @cached_property
+    def digest(self) -> str:
+        """The CRC32 of the data file, which the database keeps in Digest.crc32; the mark if it has none."""
+        if self.location.exists("Digest.crc32"):
+            return f"crc32:{int(self.location.read('Digest.crc32'))}"
+        return self.mark or f"at:{self.address}"
+
+
+@dataclass(frozen=True)
+class NodeBackup:
+    """The SSTables of a table in one backup of one node.
+
+    `taken_at` (microseconds) is not later than the time of the backup; `dated` is whether it is that time, and not just
+    that of the newest file. `lists_dropped` is whether the schema has the dropped columns and the times of their drops.
+    """
+
+    node: str
+    files: tuple[BackupFile, ...]
+    taken_at: int
+    dated: bool
+    schema: TableSchema | None = None
+    lists_dropped: bool = True
+    missing_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """The backups at a place: their names, which were listed, and the function that reads the newest of each node."""
+
+    names: tuple[str, ...]
+    read: Callable[[], list[NodeBackup]]
+
+
+def newest_table(ids: Iterable[str]) -> str:
+    """Return, of the ids (32 hexadecimal digits) that tables of one name had one after the other, that of the last one.
+    Databases derive ids from the time.
+    """
+    return max(ids, key=lambda text: (UUID(text).time, text))
+
+
+def schema_of(text: str, table: str, file: Folder, table_id: str) -> TableSchema:
+    """Return the schema of one table, with its id, in the CQL of a whole cluster.
+
+    Raises:
+        WritetimeError: it does not have the table.
+    """
+    found = [schema for schema in parse_schemas(text, only=table) if schema.full_name == table]
+    if not found:
+        raise WritetimeError(f"{file.address} has no CREATE TABLE of {table}: pass a file with it as --schema")
+    return replace(found[0], id=UUID(table_id))

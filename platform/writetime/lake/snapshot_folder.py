@@ -1,0 +1,107 @@
+"""One folder of SSTables: a snapshot of one table by one node, as the databases leave it."""
+
+import json
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pyarrow.fs import FileType
+
+from writetime.core.errors import WritetimeError
+from writetime.lake.backup import BackupFile, NodeBackup
+from writetime.schema.cql import parse_table
+from writetime.schema.table import TableSchema
+from writetime.storage.file_errors import Missing
+from writetime.storage.folders import Folder
+from writetime.storage.infer import infer_schema
+from writetime.storage.locations import Location, find_sstables
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of a snapshot's `manifest.json`: its files, the time at which it was taken (microseconds), and the
+    table's id, which ScyllaDB writes here and Cassandra in `schema.cql`.
+    """
+
+    files: list[Any]
+    taken_at: int
+    table_id: UUID | None = None
+
+
+def read_manifest(folder: Folder) -> Manifest | None:
+    """Read a snapshot's `manifest.json`, as Cassandra writes it (`service.snapshot.SnapshotManifest`) or ScyllaDB
+    (2026.1, with times in seconds); None if it is missing or has another form.
+    """
+    try:
+        found = json.loads(folder.read("manifest.json"))
+        if "snapshot" in found:
+            table_id = UUID(found["table"]["table_id"])
+            return Manifest(found["sstables"], int(found["snapshot"]["created_at"]) * 1_000_000, table_id)
+        return Manifest(found["files"], round(datetime.fromisoformat(found["created_at"]).timestamp() * 1_000_000))
+    except (Missing, KeyError, TypeError, ValueError):
+        return None
+
+
+def read_snapshot(folder: Folder, node: str = "", *, with_schema: bool = True) -> NodeBackup:
+    """Read what a snapshot has, without its rows.
+
+    Args:
+        folder: the snapshot's; or the path of one component of an SSTable.
+        node: the name of the node, if the place shows it.
+        with_schema: whether to read its schema, too.
+
+    Raises:
+        WritetimeError: there are no SSTables, or no schema.
+    """
+    locations = list(find_sstables(folder.address))
+    if not locations:
+        return _of_empty_table(folder, node)
+    manifest = read_manifest(replace(folder, path=locations[0].folder))
+    files, newest = data_files(folder, locations, node)
+    # The last file was written before the snapshot was taken.
+    found = NodeBackup(node, files, newest if manifest is None else manifest.taken_at, dated=manifest is not None)
+    if not with_schema:
+        return found
+    # The `schema.cql` of ScyllaDB (2026.1) does not list dropped columns.
+    lists_dropped = not locations[0].exists("Scylla.db")
+    return replace(found, schema=_schema(locations, manifest), lists_dropped=lists_dropped)
+
+
+def data_files(folder: Folder, locations: Sequence[Location], node: str) -> tuple[tuple[BackupFile, ...], int]:
+    """Return the data files of SSTables, and when the last of them was written (microseconds). They have marks if the
+    node is known: two nodes may have files of one name, size and time.
+    """
+    infos = folder.filesystem.get_file_info([location.path("Data.db") for location in locations])
+    files = tuple(
+        BackupFile(
+            folder.address_of(info.path), location, info.size or 0, node, node and f"{info.base_name}@{info.mtime_ns}"
+        )
+        for location, info in zip(locations, infos, strict=True)
+    )
+    return files, max(((info.mtime_ns or 0) // 1000 for info in infos), default=0)
+
+
+def _of_empty_table(folder: Folder, node: str) -> NodeBackup:
+    """Return the snapshot of a table without SSTables: its manifest lists no files."""
+    manifest = read_manifest(folder)
+    if manifest is not None and not manifest.files:
+        try:
+            schema = parse_table(folder.read("schema.cql").decode())
+            return NodeBackup(node, (), manifest.taken_at, dated=True, schema=schema)
+        except Missing:
+            pass
+    raise WritetimeError(f"{folder.address} holds no SSTables: name the folder of a table's snapshot") from None
+
+
+def _schema(locations: Sequence[Location], manifest: Manifest | None) -> TableSchema:
+    path = posixpath.join(locations[0].folder, "schema.cql")
+    if locations[0].filesystem.get_file_info(path).type != FileType.File:
+        raise WritetimeError(
+            f"{locations[0].folder} has no schema.cql, and SSTables do not have the names of key columns: pass a file "
+            "with CREATE TABLE as --schema"
+        )
+    schema = infer_schema(locations)
+    return schema if schema.id or manifest is None else replace(schema, id=manifest.table_id)

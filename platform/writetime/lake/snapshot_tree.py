@@ -1,0 +1,101 @@
+"""Trees of snapshots: data folders of nodes, or copies of them, with `<keyspace>/<table>-<id>/snapshots/<tag>/` and
+`<keyspace>/<table>-<id>/backups/` at some depth. The path before the keyspace names the node.
+
+`Directories` of Apache Cassandra (5.0) has these paths: `snapshots` and `backups` (which `incremental_backups` fills
+with a link to each flushed SSTable), and the table's id without dashes. ScyllaDB has the same ones.
+
+Snapshots that the database takes itself before it drops or truncates a table hold rows that no longer count. Their tags
+are `truncated-..` and `dropped-..` (`ColumnFamilyStore.SNAPSHOT_TRUNCATE_PREFIX` and `SNAPSHOT_DROP_PREFIX` of
+Cassandra), `pre-drop-..` and `<milliseconds>-<table>` (`database::drop_table_on_all_shards` and `database::truncate` of
+ScyllaDB).
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator
+
+from pyarrow import fs
+
+from writetime.lake.backup import BackupFile, Found, NodeBackup, newest_table
+from writetime.lake.snapshot_folder import data_files, read_manifest, read_snapshot
+from writetime.storage.folders import Folder
+from writetime.storage.locations import find_sstables
+
+_TABLE = re.compile(r"(?P<name>\w+)-(?P<id>[0-9a-f]{32})")
+# Folders between the place and a keyspace: `<node>/var/lib/cassandra/data/<keyspace>`.
+_DEPTH = 6
+
+
+def find(place: Folder, table: str, *, with_schema: bool = True) -> Found | None:
+    """Find the newest snapshot of each node, and its incremental backups; None if the place has none of the table."""
+    folders = list(_table_folders(place, table))
+    if not folders:
+        return None
+    table_id = newest_table(folder.path[-32:] for _, folder in folders)
+    chosen = [(node, folder) for node, folder in folders if folder.path.endswith(table_id)]
+    tags = {node: _tags(folder, table) for node, folder in chosen}
+    increments = {node: folder.below("backups") for node, folder in chosen}
+    names = [f"{node}/snapshots/{tag}" for node, of_node in tags.items() for tag in of_node]
+    names += [f"{node}/backups/{name}" for node, folder in increments.items() for name in _data_names(folder)]
+    if not names:
+        return None
+
+    def read() -> list[NodeBackup]:
+        return [_read(node, folder, tags[node], increments[node], with_schema=with_schema) for node, folder in chosen]
+
+    return Found(tuple(names), read)
+
+
+def _table_folders(place: Folder, table: str) -> Iterator[tuple[str, Folder]]:
+    """Yield the folders of the table with the names of their nodes. Nothing below a data folder is listed but the
+    table's keyspace.
+    """
+    keyspace, _, name = table.partition(".")
+    waiting = [(place, 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        below = folder.folders()
+        if keyspace in below:
+            node = posixpath.relpath(folder.path, place.path)
+            for found in folder.below(keyspace).folders():
+                if (match := _TABLE.fullmatch(found)) and match["name"] == name:
+                    yield node, folder.below(keyspace, found)
+        elif depth < _DEPTH:
+            waiting += [(folder.below(n), depth + 1) for n in below if not _TABLE.fullmatch(n) and n != "snapshots"]
+
+
+def _tags(folder: Folder, table: str) -> list[str]:
+    own = re.compile(rf"(?:truncated|dropped|pre-drop)-.*|\d+-{re.escape(table.partition('.')[2])}")
+    return [tag for tag in folder.below("snapshots").folders() if not own.fullmatch(tag)]
+
+
+def _data_names(folder: Folder) -> list[str]:
+    return [name for name in folder.files() if name.endswith("-Data.db")]
+
+
+def _read(node: str, folder: Folder, tags: list[str], increments: Folder, *, with_schema: bool) -> NodeBackup:
+    """Read the newest snapshot of a node, and the SSTables that it flushed."""
+    taken = {tag: _taken_at(folder.below("snapshots", tag)) for tag in tags}
+    newest = max(tags, key=lambda tag: (taken[tag], tag)) if tags else None
+    snapshot = newest and read_snapshot(folder.below("snapshots", newest), node, with_schema=with_schema)
+    flushed: tuple[BackupFile, ...] = ()
+    flushed_at = 0
+    if increments.filesystem.get_file_info(increments.path).type == fs.FileType.Directory:
+        flushed, flushed_at = data_files(increments, list(find_sstables(increments.address)), node)
+    if not snapshot:
+        return NodeBackup(node, flushed, flushed_at, dated=False)
+    return NodeBackup(
+        node,
+        snapshot.files + flushed,
+        max(snapshot.taken_at, flushed_at),
+        snapshot.dated,
+        snapshot.schema,
+        snapshot.lists_dropped,
+    )
+
+
+def _taken_at(folder: Folder) -> int:
+    """Return when a snapshot was taken, or else when its newest file was written (microseconds)."""
+    if (manifest := read_manifest(folder)) is not None:
+        return manifest.taken_at
+    return max(((info.mtime_ns or 0) // 1000 for info in folder.files().values()), default=0)

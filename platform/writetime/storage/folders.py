@@ -1,0 +1,69 @@
+"""Folders that other programs fill, on a local disk or in an object store, by their addresses."""
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pyarrow import fs
+
+from writetime.storage.locations import read_file, resolve
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder. `path` is its path in the file system, `address` what a user calls it: a path or a URI."""
+
+    address: str
+    filesystem: fs.FileSystem = field(hash=False)
+    path: str
+
+    @staticmethod
+    def at(address: str) -> "Folder":
+        """Return the folder at a path or URI, which may not exist.
+
+        Raises:
+            StorageError: the store cannot be reached.
+        """
+        filesystem, path = resolve(address)
+        return Folder(address, filesystem, path.rstrip("/") or path)
+
+    def address_of(self, path: str) -> str:
+        """Return the address of a path in the file system, with the options of this address, such as the endpoint of
+        a store other than Amazon's.
+        """
+        if "://" not in self.address:
+            return path
+        scheme, _, rest = self.address.partition("://")
+        query = rest.partition("?")[2]
+        return f"{scheme}://{path}" + (f"?{query}" if query else "")
+
+    def below(self, *names: str) -> "Folder":
+        """Return a folder below this one."""
+        path = posixpath.join(self.path, *names)
+        return Folder(self.address_of(path), self.filesystem, path)
+
+    def listed(self) -> list[fs.FileInfo]:
+        """Return what the folder itself holds, in the order of the names; nothing if it does not exist."""
+        found = self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+        return sorted(found, key=lambda info: info.path)
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders in it."""
+        return [info.base_name for info in self.listed() if info.type == fs.FileType.Directory]
+
+    def files(self) -> dict[str, fs.FileInfo]:
+        """Return the files in it, by their names."""
+        return {info.base_name: info for info in self.listed() if info.type == fs.FileType.File}
+
+    def infos(self, names: Sequence[str]) -> dict[str, fs.FileInfo]:
+        """Return the files at some relative paths that exist, in one call."""
+        found = self.filesystem.get_file_info([posixpath.join(self.path, name) for name in names])
+        return {name: info for name, info in zip(names, found, strict=True) if info.type == fs.FileType.File}
+
+    def read(self, name: str) -> bytes:
+        """Read the file at a relative path.
+
+        Raises:
+            Missing: there is none.
+        """
+        return read_file(self.filesystem, posixpath.join(self.path, name))
