@@ -98,6 +98,8 @@ def _sections(place: Folder, backup: _Backup, table: str) -> dict[str, list[dict
     keyspace, _, name = table.partition(".")
     found: dict[str, list[dict[str, Any]]] = {}
     content = _json(place, backup.manifest, "manifest")
+    if not isinstance(content, list):
+        raise _corrupt(place, backup.manifest, "manifest", TypeError("a list was expected"))
     try:
         for section in content:
             match = _TABLE.fullmatch(section["columnfamily"])

@@ -1,0 +1,118 @@
+"""Backups of Scylla Manager, made of the SSTables of a real ScyllaDB, against its own answer."""
+
+import gzip
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pyarrow as pa
+import pytest
+
+from tests.recorded.conftest import RECORDED
+from tests.recorded.recording import Recording, answered, texts
+from tests.support.backups import ScyllaManager
+from tests.support.merged import with_one_form
+from writetime.core import config
+from writetime.core.config import Settings
+from writetime.core.errors import Transient, WritetimeError
+from writetime.lake import views
+from writetime.lake.backfill import backfill, backup_names, find_snapshots, untaken
+from writetime.lake.row_form import fit
+from writetime.lake.table import create_table
+from writetime.schema.describe import to_cql
+
+RECORDING = Recording(RECORDED / "rec101")
+TABLE = "rec101.Tab2"
+TAKEN_AT = datetime.fromtimestamp(RECORDING.snapshot_at(TABLE), UTC)
+NODE = uuid4()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> ScyllaManager:
+    schema = RECORDING.schemas[TABLE]
+    assert schema.id is not None
+    return ScyllaManager(tmp_path / "place", TABLE, schema.id, to_cql(schema), uuid4(), uuid4())
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return config.load(lake={"path": str(tmp_path / "lake"), "buckets": 2})
+
+
+def components(count: int = 2) -> list[Path]:
+    """The files of the first SSTables of the table."""
+    locations = RECORDING.sstables(TABLE)[:count]
+    return [file for each in locations for file in Path(each.folder).glob(f"{each.version}-{each.id}-*")]
+
+
+def backfilled(settings: Settings, *places: Path | str) -> int:
+    """Bring backups in; return how many SSTables were new."""
+    found = find_snapshots(list(map(str, places)), table=TABLE)
+    table = create_table(settings, found.schema)
+    new = len(untaken(table, found))
+    list(backfill(table, found))
+    return new
+
+
+def test_nightly_backups(place: ScyllaManager, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.backup(NODE, TAKEN_AT - timedelta(days=1), components(1))
+    assert backfilled(settings, place.place) == 1
+    names = backup_names([str(place.place)], TABLE)
+    manifest = place.backup(NODE, TAKEN_AT, components())
+    # A task of its own may back up other keyspaces only, later.
+    content = json.loads(gzip.decompress(manifest.read_bytes()))
+    other = manifest.with_name(f"task_{uuid4()}_tag_sm_20990101000000UTC_manifest.json.gz")
+    other.write_bytes(gzip.compress(json.dumps(content | {"index": []}).encode()))
+    # Another backup is not complete yet.
+    (manifest.parent / f"{manifest.name.replace('_tag_sm_2', '_tag_sm_3')}.tmp").write_bytes(b"")
+    assert backup_names([str(place.place)], TABLE) != names
+    found = find_snapshots([str(place.place)], table=TABLE)
+    assert found.taken_at == RECORDING.snapshot_at(TABLE) * 1_000_000
+    recorded = RECORDING.schemas[TABLE]
+    assert found.lists_dropped
+    assert found.schema.id == recorded.id
+    assert [d.dropped_at for d in found.schema.dropped] == [d.dropped_at for d in recorded.dropped]
+    assert len(found.paths) == 2
+    assert backfilled(settings, place.place) == 1
+    assert backfilled(settings, place.place) == 0
+    monkeypatch.setattr(views, "time_now", lambda: RECORDING.snapshot_at(TABLE) * 1_000_000)
+    rows = with_one_form(pa.concat_tables(views.virtual(create_table(settings, recorded))), recorded)
+    assert texts(rows) == texts(fit(answered(RECORDING.of(TABLE, "select"), recorded), recorded))
+
+
+def test_faults_of_a_place(place: ScyllaManager, settings: Settings) -> None:
+    manifest = place.backup(NODE, TAKEN_AT, components(2))
+    sound = manifest.read_bytes()
+    for corrupt in (sound[:-9], gzip.compress(b"{}"), gzip.compress(b"[1]"), b"{}"):
+        manifest.write_bytes(corrupt)
+        with pytest.raises(WritetimeError, match=rf"{manifest.name} is not a manifest of .*: restore this file, or"):
+            backfilled(settings, place.place)
+    manifest.write_bytes(sound)
+    with pytest.raises(WritetimeError, match=r"none of its backups has rec101\.none"):
+        find_snapshots([str(place.place)], table="rec101.none")
+    gone = next(place.place.rglob("*-Filter.db"))
+    gone.rename(gone.with_suffix(".away"))
+    with pytest.raises(WritetimeError, match=rf"{gone.name} does not exist, and the manifest .* lists it"):
+        backfilled(settings, place.place)
+    gone.with_suffix(".away").rename(gone)
+    # The next backup has begun to replace a file of the same name.
+    data = next(place.place.rglob("*-Data.db"))
+    later = shutil.copy(data, f"{data}.sm_20990101000000UTC")
+    with pytest.raises(Transient, match=rf"{data.name} was replaced by a backup that has no manifest yet"):
+        backfilled(settings, place.place)
+    Path(later).unlink()
+    for schema in place.place.rglob("*_schema_with_internals.json.gz"):
+        schema.unlink()
+    with pytest.raises(WritetimeError, match=r"_schema_with_internals\.json\.gz does not exist"):
+        backfilled(settings, place.place)
+
+
+def test_two_clusters_in_a_place(place: ScyllaManager, settings: Settings) -> None:
+    place.backup(NODE, TAKEN_AT, components(1))
+    other = ScyllaManager(place.place, TABLE, place.table_id, place.cql, UUID(int=7), place.task)
+    other.backup(NODE, TAKEN_AT, components(2))
+    with pytest.raises(WritetimeError, match=r"several clusters: name one of them, .*/backup/meta/cluster/0{8}-"):
+        backfilled(settings, place.place)
+    assert backfilled(settings, place.place / "backup" / "meta" / "cluster" / str(UUID(int=7))) == 2
