@@ -5,24 +5,31 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid1, uuid4
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from pyarrow import fs
 
 from tests.support import oracle
+from tests.support.backups import ScyllaManager
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, batch, new_table, write
 from tests.support.object_store import BUCKET, ObjectStore
+from tests.support.recordings import RecordedTable
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import retention, state, views
+from writetime.lake.backfill import backfill, find_snapshots, untaken
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.delta import Conflict
 from writetime.lake.table import create_table, open_table
+from writetime.schema.describe import to_cql
 from writetime.storage.locations import Location, find_sstables
 from writetime.storage.sstable import SSTable
 from writetime.view.refreshing import refresh
@@ -127,6 +134,32 @@ def test_sstables_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: py
     (there,) = find_sstables(f"s3://{BUCKET}/snapshot?endpoint_override={store.host}&scheme=http")
     (here,) = find_sstables(str(written))
     assert rows_of(there) == rows_of(here)
+
+
+def test_backups_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Scylla Manager, into a lake in the same store: night after night, only what is new."""
+    recorded = RecordedTable("rec104", "x_0")
+    schema, files = recorded.schema, recorded.locations
+    place = ScyllaManager(tmp_path / "place", schema.full_name, uuid1(), to_cql(schema), uuid4(), uuid4())
+    settings, node = settings_of(store, "backups"), uuid4()
+    for name, value in store.options.items():
+        monkeypatch.setenv(name, value)
+    for night in range(len(files)):
+        components = [
+            file for each in files[: night + 1] for file in Path(each.folder).glob(f"{each.version}-{each.id}-*")
+        ]
+        place.backup(node, datetime(2026, 5, 1 + night, tzinfo=UTC), components)
+        fs.copy_files(str(place.place), f"{BUCKET}/place", destination_filesystem=store.filesystem())
+        address = f"s3://{BUCKET}/place?endpoint_override={store.host}&scheme=http"
+        found = find_snapshots([address], table=schema.full_name)
+        table = create_table(settings, found.schema)
+        # The copy has uploaded the first one again, with another time.
+        assert [len(found.paths), len(untaken(table, found))] == [night + 1, 1]
+        list(backfill(table, found))
+    assert untaken(table, find_snapshots([address], table=schema.full_name)) == []
+    monkeypatch.setattr(views, "time_now", lambda: recorded.snapshot_at * 1_000_000)
+    rows = pa.concat_tables(views.virtual(table))
+    assert recorded.texts(rows) == recorded.answer()
 
 
 def rows_of(location: Location) -> list[dict[str, Any]]:

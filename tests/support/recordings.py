@@ -71,12 +71,20 @@ class RecordedTable:
 
     def live(self, state: pa.Table) -> Iterator[list[str]]:
         """Yield the rows that live in each second around the snapshot, in the form of `answer`."""
-        manifest = json.loads((self._folder / f"{self._table}.sstables" / "manifest.json").read_text())
-        created_at = manifest["snapshot"]["created_at"]
         # The manifest may be that of the earlier table.
-        for second in range(created_at - 10, created_at + 120):
-            rows = live_rows(state, self.schema, second)
-            yield sorted(repr([(n, plain(rows[n][i])) for n in sorted(rows.column_names)]) for i in range(len(rows)))
+        for second in range(self.snapshot_at - 10, self.snapshot_at + 120):
+            yield self.texts(live_rows(state, self.schema, second))
+
+    @property
+    def snapshot_at(self) -> int:
+        """About when the snapshot was taken, in seconds."""
+        manifest = json.loads((self._folder / f"{self._table}.sstables" / "manifest.json").read_text())
+        return manifest["snapshot"]["created_at"]
+
+    @staticmethod
+    def texts(rows: pa.Table) -> list[str]:
+        """Return rows in the form of `answer`."""
+        return sorted(repr([(n, plain(rows[n][i])) for n in sorted(rows.column_names)]) for i in range(len(rows)))
 
     def write_times(self) -> dict[str, set[int]]:
         """Return the write times that SELECT writetime(...) answered, by regular column."""
