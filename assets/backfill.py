@@ -1,10 +1,12 @@
 """Backfill: snapshots of a table on its nodes -> the lake's changes, by token range.
 
-What belongs here: the assets of one table, their checks, their metadata. Not here: how SSTables are read and what a
-snapshot is (`writetime.storage`, `writetime.lake.backfill`).
+What belongs here: the assets of one table, their checks, their metadata; and the sensor that finds new backups. Not
+here: how SSTables are read and what a snapshot is (`writetime.storage`, `writetime.lake.backfill`).
 """
 
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from dagster import (
@@ -12,21 +14,29 @@ from dagster import (
     AssetCheckSeverity,
     AssetCheckSpec,
     AssetExecutionContext,
+    AssetMaterialization,
     AssetsDefinition,
+    AssetSelection,
     AssetSpec,
     AutomationCondition,
     BackfillPolicy,
     Config,
+    DefaultSensorStatus,
     MaterializeResult,
     MetadataValue,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
     StaticPartitionsDefinition,
     asset,
+    sensor,
 )
 from pydantic import Field
 
 from writetime.clients.node_snapshots import clear_snapshot, take_snapshot
-from writetime.core.errors import WritetimeError
-from writetime.lake.backfill import backfill, complete_schema, find_snapshots
+from writetime.core.errors import WritetimeError, reason_of
+from writetime.lake.backfill import backfill, backup_names, complete_schema, find_snapshots, untaken
 from writetime.lake.buckets import buckets_of_share
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.spark_tasks import in_spark
@@ -48,7 +58,9 @@ class BackfillConfig(Config):
     """The snapshots to read."""
 
     paths: list[str] = Field(
-        default=[], description="Folders or URLs; default: those of the table's entry, or the last snapshot taken."
+        default=[],
+        description="Folders or URLs of snapshots or backups; default: those of the table's entry, or the last "
+        "snapshot taken.",
     )
 
 
@@ -61,7 +73,8 @@ def snapshots(table: FollowedTable) -> AssetsDefinition | AssetSpec:
             deps=[key_of(table.name, "table")],
             group_name="backfill",
             kinds={"cassandra"},
-            description=f"Snapshots of {table.name} by its nodes: {', '.join(table.entry.snapshots)}.",
+            description=f"Snapshots or backups of {table.name} by its nodes: {', '.join(table.entry.snapshots)}. The "
+            "sensor `new_backups` records new ones.",
             metadata=documents("docs/lake.md"),
         )
 
@@ -116,15 +129,15 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
             )
         ],
         description=f"Snapshots of {table.name} as changes in the lake, read from files instead of the database, "
-        "by token range. Only failed ranges run again. Repeated runs add nothing, and replicas are no problem: "
-        "the merge keeps one version of each cell.",
+        "by token range. Only failed ranges run again, and only SSTables that a range does not have yet are read. "
+        "Replicas are no problem: the merge keeps one version of each cell.",
     )
     def bring_in(
         context: AssetExecutionContext, config: BackfillConfig, spark: SparkResource, lake: LakeResource
     ) -> Iterator[AssetCheckResult | MaterializeResult]:
         session = spark.spark_session
         with by_kind():
-            found = find_snapshots(config.paths or _last_taken(context, table))
+            found = find_snapshots(config.paths or _last_taken(context, table), table=table.name)
             if found.schema.full_name != table.name:
                 raise WritetimeError(
                     f"{found.paths[0]} belongs to a snapshot of {found.schema.full_name}, not of {table.name}"
@@ -140,17 +153,56 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
             )
             shares = sorted(map(token_ranges.get_partition_keys().index, context.partition_keys))
             buckets = sorted({b for share in shares for b in buckets_of_share(share, TOKEN_RANGES, in_lake.buckets)})
+            new = untaken(in_lake, found, buckets)
             added = yield from staged.during(lambda: dict(backfill(in_lake, found, buckets, in_spark(session), staged)))
             yield MaterializeResult(
                 metadata={
                     "changes_added": sum(added.values()),
                     "buckets": len(added),
-                    "sstables": len(found.paths),
-                    "snapshot": found.id,
+                    "sstables": len(found.files),
+                    "sstables_new": len(new),
+                    "nodes_without_backup": MetadataValue.json(list(found.missing_nodes)),
                 }
             )
 
     return bring_in
+
+
+def new_backups(tables: Sequence[FollowedTable]) -> SensorDefinition:
+    """Return the sensor that records new backups at the places that entries name. It lists places, and reads nothing;
+    the sensor `new_snapshots` starts the backfill.
+    """
+
+    @sensor(
+        minimum_interval_seconds=300,
+        default_status=DefaultSensorStatus.STOPPED,
+        asset_selection=AssetSelection.assets(*(key_of(table.name, "snapshots") for table in tables)),
+        description="Tables: records each new backup at the places that a table's entry names, by their listing, as a "
+        "materialization of its snapshots. The sensor `new_snapshots` starts the backfill.",
+    )
+    def new_backups(context: SensorEvaluationContext) -> SensorResult:
+        known: dict[str, str] = json.loads(context.cursor or "{}")
+        seen: dict[str, str] = {}
+        events: list[AssetMaterialization] = []
+        faults: list[str] = []
+        for table in tables:
+            try:
+                names = backup_names(table.entry.snapshots, table.name)
+            except Exception as e:
+                # Another table must not wait for this one.
+                faults.append(f"{table.name}: {reason_of(e)}")
+                continue
+            seen[table.name] = hashlib.sha256("\n".join(names).encode()).hexdigest()
+            if names and seen[table.name] != known.get(table.name):
+                events.append(AssetMaterialization(key_of(table.name, "snapshots"), metadata={"found": len(names)}))
+        reason = "; ".join(["no place has a new backup", *faults])
+        return SensorResult(
+            asset_events=events,
+            cursor=json.dumps(known | seen),
+            skip_reason=None if events else SkipReason(reason),
+        )
+
+    return new_backups
 
 
 def _last_taken(context: AssetExecutionContext, table: FollowedTable) -> list[str]:

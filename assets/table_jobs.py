@@ -47,6 +47,7 @@ from writetime.schema.describe import to_cql
 from writetime.view.upkeep import upkeep
 from writetime.wire.watermarks import WatermarkTopic
 from writetime_dagster.assets.automation import failed_lately, is_under_way, on_schedule
+from writetime_dagster.assets.backfill import new_backups
 from writetime_dagster.assets.failures import by_kind
 from writetime_dagster.assets.followed import left, progress
 from writetime_dagster.assets.naming import key_of
@@ -82,9 +83,11 @@ def definitions(tables: Sequence[FollowedTable]) -> Definitions:
             "new_snapshots",
             target=AssetSelection.groups("backfill"),
             default_status=DefaultSensorStatus.STOPPED,
-            description="Tables: copies each new snapshot that a run took into the lake, some token ranges per run.",
+            description="Tables: copies each new snapshot or backup into the lake, some token ranges per run.",
         ),
     ]
+    if named := [table for table in tables if table.entry.snapshots]:
+        sensors.append(new_backups(named))
     if "land" in jobs:
         captured = [table for table in tables if table.entry.capture]
         sensors += [captured_changes(captured, jobs["land"]), progress(captured)]

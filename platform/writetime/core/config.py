@@ -172,7 +172,8 @@ class Table(_Section):
     )
     row_events: bool = Field(default=True, description="Whether row events are found and published.")
     snapshots: list[str] = Field(
-        default=[], description="Folders or URLs of its snapshots; without any, Dagster takes them on this machine."
+        default=[],
+        description="Folders or URLs of its snapshots or backups; without any, Dagster takes them on this machine.",
     )
     expect: list[dict[str, Any]] = Field(
         default=[], description="Expectations of its view: each the `type` of a Great Expectation, with its arguments."

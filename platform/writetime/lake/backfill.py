@@ -205,11 +205,11 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
     return replace(snapshot, schema=replace(joined, dropped=joined.dropped + unknown), lists_dropped=True)
 
 
-def untaken(table: LakeTable, snapshot: SnapshotFiles) -> list[str]:
-    """Return the addresses of the SSTables that a backfill of all buckets would read."""
+def untaken(table: LakeTable, snapshot: SnapshotFiles, buckets: Iterable[int] | None = None) -> list[str]:
+    """Return the addresses of the SSTables that a backfill of these buckets, all by default, would read."""
     taken = Backfilled(table, _id_of(snapshot.schema), table.changes.load())
     files = taken.identify(snapshot.files)
-    new = {file for bucket in range(table.buckets) for file in taken.new_in(bucket, files)}
+    new = {file for bucket in _wanted(table, buckets) for file in taken.new_in(bucket, files)}
     return [files[file].address for file in sorted(new)]
 
 
@@ -238,7 +238,7 @@ def backfill(
     files = taken.identify(snapshot.files)
     taken.merge(files)
     new: dict[tuple[Taken, ...], list[int]] = defaultdict(list)
-    for bucket in range(table.buckets) if buckets is None else buckets:
+    for bucket in _wanted(table, buckets):
         new[taken.new_in(bucket, files)].append(bucket)
     yield from ((bucket, 0) for bucket in new.pop((), []))
     if new:
@@ -276,6 +276,10 @@ def _read(task: BackfillTask) -> Iterator[pa.RecordBatch]:
         sstable = SSTable(named[0], task.writer.schema)
         for split in sstable.splits(1 << 62, tokens):
             yield from sstable.scan(split=split, tokens=tokens, origin=Origin("sstable", path, read_at))
+
+
+def _wanted(table: LakeTable, buckets: Iterable[int] | None) -> Iterable[int]:
+    return range(table.buckets) if buckets is None else buckets
 
 
 def _id_of(schema: TableSchema) -> str:

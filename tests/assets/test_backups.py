@@ -1,0 +1,114 @@
+"""Backups at the places that an entry names: their sensor, and their backfill."""
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+from uuid import uuid1, uuid4
+
+import pyarrow as pa
+import pytest
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    Definitions,
+    SensorResult,
+    SkipReason,
+    build_sensor_context,
+    evaluate_automation_conditions,
+    materialize,
+)
+from pyspark.sql import SparkSession
+
+from tests.support.backups import ScyllaManager
+from tests.support.made import settings_at
+from tests.support.recordings import RecordedTable
+from tests.support.settings import write_settings
+from writetime.core.config import Table
+from writetime.lake import views
+from writetime.lake.followed_tables import FollowedTable
+from writetime.lake.table import open_table
+from writetime.schema.describe import to_cql
+from writetime_dagster.assets import backfill
+from writetime_dagster.assets.naming import key_of
+from writetime_dagster.resources import DatabaseResource, LakeResource, SparkResource
+
+RECORDED = RecordedTable("rec104", "x_0")
+NAME = RECORDED.schema.full_name
+NODE = uuid4()
+RESOURCES: dict[str, Any] = {"spark": SparkResource(), "lake": LakeResource(), "database": DatabaseResource()}
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> ScyllaManager:
+    return ScyllaManager(tmp_path / "place", NAME, uuid1(), to_cql(RECORDED.schema), uuid4(), uuid4())
+
+
+def back_up(manager: ScyllaManager, night: int) -> None:
+    files = [
+        file
+        for each in RECORDED.locations[: night + 1]
+        for file in Path(each.folder).glob(f"{each.version}-{each.id}-*")
+    ]
+    manager.backup(NODE, datetime(2026, 5, 1 + night, tzinfo=UTC), files)
+
+
+def test_new_backups_start_a_backfill(manager: ScyllaManager) -> None:
+    """By a materialization of the snapshots, for each backup one. A place that cannot be listed holds no other up."""
+    followed = FollowedTable(NAME, Table(capture=False, snapshots=[str(manager.place)]))
+    broken = FollowedTable("shop.none", Table(snapshots=["unknown://place"]))
+    sensor = backfill.new_backups([broken, followed])
+    assets = [backfill.snapshots(followed), backfill.backfilled(followed)]
+    definitions = Definitions(assets, resources=RESOURCES)
+    cursor, automation = None, None
+    with DagsterInstance.ephemeral() as instance:
+
+        def tick() -> list[AssetKey]:
+            nonlocal cursor
+            result = sensor(build_sensor_context(instance, cursor=cursor))
+            assert isinstance(result, SensorResult)
+            cursor = result.cursor
+            for event in result.asset_events:
+                instance.report_runless_asset_event(event)
+            if not result.asset_events:
+                assert isinstance(result.skip_reason, SkipReason)
+                assert "no place has a new backup; shop.none: " in str(result.skip_reason.skip_message)
+            return [event.asset_key for event in result.asset_events]
+
+        def requested() -> int:
+            nonlocal automation
+            found = evaluate_automation_conditions(definitions, instance, cursor=automation)
+            automation = found.cursor
+            return found.get_num_requested(key_of(NAME, "backfill"))
+
+        assert tick() == []
+        requested()
+        for night in range(2):
+            back_up(manager, night)
+            assert tick() == [key_of(NAME, "snapshots")]
+            assert requested() == backfill.TOKEN_RANGES
+            assert tick() == []
+            assert requested() == 0
+
+
+def test_a_backfill_reads_what_is_new(
+    manager: ScyllaManager, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_at(tmp_path / "lake", buckets=2)
+    write_settings(settings, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    followed = FollowedTable(NAME, Table(capture=False, snapshots=[str(manager.place)]))
+    ranges = backfill.token_ranges.get_partition_keys()
+    tags = {"dagster/asset_partition_range_start": ranges[0], "dagster/asset_partition_range_end": ranges[-1]}
+    for night in range(2):
+        back_up(manager, night)
+        with DagsterInstance.ephemeral() as instance:
+            made = materialize([backfill.backfilled(followed)], instance=instance, resources=RESOURCES, tags=tags)
+        # One event per range, with the numbers of the run.
+        found = made.get_asset_materialization_events()[0].materialization.metadata
+        assert (found["sstables"].value, found["sstables_new"].value) == (night + 1, 1)
+        assert cast(int, found["changes_added"].value) > 0
+    shutil.rmtree(manager.place)
+    monkeypatch.setattr(views, "time_now", lambda: RECORDED.snapshot_at * 1_000_000)
+    rows = pa.concat_tables(views.virtual(open_table(settings, NAME)))
+    assert RECORDED.texts(rows) == RECORDED.answer()
