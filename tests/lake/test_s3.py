@@ -141,18 +141,17 @@ def test_backups_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pyt
     recorded = RecordedTable("rec104", "x_0")
     schema, files = recorded.schema, recorded.locations
     place = ScyllaManager(tmp_path / "place", schema.full_name, uuid1(), to_cql(schema), uuid4(), uuid4())
-    settings, node = settings_of(store, "backups"), uuid4()
     for name, value in store.options.items():
         monkeypatch.setenv(name, value)
+    address = f"s3://{BUCKET}/place?endpoint_override={store.host}&scheme=http"
+    table = create_table(settings_of(store, "backups"), schema)
+    node = uuid4()
     for night in range(len(files)):
-        components = [
-            file for each in files[: night + 1] for file in Path(each.folder).glob(f"{each.version}-{each.id}-*")
-        ]
+        components = [f for each in files[: night + 1] for f in Path(each.folder).glob(f"{each.version}-{each.id}-*")]
         place.backup(node, datetime(2026, 5, 1 + night, tzinfo=UTC), components)
         fs.copy_files(str(place.place), f"{BUCKET}/place", destination_filesystem=store.filesystem())
-        address = f"s3://{BUCKET}/place?endpoint_override={store.host}&scheme=http"
         found = find_snapshots([address], table=schema.full_name)
-        table = create_table(settings, found.schema)
+        table.follow(found.schema)
         # The copy has uploaded the first one again, with another time.
         assert [len(found.paths), len(untaken(table, found))] == [night + 1, 1]
         list(backfill(table, found))

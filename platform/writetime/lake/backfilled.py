@@ -6,7 +6,8 @@ generation numbers return, and neither does Statistics.db, which repair rewrites
 Before a backfill reads SSTables, it writes a record of them: `<table>/backfilled/<id>.json`, whose id follows from its
 list. The commit of each bucket names the record as its transaction, `backfill/<id>/<bucket>`. So an SSTable is taken in
 a bucket exactly if a record has it and the bucket has that transaction. A kill between the two leaves a record that
-counts in no bucket. Complete records are merged: one transaction, `backfilled/<id>`, stands for all buckets.
+counts in no bucket. Complete records are merged: one transaction, `backfilled/<id>`, stands for all buckets. Records
+count in the generation of the table in which they were written.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from pyarrow import fs
 from writetime.core.errors import WritetimeError
 from writetime.lake.backup import BackupFile
 from writetime.lake.commits import put_new
-from writetime.lake.table import LakeTable
+from writetime.lake.table import GENERATION, LakeTable
 from writetime.lake.versions import TableVersion
 
 _FOLDER = "backfilled"
@@ -42,7 +43,7 @@ class Taken:
 @dataclass(frozen=True)
 class _Record:
     id: str
-    table_id: str
+    of: str
     files: tuple[Taken, ...]
 
 
@@ -50,8 +51,10 @@ class Backfilled:
     """The SSTables of one table that are in the lake, at a version of its changes."""
 
     def __init__(self, table: LakeTable, table_id: str, changes: TableVersion) -> None:
-        self._table, self._table_id, self._changes = table, table_id, changes
-        self._records = [r for r in _read_all(table) if r.table_id == table_id]
+        self._table, self._changes = table, changes
+        # A generation begins without changes of SSTables that are taken.
+        self._of = f"{table_id} {changes.transaction(GENERATION) or 0}"
+        self._records = [record for record in _read_all(table) if record.of == self._of]
         self._buckets: dict[Taken, set[int]] = defaultdict(set)
         for record in self._records:
             done = self._done(record.id)
@@ -80,7 +83,7 @@ class Backfilled:
 
     def record(self, files: Sequence[Taken]) -> str:
         """Write a record of SSTables; return its id."""
-        record = _record(self._table_id, files)
+        record = _record(self._of, files)
         _write(self._table, record)
         return record.id
 
@@ -99,7 +102,7 @@ class Backfilled:
         there = set(present)
         nodes = {file.node for file in there if file.node}
         kept = {file for record in old for file in record.files if file.node not in nodes or file in there}
-        merged = _record(self._table_id, sorted(kept))
+        merged = _record(self._of, sorted(kept))
         _write(self._table, merged)
         self._table.changes.append([], _merged_id(merged.id), 1)
         filesystem = self._table.storage.filesystem()
@@ -123,13 +126,13 @@ def _path(record: str) -> str:
     return f"{_FOLDER}/{record}.json"
 
 
-def _record(table_id: str, files: Sequence[Taken]) -> _Record:
-    text = repr((table_id, [(f.node, f.size, f.digest) for f in files]))
-    return _Record(hashlib.sha256(text.encode()).hexdigest()[:16], table_id, tuple(files))
+def _record(of: str, files: Sequence[Taken]) -> _Record:
+    text = repr((of, [(f.node, f.size, f.digest) for f in files]))
+    return _Record(hashlib.sha256(text.encode()).hexdigest()[:16], of, tuple(files))
 
 
 def _write(table: LakeTable, record: _Record) -> None:
-    content = {"table": record.table_id, "files": [[f.node, f.size, f.digest, f.mark] for f in record.files]}
+    content = {"of": record.of, "files": [[f.node, f.size, f.digest, f.mark] for f in record.files]}
     # One that exists lists the same.
     put_new(table.storage, _path(record.id), orjson.dumps(content))
 
@@ -149,9 +152,7 @@ def _parsed(table: LakeTable, info: fs.FileInfo, data: bytes) -> _Record:
         content: Mapping[str, object] = orjson.loads(data)
         files = content["files"]
         assert isinstance(files, list)
-        return _Record(
-            info.base_name.removesuffix(".json"), str(content["table"]), tuple(Taken(*file) for file in files)
-        )
+        return _Record(info.base_name.removesuffix(".json"), str(content["of"]), tuple(Taken(*file) for file in files))
     except (AssertionError, KeyError, TypeError, ValueError) as e:
         raise WritetimeError(
             f"{table.storage.address}/{info.path} is not a record of a backfill ({type(e).__name__}: {e}): delete this "

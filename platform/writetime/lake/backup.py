@@ -59,11 +59,20 @@ class Found:
     read: Callable[[], list[NodeBackup]]
 
 
-def newest_table(ids: Iterable[str]) -> str:
+def newest_table(table: str, ids: Iterable[str]) -> str:
     """Return, of the ids (32 hexadecimal digits) that tables of one name had one after the other, that of the last one.
     Databases derive ids from the time.
+
+    Raises:
+        WritetimeError: a user chose one of them.
     """
-    return max(ids, key=lambda text: (UUID(text).time, text))
+    found = {text: UUID(text) for text in ids}
+    if len(found) > 1 and any(each.version != 1 for each in found.values()):
+        raise WritetimeError(
+            f"there were two tables {table}, with the ids {' and '.join(sorted(found))}. A user chose an id, so it is "
+            "not known which one is later: name the folder of one table's snapshot"
+        )
+    return max(found, key=lambda text: found[text].time)
 
 
 def schema_of(text: str, table: str, file: Folder, table_id: str) -> TableSchema:

@@ -72,7 +72,7 @@ def _read(place: Folder, backups: list[_Backup], table: str, *, with_schema: boo
     ids = {table_id for of_backup in sections.values() for table_id in of_backup}
     if not ids:
         raise WritetimeError(f"{place.address} is a place of Cassandra Medusa, and none of its backups has {table}")
-    table_id = newest_table(ids)
+    table_id = newest_table(table, ids)
     chosen = {backup: objects[table_id] for backup, objects in sections.items() if table_id in objects}
     started = _started(place, list(chosen))
     last = max(chosen, key=lambda backup: backup.finished_at)

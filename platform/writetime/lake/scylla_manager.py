@@ -114,7 +114,7 @@ def _read(root: Folder, manifests: list[_Manifest], table: str, *, with_schema: 
     if len(clusters := sorted({cluster for cluster, _, _ in newest})) > 1:
         places = " or ".join(root.below(*_CLUSTERS, cluster).address for cluster in clusters)
         raise WritetimeError(f"{root.address} has backups of {table} by several clusters: name one of them, {places}")
-    table_id = newest_table(entry.table_id for entries in newest.values() for entry in entries)
+    table_id = newest_table(table, (entry.table_id for entries in newest.values() for entry in entries))
     chosen = [entry for entries in newest.values() for entry in entries if entry.table_id == table_id]
     last = max(chosen, key=lambda entry: entry.manifest.taken_at)
     schema = _schema(root, last, table) if with_schema else None

@@ -13,6 +13,7 @@ ScyllaDB).
 import posixpath
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pyarrow import fs
 
@@ -31,7 +32,7 @@ def find(place: Folder, table: str, *, with_schema: bool = True) -> Found | None
     folders = list(_table_folders(place, table))
     if not folders:
         return None
-    table_id = newest_table(folder.path[-32:] for _, folder in folders)
+    table_id = newest_table(table, (folder.path[-32:] for _, folder in folders))
     chosen = [(node, folder) for node, folder in folders if folder.path.endswith(table_id)]
     tags = {node: _tags(folder, table) for node, folder in chosen}
     increments = {node: folder.below("backups") for node, folder in chosen}
@@ -78,20 +79,25 @@ def _read(node: str, folder: Folder, tags: list[str], increments: Folder, *, wit
     taken = {tag: _taken_at(folder.below("snapshots", tag)) for tag in tags}
     newest = max(tags, key=lambda tag: (taken[tag], tag)) if tags else None
     snapshot = newest and read_snapshot(folder.below("snapshots", newest), node, with_schema=with_schema)
-    flushed: tuple[BackupFile, ...] = ()
-    flushed_at = 0
-    if increments.filesystem.get_file_info(increments.path).type == fs.FileType.Directory:
-        flushed, flushed_at = data_files(increments, list(find_sstables(increments.address)), node)
+    flushed, flushed_at = _flushed(increments, node, snapshot.taken_at if snapshot else 0)
     if not snapshot:
         return NodeBackup(node, flushed, flushed_at, dated=False)
-    return NodeBackup(
-        node,
-        snapshot.files + flushed,
-        max(snapshot.taken_at, flushed_at),
-        snapshot.dated,
-        snapshot.schema,
-        snapshot.lists_dropped,
-    )
+    return replace(snapshot, files=snapshot.files + flushed, taken_at=max(snapshot.taken_at, flushed_at))
+
+
+def _flushed(increments: Folder, node: str, since: int) -> tuple[tuple[BackupFile, ...], int]:
+    """Return the SSTables that were flushed from a time on, and the time of the last one (microseconds). Earlier ones
+    are in the snapshot of that time, or were truncated since.
+    """
+    if increments.filesystem.get_file_info(increments.path).type != fs.FileType.Directory:
+        return (), 0
+    files = increments.files()
+    locations = [
+        each
+        for each in find_sstables(increments.address)
+        if (files[posixpath.basename(each.path("Data.db"))].mtime_ns or 0) // 1000 >= since
+    ]
+    return data_files(increments, locations, node)
 
 
 def _taken_at(folder: Folder) -> int:
