@@ -1,5 +1,6 @@
 """Backups as operators have them, made of a real server's snapshots, against the database's answer."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import local_node, take_snapshot
 from writetime.core.config import Lake, Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake import backfilled, views
 from writetime.lake.backfill import SnapshotFiles, backfill, backup_names, complete_schema, find_snapshots, untaken
 from writetime.lake.table import GENERATION, create_table, open_table
@@ -205,8 +207,8 @@ def test_incremental_backups(nightly: Nightly) -> None:
     increments = shutil.copytree(nightly.nights.flushed, first.parents[1] / "backups")
     flushed = len(list(increments.glob("*-Data.db")))
     assert flushed == 4
-    # The first was flushed before the snapshot, and the second for it.
-    assert "2 of 5 SSTables are new" in nightly.backfill()
+    # The snapshot has two of them.
+    assert "2 of 6 SSTables are new" in nightly.backfill()
     nightly.assert_rows(2)
     shutil.rmtree(first.parent)
     assert "pass a file with CREATE TABLE as --schema, or keep a snapshot" in nightly.refused()
@@ -240,7 +242,7 @@ def test_backups_that_are_too_far_apart(nightly: Nightly) -> None:
     medusa_of(nightly, "node-2", 0, time.time() - grace - 60)
     report = nightly.refused()
     assert f"{nightly.nights.table}: the backup of node node-2 was taken at " in report
-    assert "more than gc_grace_seconds before the newest one" in report
+    assert "more than gc_grace_seconds (and a day) before the newest one" in report
     # It has left the cluster.
     shutil.rmtree(nightly.place / "node-2")
     nightly.backfill()
@@ -249,6 +251,22 @@ def test_backups_that_are_too_far_apart(nightly: Nightly) -> None:
     shutil.rmtree(nightly.place)
     medusa_of(nightly, "node-3", 0, time.time() - grace - 60)
     assert "is refused, because deletions up to " in nightly.refused()
+
+
+def test_backups_within_a_day_are_one(nightly: Nightly) -> None:
+    """A backup of a cluster takes hours, and some tables keep no tombstone for that long."""
+    now, schema = time.time(), dataclasses.replace(nightly.nights.schema, gc_grace_seconds=0)
+    medusa_of(nightly, "node-1", 0, now)
+    medusa_of(nightly, "node-2", 1, now - 3600)
+    found = find_snapshots([str(nightly.place)], schema, nightly.nights.table)
+    lake = create_table(nightly.settings, schema)
+    assert next(backfill(lake, found))[1] > 0
+    # A second run completes it.
+    assert dict(backfill(lake, found))[1] > 0
+    nightly.assert_rows(1)
+    medusa_of(nightly, "node-3", 1, now - 90_000)
+    with pytest.raises(WritetimeError, match=r"the backup of node node-3 was taken at .* remove its backups if it has"):
+        find_snapshots([str(nightly.place)], schema, nightly.nights.table)
 
 
 def test_a_backfill_that_is_killed(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from writetime.lake.buckets import token_range
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.evolution import join_schemas
 from writetime.lake.history import raise_history
-from writetime.lake.horizon import raise_snapshot, require_newer
+from writetime.lake.horizon import TOGETHER, raise_snapshot, require_newer
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.snapshot_folder import read_snapshot
@@ -111,7 +111,7 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
         tuple(file for backup in backups for file in backup.files),
         schemas[0],
         newest_first[0].taken_at,
-        (dated or newest_first[:1])[-1].taken_at,
+        dated[-1].taken_at if dated else newest_first[0].taken_at,
         schema is not None or all(backup.lists_dropped for backup in with_schemas),
         tuple(sorted({node for backup in backups for node in backup.missing_nodes})),
     )
@@ -166,12 +166,12 @@ def _require_close(schema: TableSchema, newest_first: Sequence[NodeBackup]) -> N
     if not newest_first:
         return
     newest, oldest = newest_first[0], newest_first[-1]
-    if newest.taken_at - oldest.taken_at > schema.gc_grace_seconds * 1_000_000:
+    if newest.taken_at - oldest.taken_at > max(schema.gc_grace_seconds * 1_000_000, TOGETHER):
         where = f"of node {oldest.node} " if oldest.node else ""
         raise WritetimeError(
             f"{schema.full_name}: the backup {where}was taken at {instant_text(oldest.taken_at)}, more than "
-            f"gc_grace_seconds before the newest one, at {instant_text(newest.taken_at)}, so deleted data would come "
-            "back: take a new backup of that node, or remove its backups if it has left the cluster"
+            f"gc_grace_seconds (and a day) before the newest one, at {instant_text(newest.taken_at)}, so deleted data "
+            "may come back: take a new backup of that node, or remove its backups if it has left the cluster"
         )
 
 
@@ -242,7 +242,7 @@ def backfill(
         new[taken.new_in(bucket, files)].append(bucket)
     yield from ((bucket, 0) for bucket in new.pop((), []))
     if new:
-        require_newer(table, now, snapshot.oldest_at)
+        require_newer(table, now, snapshot.oldest_at, snapshot.taken_at)
     # Where nothing is new, the history stays as it is. An empty table has none.
     if new or not files:
         raise_history(table, snapshot.taken_at)

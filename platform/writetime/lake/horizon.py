@@ -35,6 +35,11 @@ TRUNCATED = "truncated/"
 microseconds.
 """
 
+TOGETHER = 86_400_000_000
+"""Snapshots of several nodes within this time (microseconds) count as one, as of the last: a backup of a cluster takes
+hours, and `gc_grace_seconds` may be 0.
+"""
+
 # Fields of changes, at any depth. A value of a user-defined type may have such a field, too.
 WRITTEN = "write_time"
 DELETED = ("deletion_time", "expiry")
@@ -107,17 +112,24 @@ def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
     return horizon if every_hours and horizon >= due else None
 
 
-def require_newer(table: LakeTable, changes: TableVersion, taken_at: int) -> None:
-    """Reject a snapshot that was taken (microseconds) before the horizon, or before the horizon that a newer snapshot
-    implies: the database itself had dropped deletions by then. Also reject one from before a truncation.
+def require_newer(table: LakeTable, changes: TableVersion, first_at: int, last_at: int) -> None:
+    """Reject a snapshot that was taken before the horizon, or before the horizon that a newer snapshot implies: the
+    database itself had dropped deletions by then. Also reject one from before a truncation.
+
+    Args:
+        table: the table.
+        changes: the version of its changes.
+        first_at: when the first node's was taken, in microseconds.
+        last_at: when the last node's was taken.
 
     Raises:
         WritetimeError: see above.
     """
     truncated_at = max((changes.transaction(TRUNCATED + s) or 0 for s in registered_sources(changes)), default=0)
-    if taken_at <= truncated_at:
+    taken_at = first_at if last_at - first_at > TOGETHER else last_at
+    if first_at <= truncated_at:
         raise WritetimeError(
-            f"{table.name} was truncated at {instant_text(truncated_at)}: a snapshot taken at {instant_text(taken_at)} "
+            f"{table.name} was truncated at {instant_text(truncated_at)}: a snapshot taken at {instant_text(first_at)} "
             f"is refused because its rows would come back; take a new one with `writetime snapshot {table.name}`"
         )
     grace = table.schema(changes).gc_grace_seconds * 1_000_000

@@ -79,25 +79,13 @@ def _read(node: str, folder: Folder, tags: list[str], increments: Folder, *, wit
     taken = {tag: _taken_at(folder.below("snapshots", tag)) for tag in tags}
     newest = max(tags, key=lambda tag: (taken[tag], tag)) if tags else None
     snapshot = newest and read_snapshot(folder.below("snapshots", newest), node, with_schema=with_schema)
-    flushed, flushed_at = _flushed(increments, node, snapshot.taken_at if snapshot else 0)
+    flushed: tuple[BackupFile, ...] = ()
+    flushed_at = 0
+    if increments.filesystem.get_file_info(increments.path).type == fs.FileType.Directory:
+        flushed, flushed_at = data_files(increments, list(find_sstables(increments.address)), node)
     if not snapshot:
         return NodeBackup(node, flushed, flushed_at, dated=False)
     return replace(snapshot, files=snapshot.files + flushed, taken_at=max(snapshot.taken_at, flushed_at))
-
-
-def _flushed(increments: Folder, node: str, since: int) -> tuple[tuple[BackupFile, ...], int]:
-    """Return the SSTables that were flushed from a time on, and the time of the last one (microseconds). Earlier ones
-    are in the snapshot of that time, or were truncated since.
-    """
-    if increments.filesystem.get_file_info(increments.path).type != fs.FileType.Directory:
-        return (), 0
-    files = increments.files()
-    locations = [
-        each
-        for each in find_sstables(increments.address)
-        if (files[posixpath.basename(each.path("Data.db"))].mtime_ns or 0) // 1000 >= since
-    ]
-    return data_files(increments, locations, node)
 
 
 def _taken_at(folder: Folder) -> int:
