@@ -24,6 +24,7 @@ from writetime.core.config import Lake, Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import backfilled, views
 from writetime.lake.backfill import SnapshotFiles, backfill, backup_names, complete_schema, find_snapshots, untaken
+from writetime.lake.backup import newest_table
 from writetime.lake.table import GENERATION, create_table, open_table
 from writetime.runtime.nodetool import nodetool
 from writetime.schema.system import read_schema
@@ -317,3 +318,12 @@ def test_a_generation_begins_without_what_was_taken(nightly: Nightly) -> None:
     assert untaken(lake, nightly.find()) == []
     lake.changes.append([], GENERATION, 1)
     assert len(untaken(lake, nightly.find())) == 2
+
+
+def test_the_last_of_two_tables_of_one_name() -> None:
+    earlier, later = (uuid.uuid1().hex for _ in range(2))
+    chosen = uuid.uuid4().hex
+    assert newest_table("shop.items", [later, earlier, later]) == later
+    assert newest_table("shop.items", [chosen]) == chosen
+    with pytest.raises(WritetimeError, match=r"two tables shop\.items, .* A user chose an id"):
+        newest_table("shop.items", [earlier, chosen])

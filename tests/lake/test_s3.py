@@ -16,7 +16,7 @@ import pytest
 from pyarrow import fs
 
 from tests.support import oracle
-from tests.support.backups import ScyllaManager
+from tests.support.backups import Medusa, ScyllaManager
 from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, batch, new_table, write
 from tests.support.object_store import BUCKET, ObjectStore
@@ -159,6 +159,28 @@ def test_backups_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(views, "time_now", lambda: recorded.snapshot_at * 1_000_000)
     rows = pa.concat_tables(views.virtual(table))
     assert recorded.texts(rows) == recorded.answer()
+
+
+def test_medusa_in_a_store(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its manifests name files from the bucket on, whatever the prefix is."""
+    written = tmp_path / "bench" / "events"
+    written.mkdir(parents=True)
+    subprocess.run(oracle.java_command("Oracle", "write", written, "1000"), check=True, capture_output=True)
+    medusa = Medusa(tmp_path / "prefix", "bench.events", uuid1())
+    cql = "CREATE TABLE bench.events (id uuid PRIMARY KEY)"
+    medusa.backup("node-1", "first", written, cql, ["node-1", "node-2"], 1_777_600_000)
+    for name, value in store.options.items():
+        monkeypatch.setenv(name, value)
+    fs.copy_files(str(medusa.place), f"{BUCKET}/of/medusa", destination_filesystem=store.filesystem())
+    address = f"s3://{BUCKET}/of/medusa/?endpoint_override={store.host}&scheme=http"
+    here, there = (find_snapshots([place], table="bench.events") for place in (str(medusa.place), address))
+    assert there.missing_nodes == ("node-2",)
+    assert there.taken_at == 1_777_600_000_000_000
+    [of_disk, of_store] = (found.files[0] for found in (here, there))
+    assert (of_disk.node, of_disk.size, of_disk.mark) == (of_store.node, of_store.size, of_store.mark)
+    # A task has the address alone.
+    [opened] = find_sstables(of_store.address)
+    assert rows_of(opened) == rows_of(of_disk.location)
 
 
 def rows_of(location: Location) -> list[dict[str, Any]]:
