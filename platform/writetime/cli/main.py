@@ -25,7 +25,7 @@ class Listed(NamedTuple):
 # The help is listed here because importing all commands takes seconds.
 COMMANDS = {
     "agent": Listed("capture:agent", "Publish changes to Kafka until SIGTERM or Ctrl-C."),
-    "backfill": Listed("lake:backfill", "Bring snapshots of a table into the lake."),
+    "backfill": Listed("lake:backfill", "Bring snapshots or backups of a table into the lake."),
     "check": Listed(
         "check:check",
         "Check settings, table entries, servers, Java, ports and disks: one line per fault, with the remedy.",
