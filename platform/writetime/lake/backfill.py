@@ -45,8 +45,8 @@ _LAYOUTS = (scylla_manager.find, medusa.find, snapshot_tree.find)
 class SnapshotFiles:
     """The SSTables of snapshots or backups of one table.
 
-    `taken_at` (microseconds) is when the last of them was complete; `oldest_at` is when the first one was taken, of
-    those whose time is known.
+    `taken_at` (microseconds) is when the last of them was taken, or earlier, and `complete_at` is not earlier;
+    `oldest_at` is when the first one was taken, of those whose time is known.
     `lists_dropped` is whether the schema has the dropped columns and the times of their drops.
     `missing_nodes` are nodes of the cluster that have no backup.
     """
@@ -54,6 +54,7 @@ class SnapshotFiles:
     files: tuple[BackupFile, ...]
     schema: TableSchema
     taken_at: int
+    complete_at: int
     oldest_at: int
     lists_dropped: bool = True
     missing_nodes: tuple[str, ...] = ()
@@ -111,6 +112,7 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
         tuple(file for backup in backups for file in backup.files),
         schemas[0],
         newest_first[0].taken_at,
+        max(newest_first[0].taken_at, *(backup.complete_at for backup in backups)),
         dated[-1].taken_at if dated else newest_first[0].taken_at,
         schema is not None or all(backup.lists_dropped for backup in with_schemas),
         tuple(sorted({node for backup in backups for node in backup.missing_nodes})),
@@ -190,9 +192,9 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
             known = read_schema(session, name)
     except (WritetimeError, *DRIVER_FAULTS) as e:
         raise WritetimeError(
-            f"the schema.cql of ScyllaDB does not list the columns of {name} that were dropped, and the database could "
-            f"not be asked for them ({e}); start it, or pass as --schema a file with CREATE TABLE and, for each "
-            "dropped column, ALTER TABLE .. DROP .. USING TIMESTAMP"
+            f"the schema of the files does not list the columns of {name} that were dropped, as ScyllaDB and Cassandra "
+            f"Medusa leave them out, and the database could not be asked for them ({e}); start it, or pass as --schema "
+            "a file with CREATE TABLE and, for each dropped column, ALTER TABLE .. DROP .. USING TIMESTAMP"
         ) from None
     if None not in (ids := (snapshot.schema.id, known.id)) and ids[0] != ids[1]:
         raise WritetimeError(
@@ -207,7 +209,7 @@ def complete_schema(settings: Settings, snapshot: SnapshotFiles) -> SnapshotFile
 
 def untaken(table: LakeTable, snapshot: SnapshotFiles, buckets: Iterable[int] | None = None) -> list[str]:
     """Return the addresses of the SSTables that a backfill of these buckets, all by default, would read."""
-    taken = Backfilled(table, _id_of(snapshot.schema), table.changes.load())
+    taken = Backfilled(table, table.changes.load())
     files = taken.identify(snapshot.files)
     new = {file for bucket in _wanted(table, buckets) for file in taken.new_in(bucket, files)}
     return [files[file].address for file in sorted(new)]
@@ -234,9 +236,8 @@ def backfill(
         WritetimeError: the snapshot is from before the horizon, see `horizon.require_newer`.
     """
     now = table.changes.load()
-    taken = Backfilled(table, _id_of(snapshot.schema), now)
+    taken = Backfilled(table, now)
     files = taken.identify(snapshot.files)
-    taken.merge(files)
     new: dict[tuple[Taken, ...], list[int]] = defaultdict(list)
     for bucket in _wanted(table, buckets):
         new[taken.new_in(bucket, files)].append(bucket)
@@ -245,8 +246,9 @@ def backfill(
         require_newer(table, now, snapshot.oldest_at, snapshot.taken_at)
     # Where nothing is new, the history stays as it is. An empty table has none.
     if new or not files:
-        raise_history(table, snapshot.taken_at)
+        raise_history(table, snapshot.complete_at)
     raise_snapshot(table, snapshot.taken_at)
+    taken.merge(files)
     writer = ChangeWriter.of(table, table.schema())
     todo = []
     for several, of_buckets in new.items():
@@ -280,7 +282,3 @@ def _read(task: BackfillTask) -> Iterator[pa.RecordBatch]:
 
 def _wanted(table: LakeTable, buckets: Iterable[int] | None) -> Iterable[int]:
     return range(table.buckets) if buckets is None else buckets
-
-
-def _id_of(schema: TableSchema) -> str:
-    return "" if schema.id is None else str(schema.id)

@@ -50,10 +50,10 @@ class _Record:
 class Backfilled:
     """The SSTables of one table that are in the lake, at a version of its changes."""
 
-    def __init__(self, table: LakeTable, table_id: str, changes: TableVersion) -> None:
+    def __init__(self, table: LakeTable, changes: TableVersion) -> None:
         self._table, self._changes = table, changes
         # A generation begins without changes of SSTables that are taken.
-        self._of = f"{table_id} {changes.transaction(GENERATION) or 0}"
+        self._of = f"{table.schema(changes).id} {changes.transaction(GENERATION) or 0}"
         self._records = [record for record in _read_all(table) if record.of == self._of]
         self._buckets: dict[Taken, set[int]] = defaultdict(set)
         for record in self._records:
@@ -99,9 +99,10 @@ class Backfilled:
         old = [record for record in self._records if complete.issuperset(record.files)]
         if len(old) < _MERGED:
             return
-        there = set(present)
+        # With their present marks.
+        there = {file: file for file in present}
         nodes = {file.node for file in there if file.node}
-        kept = {file for record in old for file in record.files if file.node not in nodes or file in there}
+        kept = {there.get(f, f) for record in old for f in record.files if f.node not in nodes or f in there}
         merged = _record(self._of, sorted(kept))
         _write(self._table, merged)
         self._table.changes.append([], _merged_id(merged.id), 1)
@@ -151,9 +152,10 @@ def _parsed(table: LakeTable, info: fs.FileInfo, data: bytes) -> _Record:
     try:
         content: Mapping[str, object] = orjson.loads(data)
         files = content["files"]
-        assert isinstance(files, list)
+        if not isinstance(files, list):
+            raise TypeError("a list of files was expected")
         return _Record(info.base_name.removesuffix(".json"), str(content["of"]), tuple(Taken(*file) for file in files))
-    except (AssertionError, KeyError, TypeError, ValueError) as e:
+    except (KeyError, TypeError, ValueError) as e:
         raise WritetimeError(
             f"{table.storage.address}/{info.path} is not a record of a backfill ({type(e).__name__}: {e}): delete this "
             "file; then the SSTables that it lists are read again, which adds nothing"

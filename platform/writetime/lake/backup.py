@@ -38,13 +38,15 @@ class BackupFile:
 class NodeBackup:
     """The SSTables of a table in one backup of one node.
 
-    `taken_at` (microseconds) is not later than the time of the backup; `dated` is whether it is that time, and not just
-    that of the newest file. `lists_dropped` is whether the schema has the dropped columns and the times of their drops.
+    `taken_at` (microseconds) is not later than the time of the backup, and `complete_at` is not earlier. `dated` is
+    whether these times are the backup's, and not just that of the newest file. `lists_dropped` is whether the schema
+    has the dropped columns and the times of their drops. `missing_nodes` are nodes of the cluster without a backup.
     """
 
     node: str
     files: tuple[BackupFile, ...]
     taken_at: int
+    complete_at: int
     dated: bool
     schema: TableSchema | None = None
     lists_dropped: bool = True

@@ -83,6 +83,7 @@ def _read(place: Folder, backups: list[_Backup], table: str, *, with_schema: boo
             backup.node,
             tuple(_file(place, backup, found) for found in objects if found["path"].endswith("-Data.db")),
             started[backup],
+            backup.finished_at // 1000,
             dated=True,
             schema=schema if backup is last else None,
             # The driver that writes it does not list dropped columns.

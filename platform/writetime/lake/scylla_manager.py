@@ -17,6 +17,7 @@ import json
 import posixpath
 import re
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -36,7 +37,9 @@ _NAME = re.compile(r"task_(?P<task>[0-9a-f-]{36})_tag_(?P<tag>sm_(?P<time>\d{14}
 
 @dataclass(frozen=True)
 class _Manifest:
-    """The name of a manifest: its path below the place, whose it is, and when its backup began (microseconds)."""
+    """The name of a manifest: its path below the place, whose it is, and when its backup began and the manifest was
+    written (microseconds).
+    """
 
     path: str
     cluster: str
@@ -45,6 +48,7 @@ class _Manifest:
     task: str
     tag: str
     taken_at: int
+    written_at: int
 
 
 @dataclass(frozen=True)
@@ -83,25 +87,23 @@ def _newest(root: Folder, clusters: list[str]) -> list[_Manifest]:
     table.
     """
     newest: dict[tuple[str, str, str, str], _Manifest] = {}
+    for found in _manifests(root, clusters):
+        key = (found.cluster, found.dc, found.node, found.task)
+        newest[key] = max(newest.get(key, found), found, key=lambda manifest: manifest.taken_at)
+    return list(newest.values())
+
+
+def _manifests(root: Folder, clusters: list[str]) -> Iterator[_Manifest]:
     for cluster in clusters:
         for dc in root.below(*_CLUSTERS, cluster, "dc").folders():
             for node in root.below(*_CLUSTERS, cluster, "dc", dc, "node").folders():
                 folder = (*_CLUSTERS, cluster, "dc", dc, "node", node)
-                for name in root.below(*folder).files():
+                for name, info in root.below(*folder).files().items():
                     if match := _NAME.fullmatch(name):
                         at = datetime.strptime(match["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
-                        found = _Manifest(
-                            posixpath.join(*folder, name),
-                            cluster,
-                            dc,
-                            node,
-                            match["task"],
-                            match["tag"],
-                            round(at.timestamp()) * 1_000_000,
-                        )
-                        key = (cluster, dc, node, found.task)
-                        newest[key] = max(newest.get(key, found), found, key=lambda m: m.taken_at)
-    return list(newest.values())
+                        times = round(at.timestamp()) * 1_000_000, (info.mtime_ns or 0) // 1000
+                        path = posixpath.join(*folder, name)
+                        yield _Manifest(path, cluster, dc, node, match["task"], match["tag"], *times)
 
 
 def _read(root: Folder, manifests: list[_Manifest], table: str, *, with_schema: bool) -> list[NodeBackup]:
@@ -123,6 +125,7 @@ def _read(root: Folder, manifests: list[_Manifest], table: str, *, with_schema: 
             entry.manifest.node,
             tuple(_files(root, entry, table)),
             entry.manifest.taken_at,
+            entry.manifest.written_at,
             dated=True,
             schema=schema if entry is last else None,
         )

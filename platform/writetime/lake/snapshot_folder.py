@@ -62,7 +62,8 @@ def read_snapshot(folder: Folder, node: str = "", *, with_schema: bool = True) -
     manifest = read_manifest(replace(folder, path=locations[0].folder))
     files, newest = data_files(folder, locations, node)
     # The last file was written before the snapshot was taken.
-    found = NodeBackup(node, files, newest if manifest is None else manifest.taken_at, dated=manifest is not None)
+    taken_at = newest if manifest is None else manifest.taken_at
+    found = NodeBackup(node, files, taken_at, taken_at, dated=manifest is not None)
     if not with_schema:
         return found
     # The `schema.cql` of ScyllaDB (2026.1) does not list dropped columns.
@@ -90,7 +91,7 @@ def _of_empty_table(folder: Folder, node: str) -> NodeBackup:
     if manifest is not None and not manifest.files:
         try:
             schema = parse_table(folder.read("schema.cql").decode())
-            return NodeBackup(node, (), manifest.taken_at, dated=True, schema=schema)
+            return NodeBackup(node, (), manifest.taken_at, manifest.taken_at, dated=True, schema=schema)
         except Missing:
             pass
     raise WritetimeError(f"{folder.address} holds no SSTables: name the folder of a table's snapshot") from None

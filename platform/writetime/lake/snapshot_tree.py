@@ -84,8 +84,9 @@ def _read(node: str, folder: Folder, tags: list[str], increments: Folder, *, wit
     if increments.filesystem.get_file_info(increments.path).type == fs.FileType.Directory:
         flushed, flushed_at = data_files(increments, list(find_sstables(increments.address)), node)
     if not snapshot:
-        return NodeBackup(node, flushed, flushed_at, dated=False)
-    return replace(snapshot, files=snapshot.files + flushed, taken_at=max(snapshot.taken_at, flushed_at))
+        return NodeBackup(node, flushed, flushed_at, flushed_at, dated=False)
+    last = max(snapshot.taken_at, flushed_at)
+    return replace(snapshot, files=snapshot.files + flushed, taken_at=last, complete_at=last)
 
 
 def _taken_at(folder: Folder) -> int:
