@@ -310,6 +310,29 @@ def test_records_are_merged(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -
     assert f"{folder / 'other.json'} is not a record of a backfill" in nightly.refused()
 
 
+def test_a_merge_of_records_that_is_killed(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each of its steps: the merged record, its commit, the removal of the others."""
+    for night in range(2):
+        medusa_of(nightly, "node-1", night, time.time())
+        nightly.backfill()
+    medusa_of(nightly, "node-1", 2, time.time())
+    lake, found = open_table(nightly.settings, nightly.nights.table), nightly.find()
+    folder = Path(nightly.settings.lake.path) / nightly.nights.table / "backfilled"
+    monkeypatch.setattr(backfilled, "_MERGED", 2)
+    for records, of, step in ((2, backfilled, "_write"), (3, lake.changes, "append"), (3, backfilled, "suppress")):
+        taken = backfilled.Backfilled(lake, lake.changes.load())
+        with monkeypatch.context() as patch:
+            patch.setattr(of, step, lambda *_: pytest.fail("killed"))
+            with pytest.raises(pytest.fail.Exception):
+                taken.merge([])
+        assert len(list(folder.iterdir())) == records
+        assert len(untaken(lake, found)) == 2
+    assert "2 of 2 SSTables are new" in nightly.backfill()
+    # The merged one, and that of this night.
+    assert len(list(folder.iterdir())) == 2
+    nightly.assert_rows(2)
+
+
 def test_a_generation_begins_without_what_was_taken(nightly: Nightly) -> None:
     """After TRUNCATE the lake may have left out changes of SSTables that the table still has."""
     medusa_of(nightly, "node-1", 0, time.time())
