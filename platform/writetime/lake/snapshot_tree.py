@@ -42,7 +42,15 @@ def find(place: Folder, table: str, *, with_schema: bool = True) -> Found | None
         return None
 
     def read() -> list[NodeBackup]:
-        return [_read(node, folder, tags[node], increments[node], with_schema=with_schema) for node, folder in chosen]
+        taken = {
+            (_taken_at(tagged), node): tagged
+            for node, folder in chosen
+            for tagged in (folder.below("snapshots", tag) for tag in tags[node])
+        }
+        newest = {node: taken[at, node] for at, node in sorted(taken)}
+        # One schema is enough, and it costs a header per SSTable.
+        last = max(taken)[1] if with_schema and taken else None
+        return [_read(node, newest.get(node), increments[node], with_schema=node == last) for node, _ in chosen]
 
     return Found(tuple(names), read)
 
@@ -74,11 +82,9 @@ def _data_names(folder: Folder) -> list[str]:
     return [name for name in folder.files() if name.endswith("-Data.db")]
 
 
-def _read(node: str, folder: Folder, tags: list[str], increments: Folder, *, with_schema: bool) -> NodeBackup:
+def _read(node: str, newest: Folder | None, increments: Folder, *, with_schema: bool) -> NodeBackup:
     """Read the newest snapshot of a node, and the SSTables that it flushed."""
-    taken = {tag: _taken_at(folder.below("snapshots", tag)) for tag in tags}
-    newest = max(tags, key=lambda tag: (taken[tag], tag)) if tags else None
-    snapshot = newest and read_snapshot(folder.below("snapshots", newest), node, with_schema=with_schema)
+    snapshot = newest and read_snapshot(newest, node, with_schema=with_schema)
     flushed: tuple[BackupFile, ...] = ()
     flushed_at = 0
     if increments.filesystem.get_file_info(increments.path).type == fs.FileType.Directory:
