@@ -15,7 +15,7 @@ from writetime.clients import database
 _FASTER = 60
 _OUTAGES, _OUTAGES_LONG = 6, 30
 _LONGEST_SECONDS = 600
-_KILLS, _KILLS_LONG = 2, 30
+_KILLS = 30
 
 
 def test_an_agent_publishes_again_after_each_outage(
@@ -37,11 +37,12 @@ def test_an_agent_publishes_again_after_each_outage(
     captured.assert_same("marks")
 
 
+@pytest.mark.long_only("kills and starts its node again and again")
 @pytest.mark.timeout(3600)
-def test_an_agent_publishes_again_after_each_kill_of_its_node(captured: Captured, is_long: bool) -> None:
+def test_an_agent_publishes_again_after_each_kill_of_its_node(captured: Captured) -> None:
     with captured.agent():
         captured.settle()
-        for _ in range(_KILLS_LONG if is_long else _KILLS):
+        for _ in range(_KILLS):
             captured.node.nodetool("flush", "system_schema")
             captured.node.stop(signal.SIGKILL)
             captured.node.start()

@@ -50,6 +50,7 @@ from writetime.verify.comparison import verify
 from writetime.wire.watermarks import WatermarkTopic, statuses
 
 
+@pytest.mark.long_only("kills and starts an agent again and again")
 def test_logs_reach_the_lake_however_often_the_agent_is_killed(
     cdc: CdcDatabase, logged: list[Logged], tmp_path: Path
 ) -> None:
