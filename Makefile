@@ -16,7 +16,7 @@ PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(abspath $(CLASSES))
 
 # `dagster dev` starts its daemon by name, so the environment's programs must be on PATH.
-.PHONY: setup instance port demo test tests check coverage test-long test-python test-without-shared-servers test-scylla ui prepared compiled style lint api release bench clean
+.PHONY: setup instance port demo test tests check coverage test-long test-python test-matrix test-without-shared-servers test-scylla ui prepared compiled style lint api release bench clean
 
 setup: $(STAMP)
 
@@ -75,6 +75,14 @@ test-python: setup
 # The same on this Python alone.
 test-without-shared-servers: setup
 	@$(PYTEST) --without-shared-servers
+
+# The stages that read what Cassandra writes or says, on each of its versions, and the tests above on each Python.
+MATRIX_TESTS := tests/capture tests/lake/test_backfill.py tests/lake/test_compacted.py tests/lake/test_counters.py \
+	tests/row_events/test_publish.py tests/verify
+test-matrix: setup
+	@status=0; for version in 4.0 4.1 5.0; do \
+		echo "Cassandra $$version"; $(BIN)/python -m pytest $(MATRIX_TESTS) --cassandra $$version || status=1; \
+	done; $(MAKE) --no-print-directory test-python || status=1; exit $$status
 
 # The whole platform on a ScyllaDB that runs already, with vnodes and then with tablets. DATA is the data folder of the
 # node and NODETOOL its command, both for backfills.

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-from tests.support import scylla_server
+from tests.support import cassandra_versions, scylla_server
 from tests.support.servers import flushes_schemas, server_addresses, start
 from tests.support.settings import write_settings
 from writetime.clients import database
@@ -88,6 +88,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "cassandra_only(reason): needs what only Apache Cassandra has; deselected with --scylla"
     )
+    config.addinivalue_line(
+        "markers", "cassandra_5_only(reason): needs what only 5.0 has; deselected with --cassandra 4.0 or 4.1"
+    )
     config.addinivalue_line("markers", "long_only(reason): takes minutes of CPU; deselected without --long")
 
 
@@ -107,6 +110,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--without-shared-servers",
         action="store_true",
         help="run the same, and tests/security and tests/storage, which start their own",
+    )
+    parser.addoption(
+        "--cassandra",
+        choices=cassandra_versions.VERSIONS,
+        default=cassandra_versions.VERSIONS[0],
+        help="let embedded nodes be of this version",
     )
     scylla = parser.getgroup("scylla", "a running ScyllaDB (see tests/scylla)")
     scylla.addoption("--scylla", metavar="HOST:PORT", help="use this ScyllaDB instead of an embedded Cassandra")
@@ -135,6 +144,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put the folders of tests in order, and leave out those that lack their servers, by the options."""
     if config.getoption("--scylla"):
         _leave_out(config, items, lambda item: item.get_closest_marker("cassandra_only") is not None)
+    if config.getoption("--cassandra") != cassandra_versions.VERSIONS[0]:
+        _leave_out(config, items, lambda item: item.get_closest_marker("cassandra_5_only") is not None)
     if not config.getoption("--long"):
         _leave_out(config, items, lambda item: item.get_closest_marker("long_only") is not None)
     if config.getoption("--without-servers"):
@@ -189,6 +200,14 @@ def new_keyspace(config: pytest.Config, settings: Settings) -> Iterator[None]:
 def is_long(pytestconfig: pytest.Config) -> bool:
     """Whether long tests of faults run at their full length, as by `make test-long`."""
     return bool(pytestconfig.getoption("--long"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cassandra_version(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The version of Cassandra that embedded nodes of this session have."""
+    version = str(pytestconfig.getoption("--cassandra"))
+    cassandra_versions.use(version, tmp_path_factory.mktemp("cassandra"))
+    return version
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,7 @@ def assert_whole_way(captured: Captured, name: str, tmp_path: Path) -> Counter[s
     return unfit
 
 
+@pytest.mark.cassandra_5_only("vectors")
 def test_timestamps_beyond_microseconds(landed: Captured, tmp_path: Path) -> None:
     landed.write(
         "CREATE TYPE {ks}.u (a timestamp, b int)",
@@ -159,6 +160,7 @@ def texts_of_cassandra(captured: Captured) -> list[bytes]:
     return texts
 
 
+@pytest.mark.cassandra_5_only("vectors")
 def test_text_that_is_not_utf8(landed: Captured, tmp_path: Path) -> None:
     texts = texts_of_cassandra(landed)
     landed.write(

@@ -50,12 +50,11 @@ def test_landing_ends_at_once_where_the_lake_is_not_installed(monkeypatch: pytes
 
 @pytest.fixture
 def own_nodetool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(jars, "has_ivy", lambda: False)
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path / "nodetool"
 
 
-def test_without_spark_the_nodetool_of_the_node_runs(own_nodetool: Path, tmp_path: Path) -> None:
+def test_the_nodetool_of_the_node_runs(own_nodetool: Path, tmp_path: Path) -> None:
     own_nodetool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
     own_nodetool.chmod(0o755)
     nodetool(7199, "snapshot", "-t", "tag", "-kt", "shop.orders")
@@ -66,6 +65,7 @@ def test_without_spark_the_nodetool_of_the_node_runs(own_nodetool: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("own_nodetool")
-def test_without_any_nodetool_the_remedies_are_named() -> None:
+def test_without_any_nodetool_the_remedies_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jars, "has_ivy", lambda: False)
     with pytest.raises(WritetimeError, match=r"on the PATH; otherwise, this needs writetime\[embedded\]"):
         nodetool(7199, "snapshot")

@@ -27,6 +27,7 @@ SCALARS = [
     *("ascii", "bigint", "blob", "boolean", "date", "decimal", "double", "duration", "float", "inet", "int"),
     *("smallint", "text", "time", "timestamp", "timeuuid", "tinyint", "uuid", "varint"),
 ]
+_KINDS = ["list", "set", "map", "tuple", "vector", "inner", "outer"]
 UDTS = {
     "inner": Udt(KEYSPACE, "inner", (("a", Native("int")), ("b", Native("text")))),
 }
@@ -55,6 +56,9 @@ Places = tuple[list[list[str]], list[list[str]]]
 class Generator:
     """Makes schemas and CQL statements; the same seed makes the same ones."""
 
+    # Of Cassandra 5.0.
+    has_vectors = True
+
     def __init__(self, seed: int, max_ttl: int = 630_720_000) -> None:
         self.random = random.Random(seed)
         self._ttls = [1000, 86_400, max_ttl]
@@ -68,7 +72,7 @@ class Generator:
         def inside(*, key_inside: bool = key) -> CqlType:
             return freeze(self.cql_type(depth - 1, key=key_inside))
 
-        kind = r.choice(["list", "set", "map", "tuple", "vector", "inner", "outer"])
+        kind = r.choice([kind for kind in _KINDS if kind != "vector" or self.has_vectors])
         frozen = key or r.random() < 0.4
         match kind:
             case "list":

@@ -4,17 +4,20 @@ Each thread has one table, which it creates, writes to and alters. A statement h
 or one of a few that many share. What the database did not acknowledge may have been written or not.
 """
 
+import itertools
 import re
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
+from cassandra.protocol import SyntaxException
 
 from tests.support.generate import UDTS, Generator, Places
 from writetime.clients.database import DRIVER_FAULTS
@@ -154,7 +157,7 @@ class Writer(threading.Thread):
             case "add" if len(columns) < _MOST_COLUMNS:
                 cql_type = r.choice(["spot", "frozen<spot>", *(str(self._generator.cql_type()) for _ in range(4))])
                 static = " static" if self.schema.clustering and r.random() < 0.3 else ""
-                self.insist(f"ALTER TABLE {table} ADD IF NOT EXISTS n{self.alterations} {cql_type}{static}")
+                self._alter(f"ALTER TABLE {table} ADD n{self.alterations} {cql_type}{static}")
             case "drop" if may_go:
                 column = r.choice(may_go)
                 if not any(name in str(column.type) for name in (*UDTS, "spot")):
@@ -162,13 +165,13 @@ class Writer(threading.Thread):
                 self._ever_gone.add(column.name)
                 # The database keeps the time of the drop in milliseconds: nothing was written in that one.
                 time.sleep(0.002)
-                self.insist(f"ALTER TABLE {table} DROP IF EXISTS {quote_name(column.name)}")
+                self._alter(f"ALTER TABLE {table} DROP {quote_name(column.name)}")
                 time.sleep(0.002)
             case "return" if self._gone:
                 column, static = self._gone.pop(r.choice(sorted(self._gone)))
-                self.insist(f"ALTER TABLE {table} ADD IF NOT EXISTS {quote_name(column.name)} {column.type}{static}")
+                self._alter(f"ALTER TABLE {table} ADD {quote_name(column.name)} {column.type}{static}")
             case "type":
-                self.insist(f"ALTER TYPE {self._keyspace}.spot ADD IF NOT EXISTS {self.table}_{self.alterations} text")
+                self._alter(f"ALTER TYPE {self._keyspace}.spot ADD {self.table}_{self.alterations} text")
             case _:
                 return
         self.alterations += 1
@@ -230,11 +233,23 @@ class Writer(threading.Thread):
         """Execute a statement that may be repeated until it is acknowledged."""
         self._until_answered(lambda: self._session.execute(statement, timeout=60))
 
+    def _alter(self, statement: str) -> None:
+        """Execute an ALTER until it is acknowledged. One that was not answered may have been executed, and is refused
+        when it is repeated then: 4.0 has no IF NOT EXISTS for columns.
+        """
+        tries = itertools.count()
+
+        def execute() -> None:
+            with suppress(InvalidRequest) if next(tries) else nullcontext():
+                self._session.execute(statement, timeout=60)
+
+        self._until_answered(execute)
+
     def _until_answered(self, call: Callable[[], _T]) -> _T:
         while True:
             try:
                 return call()
-            except InvalidRequest:
+            except (InvalidRequest, SyntaxException):
                 raise
             except DRIVER_FAULTS:
                 time.sleep(0.2)

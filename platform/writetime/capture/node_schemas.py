@@ -35,6 +35,11 @@ from writetime.storage.plan import Plan
 log = logging.getLogger(__name__)
 
 _LISTEN_AGAIN_SECONDS = 10.0
+# The names that settings have in 4.0, and the units of their numbers (`config.Config` of 4.0 and 4.1).
+_BEFORE_4_1 = {
+    "cdc_total_space": ("cdc_total_space_in_mb", "MiB"),
+    "commitlog_sync_period": ("commitlog_sync_period_in_ms", "ms"),
+}
 
 
 class Unreachable(Transient):
@@ -116,9 +121,13 @@ class Node:
         return str(self.rows("SELECT host_id FROM system.local")[0]["host_id"])
 
     def setting(self, name: str) -> str | None:
-        """Return a setting of `cassandra.yaml` that is in force."""
-        rows = self.rows(f"SELECT value FROM system_views.settings WHERE name = '{name}'")
-        return rows[0]["value"] if rows else None
+        """Return a setting of `cassandra.yaml` that is in force, with its unit, by its name in version 4.1 or later."""
+        query = "SELECT value FROM system_views.settings WHERE name = '{}'"
+        if rows := self.rows(query.format(name)):
+            return rows[0]["value"]
+        old, unit = _BEFORE_4_1.get(name, (None, None))
+        rows = self.rows(query.format(old)) if old else []
+        return f"{rows[0]['value']}{unit}" if rows else None
 
     def pairs(self, query: str) -> dict[str, str | None]:
         """Return the rows of a query for names and values, as a dictionary."""
@@ -138,19 +147,15 @@ class Node:
         before = time.time_ns() // 1000
         if self.setting("commitlog_sync") != "periodic":
             return before
-        # In version 4.0 the name has the unit.
-        period = self.setting("commitlog_sync_period") or self.setting("commitlog_sync_period_in_ms") or ""
-        return before - 2 * _micros(period)
+        return before - 2 * _micros(self.setting("commitlog_sync_period") or "")
 
 
 def _micros(text: str) -> int:
-    """Return the microseconds of a duration as Cassandra's settings write it, such as `100ms`; a number is in
-    milliseconds.
-    """
-    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|)", text)
+    """Return the microseconds of a duration as Cassandra's settings write it, such as `100ms`."""
+    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)", text)
     if match is None:
         raise WritetimeError(f"the node reports a commit log sync period of {text!r}, which is not a duration")
-    return int(match[1]) * {"": 1000, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6}[match[2]]
+    return int(match[1]) * {"ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6}[match[2]]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Cassandra's own `nodetool`: from the jars of the embedded server, on any JDK 17, or the one on the `PATH`.
+"""Cassandra's own `nodetool`: the program on the `PATH`, or else that of the embedded server's jars, on any JDK 17.
 
-A node's agent is installed without Spark, whose Ivy fetches those jars, and often without a JDK 17. So it runs the
-program `nodetool` of the node's own Cassandra.
+A node's agent runs on the machine of a Cassandra, which has a nodetool of the same version. That of another version may
+call what the node does not have: the `clearsnapshot` of 5.0 fails on 4.0 and 4.1. An agent is also installed without
+Spark, whose Ivy fetches the jars, and often without a JDK 17.
 """
 
 import hashlib
@@ -40,14 +41,14 @@ def nodetool(port: int, *arguments: str) -> None:
 @contextmanager
 def _program() -> Iterator[Sequence[str]]:
     """Yield the command that `nodetool` is on this machine."""
-    if not jars.has_ivy():
-        if (own := shutil.which("nodetool")) is None:
-            raise WritetimeError(
-                f"there is no nodetool: put the folder of the node's own nodetool on the PATH; otherwise, "
-                f"{needs('embedded')}"
-            )
+    if (own := shutil.which("nodetool")) is not None:
         yield [own]
         return
+    if not jars.has_ivy():
+        raise WritetimeError(
+            f"there is no nodetool: put the folder of the node's own nodetool on the PATH; otherwise, "
+            f"{needs('embedded')}"
+        )
     class_path = [_classes(), *jars.fetch("cassandra")]
     with tempfile.TemporaryDirectory() as home:
         yield [

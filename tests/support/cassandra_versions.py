@@ -1,0 +1,71 @@
+"""Embedded nodes of an older Cassandra, for `pytest --cassandra VERSION`.
+
+4.0 and 4.1 run on Java 17 here, though their makers name Java 8 and 11. Source of the names of settings:
+`org.apache.cassandra.config.Config` of 4.0 and 4.1.
+"""
+
+import json
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.generate import Generator
+from writetime.runtime import jars
+from writetime.runtime.cassandra_java import module_options
+from writetime.runtime.java import java
+from writetime.servers.cassandra import CassandraServer
+
+# The newest first, which is the embedded one.
+VERSIONS = ("5.0", "4.1", "4.0")
+_NOT_BEFORE_5 = {"storage_compatibility_mode", "sstable"}
+# Names in 4.0, with the unit that their numbers have there.
+_NAMES_4_0 = {
+    "column_index_size": "column_index_size_in_kb",
+    "commitlog_segment_size": "commitlog_segment_size_in_mb",
+    "commitlog_sync_period": "commitlog_sync_period_in_ms",
+    "materialized_views_enabled": "enable_materialized_views",
+}
+
+
+def use(version: str, folder: Path) -> None:
+    """Let all embedded nodes of this process be of a version, and put its `nodetool` on the PATH, for all programs.
+
+    Args:
+        version: one of `VERSIONS`.
+        folder: where `nodetool` is written.
+    """
+    if version == VERSIONS[0]:
+        return
+    Generator.has_vectors = False
+    found = jars.fetch(f"cassandra-{version}")
+    class_path = os.pathsep.join(map(str, found))
+    # As cassandra-env.sh has it. Without it, this version of the meter cannot measure objects on Java 17.
+    meter = next(path for path in found if "jamm" in path.name)
+    original: Callable[[CassandraServer], list[str]] = CassandraServer.command
+
+    def command(self: CassandraServer) -> list[str]:
+        arguments = original(self)
+        file = self.folder / "cassandra.yaml"
+        file.write_text(json.dumps(_configuration(json.loads(file.read_text()), version)))
+        arguments[arguments.index("-cp") + 1] = class_path
+        return [arguments[0], f"-javaagent:{meter}", *arguments[1:]]
+
+    CassandraServer.command = command
+    arguments = [str(java()), *module_options(), "-Xmx96m", f"-Duser.home={folder}", "-cp", class_path]
+    program = folder / "nodetool"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(arguments)} org.apache.cassandra.tools.NodeTool "$@"\n')
+    program.chmod(0o755)
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def _configuration(newest: dict[str, object], version: str) -> dict[str, object]:
+    """Return the same configuration by the names of a version."""
+    known = {name: value for name, value in newest.items() if name not in _NOT_BEFORE_5}
+    if version != "4.0":
+        return known
+    return {_NAMES_4_0.get(name, name): _number(name, value) for name, value in known.items()}
+
+
+def _number(name: str, value: object) -> object:
+    return int(str(value).rstrip("KMiBms")) if name in _NAMES_4_0 and value is not True else value
