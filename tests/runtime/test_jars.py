@@ -1,9 +1,12 @@
 import hashlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import read_only
 from writetime.core.errors import WritetimeError
 from writetime.runtime import jars
 
@@ -76,3 +79,17 @@ def test_a_cached_jar_is_read_once_while_it_stays_as_it_is(tmp_path: Path, monke
     lock.write_text(lock.read_text().replace(hashlib.sha256(b"sound").hexdigest(), "0" * 64))
     with pytest.raises(WritetimeError, match=r"but jars\.lock pins 000"):
         jars.fetch("tiny")
+
+
+@pytest.mark.skipif(not read_only.is_possible(), reason="needs Landlock, of Linux 6.2")
+def test_jars_are_found_in_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = pin(monkeypatch, tmp_path, b"sound")
+    path.write_bytes(b"sound")
+    code = (
+        "import sys; from pathlib import Path; from writetime.runtime import jars; jars.LOCK_FILE = Path(sys.argv[1]); "
+    )
+    command = [sys.executable, "-c", code + "print(*jars.fetch('tiny'))", str(jars.LOCK_FILE)]
+    wrapper = [sys.executable, "-m", "tests.support.read_only", "--"]
+    found = subprocess.run([*wrapper, *command], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [str(path)]
+    assert not list(path.parent.glob("*.json"))

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,10 +117,12 @@ def _intact(jars: list[Jar], cache: Path) -> set[str]:
         checked[jar.file_name] = key
         intact.add(jar.file_name)
     if checked != known:
-        # Of programs that write at once the last one wins; jars that it does not have are compared again.
-        with tempfile.NamedTemporaryFile("w", dir=cache, delete=False) as scratch:
-            json.dump(checked, scratch)
-        os.replace(scratch.name, record)
+        # Of programs that write at once the last one wins; jars that it does not have are compared again, as are
+        # all of a cache that cannot be written, such as an image's.
+        with suppress(OSError):
+            with tempfile.NamedTemporaryFile("w", dir=cache, delete=False) as scratch:
+                json.dump(checked, scratch)
+            os.replace(scratch.name, record)
     return intact
 
 

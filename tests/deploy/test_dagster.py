@@ -1,0 +1,54 @@
+"""Dagster's three containers, by the commands, files and probes of the compose file, as processes beside a Postgres."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.files import CONTAINERS, compose
+from tests.deploy.processes import Container, environment, running
+from tests.support import read_only
+from tests.support.postgres import Postgres
+from writetime.servers.process import free_port
+
+NAMES = ("dagster-code", "dagster-daemon", "dagster-webserver")
+
+
+@pytest.fixture
+def postgres() -> Iterator[Postgres]:
+    with tempfile.TemporaryDirectory(prefix="postgres-") as home:
+        # Tests may run as root, and Postgres does not.
+        Path(home).chmod(0o755)
+        server = Postgres(Path(home))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.mark.skipif(not read_only.is_possible(), reason="needs Landlock, of Linux 6.2")
+@pytest.mark.long_only("three processes load Dagster")
+def test_dagster_starts_and_ends_as_in_its_containers(postgres: Postgres, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "tmp").mkdir(parents=True)
+    (home / "dagster").mkdir()
+    shutil.copy(CONTAINERS / compose()["configs"]["instance"]["file"], home / "dagster/dagster.yaml")
+    code, web = str(free_port()), str(free_port())
+    driver = postgres.url.replace("postgresql", "postgresql+psycopg2")
+    workspace = (CONTAINERS / "workspace.yaml").read_text()
+    (home / "workspace.yaml").write_text(workspace.replace("dagster-code", "127.0.0.1").replace("4000", code))
+    own = environment(
+        home,
+        DAGSTER_HOME=str(home / "dagster"),
+        WRITETIME_LAKE__PATH=str(home / "lake"),
+    )
+    replaced = {"4000": code, "3000": web, "/etc/writetime/workspace.yaml": str(home / "workspace.yaml")}
+    replaced |= {"postgresql+psycopg2://dagster:${POSTGRES_PASSWORD:?}@postgres:5432/dagster": driver}
+    with running((name, Container(name, home, own, replaced)) for name in NAMES) as found:
+        # What they end with is Dagster's choice.
+        assert {name for name, container in found.items() if container.stop() < 0} == set()
+    for container in found.values():
+        container.assert_no_fault()
