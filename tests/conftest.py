@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.support import cassandra_versions, scylla_server
+from tests.support.postgres import Postgres, running_postgres
 from tests.support.servers import flushes_schemas, server_addresses, start
 from tests.support.settings import write_settings
 from writetime.clients import database
@@ -281,6 +282,13 @@ def spark(addresses: Settings) -> Iterator[SparkSession]:
     session = builder.getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture
+def postgres() -> Iterator[Postgres]:
+    """A server of Postgres of this test alone."""
+    with running_postgres() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

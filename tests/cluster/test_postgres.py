@@ -1,7 +1,6 @@
 """Dagster's instance in Postgres, by the ready file."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,19 +8,13 @@ from dagster import DagsterInstance, DagsterRunStatus
 from dagster_postgres import PostgresEventLogStorage, PostgresRunStorage
 
 from tests.support.made import SCHEMA, add, settings_at, write
-from tests.support.postgres import Postgres, running_postgres
+from tests.support.postgres import Postgres
 from tests.support.settings import write_settings
 from writetime.lake.table import create_table
 from writetime_dagster.assets.table_jobs import maintain_job
 from writetime_dagster.resources import LakeResource, SparkResource
 
 FILE = Path(__file__).parents[2] / "deploy/dagster-postgres.yaml"
-
-
-@pytest.fixture
-def postgres() -> Iterator[Postgres]:
-    with running_postgres() as server:
-        yield server
 
 
 def test_a_run_is_in_postgres(postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,6 @@
 """Dagster's three containers, by the commands, files and probes of the compose file, as processes beside a Postgres."""
 
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,19 +12,6 @@ from tests.support.postgres import Postgres
 from writetime.servers.process import free_port
 
 NAMES = ("dagster-code", "dagster-daemon", "dagster-webserver")
-
-
-@pytest.fixture
-def postgres() -> Iterator[Postgres]:
-    with tempfile.TemporaryDirectory(prefix="postgres-") as home:
-        # Tests may run as root, and Postgres does not.
-        Path(home).chmod(0o755)
-        server = Postgres(Path(home))
-        try:
-            server.start()
-            yield server
-        finally:
-            server.stop()
 
 
 @pytest.mark.skipif(not read_only.is_possible(), reason="needs Landlock, of Linux 6.2")

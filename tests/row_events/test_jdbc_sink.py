@@ -2,7 +2,6 @@
 
 import datetime
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from click.testing import CliRunner
 
 from tests.row_events.connect import run_java, word
 from tests.support.messages import messages
-from tests.support.postgres import USER, Postgres, running_postgres
+from tests.support.postgres import USER, Postgres
 from tests.support.settings import write_settings
 from writetime.cli.main import main
 from writetime.clients.database import connect
@@ -23,12 +22,6 @@ from writetime.wire.topic_names import row_events_topic
 COLUMNS = "customer, id, item, total, price, paid, at, day"
 TABLE = """CREATE TABLE {} (customer text, id int, item text, total bigint, price decimal, paid boolean, at timestamp,
     day date, PRIMARY KEY (customer, id))"""
-
-
-@pytest.fixture
-def postgres() -> Iterator[Postgres]:
-    with running_postgres() as server:
-        yield server
 
 
 def write(session: Any, table: str, count: int, chooser: random.Random) -> None:
