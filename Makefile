@@ -82,7 +82,7 @@ MATRIX_TESTS := tests/capture tests/lake/test_backfill.py tests/lake/test_compac
 test-matrix: setup
 	@status=0; for version in 4.0 4.1 5.0; do \
 		echo "Cassandra $$version"; $(BIN)/python -m pytest $(MATRIX_TESTS) --cassandra $$version || status=1; \
-	done; $(MAKE) --no-print-directory test-python || status=1; exit $$status
+	done; $(BIN)/python -m tools.pythons || status=1; exit $$status
 
 # The whole platform on a ScyllaDB that runs already, with vnodes and then with tablets. DATA is the data folder of the
 # node and NODETOOL its command, both for backfills.

@@ -3,6 +3,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support import cassandra_versions
+from writetime.runtime import jars
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -41,3 +44,13 @@ def test_with_a_scylladb_its_tests_run_with_vnodes_and_with_tablets() -> None:
     assert "for tablets in off on" in found
     assert '--scylla "127.0.0.9:9042" --scylla-tablets $tablets' in found
     assert '--scylla-data "/data" --scylla-nodetool "scylla nodetool -p 1"' in found
+
+
+def test_the_matrix_runs_each_version_and_its_results_name_it() -> None:
+    found = make("-n", "test-matrix").stdout
+    assert f"for version in {' '.join(reversed(cassandra_versions.VERSIONS))};" in found
+    results = (ROOT / "docs/versions.md").read_text()
+    for version in cassandra_versions.VERSIONS:
+        pinned = jars.pinned("cassandra" if version == "5.0" else f"cassandra-{version}")
+        (jar,) = [jar for jar in pinned if jar.artifact == "cassandra-all"]
+        assert f"| Cassandra {jar.version} |" in results

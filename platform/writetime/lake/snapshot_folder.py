@@ -3,6 +3,7 @@
 import json
 import posixpath
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -22,12 +23,12 @@ from writetime.storage.locations import Location, find_sstables
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a snapshot's `manifest.json`: its files, the time at which it was taken (microseconds), and the
-    table's id, which ScyllaDB writes here and Cassandra in `schema.cql`.
+    """The contents of a snapshot's `manifest.json`: its files, the time at which it was taken (microseconds), which
+    Cassandra writes since 4.1, and the table's id, which ScyllaDB writes here and Cassandra in `schema.cql`.
     """
 
     files: list[Any]
-    taken_at: int
+    taken_at: int | None
     table_id: UUID | None = None
 
 
@@ -40,7 +41,9 @@ def read_manifest(folder: Folder) -> Manifest | None:
         if "snapshot" in found:
             table_id = UUID(found["table"]["table_id"])
             return Manifest(found["sstables"], int(found["snapshot"]["created_at"]) * 1_000_000, table_id)
-        return Manifest(found["files"], round(datetime.fromisoformat(found["created_at"]).timestamp() * 1_000_000))
+        created_at = found.get("created_at")
+        taken_at = created_at and round(datetime.fromisoformat(created_at).timestamp() * 1_000_000)
+        return Manifest(found["files"], taken_at)
     except (Missing, KeyError, TypeError, ValueError):
         return None
 
@@ -62,8 +65,9 @@ def read_snapshot(folder: Folder, node: str = "", *, with_schema: bool = True) -
     manifest = read_manifest(replace(folder, path=locations[0].folder))
     files, newest = data_files(folder, locations, node)
     # The last file was written before the snapshot was taken.
-    taken_at = newest if manifest is None else manifest.taken_at
-    found = NodeBackup(node, files, taken_at, taken_at, dated=manifest is not None)
+    dated = manifest.taken_at if manifest is not None else None
+    taken_at = newest if dated is None else dated
+    found = NodeBackup(node, files, taken_at, taken_at, dated=dated is not None)
     if not with_schema:
         return found
     # The `schema.cql` of ScyllaDB (2026.1) does not list dropped columns.
@@ -89,11 +93,11 @@ def _of_empty_table(folder: Folder, node: str) -> NodeBackup:
     """Return the snapshot of a table without SSTables: its manifest lists no files."""
     manifest = read_manifest(folder)
     if manifest is not None and not manifest.files:
-        try:
+        with suppress(Missing):
             schema = parse_table(folder.read("schema.cql").decode())
-            return NodeBackup(node, (), manifest.taken_at, manifest.taken_at, dated=True, schema=schema)
-        except Missing:
-            pass
+            written_at = (folder.infos(["manifest.json"])["manifest.json"].mtime_ns or 0) // 1000
+            taken_at = manifest.taken_at or written_at
+            return NodeBackup(node, (), taken_at, taken_at, dated=True, schema=schema)
     raise WritetimeError(f"{folder.address} holds no SSTables: name the folder of a table's snapshot") from None
 
 
