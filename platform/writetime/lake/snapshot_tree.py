@@ -97,6 +97,6 @@ def _read(node: str, newest: Folder | None, increments: Folder, *, with_schema: 
 
 def _taken_at(folder: Folder) -> int:
     """Return when a snapshot was taken, or else when its newest file was written (microseconds)."""
-    if (manifest := read_manifest(folder)) is not None:
+    if (manifest := read_manifest(folder)) is not None and manifest.taken_at is not None:
         return manifest.taken_at
     return max(((info.mtime_ns or 0) // 1000 for info in folder.files().values()), default=0)
