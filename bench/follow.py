@@ -53,6 +53,8 @@ from writetime.view.placed_rows import NAMES as VIEW
 from writetime.view.refreshing import refresh
 
 _MARKED, _THEIRS = Marked("bench.rows", "e"), "debezium.bench.rows"
+# Of all writes: an event's image before it may have the number of an earlier write.
+_NUMBERS = itertools.count()
 # Writes per second until the first has arrived, and around a kill; and how long programs get to be ready.
 _FIRST_RATE, _KILL_RATE, _SETTLE_SECONDS = 10, 200, 20
 _KEYSPACE = "CREATE KEYSPACE bench WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
@@ -72,14 +74,12 @@ def write_rows(settings: Settings, rows: int, rate: float, stop: threading.Event
     with database.connect(settings) as session:
         update = session.prepare("UPDATE bench.rows SET a = ?, b = ?, c = ?, d = ?, e = ? WHERE id = ?")
 
-        numbers = itertools.count(max(delays.acknowledged, default=-1) + 1)
-
         def acknowledge(_: object, number: int) -> None:
             delays.acknowledged[number] = time.time()
 
         def work(count: int) -> None:
             sent = []
-            for number in itertools.islice(numbers, count):
+            for number in itertools.islice(_NUMBERS, count):
                 n = random.randrange(1 << 30)
                 values = (n, n, float(n), str(n), f"write{number:09}", random.randrange(rows))
                 sent.append(session.execute_async(update, values))
@@ -114,9 +114,9 @@ def measure(
     for rate in arguments.rates:
         with writing(settings, rows, rate, delays):
             time.sleep(seconds / 2)
-            first, cpu, begin = len(delays.acknowledged), cpu_of(program), time.monotonic()
+            first, cpu, begin = max(delays.acknowledged), cpu_of(program), time.monotonic()
             time.sleep(seconds / 2)
-            last, cores = len(delays.acknowledged), (cpu_of(program) - cpu) / (time.monotonic() - begin)
+            last, cores = max(delays.acknowledged), (cpu_of(program) - cpu) / (time.monotonic() - begin)
         print(
             f"{rows:,} rows, {rate:.0f} writes per second: {cores:.2f} cores, {anonymous_of(program):.0f} MiB, "
             f"{program.num_threads()} threads, load average {psutil.getloadavg()[0]:.1f}"
@@ -179,7 +179,9 @@ def longest_delay(what: str, settings: Settings, rows: int, kill: Callable[[], N
             kill()
             time.sleep(25)
         last = max(delays.acknowledged)
-        assert wait_until(lambda: all(last in seen for seen in delays.seen.values()), 60)
+        if not wait_until(lambda: all(last in seen for seen in delays.seen.values()), 60):
+            missing = [where for where, seen in delays.seen.items() if last not in seen]
+            raise RuntimeError(f"{what}: after a minute the last write is not in {missing}: {delays.lines()}")
         shown = ", ".join(f"{where} {max(delays.of(where).values()):.1f} s" for where in delays.seen)
         print(f"{what}: longest delay of a {shown}", flush=True)
 

@@ -69,6 +69,8 @@ WATERMARK_MICROS = 300_000_000
 _TRIM_BATCHES = 256
 # How often landing looks for a snapshot that releases watermarks.
 _RELEASE_SECONDS = 60.0
+# How often the id of the topic is asked for: no topic is deleted, created and filled again in less.
+_ID_SECONDS = 1.0
 # Commits that are read to find one with the progress of landing; others come from backfills and properties.
 _COMMITS_LOOKED_AT = 5
 
@@ -139,6 +141,7 @@ class Landing:
         # The generation of the lake's table, and the positions from which changes count in it.
         self._generation: tuple[int, Mapping[str, Start]] | None = None
         self._snapshot_at = 0
+        self._id, self._next_id = 0, 0.0
         self._next_release = 0.0
         # The progress after the last call, so that a process that starts later need not read the lake.
         self.place = place
@@ -221,7 +224,7 @@ class Landing:
             now = table.changes.load()
             self._generation = (generation_of(now), starts)
         count = 0
-        topic_id = topic_ids(self._settings, [self._topic]).get(self._topic, 0)
+        topic_id = self._topic_id()
         firsts: Mapping[int, int] | None = None
         while True:
             landed = {p: now.transaction(place_name(self._topic, p)) or 0 for p in ends}
@@ -281,6 +284,12 @@ class Landing:
             if is_new and reached == ends:
                 self._keep_place(now, reached, known | moved, held)
                 return count
+
+    def _topic_id(self) -> int:
+        if time.monotonic() >= self._next_id:
+            self._id = topic_ids(self._settings, [self._topic]).get(self._topic, 0)
+            self._next_id = time.monotonic() + _ID_SECONDS
+        return self._id
 
     def _parts(
         self,
