@@ -185,7 +185,7 @@ def next_rows(
         known = table.changes.load(last.changes)
     except WritetimeError as e:
         raise TooLate(str(e)) from None
-    if (folded_version(state) or 0) > last.changes or horizon_of(state) >= last.batch.as_of:
+    if (folded_version(state) or 0) > last.changes or horizon_of(state) > last.batch.as_of:
         # The state was lost and made again, so its versions are others.
         raise TooLate(f"version {last.state} of the state is not the one of the last batch")
     of_state = StateFiles(table, state)
