@@ -5,6 +5,7 @@ refused.
 import random
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -53,6 +54,13 @@ from writetime.schema.table import TableSchema
 HOUR = 3600 * SECOND
 
 
+def by_value(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with the clustering decimal as a number. Of equal ones (1 and 1.0) either may be shown, and a tombstone that
+    is dropped takes its own with it.
+    """
+    return [row | {"c": row["c"] and Decimal(row["c"])} for row in rows]
+
+
 @pytest.mark.parametrize("schema", [generated.SCHEMA, generated.COUNTERS], ids=lambda s: s.name)
 @given(st.data(), st.randoms(use_true_random=False))
 @examples(10)
@@ -73,14 +81,14 @@ def test_no_view_and_no_event_shows_dropped_tombstones(
             if chooser.random() < 0.8:
                 state.drop_tombstones(table, second * SECOND)
             whole = merge([generated.table(seen, schema)], schema)
-            wanted = view_rows([live_rows(whole, schema, second)])
-            assert rows_at(table, second) == wanted
-            assert view_rows([looked_up(table, second)]) == wanted
+            wanted = by_value(view_rows([live_rows(whole, schema, second)]))
+            assert by_value(rows_at(table, second)) == wanted
+            assert by_value(view_rows([looked_up(table, second)])) == wanted
             if chooser.random() < 0.5:
                 stream.extend(table, second * SECOND)
     stream.extend(table, second * SECOND)
-    wanted = view_rows([live_rows(whole, schema, second)])
-    assert replayed(table) == wanted
+    wanted = by_value(view_rows([live_rows(whole, schema, second)]))
+    assert by_value(replayed(table)) == wanted
     # A state that is rebuilt and one that grew are equal, once both have dropped their tombstones.
     state.fold(table)
     kept = [held(table)]
@@ -89,7 +97,7 @@ def test_no_view_and_no_event_shows_dropped_tombstones(
     horizon = horizon_of(table.state.load())
     found = [without_dropped(whole_state, schema, horizon) for whole_state in kept]
     assert merge(found[:1], schema).equals(merge(found[1:], schema))
-    assert rows_at(table, second) == wanted
+    assert by_value(rows_at(table, second)) == wanted
 
 
 def test_changes_that_are_folded_in_and_dropped_at_once(tmp_path: Path) -> None:
