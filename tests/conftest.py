@@ -37,6 +37,8 @@ _LONGEST_FIRST = (
     "scylla_cdc",
     "assets",
     "faults",
+    "follow",
+    "deploy",
     "verify",
     "lake/test_histories",
     "security",
