@@ -66,13 +66,13 @@ class Container:
     def is_healthy(self) -> bool:
         """Run the probe."""
         assert self.process.poll() is None, self.log.read_text()[-3000:]
-        done = subprocess.run(self._probe, capture_output=True, check=False, timeout=60, env=self._environment)
+        done = subprocess.run(self._probe, capture_output=True, check=False, timeout=180, env=self._environment)
         return done.returncode == 0
 
     def stop(self) -> int:
         """End it as Docker and Kubernetes do; return its exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(180)
 
     def assert_no_fault(self) -> None:
         """Look for faults in its log."""

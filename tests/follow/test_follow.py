@@ -196,7 +196,7 @@ def test_view_waits_for_a_table(settings: Settings, tmp_path: Path) -> None:
     assert "late" in command("view", schema.full_name, "--wait", "0.1").output
     threading.Timer(1, lambda: publish(settings, schema, 1)).start()
     with following(settings):
-        answer = command("view", schema.full_name, "--wait", "60", "--format", "jsonl")
+        answer = command("view", schema.full_name, "--wait", "180", "--format", "jsonl")
     assert answer.exit_code == 0, answer.output
 
 
