@@ -55,8 +55,8 @@ HOUR = 3600 * SECOND
 
 
 def by_value(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with the clustering decimal as a number. Of equal ones (1 and 1.0) either may be shown, and a tombstone that
-    is dropped takes its own with it.
+    """Rows with the clustering decimal as a number. A dropped tombstone takes its form of the number with it, so the
+    lake may show 1 where the merge of all changes shows 1.0. Which of them the database shows was not compared.
     """
     return [row | {"c": row["c"] and Decimal(row["c"])} for row in rows]
 

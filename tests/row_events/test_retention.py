@@ -68,7 +68,7 @@ def test_files_of_one_bucket_and_of_all_are_merged_in_the_order_of_the_stream(
 
 
 def positions(table: LakeTable, start: Reached) -> list[Reached]:
-    """The positions of what is published from one on."""
+    """The positions of the published events, from one position on."""
     stream = table.row_events.load()
     return [reached for reached, _ in _parts(stream, table.row_events.storage, table.schema(), start)]
 

@@ -68,7 +68,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Published:
-    """What is published: the position, in the stream of a generation, and the time of its batch (microseconds)."""
+    """How far the stream of a generation is published: the position, and the time of its batch (microseconds)."""
 
     reached: Reached
     generation: int
