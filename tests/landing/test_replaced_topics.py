@@ -1,12 +1,16 @@
 """A topic of changes that was deleted and created again is not taken for the one that was landed before."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.support.published import command, hurry, produce, publish, published, schema_of
-from writetime.clients.kafka import delete_topics, end_offsets, ensure_topics
+from tests.support.waiting import wait_for
+from writetime.clients.kafka import delete_topics, end_offsets, ensure_topics, topic_ids
 from writetime.core.config import Settings
 from writetime.lake.table import open_table
 from writetime.landing.landed_offsets import not_landed
+from writetime.landing.landing import Topics
 from writetime.landing.skipping import skips_of
 from writetime.wire.publishing import CompactedTopic
 from writetime.wire.topic_names import changes_topic
@@ -56,3 +60,22 @@ def test_a_compacted_topic_is_read_again(settings: Settings) -> None:
         produce(settings, name, *((key, b"") for key in keys))
         assert [key for _, key in topic.read_on()] == keys
         delete_topics(settings, [name])
+
+
+def test_ids_of_many_topics_are_asked_for_at_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a topic that is new is known by its own id."""
+    asked: list[Sequence[str]] = []
+
+    def ask(settings: Settings, topics: Sequence[str]) -> dict[str, int]:
+        asked.append(topics)
+        return topic_ids(settings, topics)
+
+    names = [changes_topic(f"{settings.cassandra.keyspace}.t{n}") for n in range(10)]
+    ensure_topics(settings, {name: {} for name in names}, 1)
+    monkeypatch.setattr("writetime.landing.landing.topic_ids", ask)
+    topics = Topics(settings)
+    assert {name: topics.id_of(name) for name in names} == topic_ids(settings, names)
+    assert len(asked) < len(names)
+    delete_topics(settings, names[:1])
+    ensure_topics(settings, {names[0]: {}}, 1)
+    wait_for(lambda: topics.id_of(names[0]) == topic_ids(settings, names)[names[0]])

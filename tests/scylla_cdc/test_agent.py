@@ -122,7 +122,10 @@ def test_a_log_is_followed_while_its_streams_change(cdc: CdcDatabase, late: Logg
         wait_until(settings, late, now())
     late.schema = cdc.current(late.schema)
     assert [c.name for c in late.schema.regular] == ["v", "w"]
-    assert land(settings, late) == Counter(late.origins)
+    found = land(settings, late)
+    assert found.keys() == set(late.origins)
+    # Windows that the agent read while the table was altered are read again, once per ALTER at most.
+    assert max(found.values()) <= 4
     assert_view(settings, late)
     table = open_table(settings, late.schema.full_name)
     state.fold(table)

@@ -21,7 +21,6 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 
 from writetime.changes.starts import LATEST, Start
 from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, topic_ids, topic_names
@@ -69,8 +68,10 @@ WATERMARK_MICROS = 300_000_000
 _TRIM_BATCHES = 256
 # How often landing looks for a snapshot that releases watermarks.
 _RELEASE_SECONDS = 60.0
-# How often the id of the topic is asked for: no topic is deleted, created and filled again in less.
+# How often the id of a topic is asked for: no topic is deleted, created and filled again in less.
 _ID_SECONDS = 1.0
+# A topic whose id was needed within this time is asked for with the others.
+_USED_SECONDS = 10.0
 # Commits that are read to find one with the progress of landing; others come from backfills and properties.
 _COMMITS_LOOKED_AT = 5
 
@@ -101,11 +102,29 @@ class Topics:
         self.schemas = SchemaTopic(settings)
         self.watermarks = WatermarkTopic(settings)
         self._settings = settings
+        # By topic: its id, when that was asked for, and when it was last needed.
+        self._ids: dict[str, int] = {}
+        self._asked: dict[str, float] = {}
+        self._used: dict[str, float] = {}
 
-    @cached_property
-    def ids(self) -> Mapping[str, int]:
-        """The ids of the topics of changes, as of the first use, by one request for all."""
-        return topic_ids(self._settings, [changes_topic(table) for table in captured_tables(self._settings)])
+    def id_of(self, topic: str) -> int:
+        """Return the id of a topic of changes, at most one second old, and 0 if there is none. One request asks for all
+        that may be needed next: a request per table would delay a round over many tables.
+
+        Raises:
+            WritetimeError: Kafka does not answer.
+        """
+        now = time.monotonic()
+        self._used[topic] = now
+        if now - self._asked.get(topic, -_ID_SECONDS) >= _ID_SECONDS:
+            asked = {each for each, at in self._used.items() if now - at < _USED_SECONDS}
+            if topic not in self._asked:
+                # Others are probably new too.
+                asked |= {changes_topic(table) for table in captured_tables(self._settings)} - self._asked.keys()
+            found = topic_ids(self._settings, sorted(asked))
+            self._ids |= {each: found.get(each, 0) for each in asked}
+            self._asked |= dict.fromkeys(asked, now)
+        return self._ids[topic]
 
 
 class Landing:
@@ -141,7 +160,6 @@ class Landing:
         # The generation of the lake's table, and the positions from which changes count in it.
         self._generation: tuple[int, Mapping[str, Start]] | None = None
         self._snapshot_at = 0
-        self._id, self._next_id = 0, 0.0
         self._next_release = 0.0
         # The progress after the last call, so that a process that starts later need not read the lake.
         self.place = place
@@ -224,7 +242,7 @@ class Landing:
             now = table.changes.load()
             self._generation = (generation_of(now), starts)
         count = 0
-        topic_id = self._topic_id()
+        topic_id = self.topics.id_of(self._topic)
         firsts: Mapping[int, int] | None = None
         while True:
             landed = {p: now.transaction(place_name(self._topic, p)) or 0 for p in ends}
@@ -285,12 +303,6 @@ class Landing:
                 self._keep_place(now, reached, known | moved, held)
                 return count
 
-    def _topic_id(self) -> int:
-        if time.monotonic() >= self._next_id:
-            self._id = topic_ids(self._settings, [self._topic]).get(self._topic, 0)
-            self._next_id = time.monotonic() + _ID_SECONDS
-        return self._id
-
     def _parts(
         self,
         begins: Mapping[int, int],
@@ -328,7 +340,7 @@ class Landing:
             if self.place.schemas != _digest(schemas, _marked(self.name, sources)):
                 return False
             numbers = self._lake.changes.transactions_of(self.place.version)
-            if self.topics.ids.get(self._topic, 0) != numbers.get(id_name(self._topic), 0):
+            if self.topics.id_of(self._topic) != numbers.get(id_name(self._topic), 0):
                 return False
             self._landed = {p: numbers.get(place_name(self._topic, p), -1) for p in ends}
             self._followed, self._marked = schemas, _marked(self.name, sources)
