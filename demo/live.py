@@ -85,29 +85,33 @@ class Marked:
 @contextmanager
 def watched(settings: Settings, marked: Marked, every: float) -> Iterator[Delays]:
     """Watch row events and view of a table for a `with` block; `every` is how often the view is read (seconds)."""
-    with watched_topic(settings, row_events_topic(marked.table)) as delays:
-        stop = threading.Event()
-        watching = threading.Thread(target=_watch_view, args=(settings, marked, every, stop, delays))
-        watching.start()
-        try:
-            yield delays
-        finally:
-            stop.set()
-            watching.join()
+    with (
+        watched_topic(settings, row_events_topic(marked.table)) as delays,
+        _running(lambda stop: _watch_view(settings, marked, every, stop, delays)),
+    ):
+        yield delays
 
 
 @contextmanager
 def watched_topic(settings: Settings, topic: str) -> Iterator[Delays]:
     """Watch the messages of a topic that come during a `with` block, as a consumer of committed ones."""
     ensure_topics(settings, {topic: {}}, settings.row_events.partitions)
-    delays, stop, begin = Delays(), threading.Event(), end_offsets(settings, topic)
-    watching = threading.Thread(target=_watch_topic, args=(settings, topic, begin, stop, delays))
-    watching.start()
-    try:
+    delays, begin = Delays(), end_offsets(settings, topic)
+    with _running(lambda stop: _watch_topic(settings, topic, begin, stop, delays)):
         yield delays
+
+
+@contextmanager
+def _running(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run something in a thread during a `with` block. It ends once its event is set."""
+    stop = threading.Event()
+    thread = threading.Thread(target=work, args=(stop,))
+    thread.start()
+    try:
+        yield
     finally:
         stop.set()
-        watching.join()
+        thread.join()
 
 
 def _watch_topic(
