@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from pyspark.sql import SparkSession
 from xdist.scheduler.loadscope import LoadScopeScheduling
@@ -22,6 +23,10 @@ from writetime.clients.spark import spark_conf
 from writetime.core.config import Settings
 from writetime.ingest.topics import ensure_ingest_topics
 from writetime.servers.process import free_port
+
+# No test asserts a time.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 # Folders whose tests share servers of their own, or what these have written.
 _WHOLE = {"capture", "cluster", "merge", "scylla_cdc", "security", "storage"}

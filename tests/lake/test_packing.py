@@ -70,7 +70,7 @@ def test_packed_files_hold_the_same_changes(tmp_path: Path, monkeypatch: pytest.
 
 
 @given(st.lists(st.sampled_from(["add", "fold", "pack", "packed", "compact", "trim", "extend"]), max_size=40))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_any_order_of_steps(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
     table = new_table(tmp_path_factory.mktemp("lake"), buckets=2)
     latest: dict[tuple[int, int], str] = {}

@@ -71,6 +71,18 @@ def test_a_port_in_use_is_one_line_with_the_fix(own_zookeeper: Settings) -> None
     assert "\n" not in str(e.value)
 
 
+def test_a_port_is_given_to_one_process() -> None:
+    """Although no server uses it yet, and both look in the same place."""
+    port = free_port()
+    again = (
+        "import os, sys; from writetime.servers import process\n"
+        "process._PER_PROCESS = 0; process._PORTS = range(int(sys.argv[1]), int(sys.argv[1]) + 50)\n"
+        "print(process.free_port())"
+    )
+    found = subprocess.run([sys.executable, "-c", again, str(port)], capture_output=True, text=True, check=True)
+    assert int(found.stdout) > port
+
+
 def test_two_servers_with_one_port_start_nothing(own_zookeeper: Settings, tmp_path: Path) -> None:
     port = free_port()
     same = {"cassandra": Cassandra(port=port), "kafka": Kafka(bootstrap_servers=f"127.0.0.1:{port}")}

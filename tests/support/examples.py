@@ -21,4 +21,4 @@ def is_long_run() -> bool:
 def examples(number: int, **options: Any) -> settings:
     """Return settings of hypothesis: `number` is how many examples a long run tries."""
     tried = number if is_long_run() else max(number // 4, _FEWEST)
-    return settings(max_examples=tried, deadline=None, **options)
+    return settings(max_examples=tried, **options)

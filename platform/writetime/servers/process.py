@@ -11,9 +11,11 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -179,16 +181,27 @@ def port_answers(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nothing uses now.
+    """Return a port of the loopback interface that nothing uses now, and that no other process got here.
 
     A server takes it later, maybe again after a restart. So it is none of those that systems give to connections (from
-    32,768 on in Linux), and processes that look for one at the same time look in different places.
+    32,768 on in Linux), and stays reserved until this process ends.
     """
     while True:
         port = _PORTS[(os.getpid() * _PER_PROCESS + next(_tried)) % len(_PORTS)]
         with socket.socket() as s, suppress(OSError):
             s.bind(("127.0.0.1", port))
+            # The lock of a process on the byte of a port. It ends with the process.
+            fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             return port
+
+
+@cache
+def _reservations() -> int:
+    """Open the file in which the processes of this user lock the ports that they got. It must stay open: to close it
+    would release them.
+    """
+    path = Path(tempfile.gettempdir()) / f"writetime-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _is_free(address: str, port: int) -> bool:
