@@ -169,7 +169,7 @@ def test_limits_and_priorities(queue_settings: Settings, jobs: str) -> None:
 def test_late_items_are_found_by_closing_and_by_dropping(queue_settings: Settings, jobs: str) -> None:
     quick = {"bucket_seconds": 1, "close_after_seconds": 1.0, "enqueue_timeout_seconds": 0.5}
     settings = with_queue(queue_settings, jobs, {"shards": 1}, keep_closed_hours=4 / 3600, **quick)
-    # A busy machine may need longer than half a second to enqueue.
+    # A busy machine may take longer than half a second.
     patient = with_queue(queue_settings, jobs, {"shards": 1}, bucket_seconds=1)
     done: list[str] = []
 
@@ -183,12 +183,10 @@ def test_late_items_are_found_by_closing_and_by_dropping(queue_settings: Setting
         """Insert an item before one that was finished, as by an enqueuer that was stopped for a while."""
         keyspace = settings.cassandra.keyspace
         place = Place(jobs, 0, bucket_of(like, 1))
-        late_id = first_id(like.int >> 80)
+        values = (*place, first_id(like.int >> 80), f'"{name}"')
+        names = "queue, shard, bucket, item_id, payload"
         with database.connect(settings) as session:
-            session.execute(
-                f"INSERT INTO {keyspace}.queue_items (queue, shard, bucket, item_id, payload) VALUES (%s,%s,%s,%s,%s)",
-                (*place, late_id, f'"{name}"'),
-            )
+            session.execute(f"INSERT INTO {keyspace}.queue_items ({names}) VALUES (%s, %s, %s, %s, %s)", values)
 
     with Enqueuer(patient) as enqueuer, working(settings, {jobs: lambda item: done.append(item.payload)}):
         first = enqueuer.enqueue(jobs, "first")
