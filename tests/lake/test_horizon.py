@@ -55,8 +55,8 @@ HOUR = 3600 * SECOND
 
 
 def by_value(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with the clustering decimal as a number. A dropped tombstone takes its form of the number with it, so the
-    lake may show 1 where the merge of all changes shows 1.0. Which of them the database shows was not compared.
+    """Rows with the clustering decimal as a number. Of equal ones (1 and 1.0) either may be shown: Cassandra 5.0 shows
+    the 1.0 of an older tombstone for a row with 1, until a compaction drops the tombstone, and 1 afterwards.
     """
     return [row | {"c": row["c"] and Decimal(row["c"])} for row in rows]
 
