@@ -3,6 +3,7 @@
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from pyarrow import fs
 
@@ -28,14 +29,19 @@ class Folder:
         return Folder(address, filesystem, path.rstrip("/") or path)
 
     def address_of(self, path: str) -> str:
-        """Return the address of a path in the file system, with the options of this address, such as the endpoint of
-        a store other than Amazon's.
+        """Return the address of a path in the file system. It has what this address has beside its path: a host or an
+        account, and options such as the endpoint of a store other than Amazon's.
         """
         if "://" not in self.address:
             return path
         scheme, _, rest = self.address.partition("://")
-        query = rest.partition("?")[2]
-        return f"{scheme}://{path}" + (f"?{query}" if query else "")
+        relative = posixpath.relpath(path, self.path)
+        question = query = ""
+        # The paths of fsspec are no URIs: nothing in them is escaped.
+        if not isinstance(self.filesystem, fs.PyFileSystem):
+            rest, question, query = rest.partition("?")
+            relative = quote(relative)
+        return f"{scheme}://{posixpath.normpath(posixpath.join(rest, relative))}{question}{query}"
 
     def below(self, *names: str) -> "Folder":
         """Return a folder below this one."""

@@ -1,0 +1,48 @@
+"""Addresses of what is in a folder: a task has the address alone, and opens the same file by it."""
+
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+
+from writetime.storage.folders import Folder
+
+ODD_NAMES = ("my backup", "100%", "a%20b", "why?", "no#1", "a+b", "Größe", "2026-05-01T12:00:00")
+# None of them is asked for anything.
+PLACES = (
+    "s3://bucket/of/nodes?region=eu-central-1&endpoint_override=localhost:9",
+    "s3://bucket?region=eu-central-1",
+    "gs://anonymous@bucket/of",
+    "abfss://container@account.dfs.core.windows.net/of/nodes",
+    "abfss://account.blob.core.windows.net/container/of",
+    "memory://of/nodes",
+    "file:///of/nodes/",
+    "file:///my%20backups",
+)
+
+
+@pytest.mark.parametrize("address", PLACES)
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_the_address_of_a_path_leads_to_it(address: str, name: str) -> None:
+    place = Folder.at(address)
+    for folder in (place, place.below(name), place.below("node", name), place.below(name).below("x.db")):
+        again = Folder.at(folder.address)
+        assert again.path == folder.path
+        assert type(again.filesystem) is type(place.filesystem)
+        assert Folder.at(again.address_of(place.path)).path == place.path
+
+
+def test_a_folder_with_an_odd_name(tmp_path: Path) -> None:
+    for name in ODD_NAMES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.db").write_text(name)
+    for address in (str(tmp_path), tmp_path.as_uri()):
+        place = Folder.at(address)
+        for name in place.folders():
+            assert Folder.at(place.below(name).address).read("x.db").decode() == name
+
+
+def test_the_host_of_an_address_stays() -> None:
+    """HDFS needs libraries of Java, so its file system is not opened here."""
+    place = Folder("hdfs://namenode:8020/backups", fs.LocalFileSystem(), "/backups")
+    assert place.below("node-1").address == "hdfs://namenode:8020/backups/node-1"
