@@ -3,8 +3,10 @@
 import gzip
 import json
 import shutil
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import pyarrow as pa
@@ -14,11 +16,15 @@ from tests.recorded.conftest import RECORDED
 from tests.recorded.recording import Recording, answered, texts
 from tests.support.backups import ScyllaManager
 from tests.support.merged import with_one_form
+from writetime.changes.starts import Start, Truncation
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
 from writetime.lake import views
-from writetime.lake.backfill import backfill, backup_names, find_snapshots, untaken
+from writetime.lake.backfill import BackfillTask, backfill, backup_names, find_snapshots, untaken
+from writetime.lake.delta import Conflict
+from writetime.lake.generation import renew
+from writetime.lake.horizon import register_source
 from writetime.lake.row_form import fit
 from writetime.lake.table import create_table
 from writetime.schema.describe import to_cql
@@ -116,3 +122,26 @@ def test_two_clusters_in_a_place(place: ScyllaManager, settings: Settings) -> No
     with pytest.raises(WritetimeError, match=r"several clusters: name one of them, .*/backup/meta/cluster/0{8}-"):
         backfilled(settings, place.place)
     assert backfilled(settings, place.place / "backup" / "meta" / "cluster" / str(UUID(int=7))) == 2
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_truncation_during_a_backfill(place: ScyllaManager, settings: Settings, done: int) -> None:
+    """No bucket that is committed after it brings rows back, also if the lake had none when it learned of it."""
+    place.backup(NODE, TAKEN_AT, components(2))
+    found = find_snapshots([str(place.place)], table=TABLE)
+    table = create_table(settings, found.schema)
+    register_source(table, "node")
+    before = list(range(done))
+    assert [bucket for bucket, _ in backfill(table, found, before)] == before
+
+    def truncated(function: Callable[[BackfillTask], Any], tasks: Iterable[BackfillTask]) -> Iterator[Any]:
+        for task in tasks:
+            written = function(task)
+            renew(table, {"node": Start(truncation=Truncation(views.time_now(), 1, 0))})
+            yield written
+
+    with pytest.raises(Conflict, match="run this again"):
+        list(backfill(table, found, run=truncated))
+    assert sum(rows.num_rows for rows in views.virtual(table)) == 0
+    with pytest.raises(WritetimeError, match=r"was truncated at .* its rows would come back"):
+        list(backfill(table, found))

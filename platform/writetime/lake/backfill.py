@@ -25,12 +25,12 @@ from writetime.lake.buckets import token_range
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.evolution import join_schemas
 from writetime.lake.history import raise_history
-from writetime.lake.horizon import TOGETHER, raise_snapshot, require_newer
+from writetime.lake.horizon import TOGETHER, raise_snapshot, require_newer, truncations
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.snapshot_folder import read_snapshot
-from writetime.lake.state import Staged
-from writetime.lake.table import LakeTable
+from writetime.lake.state import Staged, generation_of
+from writetime.lake.table import GENERATION, LakeTable
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin
@@ -233,6 +233,7 @@ def backfill(
 
     Raises:
         CorruptFile, Missing: an SSTable cannot be read. The buckets that were yielded stay completed.
+        Conflict: the table was truncated, or began again, meanwhile: run it again, with a later snapshot.
         WritetimeError: the snapshot is from before the horizon, see `horizon.require_newer`.
     """
     now = table.changes.load()
@@ -250,6 +251,8 @@ def backfill(
     raise_snapshot(table, snapshot.taken_at)
     taken.merge(files)
     writer = ChangeWriter.of(table, table.schema())
+    # Rows from before a truncation that the lake learns of meanwhile would come back.
+    given = {GENERATION: generation_of(now), **truncations(now)}
     todo = []
     for several, of_buckets in new.items():
         record = taken.record(several)
@@ -260,7 +263,7 @@ def backfill(
         written = list(written)
         staged([file for _, files in written for file in files])
     for task, added in written:
-        is_new = table.changes.append(added, task.app_id, 1)
+        is_new = table.changes.append(added, task.app_id, 1, {}, given)
         yield task.bucket, sum(file.rows for file in added) if is_new else 0
 
 

@@ -81,6 +81,14 @@ def registered_sources(changes: TableVersion) -> set[str]:
     return {n.removeprefix(_SOURCE) for n, value in properties if n.startswith(_SOURCE) and value == "registered"}
 
 
+def truncations(changes: TableVersion) -> dict[str, int]:
+    """Return the time of the last truncation by each registered source (microseconds, 0 if none), by the name of its
+    number.
+    """
+    names = [TRUNCATED + source for source in registered_sources(changes)]
+    return {name: changes.transaction(name) or 0 for name in names}
+
+
 def newest_snapshot(changes: TableVersion) -> int:
     """Return the time of the newest recorded snapshot (microseconds); 0 if there is none."""
     return int(changes.properties.get(NEWEST_SNAPSHOT, 0))
@@ -125,7 +133,7 @@ def require_newer(table: LakeTable, changes: TableVersion, first_at: int, last_a
     Raises:
         WritetimeError: see above.
     """
-    truncated_at = max((changes.transaction(TRUNCATED + s) or 0 for s in registered_sources(changes)), default=0)
+    truncated_at = max(truncations(changes).values(), default=0)
     taken_at = first_at if last_at - first_at > TOGETHER else last_at
     if first_at <= truncated_at:
         raise WritetimeError(
