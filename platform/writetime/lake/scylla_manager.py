@@ -26,6 +26,7 @@ from pyarrow import fs
 
 from writetime.core.errors import Transient, WritetimeError
 from writetime.lake.backup import BackupFile, Found, NodeBackup, newest_table, schema_of
+from writetime.lake.snapshot_folder import time_mark
 from writetime.schema.table import TableSchema
 from writetime.storage.file_errors import Missing
 from writetime.storage.folders import Folder
@@ -190,8 +191,7 @@ def _file(folder: Folder, info: fs.FileInfo, node: str, replaced: set[str]) -> B
         )
     named = parse_name(folder.filesystem, info.path)
     assert named is not None
-    mark = f"{info.base_name}@{info.mtime_ns}"
-    return BackupFile(folder.address_of(info.path), named[0], info.size or 0, node, mark)
+    return BackupFile(folder.address_of(info.path), named[0], info.size or 0, node, time_mark(info))
 
 
 def _schema(root: Folder, entry: _Entry, table: str) -> TableSchema:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pyarrow.fs import FileType
+from pyarrow.fs import FileInfo, FileType
 
 from writetime.core.errors import WritetimeError
 from writetime.lake.backup import BackupFile, NodeBackup
@@ -44,7 +44,7 @@ def read_manifest(folder: Folder) -> Manifest | None:
         created_at = found.get("created_at")
         taken_at = created_at and round(datetime.fromisoformat(created_at).timestamp() * 1_000_000)
         return Manifest(found["files"], taken_at)
-    except (Missing, KeyError, TypeError, ValueError):
+    except (Missing, AttributeError, KeyError, TypeError, ValueError):
         return None
 
 
@@ -81,12 +81,15 @@ def data_files(folder: Folder, locations: Sequence[Location], node: str) -> tupl
     """
     infos = folder.filesystem.get_file_info([location.path("Data.db") for location in locations])
     files = tuple(
-        BackupFile(
-            folder.address_of(info.path), location, info.size or 0, node, node and f"{info.base_name}@{info.mtime_ns}"
-        )
+        BackupFile(folder.address_of(info.path), location, info.size or 0, node, time_mark(info) if node else "")
         for location, info in zip(locations, infos, strict=True)
     )
     return files, max(((info.mtime_ns or 0) // 1000 for info in infos), default=0)
+
+
+def time_mark(info: FileInfo) -> str:
+    """Return a mark of a file by its name and time; none if the store has no times."""
+    return "" if info.mtime_ns is None else f"{info.base_name}@{info.mtime_ns}"
 
 
 def _of_empty_table(folder: Folder, node: str) -> NodeBackup:

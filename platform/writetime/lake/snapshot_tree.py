@@ -50,7 +50,8 @@ def find(place: Folder, table: str, *, with_schema: bool = True) -> Found | None
         newest = {node: taken[at, node] for at, node in sorted(taken)}
         # One schema is enough, and it costs a header per SSTable.
         last = max(taken)[1] if with_schema and taken else None
-        return [_read(node, newest.get(node), increments[node], with_schema=node == last) for node, _ in chosen]
+        backups = [_read(node, newest.get(node), increments[node], with_schema=node == last) for node, _ in chosen]
+        return [replace(each, files=tuple(_marked(file, place) for file in each.files)) for each in backups]
 
     return Found(tuple(names), read)
 
@@ -93,6 +94,11 @@ def _read(node: str, newest: Folder | None, increments: Folder, *, with_schema: 
         return NodeBackup(node, flushed, flushed_at, flushed_at, dated=False)
     last = max(snapshot.taken_at, flushed_at)
     return replace(snapshot, files=snapshot.files + flushed, taken_at=last, complete_at=last)
+
+
+def _marked(file: BackupFile, place: Folder) -> BackupFile:
+    """Return a file whose mark has the place, too: nodes of several places may have one name, such as `data`."""
+    return replace(file, mark=file.mark and f"{file.mark} {place.address}")
 
 
 def _taken_at(folder: Folder) -> int:
