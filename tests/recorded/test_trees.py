@@ -6,10 +6,11 @@ from pathlib import Path
 from uuid import uuid1
 
 import fsspec
+import pytest
 
 from tests.support.made import settings_at
 from tests.support.recordings import RecordedTable
-from writetime.lake.backfill import SnapshotFiles, backfill, find_snapshots, untaken
+from writetime.lake.backfill import SnapshotFiles, backfill, backup_names, find_snapshots, untaken
 from writetime.lake.table import create_table
 
 RECORDED = RecordedTable("rec104", "x_0")
@@ -29,6 +30,13 @@ def tree(data: Path) -> Path:
 
 def found(*places: object) -> SnapshotFiles:
     return find_snapshots(list(map(str, places)), RECORDED.schema, NAME)
+
+
+@pytest.mark.parametrize("keyspace", ["data", "cassandra", "node_1", "snapshots"])
+def test_a_keyspace_with_the_name_of_a_folder_above_it(tmp_path: Path, keyspace: str) -> None:
+    folder = tmp_path / "node_1" / "cassandra" / "data" / keyspace / f"items-{ID}" / "snapshots" / "night"
+    folder.mkdir(parents=True)
+    assert backup_names([str(tmp_path)], f"{keyspace}.items") == ["node_1/cassandra/data/snapshots/night"]
 
 
 def test_nodes_of_several_places_with_one_name(tmp_path: Path) -> None:

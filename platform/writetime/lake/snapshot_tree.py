@@ -65,12 +65,13 @@ def _table_folders(place: Folder, table: str) -> Iterator[tuple[str, Folder]]:
     while waiting:
         folder, depth = waiting.pop()
         below = folder.folders()
-        if keyspace in below:
+        tables = folder.below(keyspace).folders() if keyspace in below else []
+        found = [n for n in tables if (match := _TABLE.fullmatch(n)) and match["name"] == name]
+        if found:
             node = posixpath.relpath(folder.path, place.path)
-            for found in folder.below(keyspace).folders():
-                if (match := _TABLE.fullmatch(found)) and match["name"] == name:
-                    yield node, folder.below(keyspace, found)
+            yield from ((node, folder.below(keyspace, n)) for n in found)
         elif depth < _DEPTH:
+            # A folder above the keyspaces may have the name of one, such as `data`.
             waiting += [(folder.below(n), depth + 1) for n in below if not _TABLE.fullmatch(n) and n != "snapshots"]
 
 
