@@ -12,6 +12,7 @@ from tests.support.made import settings_at
 from tests.support.recordings import RecordedTable
 from writetime.lake.backfill import SnapshotFiles, backfill, backup_names, find_snapshots, untaken
 from writetime.lake.table import create_table
+from writetime.storage.file_errors import CorruptFile
 
 RECORDED = RecordedTable("rec104", "x_0")
 NAME = RECORDED.schema.full_name
@@ -66,3 +67,19 @@ def test_a_store_without_times(tmp_path: Path) -> None:
     [digest] = filesystem.glob(f"{place}/**/*-Digest.crc32")
     filesystem.pipe(digest, b"17")
     assert len(untaken(table, found(f"memory:/{place}"))) == 1
+
+
+def test_a_digest_that_is_no_number(tmp_path: Path) -> None:
+    [digest] = tree(tmp_path / "node").glob("*-Digest.crc32")
+    digest.write_text("")
+    [file] = found(tmp_path).files
+    with pytest.raises(CorruptFile, match=r"Digest\.crc32: a CRC32 in digits was expected"):
+        assert file.digest
+
+
+def test_a_manifest_of_another_program(tmp_path: Path) -> None:
+    """Such as that of Cassandra Medusa, which is a list: it does not count."""
+    snapshot = tree(tmp_path / "node")
+    for content in ([], [{"keyspace": "shop"}], "text", 1, None, {"files": []}):
+        (snapshot / "manifest.json").write_text(json.dumps(content))
+        assert len(found(tmp_path).files) == 1

@@ -8,6 +8,7 @@ from uuid import UUID
 from writetime.core.errors import WritetimeError
 from writetime.schema.cql import parse_schemas
 from writetime.schema.table import TableSchema
+from writetime.storage.file_errors import CorruptFile
 from writetime.storage.folders import Folder
 from writetime.storage.locations import Location
 
@@ -28,10 +29,18 @@ class BackupFile:
 
     @cached_property
     def digest(self) -> str:
-        """The CRC32 of the data file, which the database keeps in Digest.crc32; the mark if it has none."""
-        if self.location.exists("Digest.crc32"):
-            return f"crc32:{int(self.location.read('Digest.crc32'))}"
-        return self.mark or f"at:{self.address}"
+        """The CRC32 of the data file, which the database keeps in Digest.crc32; the mark if it has none.
+
+        Raises:
+            CorruptFile: Digest.crc32 is not a number.
+        """
+        if not self.location.exists("Digest.crc32"):
+            return self.mark or f"at:{self.address}"
+        text = self.location.read("Digest.crc32")
+        try:
+            return f"crc32:{int(text)}"
+        except ValueError:
+            raise CorruptFile(self.location.path("Digest.crc32"), None, "a CRC32 in digits was expected") from None
 
 
 @dataclass(frozen=True)
