@@ -17,11 +17,13 @@ from tests.support.lake_answers import cql_rows, view_rows
 from tests.support.made import SCHEMA, add, cell, write
 from tests.support.messages import decoded
 from writetime.clients.database import connect
+from writetime.clients.kafka import delete_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import views
 from writetime.lake.table import LakeTable, create_table, open_table
 from writetime.row_events import event_packing, publish, stream
+from writetime.row_events.trimming import merge_events
 from writetime.schema.cql import parse_table
 from writetime.schema.fingerprints import fingerprint
 from writetime.schema.system import read_schema
@@ -163,6 +165,24 @@ def test_a_publisher_that_goes_on_records_what_it_published(
         assert publisher.is_record_due
         assert publisher.publish(table) == 0
         assert (publish.not_published(table), publisher.is_record_due) == (0, False)
+
+
+def test_batches_that_a_new_topic_lacks_are_not_merged(settings: Settings, in_parts: LakeTable) -> None:
+    """Its publisher, if it ends within them, goes on where it was, and a merge would have taken what comes next."""
+    table = in_parts
+    for number in (2, 3):
+        add(table, [write(i, 1, number, v=str(number)) for i in range(12)], number, table.schema())
+        stream.extend(table)
+    assert publish.publish(settings, table) == 36
+    delete_topics(settings, [row_events_topic(table.name)])
+    with publish.EventPublisher(settings, table.name, "all") as publisher:
+        count = publisher.publish(table, 13)
+    assert 12 < count < 24
+    assert publish.not_published(table) == 24
+    merge_events(table, views.time_now())
+    assert publish.publish(settings, table) == 36 - count
+    assert {e["after"]["v"] for e in decoded(settings, row_events_topic(table.name))} == {"a", "2", "3"}
+    assert merge_events(table, views.time_now()) == 24
 
 
 def test_from_the_database_to_kafka(settings: Settings) -> None:

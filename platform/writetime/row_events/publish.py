@@ -282,9 +282,10 @@ class EventPublisher(Sender):
                 f"or the topic was deleted. Publish all events that the lake has with `writetime publish {table.name} "
                 "--new-topic all`, or only the later ones with `--new-topic later`"
             )
-        # At once, so that another publisher continues even if this one publishes nothing.
+        # At once, so that another publisher continues even if this one publishes nothing. What a new topic lacks is not
+        # published any more, so that it is not merged before the topic has it (`trimming`).
         done = -1 if self._for_new_topic == "all" else published
-        table.row_events.append([], self._record_name, done)
+        table.row_events.append([], self._record_name, done, {PUBLISHED: done})
         return Reached(done + 1, 0)
 
     def _record(self) -> None:
