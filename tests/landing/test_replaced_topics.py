@@ -79,3 +79,20 @@ def test_ids_of_many_topics_are_asked_for_at_once(settings: Settings, monkeypatc
     delete_topics(settings, names[:1])
     ensure_topics(settings, {names[0]: {}}, 1)
     wait_for(lambda: topics.id_of(names[0]) == topic_ids(settings, names)[names[0]])
+
+
+def test_a_message_of_the_new_topic_is_skipped(settings: Settings) -> None:
+    """Although the one before had landed further than its offset."""
+    name = schema_of(settings, "a").full_name
+    topic = changes_topic(name)
+    publish(settings, schema_of(settings, "a"), *range(100))
+    assert command("land", name).exit_code == 0
+    partitions = end_offsets(settings, topic)
+    assert partitions[0] > 0
+    delete_topics(settings, [topic])
+    ensure_topics(settings, {topic: {}}, len(partitions))
+    produce(settings, topic, (b"key", b"garbage"))
+    publish(settings, schema_of(settings, "a"), *range(5))
+    assert f"--skip {topic}/0@0" in command("land", name, "--accept-gap").stderr
+    answer = command("land", name, "--skip", f"{topic}/0@0", "--accept-gap")
+    assert (answer.exit_code, answer.stdout.splitlines()[-1]) == (0, f"5 changes of {name}")

@@ -30,6 +30,7 @@ from writetime.lake.horizon import newest_snapshot, registered_sources
 from writetime.lake.table import LakeTable, table_storage
 from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now
+from writetime.landing.landed_offsets import landed_offsets
 from writetime.wire.topic_names import changes_topic, dead_changes_topic
 from writetime.wire.watermarks import SourceMarks
 
@@ -135,7 +136,7 @@ def skip(settings: Settings, place: MessagePlace) -> int:
     if place.partition not in ends or not firsts[place.partition] <= place.offset < ends[place.partition]:
         there = ", ".join(f"{p}@{firsts[p]} to {p}@{ends[p] - 1}" for p in sorted(ends) if firsts[p] < ends[p])
         raise WritetimeError(f"there is no message {place}; {topic} has {there or 'none'}")
-    if place.offset < (landed := now.transaction(f"{topic}/{place.partition}") or 0):
+    if place.offset < (landed := landed_offsets(settings, place.table)[place.partition]):
         raise WritetimeError(f"{place} has landed: partition {place.partition} is landed up to offset {landed}")
     message = _read(settings, topic, place)
     _copy(settings, message, dead_changes_topic(place.table), place)
