@@ -26,7 +26,7 @@ from writetime.cli.status import status_parts
 from writetime.clients import kafka
 from writetime.clients.kafka import end_offsets, messages_between
 from writetime.core.config import Settings
-from writetime.lake.horizon import captured_until, raise_snapshot
+from writetime.lake.horizon import captured_until, raise_complete_snapshot, raise_snapshot
 from writetime.lake.table import is_in_lake, open_table, table_storage
 from writetime.lake.views import time_now
 from writetime.landing import landing
@@ -91,7 +91,11 @@ def test_a_message_is_skipped(settings: Settings, released_by: str, monkeypatch:
     if released_by == "agent":
         mark(settings, source, SourceMarks({name: TableMark(now + 1, time_now())}))
     else:
+        # It has begun, and is not complete.
         raise_snapshot(table, time_now())
+        assert Landing(settings, name).drain() == 0
+        assert captured_until(table.changes.load()) == before
+        raise_complete_snapshot(table, time_now())
     assert Landing(settings, name).drain() == 0
     assert captured_until(table.changes.load()) >= now
 

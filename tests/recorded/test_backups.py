@@ -24,7 +24,7 @@ from writetime.lake import views
 from writetime.lake.backfill import BackfillTask, backfill, backup_names, find_snapshots, untaken
 from writetime.lake.delta import Conflict
 from writetime.lake.generation import renew
-from writetime.lake.horizon import register_source
+from writetime.lake.horizon import complete_snapshot, register_source
 from writetime.lake.row_form import fit
 from writetime.lake.table import create_table
 from writetime.schema.describe import to_cql
@@ -145,3 +145,15 @@ def test_a_truncation_during_a_backfill(place: ScyllaManager, settings: Settings
     assert sum(rows.num_rows for rows in views.virtual(table)) == 0
     with pytest.raises(WritetimeError, match=r"was truncated at .* its rows would come back"):
         list(backfill(table, found))
+
+
+def test_a_snapshot_is_complete_once_all_buckets_have_it(place: ScyllaManager, settings: Settings) -> None:
+    """And it is as old as its first node's. Until then it releases no watermark."""
+    place.backup(NODE, TAKEN_AT - timedelta(hours=1), components(1))
+    place.backup(uuid4(), TAKEN_AT, components(2))
+    found = find_snapshots([str(place.place)], table=TABLE)
+    table = create_table(settings, found.schema)
+    assert next(backfill(table, found))[0] == 0
+    assert complete_snapshot(table.changes.load()) == 0
+    list(backfill(table, found, [1]))
+    assert complete_snapshot(table.changes.load()) == found.oldest_at == found.taken_at - 3_600_000_000

@@ -25,7 +25,13 @@ from writetime.lake.buckets import token_range
 from writetime.lake.changes import ChangeWriter
 from writetime.lake.evolution import join_schemas
 from writetime.lake.history import raise_history
-from writetime.lake.horizon import TOGETHER, raise_snapshot, require_newer, truncations
+from writetime.lake.horizon import (
+    TOGETHER,
+    raise_complete_snapshot,
+    raise_snapshot,
+    require_newer,
+    truncations,
+)
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.snapshot_folder import read_snapshot
@@ -265,6 +271,8 @@ def backfill(
     for task, added in written:
         is_new = table.changes.append(added, task.app_id, 1, {}, given)
         yield task.bucket, sum(file.rows for file in added) if is_new else 0
+    if not untaken(table, snapshot):
+        raise_complete_snapshot(table, snapshot.oldest_at)
 
 
 def _write(task: BackfillTask) -> tuple[BackfillTask, list[WrittenFile]]:

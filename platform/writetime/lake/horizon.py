@@ -29,6 +29,7 @@ HORIZON = "horizon"
 """The number in a commit to `state` that has the horizon, in microseconds."""
 
 NEWEST_SNAPSHOT = "writetime.newest_snapshot"
+COMPLETE_SNAPSHOT = "writetime.complete_snapshot"
 _SOURCE = "writetime.source."
 TRUNCATED = "truncated/"
 """In a commit to `changes`, with the name of a source: the time of the source's last truncation of the table, in
@@ -75,6 +76,14 @@ def raise_snapshot(table: LakeTable, taken_at: int) -> None:
         table.changes.set_property(NEWEST_SNAPSHOT, str(taken_at))
 
 
+def raise_complete_snapshot(table: LakeTable, taken_at: int) -> None:
+    """Record that the lake has all of a backfill's snapshots, the first of which was taken at a time (microseconds), if
+    they are the newest.
+    """
+    if taken_at > complete_snapshot(table.changes.load()):
+        table.changes.set_property(COMPLETE_SNAPSHOT, str(taken_at))
+
+
 def registered_sources(changes: TableVersion) -> set[str]:
     """Return the sources that send changes."""
     properties = changes.properties.items()
@@ -92,6 +101,13 @@ def truncations(changes: TableVersion) -> dict[str, int]:
 def newest_snapshot(changes: TableVersion) -> int:
     """Return the time of the newest recorded snapshot (microseconds); 0 if there is none."""
     return int(changes.properties.get(NEWEST_SNAPSHOT, 0))
+
+
+def complete_snapshot(changes: TableVersion) -> int:
+    """Return the time of the newest snapshots that the lake has wholly by a backfill (microseconds), by that of the
+    first one; 0 if there are none. So the lake has all writes from before it.
+    """
+    return int(changes.properties.get(COMPLETE_SNAPSHOT, 0))
 
 
 def watermark_of(changes: TableVersion, source: str) -> int:

@@ -35,7 +35,7 @@ from writetime.lake.delta import Conflict
 from writetime.lake.generation import renew
 from writetime.lake.history import raise_history
 from writetime.lake.horizon import (
-    newest_snapshot,
+    complete_snapshot,
     raise_snapshot,
     register_source,
     registered_sources,
@@ -441,7 +441,8 @@ def _needs_snapshot(table: str, now: TableVersion, starts: Mapping[str, Start]) 
     choose, so it does not show whether a write came before the truncation. A later snapshot does.
     """
     truncated = [start.truncation.at for start in starts.values() if start.of_log and start.truncation is not None]
-    if not truncated or newest_snapshot(now) > max(truncated):
+    published = (start.snapshot_at for start in starts.values())
+    if not truncated or max(complete_snapshot(now), *published) > max(truncated):
         return None
     return (
         f"{table} was truncated at {instant_text(max(truncated))}: bring in a later snapshot with "

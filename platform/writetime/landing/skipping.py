@@ -26,7 +26,7 @@ from writetime.clients.kafka import (
 )
 from writetime.core.config import Settings
 from writetime.core.errors import Transient, WritetimeError
-from writetime.lake.horizon import newest_snapshot, registered_sources
+from writetime.lake.horizon import complete_snapshot, registered_sources
 from writetime.lake.table import LakeTable, table_storage
 from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now
@@ -97,7 +97,7 @@ def held_since(changes: TableVersion) -> int:
 
 def release(table: LakeTable, changes: TableVersion, marks: Mapping[str, SourceMarks]) -> bool:
     """Release the watermarks that a skipped message holds, if there is a snapshot that was begun later: one from a
-    backfill, or one from each source that sends changes. Return whether they are free now.
+    backfill, of which the lake has all, or one from each source that sends changes. Return whether they are free now.
 
     Args:
         table: the table.
@@ -107,8 +107,7 @@ def release(table: LakeTable, changes: TableVersion, marks: Mapping[str, SourceM
     held = held_since(changes)
     sources = registered_sources(changes)
     published = {s: m.tables[table.name].snapshot_at for s, m in marks.items() if table.name in m.tables}
-    newest = newest_snapshot(changes)
-    by_backfill = newest > held and newest > max(published.values(), default=0)
+    by_backfill = complete_snapshot(changes) > held
     by_sources = bool(sources) and all(published.get(source, 0) > held for source in sources)
     if not by_backfill and not by_sources:
         return False
