@@ -3,13 +3,14 @@
 import json
 import shutil
 from pathlib import Path
-from uuid import uuid1
+from uuid import UUID, uuid1
 
 import fsspec
 import pytest
 
 from tests.support.made import settings_at
 from tests.support.recordings import RecordedTable
+from writetime.core.errors import Transient
 from writetime.lake.backfill import SnapshotFiles, backfill, backup_names, find_snapshots, untaken
 from writetime.lake.table import create_table
 from writetime.storage.file_errors import CorruptFile
@@ -83,3 +84,43 @@ def test_a_manifest_of_another_program(tmp_path: Path) -> None:
     for content in ([], [{"keyspace": "shop"}], "text", 1, None, {"files": []}):
         (snapshot / "manifest.json").write_text(json.dumps(content))
         assert len(found(tmp_path).files) == 1
+
+
+@pytest.mark.parametrize("named", ["by Cassandra", "by ScyllaDB"])
+@pytest.mark.parametrize("gone", ["Data.db", "TOC.txt"])
+def test_a_snapshot_that_is_copied_in_part(tmp_path: Path, named: str, gone: str) -> None:
+    """It is refused until the copy is complete, and not taken for what the table has."""
+    data = tmp_path / "node" / "data"
+    snapshot = tree(data)
+    names = [path.name for path in snapshot.glob("*-TOC.txt")] + [f"{LOCATION.version}-other-big-TOC.txt"]
+    data_names = [name.replace("TOC.txt", "Data.db") for name in names]
+    cassandra = {"created_at": "2026-05-01T12:00:00Z", "files": [*data_names, f".index/{data_names[0]}"]}
+    table = {"table_id": str(UUID(ID))}
+    scylla = {"snapshot": {"created_at": 1}, "table": table, "sstables": [{"toc_name": name} for name in names]}
+    manifest = snapshot / "manifest.json"
+    manifest.write_text(json.dumps(cassandra if named == "by Cassandra" else scylla))
+    for file in snapshot.glob(f"{LOCATION.version}-{LOCATION.id}-*"):
+        if not file.name.endswith(gone):
+            shutil.copy2(file, snapshot / file.name.replace(LOCATION.id, "other"))
+    if gone == "Data.db":
+        (snapshot / names[-1]).unlink()
+    for places in ([tmp_path], [snapshot]):
+        with pytest.raises(Transient, match=rf"{data_names[-1]} is not there wholly, .* run this again later"):
+            found(*places)
+    whole = next(snapshot.glob(f"{LOCATION.version}-{LOCATION.id}-*{gone}"))
+    shutil.copy2(whole, snapshot / whole.name.replace(LOCATION.id, "other"))
+    toc = next(snapshot.glob(f"*-{LOCATION.id}-*TOC.txt"))
+    shutil.copy2(toc, snapshot / toc.name.replace(LOCATION.id, "other"))
+    assert len(found(tmp_path).files) == len(found(snapshot).files) == 2
+
+
+def test_a_node_with_two_data_folders(tmp_path: Path) -> None:
+    """One of them has the manifest of both."""
+    first, second = (tree(tmp_path / "node" / name) for name in ("data1", "data2"))
+    for file in second.iterdir():
+        file.rename(second / file.name.replace(LOCATION.id, "other"))
+    names = [path.name for folder in (first, second) for path in folder.glob("*-Data.db")]
+    (first / "manifest.json").write_text(json.dumps({"created_at": "2026-05-01T12:00:00Z", "files": names}))
+    assert len(found(tmp_path).files) == len(found(first, second).files) == 2
+    with pytest.raises(Transient, match="name all of them"):
+        found(first)

@@ -6,6 +6,7 @@ transaction: only failed buckets run again, and SSTables that a bucket has are n
 are no problem: the merge keeps one version of each cell.
 """
 
+import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from pyarrow.fs import FileType
 
 from writetime.clients.database import DRIVER_FAULTS, connect
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
+from writetime.core.errors import Transient, WritetimeError
 from writetime.core.instants import instant_text
 from writetime.lake import medusa, scylla_manager, snapshot_tree
 from writetime.lake.backfilled import Backfilled, Taken, app_id
@@ -95,6 +96,7 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
 
     Raises:
         WritetimeError: there are no SSTables, or no schema, or the snapshots are of different tables, or too far apart.
+        Transient: a snapshot is not there wholly.
     """
     backups = [backup for path in paths for backup in _backups(path, table, with_schema=schema is None)]
     newest_first = sorted(backups, key=lambda backup: backup.taken_at, reverse=True)
@@ -112,6 +114,7 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
             f"the snapshots are of two tables that had the name {schemas[0].full_name} one after the other, with the "
             f"ids {' and '.join(ids)}: name those of one"
         )
+    _require_whole(backups)
     dated = [backup for backup in newest_first if backup.dated]
     _require_close(schemas[0], dated)
     return SnapshotFiles(
@@ -165,6 +168,23 @@ def _found(place: Folder, table: str, *, with_schema: bool) -> Found | None:
         if found := find(place, table, with_schema=with_schema):
             return found
     return None
+
+
+def _require_whole(backups: Sequence[NodeBackup]) -> None:
+    """Refuse a snapshot that is copied in part. A node with several data folders has one manifest, in one of them."""
+    others = {
+        posixpath.basename(file.location.path("Data.db"))
+        for backup in backups
+        if backup.lacking is None
+        for file in backup.files
+    }
+    for backup in backups:
+        if missing := [address for name, address in (backup.lacking or {}).items() if name not in others]:
+            raise Transient(
+                f"{missing[0]} is not there wholly, and the manifest of its snapshot lists it: if it is being copied, "
+                "run this again later; if the node has several data folders, name all of them; otherwise copy the "
+                "snapshot again"
+            )
 
 
 def _require_close(schema: TableSchema, newest_first: Sequence[NodeBackup]) -> None:

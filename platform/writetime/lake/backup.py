@@ -1,6 +1,6 @@
 """A backup as a source: the SSTables that one node had of one table, and how each SSTable is recognised again."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from uuid import UUID
@@ -50,6 +50,8 @@ class NodeBackup:
     `taken_at` (microseconds) is not later than the time of the backup, and `complete_at` is not earlier. `dated` is
     whether these times are the backup's, and not just that of the newest file. `lists_dropped` is whether the schema
     has the dropped columns and the times of their drops. `missing_nodes` are nodes of the cluster without a backup.
+    `lacking` are the data files that the manifest of a snapshot lists and its folder does not have: addresses by name;
+    None if there is no such manifest.
     """
 
     node: str
@@ -60,6 +62,7 @@ class NodeBackup:
     schema: TableSchema | None = None
     lists_dropped: bool = True
     missing_nodes: tuple[str, ...] = ()
+    lacking: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

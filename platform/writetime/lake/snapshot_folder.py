@@ -67,7 +67,9 @@ def read_snapshot(folder: Folder, node: str = "", *, with_schema: bool = True) -
     # The last file was written before the snapshot was taken.
     dated = manifest.taken_at if manifest is not None else None
     taken_at = newest if dated is None else dated
-    found = NodeBackup(node, files, taken_at, taken_at, dated=dated is not None)
+    found = NodeBackup(
+        node, files, taken_at, taken_at, dated=dated is not None, lacking=manifest and _lacking(folder, manifest, files)
+    )
     if not with_schema:
         return found
     # The `schema.cql` of ScyllaDB (2026.1) does not list dropped columns.
@@ -85,6 +87,21 @@ def data_files(folder: Folder, locations: Sequence[Location], node: str) -> tupl
         for location, info in zip(locations, infos, strict=True)
     )
     return files, max(((info.mtime_ns or 0) // 1000 for info in infos), default=0)
+
+
+def _lacking(folder: Folder, manifest: Manifest, files: Sequence[BackupFile]) -> dict[str, str]:
+    """Return the data files that a manifest lists and a folder does not have; those of indexes are in other folders."""
+    if folder.filesystem.get_file_info(folder.path).type != FileType.Directory:
+        # One SSTable was named.
+        return {}
+    texts = (file.get("toc_name", "") if isinstance(file, dict) else file for file in manifest.files)
+    names = {str(text).replace("-TOC.txt", "-Data.db") for text in texts}
+    lacking = names - {posixpath.basename(file.location.path("Data.db")) for file in files}
+    return {
+        name: folder.address_of(posixpath.join(folder.path, name))
+        for name in sorted(lacking)
+        if name.endswith("-Data.db") and "/" not in name
+    }
 
 
 def time_mark(info: FileInfo) -> str:
