@@ -124,3 +124,16 @@ def test_a_node_with_two_data_folders(tmp_path: Path) -> None:
     assert len(found(tmp_path).files) == len(found(first, second).files) == 2
     with pytest.raises(Transient, match="name all of them"):
         found(first)
+
+
+def test_an_incremental_backup_that_is_copied_in_part(tmp_path: Path) -> None:
+    """It is new again with each component, as it counts only with the last one."""
+    snapshot = tree(tmp_path / "node")
+    increments = snapshot.parents[1] / "backups"
+    increments.mkdir()
+    seen = {tuple(backup_names([str(tmp_path)], NAME))}
+    files = sorted(snapshot.glob(f"{LOCATION.version}-{LOCATION.id}-*"))
+    for file in files:
+        shutil.copy2(file, increments)
+        seen.add(tuple(backup_names([str(tmp_path)], NAME)))
+    assert len(seen) == 1 + len(files)

@@ -37,7 +37,8 @@ def find(place: Folder, table: str, *, with_schema: bool = True) -> Found | None
     tags = {node: _tags(folder, table) for node, folder in chosen}
     increments = {node: folder.below("backups") for node, folder in chosen}
     names = [f"{node}/snapshots/{tag}" for node, of_node in tags.items() for tag in of_node]
-    names += [f"{node}/backups/{name}" for node, folder in increments.items() for name in _data_names(folder)]
+    # All components, as an SSTable counts only once the last one is there.
+    names += [f"{node}/backups/{name}" for node, folder in increments.items() for name in folder.files()]
     if not names:
         return None
 
@@ -78,10 +79,6 @@ def _table_folders(place: Folder, table: str) -> Iterator[tuple[str, Folder]]:
 def _tags(folder: Folder, table: str) -> list[str]:
     own = re.compile(rf"(?:truncated|dropped|pre-drop)-.*|\d+-{re.escape(table.partition('.')[2])}")
     return [tag for tag in folder.below("snapshots").folders() if not own.fullmatch(tag)]
-
-
-def _data_names(folder: Folder) -> list[str]:
-    return [name for name in folder.files() if name.endswith("-Data.db")]
 
 
 def _read(node: str, newest: Folder | None, increments: Folder, *, with_schema: bool) -> NodeBackup:
