@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tests.support.published import command, hurry, produce, publish, published, schema_of
 from tests.support.waiting import wait_for
-from writetime.clients.kafka import delete_topics, end_offsets, ensure_topics, topic_ids
+from writetime.clients.kafka import client_config, delete_topics, end_offsets, ensure_topics, topic_ids
 from writetime.core.config import Settings
 from writetime.lake.table import open_table
 from writetime.landing.landed_offsets import not_landed
@@ -96,3 +97,22 @@ def test_a_message_of_the_new_topic_is_skipped(settings: Settings) -> None:
     assert f"--skip {topic}/0@0" in command("land", name, "--accept-gap").stderr
     answer = command("land", name, "--skip", f"{topic}/0@0", "--accept-gap")
     assert (answer.exit_code, answer.stdout.splitlines()[-1]) == (0, f"5 changes of {name}")
+
+
+def test_a_new_topic_that_gets_more_partitions(settings: Settings) -> None:
+    """The offsets that landed of the topic before, in partitions that the new one had not at first, do not count."""
+    name = schema_of(settings, "a").full_name
+    topic = changes_topic(name)
+    ensure_topics(settings, {topic: {}}, 2)
+    publish(settings, schema_of(settings, "a"), *range(100))
+    assert command("land", name).exit_code == 0
+    delete_topics(settings, [topic])
+    ensure_topics(settings, {topic: {}}, 1)
+    publish(settings, schema_of(settings, "a"), *range(100))
+    assert command("land", name, "--accept-gap").stdout == f"100 changes of {name}\n"
+    admin = AdminClient(client_config(settings))
+    [grown] = admin.create_partitions([NewPartitions(topic, 2)]).values()
+    grown.result(30)
+    wait_for(lambda: len(end_offsets(settings, topic)) == 2)
+    publish(settings, schema_of(settings, "a"), *range(300))
+    assert command("land", name).stdout == f"300 changes of {name}\n"

@@ -18,9 +18,10 @@ columns are found automatically.
 import hashlib
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count, takewhile
 
 from writetime.changes.starts import LATEST, Start
 from writetime.clients.kafka import NoTopic, beginning_offsets, end_offsets, topic_ids, topic_names
@@ -282,6 +283,8 @@ class Landing:
             places = {place_name(self._topic, p): offset for p, offset in reached.items()}
             if topic_id:
                 places[id_name(self._topic)] = topic_id
+            if is_other:
+                places |= dict.fromkeys(_other_places(now, self._topic, len(ends)), 0)
             for source, until in moved.items():
                 places |= watermark(source, until)
             given = {GENERATION: generation_of(now)}
@@ -421,6 +424,12 @@ class Landing:
             f"Take a snapshot now, bring it in with `writetime backfill {self.name}`, then continue with "
             f"`writetime land {self.name} --accept-gap`"
         )
+
+
+def _other_places(now: TableVersion, topic: str, partitions: int) -> Iterator[str]:
+    """Yield the names of the offsets of an earlier topic that had more partitions."""
+    names = (place_name(topic, partition) for partition in count(partitions))
+    return takewhile(lambda name: now.transaction(name) is not None, names)
 
 
 def _other_sources(table: str, known: Collection[str], sources: Mapping[str, SourceMarks]) -> list[str]:
