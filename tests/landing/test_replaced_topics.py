@@ -9,6 +9,7 @@ from tests.support.published import command, hurry, produce, publish, published,
 from tests.support.waiting import wait_for
 from writetime.clients.kafka import client_config, delete_topics, end_offsets, ensure_topics, topic_ids
 from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
 from writetime.lake.table import open_table
 from writetime.landing.landed_offsets import not_landed
 from writetime.landing.landing import Topics
@@ -116,3 +117,11 @@ def test_a_new_topic_that_gets_more_partitions(settings: Settings) -> None:
     wait_for(lambda: len(end_offsets(settings, topic)) == 2)
     publish(settings, schema_of(settings, "a"), *range(300))
     assert command("land", name).stdout == f"300 changes of {name}\n"
+
+
+def test_a_topic_that_kafka_refuses_to_describe_stops_no_other(settings: Settings) -> None:
+    name, refused = changes_topic(f"{settings.cassandra.keyspace}.t"), "not a name!"
+    ensure_topics(settings, {name: {}}, 1)
+    assert topic_ids(settings, [name, refused]).keys() == {name}
+    with pytest.raises(WritetimeError, match="ids of topics"):
+        topic_ids(settings, [refused])

@@ -165,9 +165,10 @@ def partitions_of(settings: Settings, topic: str) -> list[int]:
 def topic_ids(settings: Settings, topics: Sequence[str]) -> dict[str, int]:
     """Return a number for each of these topics that exists: 63 bits of the random id that a topic gets when it is
     created (KIP-516). A topic that was deleted and created again has another one. 0 if the broker gives topics no ids.
+    Of several, those that Kafka refuses to describe are left out.
 
     Raises:
-        WritetimeError: no broker answers.
+        WritetimeError: no broker answers, or Kafka refuses to describe the only topic.
     """
 
     def ask(admin: AdminClient) -> dict[str, int]:
@@ -178,7 +179,7 @@ def topic_ids(settings: Settings, topics: Sequence[str]) -> dict[str, int]:
             try:
                 found[name] = future.result().topic_id.get_most_significant_bits() & _LARGEST_ID
             except KafkaException as e:
-                if e.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                if len(topics) == 1 and e.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
         return found
 

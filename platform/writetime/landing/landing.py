@@ -123,6 +123,9 @@ class Topics:
                 # Others are probably new too.
                 asked |= {changes_topic(table) for table in captured_tables(self._settings)} - self._asked.keys()
             found = topic_ids(self._settings, sorted(asked))
+            if topic not in found and len(asked) > 1:
+                # To learn why.
+                found |= topic_ids(self._settings, [topic])
             self._ids |= {each: found.get(each, 0) for each in asked}
             self._asked |= dict.fromkeys(asked, now)
         return self._ids[topic]
