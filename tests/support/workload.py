@@ -259,18 +259,21 @@ class Writer(threading.Thread):
     def missing(self, found: set[tuple[int, int]]) -> Iterator[Acknowledged]:
         """Yield the acknowledged writes of which neither is among tokens with write times.
 
-        In a batch a deletion hides what is older, so of each partition its latest write has to be there. Overwriting a
-        collection deletes it one microsecond before. What was written to a column that was dropped before it was read
-        is gone with it.
+        In a batch a deletion hides what is older, so of each partition its latest write has to be there, if no deletion
+        that may be empty is later. Overwriting a collection deletes it one microsecond before. What was written to a
+        column that was dropped before it was read is gone with it.
         """
         for together in self.acknowledged:
             latest: dict[int, int] = {}
+            hidden: dict[int, int] = {}
             for statement, token, at in together:
                 column = _COLUMN.search(statement)
                 name = column and (column[1] or column[2])
-                if name not in self._ever_gone and not _MAY_BE_EMPTY.search(statement):
-                    latest[token] = max(at, latest.get(token, at))
-            if any((token, at) not in found and (token, at - 1) not in found for token, at in latest.items()):
+                if name not in self._ever_gone:
+                    of_kind = hidden if _MAY_BE_EMPTY.search(statement) else latest
+                    of_kind[token] = max(at, of_kind.get(token, at))
+            wanted = {(token, at) for token, at in latest.items() if at > hidden.get(token, at - 1)}
+            if any((token, at) not in found and (token, at - 1) not in found for token, at in wanted):
                 yield together
 
 
