@@ -139,7 +139,7 @@ def cluster(home: Path, workers: int) -> Iterator[dict[str, Any]]:
         conf = {
             "spark.pyspark.python": sys.executable,
             "spark.driver.host": "127.0.0.1",
-            "spark.executor.memory": "1g",
+            "spark.executor.memory": "512m",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
             "spark.cores.max": str(workers),
