@@ -351,6 +351,9 @@ def messages_between(
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
+        # All messages are there. A request for more, which the broker would hold for half a second, delays the next
+        # read by this consumer.
+        "fetch.wait.max.ms": 5,
     }
     configuration = client_config(settings, **own)
     idle = _idle_readers(os.getpid(), tuple(configuration.items()))
