@@ -30,6 +30,7 @@ import psutil
 from bench.capture import debezium
 from bench.generated import ROWS, add, first_writes, updates
 from bench.logs import log_to_file
+from bench.memory import anonymous_of
 from bench.soak import at_rate, settings_of
 from demo.live import EVENT, Delays, Marked, watched, watched_topic
 from tests.support.settings import write_settings
@@ -222,13 +223,6 @@ def beside_debezium(settings: Settings, rows: int, home: Path, arguments: argpar
     with debezium(home, settings, node, node / "cdc_raw") as process, watched_topic(settings, _THEIRS) as delays:
         print("Debezium, to the change in Kafka")
         measure(settings, delays, rows, psutil.Process(process.pid), arguments)
-
-
-def anonymous_of(process: psutil.Process) -> float:
-    """Return the memory of a program in MiB, without the files that it maps, which the system may drop."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    [kilobytes] = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
-    return int(kilobytes) / 1024
 
 
 def cpu_of(process: psutil.Process) -> float:
