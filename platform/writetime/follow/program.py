@@ -25,10 +25,9 @@ from writetime.wire.watermarks import WATERMARKS_TOPIC
 
 log = logging.getLogger(__name__)
 
-# Between two looks for news, at least so many times the CPU time of the first one: looking at hundreds of tables takes a
-# small share of a core. It is not the duration, as a look may wait for the work on a table, and that must not delay the
-# next one. Nor must one large look, such as the first, for long.
-_REST = 20
+# Between two looks for news, at least so many times the duration of the first one: looking at hundreds of tables takes
+# a small share of a core. But one slow look, such as the first, must not delay the next one for long.
+_REST = 8
 _LONGEST_REST_SECONDS = 1.0
 # Tables at work at the same time. More would wait for the same cores.
 _THREADS = 8
@@ -61,11 +60,12 @@ class Follower:
             ThreadPoolExecutor(_THREADS, "follow") as threads,
         ):
             while not stop.is_set():
-                begin, cpu = time.monotonic(), time.thread_time()
+                begin = time.monotonic()
                 own.look()
                 self.look(threads, own)
-                rest = min(_REST * (time.thread_time() - cpu), _LONGEST_REST_SECONDS)
-                stop.wait(max(begin + self._settings.follow.events_seconds - time.monotonic(), rest))
+                took = time.monotonic() - begin
+                rest = min(_REST * took, _LONGEST_REST_SECONDS)
+                stop.wait(max(self._settings.follow.events_seconds - took, rest))
         for table in self.tables.values():
             table.close()
         self._landings.reporter.flush()
