@@ -1,6 +1,8 @@
 """A topic of changes that was deleted and created again is not taken for the one that was landed before."""
 
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
@@ -117,6 +119,24 @@ def test_a_new_topic_that_gets_more_partitions(settings: Settings) -> None:
     wait_for(lambda: len(end_offsets(settings, topic)) == 2)
     publish(settings, schema_of(settings, "a"), *range(300))
     assert command("land", name).stdout == f"300 changes of {name}\n"
+
+
+def test_ids_are_asked_for_by_threads(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tables land at the same time."""
+    names = [changes_topic(f"shop.t{n:02}") for n in range(40)]
+    wanted = {name: number for number, name in enumerate(names, 1)}
+    monkeypatch.setattr("writetime.landing.landing._ID_SECONDS", 0.0)
+    monkeypatch.setattr("writetime.landing.landing.topic_ids", lambda _, topics: {t: wanted[t] for t in topics})
+    monkeypatch.setattr("writetime.landing.landing.captured_tables", lambda _: [])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(50):
+            topics = Topics(settings)
+            with ThreadPoolExecutor(8) as threads:
+                assert list(threads.map(topics.id_of, names)) == list(map(wanted.get, names))
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_a_topic_that_kafka_refuses_to_describe_stops_no_other(settings: Settings) -> None:

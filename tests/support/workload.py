@@ -260,8 +260,8 @@ class Writer(threading.Thread):
         """Yield the acknowledged writes of which neither is among tokens with write times.
 
         In a batch a deletion hides what is older, so of each partition its latest write has to be there, if no deletion
-        that may be empty is later. Overwriting a collection deletes it one microsecond before. What was written to a
-        column that was dropped before it was read is gone with it.
+        that may be empty is later. Overwriting a collection deletes it one microsecond before. A column that was
+        dropped before its values were read takes them with it.
         """
         for together in self.acknowledged:
             latest: dict[int, int] = {}

@@ -17,6 +17,7 @@ columns are found automatically.
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -107,28 +108,36 @@ class Topics:
         self._ids: dict[str, int] = {}
         self._asked: dict[str, float] = {}
         self._used: dict[str, float] = {}
+        # Tables land in several threads.
+        self._lock = threading.Lock()
 
     def id_of(self, topic: str) -> int:
         """Return the id of a topic of changes, at most one second old, and 0 if there is none. One request asks for all
         that may be needed next: a request per table would delay a round over many tables.
 
         Raises:
-            WritetimeError: Kafka does not answer.
+            WritetimeError: Kafka does not answer, or refuses to describe the topic.
         """
-        now = time.monotonic()
-        self._used[topic] = now
-        if now - self._asked.get(topic, -_ID_SECONDS) >= _ID_SECONDS:
-            asked = {each for each, at in self._used.items() if now - at < _USED_SECONDS}
-            if topic not in self._asked:
-                # Others are probably new too.
-                asked |= {changes_topic(table) for table in captured_tables(self._settings)} - self._asked.keys()
-            found = topic_ids(self._settings, sorted(asked))
-            if topic not in found and len(asked) > 1:
-                # To learn why.
-                found |= topic_ids(self._settings, [topic])
-            self._ids |= {each: found.get(each, 0) for each in asked}
-            self._asked |= dict.fromkeys(asked, now)
-        return self._ids[topic]
+        with self._lock:
+            now = time.monotonic()
+            self._used[topic] = now
+            if now - self._asked.get(topic, -_ID_SECONDS) >= _ID_SECONDS:
+                self._ask_with(topic, now)
+            found = self._ids.get(topic)
+        if found is None:
+            # Alone, to learn why, and without the others waiting for it.
+            found = topic_ids(self._settings, [topic]).get(topic, 0)
+        return found
+
+    def _ask_with(self, topic: str, now: float) -> None:
+        """Ask for the ids of a topic and of others that may be needed next."""
+        asked = {each for each, at in self._used.items() if now - at < _USED_SECONDS}
+        if topic not in self._asked:
+            # Others are probably new too.
+            asked |= {changes_topic(table) for table in captured_tables(self._settings)} - self._asked.keys()
+        found = topic_ids(self._settings, sorted(asked))
+        self._ids = {each: known for each, known in self._ids.items() if each not in asked} | found
+        self._asked |= dict.fromkeys(asked, now)
 
 
 class Landing:
