@@ -58,7 +58,9 @@ def main() -> None:
     """Measure, and print the cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=300)
-    parser.add_argument("--seconds", type=int, default=60, help="duration of `follow`; its first third is not measured")
+    parser.add_argument(
+        "--seconds", type=int, default=300, help="duration of `follow`; its first third, the start, is not measured"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)

@@ -25,9 +25,9 @@ from writetime.wire.watermarks import WATERMARKS_TOPIC
 
 log = logging.getLogger(__name__)
 
-# Between two looks for news, at least so many times the duration of the first one: looking at hundreds of tables takes
-# a small share of a core. But one slow look, such as the first, must not delay the next one for long.
-_REST = 8
+# Between two looks for news, at least so long per table, so that looking at hundreds of tables takes a small share of a
+# core. It does not depend on how long a look takes: on a busy machine that would delay the next one.
+_REST_SECONDS_PER_TABLE = 0.003
 _LONGEST_REST_SECONDS = 1.0
 # Tables at work at the same time. More would wait for the same cores.
 _THREADS = 8
@@ -63,9 +63,8 @@ class Follower:
                 begin = time.monotonic()
                 own.look()
                 self.look(threads, own)
-                took = time.monotonic() - begin
-                rest = min(_REST * took, _LONGEST_REST_SECONDS)
-                stop.wait(max(self._settings.follow.events_seconds - took, rest))
+                rest = min(_REST_SECONDS_PER_TABLE * len(self.tables), _LONGEST_REST_SECONDS)
+                stop.wait(max(begin + self._settings.follow.events_seconds - time.monotonic(), rest))
         for table in self.tables.values():
             table.close()
         self._landings.reporter.flush()
