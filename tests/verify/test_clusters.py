@@ -16,7 +16,7 @@ from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.verify import clusters
+from writetime.verify import clusters, comparison
 from writetime.verify.clusters import Progress, Report, verify_clusters
 
 _REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
@@ -85,7 +85,7 @@ def test_each_row_that_differs_is_found(
         assert not report.proven
         found = {(d["id"], d["n"]) for d in (x.database or x.against for x in report.real) if d}
         assert found == wanted
-    monkeypatch.setattr(clusters, "SUSPECTS", 1)
+    monkeypatch.setattr(comparison, "SUSPECTS", 1)
     assert compared(both).unsettled >= 1
 
 

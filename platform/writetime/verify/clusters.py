@@ -18,7 +18,7 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.views import time_now
 from writetime.schema.system import read_schema
 from writetime.schema.table import SchemaError, TableSchema
-from writetime.verify.comparison import RANGE_ROWS, SUSPECTS
+from writetime.verify.comparison import RANGE_ROWS, Suspects
 from writetime.verify.database_table import DatabaseTable
 from writetime.verify.rows import differing, digest, json_row, tokens_of
 
@@ -111,16 +111,15 @@ def verify_clusters(
             raise WritetimeError(f"the cluster {against} has no table {table}") from None
         _require_same_columns(schema, theirs, against)
         pair = _Pair(DatabaseTable(session, schema), DatabaseTable(other_session, replace(schema, id=None)), schema)
-        ranges, suspects, found = 0, set[int](), Progress(0, 0, 0)
+        ranges, suspects, found = 0, Suspects(), Progress(0, 0, 0)
         for share, here_rows, there_rows, tokens in pair.compare():
             ranges += 1
-            suspects |= tokens
+            suspects.add(tokens)
             found = Progress(share, found.database_rows + here_rows, found.against_rows + there_rows)
             if progress is not None:
                 progress(found)
-        chosen = set(sorted(suspects)[:SUSPECTS])
-        left = pair.settle(chosen, time.monotonic() + wait_seconds, began)
-    return Report(ranges, found.database_rows, found.against_rows, left, len(suspects) - len(chosen))
+        left = pair.settle(suspects.chosen, time.monotonic() + wait_seconds, began)
+    return Report(ranges, found.database_rows, found.against_rows, left, suspects.unsettled)
 
 
 class _Pair:

@@ -90,6 +90,24 @@ class Report:
         return [d for d in self.differences if not d.lagging]
 
 
+class Suspects:
+    """The partitions that differed at the first read, by their tokens.
+
+    All partitions of a table may differ. So only the first `SUSPECTS` are kept, which are read again; the others are
+    counted.
+    """
+
+    def __init__(self) -> None:
+        self.chosen: set[int] = set()
+        self.unsettled = 0
+
+    def add(self, tokens: set[int]) -> None:
+        """Add the partitions of a range that has not been compared before."""
+        first = sorted(tokens)[: SUSPECTS - len(self.chosen)]
+        self.chosen.update(first)
+        self.unsettled += len(tokens) - len(first)
+
+
 def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> Report:
     """Compare a table's view with the database.
 
@@ -106,17 +124,16 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
     with connect(settings) as session:
         database = DatabaseTable(session, schema)
         ranges: list[Range] = []
-        suspects: set[int] = set()
+        suspects = Suspects()
         for found, tokens in _compare(table, schema, database):
             ranges.append(found)
-            suspects |= tokens
-        chosen = set(sorted(suspects)[:SUSPECTS])
+            suspects.add(tokens)
         left = [
             replace(d, lagging=d.written_at > newest)
-            for d in _settle(table, schema, database, chosen, time.monotonic() + wait_seconds)
+            for d in _settle(table, schema, database, suspects.chosen, time.monotonic() + wait_seconds)
         ]
     reasons = stopped(settings, table) if any(d.lagging for d in left) else []
-    return Report(ranges, left, newest, len(suspects) - len(chosen), reasons)
+    return Report(ranges, left, newest, suspects.unsettled, reasons)
 
 
 def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> Iterator[tuple[Range, set[int]]]:
