@@ -7,6 +7,7 @@ here: how SSTables are read and what a snapshot is (`writetime.storage`, `writet
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 
 from dagster import (
@@ -168,9 +169,13 @@ def backfilled(table: FollowedTable) -> AssetsDefinition:
     return bring_in
 
 
-def new_backups(tables: Sequence[FollowedTable]) -> SensorDefinition:
+def new_backups(tables: Sequence[FollowedTable], seconds: float = 30.0) -> SensorDefinition:
     """Return the sensor that records new backups at the places that entries name. It lists places, and reads nothing;
     the sensor `new_snapshots` starts the backfill.
+
+    Args:
+        tables: those whose entries name places.
+        seconds: how long to wait for places. Dagster gives up an evaluation that takes a minute.
     """
 
     @sensor(
@@ -185,12 +190,9 @@ def new_backups(tables: Sequence[FollowedTable]) -> SensorDefinition:
         seen: dict[str, str] = {}
         events: list[AssetMaterialization] = []
         faults: list[str] = []
-        for table in tables:
-            try:
-                names = backup_names(table.entry.snapshots, table.name)
-            except Exception as e:
-                # Another table must not wait for this one.
-                faults.append(f"{table.name}: {reason_of(e)}")
+        for table, names in _listed(tables, seconds):
+            if isinstance(names, str):
+                faults.append(f"{table.name}: {names}")
                 continue
             seen[table.name] = hashlib.sha256("\n".join(names).encode()).hexdigest()
             if names and seen[table.name] != known.get(table.name):
@@ -203,6 +205,30 @@ def new_backups(tables: Sequence[FollowedTable]) -> SensorDefinition:
         )
 
     return new_backups
+
+
+def _listed(tables: Sequence[FollowedTable], seconds: float) -> list[tuple[FollowedTable, list[str] | str]]:
+    """Return the names of the backups of each table, or the reason why they are not known. A place that does not answer
+    delays only the tables that have no other.
+    """
+    by_places: dict[tuple[str, ...], list[FollowedTable]] = {}
+    for table in tables:
+        by_places.setdefault(tuple(table.entry.snapshots), []).append(table)
+    found: dict[str, list[str] | str] = {}
+
+    def ask(some: list[FollowedTable]) -> None:
+        for table in some:
+            try:
+                found[table.name] = backup_names(table.entry.snapshots, table.name)
+            except Exception as e:
+                found[table.name] = reason_of(e)
+
+    # No `with`: it would wait for each of them.
+    threads = ThreadPoolExecutor(max(len(by_places), 1), "backups")
+    wait([threads.submit(ask, some) for some in by_places.values()], seconds)
+    threads.shutdown(wait=False)
+    silent = f"its places did not answer for {seconds:g} s"
+    return [(table, found.get(table.name, silent)) for table in tables]
 
 
 def _last_taken(context: AssetExecutionContext, table: FollowedTable) -> list[str]:

@@ -1,6 +1,7 @@
 """Backups at the places that an entry names: their sensor, and their backfill."""
 
 import shutil
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -89,6 +90,26 @@ def test_new_backups_start_a_backfill(manager: ScyllaManager) -> None:
             assert requested() == backfill.TOKEN_RANGES
             assert tick() == []
             assert requested() == 0
+
+
+def test_a_place_that_does_not_answer_delays_no_other(manager: ScyllaManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    back_up(manager, 0)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        # It takes connections, and is silent.
+        place = f"s3://bucket/of?region=x&scheme=http&endpoint_override=127.0.0.1:{store.getsockname()[1]}"
+        silent = FollowedTable("shop.silent", Table(snapshots=[place]))
+        followed = FollowedTable(NAME, Table(capture=False, snapshots=[str(manager.place)]))
+        sensor = backfill.new_backups([silent, followed], seconds=1)
+        with DagsterInstance.ephemeral() as instance:
+            result = sensor(build_sensor_context(instance))
+            assert isinstance(result, SensorResult)
+            assert [event.asset_key for event in result.asset_events] == [key_of(NAME, "snapshots")]
+            result = sensor(build_sensor_context(instance, cursor=result.cursor))
+    assert isinstance(result, SensorResult)
+    assert isinstance(result.skip_reason, SkipReason)
+    assert "shop.silent: its places did not answer for 1 s" in str(result.skip_reason.skip_message)
 
 
 def test_a_backfill_reads_what_is_new(
