@@ -160,6 +160,10 @@ def test_medusa(nightly: Nightly, *, differential: bool) -> None:
     # Both nodes have compacted the earlier ones into one, and flushed another.
     assert "4 of 4 SSTables are new" in nightly.backfill()
     nightly.assert_rows(2)
+    # Medusa began this backup before, and again.
+    begun = nightly.place / "index" / "backup_index" / "n2" / f"started_node-1_{now - 40}.timestamp"
+    begun.write_text(str(now - 40))
+    assert nightly.find().oldest_at == (now - 40) * 1_000_000
 
 
 def tree(nightly: Nightly, node: str, night: int) -> Path:

@@ -156,7 +156,8 @@ def _started(place: Folder, backups: list[_Backup]) -> dict[_Backup, int]:
                 f"{place.address_of(posixpath.join(place.path, backup.meta))} has no schema.cql, so the time of the "
                 "backup is not known: restore this file, or delete the backup with `medusa delete-backup`"
             )
-        found[backup] = times[0] * 1_000_000 if times else (written.mtime_ns or 0) // 1000 if written else 0
+        # A backup that was begun again has several; the first is not later than any of its files.
+        found[backup] = min(times) * 1_000_000 if times else (written.mtime_ns or 0) // 1000 if written else 0
     return found
 
 
