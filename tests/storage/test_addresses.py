@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from writetime.storage.folders import Folder
+from writetime.storage.folders import Folder, without_secrets
 
 ODD_NAMES = ("my backup", "100%", "a%20b", "why?", "no#1", "a+b", "Größe", "2026-05-01T12:00:00")
 # None of them is asked for anything.
@@ -46,3 +46,22 @@ def test_the_host_of_an_address_stays() -> None:
     """HDFS needs libraries of Java, so its file system is not opened here."""
     place = Folder("hdfs://namenode:8020/backups", fs.LocalFileSystem(), "/backups")
     assert place.below("node-1").address == "hdfs://namenode:8020/backups/node-1"
+
+
+@pytest.mark.parametrize(
+    ("address", "kept"),
+    [
+        ("s3://key:secret@bucket/of/x.db?region=eu-central-1", "s3://key@bucket/of/x.db"),
+        (
+            "abfss://container:key@account.dfs.core.windows.net/x.db",
+            "abfss://container@account.dfs.core.windows.net/x.db",
+        ),
+        ("abfss://container@account/x.db?sas_token=secret", "abfss://container@account/x.db"),
+        ("sftp://user:a@b@host:22/x.db", "sftp://user@host:22/x.db"),
+        ("hdfs://namenode:8020/x.db", "hdfs://namenode:8020/x.db"),
+        ("file:///my%20backups/x.db", "file:///my%20backups/x.db"),
+        ("/my backups/a:b@c?d.db", "/my backups/a:b@c?d.db"),
+    ],
+)
+def test_secrets_of_an_address_are_not_kept(address: str, kept: str) -> None:
+    assert without_secrets(address) == kept

@@ -41,7 +41,7 @@ from writetime.lake.table import GENERATION, LakeTable
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 from writetime.storage.batch import Origin
-from writetime.storage.folders import Folder
+from writetime.storage.folders import Folder, without_secrets
 from writetime.storage.locations import parse_name, resolve
 from writetime.storage.sstable import SSTable
 
@@ -303,12 +303,13 @@ def _read(task: BackfillTask) -> Iterator[pa.RecordBatch]:
     tokens = token_range(task.bucket, task.writer.buckets)
     read_at = datetime.now(UTC)
     for path in task.paths:
+        origin = Origin("sstable", without_secrets(path), read_at)
         filesystem, inner = resolve(path)
         named = parse_name(filesystem, inner)
         assert named is not None
         sstable = SSTable(named[0], task.writer.schema)
         for split in sstable.splits(1 << 62, tokens):
-            yield from sstable.scan(split=split, tokens=tokens, origin=Origin("sstable", path, read_at))
+            yield from sstable.scan(split=split, tokens=tokens, origin=origin)
 
 
 def _wanted(table: LakeTable, buckets: Iterable[int] | None) -> Iterable[int]:

@@ -73,3 +73,13 @@ class Folder:
             Missing: there is none.
         """
         return read_file(self.filesystem, posixpath.join(self.path, name))
+
+
+def without_secrets(address: str) -> str:
+    """Return an address without a password and without options, which may have one: as text to be kept or shown."""
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return address
+    host, slash, path = rest.partition("?")[0].partition("/")
+    user, at, host = host.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}{at}{host}{slash}{path}"
