@@ -13,6 +13,7 @@ from writetime.clients.kafka import client_config, delete_topics, end_offsets, e
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake.table import open_table
+from writetime.landing import landed_offsets
 from writetime.landing.landed_offsets import not_landed
 from writetime.landing.landing import Topics
 from writetime.landing.skipping import skips_of
@@ -23,6 +24,13 @@ from writetime.wire.topic_names import changes_topic
 def count(settings: Settings, name: str) -> int:
     """The changes in the lake."""
     return sum(file.rows for file in open_table(settings, name).changes.load().files)
+
+
+def grow(settings: Settings, topic: str, partitions: int) -> None:
+    admin = AdminClient(client_config(settings))
+    [grown] = admin.create_partitions([NewPartitions(topic, partitions)]).values()
+    grown.result(30)
+    wait_for(lambda: len(end_offsets(settings, topic)) == partitions)
 
 
 def test_a_topic_with_as_many_messages_as_before(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,10 +121,7 @@ def test_a_new_topic_that_gets_more_partitions(settings: Settings) -> None:
     ensure_topics(settings, {topic: {}}, 1)
     publish(settings, schema_of(settings, "a"), *range(100))
     assert command("land", name, "--accept-gap").stdout == f"100 changes of {name}\n"
-    admin = AdminClient(client_config(settings))
-    [grown] = admin.create_partitions([NewPartitions(topic, 2)]).values()
-    grown.result(30)
-    wait_for(lambda: len(end_offsets(settings, topic)) == 2)
+    grow(settings, topic, 2)
     publish(settings, schema_of(settings, "a"), *range(300))
     assert command("land", name).stdout == f"300 changes of {name}\n"
 
@@ -145,3 +150,18 @@ def test_a_topic_that_kafka_refuses_to_describe_stops_no_other(settings: Setting
     assert topic_ids(settings, [name, refused]).keys() == {name}
     with pytest.raises(WritetimeError, match="ids of topics"):
         topic_ids(settings, [refused])
+
+
+def test_a_topic_that_grows_while_it_is_counted(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    (name,) = published(settings, "a")
+    first = landed_offsets.beginning_offsets
+
+    def grown(settings: Settings, topic: str) -> dict[int, int]:
+        found = first(settings, topic)
+        grow(settings, topic, len(found) + 1)
+        return found
+
+    monkeypatch.setattr(landed_offsets, "beginning_offsets", grown)
+    assert not_landed(settings, name) == 3
+    monkeypatch.undo()
+    assert not_landed(settings, name) == 3

@@ -45,7 +45,8 @@ def unread(settings: Settings, starts: Mapping[int, int]) -> list[OffsetRange]:
     """
     topic = settings.ingest.dead_letter_topic
     first = beginning_offsets(settings, topic)
-    ends = end_offsets(settings, topic)
+    # Of the same partitions: the topic may have got another one meanwhile.
+    ends = end_offsets(settings, topic, list(first))
     for partition, start in starts.items():
         if start > ends.get(partition, 0):
             raise WritetimeError(
