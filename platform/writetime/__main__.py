@@ -7,7 +7,7 @@ from writetime.cli.main import main
 
 # Modules that a command does not use, but pyarrow and numba import where they are installed: a quarter of the time that
 # a look-up takes.
-_NOT_USED = {"view": ("pandas", "scipy")}
+_NOT_USED = {"view": ("coverage", "pandas", "scipy")}
 
 
 class _Absent(MetaPathFinder):
