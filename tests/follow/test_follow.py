@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import SecretStr
@@ -24,6 +24,7 @@ from writetime.follow.program import Follower
 from writetime.lake import state
 from writetime.lake.table import is_in_lake, open_table
 from writetime.row_events.publish import published_since
+from writetime.schema.table import DroppedColumn
 from writetime.wire.topic_names import row_events_topic
 
 
@@ -58,6 +59,58 @@ def test_data_expires_without_a_change(settings: Settings) -> None:
         assert published_since(settings, schema.full_name, {}, 3) == 3
     kinds = [event["kind"] for event in decoded(settings, row_events_topic(schema.full_name))]
     assert sorted(kinds) == ["CREATE", "CREATE", "DELETE"]
+
+
+def test_data_expires_at_one_time_after_the_other(settings: Settings) -> None:
+    """Some expires between a batch and the look for what expires next."""
+    schema = schema_of(settings, "a")
+    now, rows = int(time.time()), []
+    for i in range(1, 11):
+        row = write(i, 0, now * 1_000_000, v="a")
+        expires = {"ttl": i + 2, "expiry": now + i + 2}
+        row["marker"] |= expires
+        row["v"] |= {"ttl": expires["ttl"], "deletion_time": expires["expiry"]}
+        rows.append(row)
+    send(settings, schema, write(20, 0, 5, v="stays"), *rows)
+    with following(settings, schema.full_name):
+        wait_for(lambda: len(shown(settings, schema.full_name)) > 1)
+        wait_for(lambda: len(shown(settings, schema.full_name)) == 1)
+        wait_for(lambda: published_since(settings, schema.full_name, {}, 21) == 21)
+    kinds = [event["kind"] for event in decoded(settings, row_events_topic(schema.full_name))]
+    assert (kinds.count("CREATE"), kinds.count("DELETE")) == (11, 10)
+
+
+def test_a_schema_alone_reaches_events_and_view(settings: Settings) -> None:
+    """A column is dropped and added again: its earlier values are void, without any new change."""
+    (name,) = published(settings, "a")
+    schema = schema_of(settings, "a")
+    with following(settings, name):
+        wait_for(lambda: is_done(settings, name, 3))
+        assert "'1'" in str(shown(settings, name))
+        v = next(column for column in schema.regular if column.name == "v")
+        send(settings, replace(schema, dropped=(DroppedColumn("v", v.type, False, 6),)))
+        wait_for(lambda: "'1'" not in str(shown(settings, name)))
+        wait_for(lambda: published_since(settings, name, {}, 6) == 6)
+    values = [(event["kind"], event["after"]["v"]) for event in decoded(settings, row_events_topic(name))]
+    assert sorted(values, key=str) == [*[("CREATE", str(i)) for i in (1, 2, 3)], *[("UPDATE", None)] * 3]
+
+
+@pytest.mark.parametrize("view", ["vectors", "rewritten"])
+def test_a_step_that_is_no_longer_wanted_holds_no_state(
+    settings: Settings, view: Literal["vectors", "rewritten"]
+) -> None:
+    (name,) = published(settings, "a")
+    with following(settings, name) as follower:
+        wait_for(lambda: is_done(settings, name, 3) and not follower.tables[name].publishing.is_behind)
+    tables = {settings.cassandra.keyspace: {"a": {"row_events": False}}}
+    lake = settings.lake.model_copy(update={"view": view})
+    settings = settings.model_copy(update={"tables": tables, "lake": lake})
+    with following(settings, name):
+        publish(settings, schema_of(settings, "a"), *range(10, 20))
+        wait_for(lambda: is_done(settings, name, 13))
+        table = open_table(settings, name)
+        wait_for(lambda: state.files_since(table, table.changes.load(), state.folded_version(table.state.load())) == [])
+    assert published_since(settings, name, {}, 3) == 3
 
 
 @pytest.mark.parametrize("step", ["extend", "refresh", "EventPublisher"])

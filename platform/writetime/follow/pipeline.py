@@ -9,6 +9,8 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError, reason_of
@@ -16,16 +18,14 @@ from writetime.follow.steps import Step
 from writetime.lake import retention, state
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.merging import Runner
-from writetime.lake.table import LakeTable, is_in_lake, open_table
+from writetime.lake.retention import ROWS_CHANGES, VIEW_CHANGES
+from writetime.lake.table import LakeTable, is_in_lake, open_table, stored_schema
 from writetime.lake.touched import next_expiry
 from writetime.landing.following import TableLanding
 from writetime.landing.landed_offsets import not_landed
-from writetime.row_events.changed_rows import Position, position_of
 from writetime.row_events.publish import EventPublisher
-from writetime.row_events.stream import NAMES as STREAM
 from writetime.row_events.stream import extend
 from writetime.view.expected_rows import ExpectedRows
-from writetime.view.placed_rows import NAMES as VIEW
 from writetime.view.refreshing import refresh
 from writetime.wire.watermarks import SourceMarks
 
@@ -41,6 +41,23 @@ _ABSENT_SECONDS = 1.0
 _PUBLISHED_AT_ONCE = 50_000
 # Folds between two that also trim the logs.
 _TRIM_EVERY = 64
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What makes the steps of a table begin, whoever committed it: the number of its changes, its schema, and the
+    generations of its changes and its state. The state's is the later one while a generation begins.
+    """
+
+    rows: int
+    schema: Any
+    generations: tuple[int, int]
+
+    @staticmethod
+    def of(table: LakeTable) -> "_Seen":
+        changes, merged = table.changes.load(), table.state.load()
+        generations = state.generation_of(changes), state.generation_of(merged)
+        return _Seen(sum(file.rows for file in changes.files), stored_schema(changes), generations)
 
 
 class TablePipeline:
@@ -69,8 +86,8 @@ class TablePipeline:
         self._publisher: EventPublisher | None = None
         self._upkeeps = 0
         self._is_in_lake = False
-        # How many changes the lake had when that was last counted, and when it is counted again.
-        self._count = -1
+        # What the lake had at the last look, and when the next one is due.
+        self._seen: _Seen | None = None
         self._next_look = 0.0
         # When data expires next (seconds since 1970), if it is known.
         self._expires_at: float | None = None
@@ -88,15 +105,19 @@ class TablePipeline:
         """Run the steps that are due; return the number of changes that landed."""
         self.waiting = self.landing.waiting(ends)
         self._run = self._in_spark if self._in_spark and self._is_large() else map
-        landed = self._land(ends, sources)
+        lands = self.landing.is_due(ends) and not self.landing.is_current(ends, sources)
+        landed = self._land(ends, sources) if lands else 0
+        if lands and not landed:
+            # It may have followed a schema or a truncation.
+            self._next_look = 0.0
         self.waiting = max(self.waiting - landed, 0)
         expired = self._expires_at is not None and time.time() > self._expires_at
         self._is_in_lake = self._is_in_lake or landed > 0
         # Before the steps, so that they have seen what is counted.
-        added = self._others_added()
+        is_new = self._has_news()
         if not self._is_in_lake:
             return 0
-        if landed or expired or added:
+        if landed or expired or is_new:
             self._expires_at = None
             for step in (self.events, self.view, self.upkeep):
                 step.begin()
@@ -125,8 +146,6 @@ class TablePipeline:
             self._publisher.close()
 
     def _land(self, ends: Mapping[int, int] | Exception, sources: Mapping[str, SourceMarks]) -> int:
-        if not self.landing.is_due(ends) or self.landing.is_current(ends, sources):
-            return 0
         outcome = self.landing.land(ends, sources, self._run)
         if isinstance(outcome, Exception):
             # What is remembered may be the cause.
@@ -136,14 +155,14 @@ class TablePipeline:
 
     def _is_large(self) -> bool:
         """Return whether a batch of what waits now is to run in Spark."""
-        if self._count == -1:
+        if self._seen is None:
             # At first only Kafka and the lake know it. An error meets landing, too.
             with suppress(WritetimeError):
                 self.waiting = not_landed(self._settings, self.name)
         return self.waiting >= (self._settings.follow.spark_changes or 0)
 
-    def _others_added(self) -> bool:
-        """Return whether the lake has another number of changes than before, looking now and then."""
+    def _has_news(self) -> bool:
+        """Return whether the lake has other changes, another schema or another generation than at the last look."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK_SECONDS
@@ -152,13 +171,13 @@ class TablePipeline:
             if not self._is_in_lake:
                 self._next_look = time.monotonic() + _ABSENT_SECONDS
                 return False
-            before, self._count = self._count, sum(file.rows for file in self._opened().changes.load().files)
+            before, self._seen = self._seen, _Seen.of(self._opened())
         except Exception as e:
             # The steps meet it, too, and report it.
             log.debug("%s: %s", self.name, reason_of(e))
             self._table = None
             return False
-        return before != self._count
+        return before != self._seen
 
     def _opened(self) -> LakeTable:
         if self._table is None:
@@ -188,20 +207,28 @@ class TablePipeline:
     def _keep_up(self) -> int:
         """Fold what all steps have seen into the state, and find when data expires next."""
         table = self._opened()
-        # A step that fails, such as a view whose rows are not as expected, does not hold the state.
-        positions: list[Position | None] = []
-        if self.view.fault is None:
-            positions.append(position_of(table.view_files.load().version, VIEW))
-        if self.events.fault is None and table.row_events.exists():
-            positions.append(position_of(table.row_events.load(), STREAM))
-        reached = [position.changes for position in positions if position is not None]
-        folded = state.fold(table, self._run, until=min(reached)) if reached else 0
+        try:
+            return self._fold(table)
+        finally:
+            self._expires_at = self._next_expiry(table)
+
+    def _fold(self, table: LakeTable) -> int:
+        # A step that is not wanted, or fails, such as a view whose rows are not as expected, does not hold the state.
+        reached = [table.view.load().transaction(VIEW_CHANGES)] if self.view.works else []
+        if self.events.works and (stream := table.row_events.find()):
+            reached.append(stream.transaction(ROWS_CHANGES))
+        until = min((version for version in reached if version is not None), default=None)
+        folded = state.fold(table, self._run, until=until)
         if folded:
             state.compact(table, self._run)
         self._upkeeps += 1
         if self._upkeeps % _TRIM_EVERY == 0:
             retention.trim_logs(table, self._settings.lake.vacuum_hours)
+        return folded
+
+    def _next_expiry(self, table: LakeTable) -> int | None:
+        """Return when the next data expires (seconds since 1970) that a step has not seen expire; None if none does."""
         held = state.contents(table, table.state.load(), table.changes.load()).values()
         sources = [source for each in held for source in each.sources]
-        self._expires_at = next_expiry(sources, int(time.time()), table.cache)
-        return folded
+        seen = min((step.worked_at for step in (self.events, self.view) if step.works), default=time.time())
+        return next_expiry(sources, int(seen), table.cache)

@@ -42,6 +42,8 @@ class Step:
         self._table = table
         self._every = every
         self._is_wanted = is_wanted
+        # When the last attempt that succeeded began.
+        self.worked_at = 0.0
         # At first it is not known where the step is.
         self._behind_since = time.time() if is_wanted else 0.0
         self._next = 0.0
@@ -51,6 +53,11 @@ class Step:
     def is_behind(self) -> bool:
         """Return whether it has something to do."""
         return self._behind_since > 0
+
+    @property
+    def works(self) -> bool:
+        """Return whether it is wanted, and its last attempt did not fail."""
+        return self._is_wanted and self.fault is None
 
     @property
     def is_due(self) -> bool:
@@ -74,7 +81,7 @@ class Step:
 
     def attempt(self, work: Callable[[], int]) -> bool:
         """Do the work, which returns how many rows it did; return whether it succeeds. Else it is tried again later."""
-        begin, cpu = time.monotonic(), time.thread_time()
+        begin, cpu, began_at = time.monotonic(), time.thread_time(), time.time()
         self._next = begin + self._every
         try:
             done = work()
@@ -90,6 +97,7 @@ class Step:
         if self.fault is not None:
             log.info("%s: %s works again", self._table, self.name)
         self.fault, self._is_unexpected, self._attempts = None, False, 0
+        self.worked_at = began_at
         self.rows += done
         self.batch = done
         # The clock may have been set back meanwhile.

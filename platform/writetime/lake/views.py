@@ -6,7 +6,7 @@ as of a time. So they differ only in when they are computed.
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -97,7 +97,11 @@ def virtual(table: LakeTable, as_of: int | None = None, unfit: Counter[str] | No
 
 
 def rewrite(
-    table: LakeTable, run: Runner = map, staged: Staged | None = None, unfit: Counter[str] | None = None
+    table: LakeTable,
+    run: Runner = map,
+    staged: Staged | None = None,
+    unfit: Counter[str] | None = None,
+    also: Mapping[str, int] | None = None,
 ) -> int:
     """Replace the compacted view by the present rows, in one commit; return how many they are.
 
@@ -106,6 +110,7 @@ def rewrite(
         run: runs the tasks, one per bucket.
         staged: is called with the new files before they are committed; if it raises, the view stays as it was.
         unfit: as for `row_form.fit`; it is complete when `staged` is called.
+        also: more numbers that the commit records.
 
     Raises:
         Conflict: another process changed the view meanwhile: run it again.
@@ -122,7 +127,7 @@ def rewrite(
     instant = max((task.as_of for task in tasks), default=time_now())
     change = Change(remove=list(before.files.values()), add=written)
     number = (before.version.transaction(SEQUENCE) or 0) + 1
-    table.view_files.commit(before, change, {SEQUENCE: number}, {AS_OF: str(instant)}, vectors=False)
+    table.view_files.commit(before, change, {SEQUENCE: number, **(also or {})}, {AS_OF: str(instant)}, vectors=False)
     return sum(file.rows for file in written)
 
 

@@ -19,6 +19,7 @@ from writetime.lake.buckets import ALL
 from writetime.lake.live_files import Change, LiveFile, LiveVersion
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile
+from writetime.lake.retention import VIEW_CHANGES, VIEW_STATE
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.vectors import read_vector, write_vectors
@@ -100,7 +101,9 @@ def refresh(
     if table.view.add_fields(view_schema(table.schema(changes))):
         before = table.view_files.load()
     if settings.lake.view == "rewritten":
-        rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit)
+        # The versions of now: no later step needs those from before.
+        numbers = {VIEW_CHANGES: changes.version, VIEW_STATE: state.version}
+        rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit, numbers)
         return Refreshed(rows, rows, 0, 0, True)
     last = position_of(before.version, NAMES)
     number = last.batch.sequence + 1 if last else 1
