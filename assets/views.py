@@ -31,6 +31,7 @@ from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.parquet import WrittenFile
 from writetime.lake.spark_tasks import in_spark
 from writetime.lake.table import open_table, view_schema
+from writetime.verify.compacted_view import CompactedView
 from writetime.verify.comparison import Report, verify
 from writetime.view.expected_rows import key_columns, of_each_row, of_entry
 from writetime.view.refreshing import refresh
@@ -171,9 +172,10 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
     @asset_check(
         asset=key_of(table.name, "view"),
         name="rows_are_those_of_the_database",
-        description="Compares the present rows of the lake and the database, by token range. A write that is only "
-        "not captured yet is lag and passes, unless capture or landing has stopped. If the database cannot "
-        "be reached, the check warns that nothing is proven.",
+        description="Compares the present rows of the lake and the database, by token range, and the view with the "
+        "rows of the lake as of its last refresh. A write that is only not captured yet is lag and passes, unless "
+        "capture or landing has stopped. If the database cannot be reached, or there is no view yet, the check warns "
+        "that nothing is proven.",
     )
     @by_kind()
     def rows_are_those_of_the_database(config: VerifyConfig, lake: LakeResource) -> AssetCheckResult:
@@ -188,9 +190,11 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
                 metadata={"not_proven": str(e)},
             )
         lagging = [d for d in report.differences if d.lagging]
+        view, lacks_view = report.view, "nothing is proven: the compacted view was never refreshed"
         return AssetCheckResult(
-            passed=report.proven,
-            description=None if report.proven else _not_proven(report),
+            passed=report.proven and view is not None,
+            severity=AssetCheckSeverity.WARN if report.proven else AssetCheckSeverity.ERROR,
+            description=_not_proven(report) if not report.proven else None if view else lacks_view,
             metadata={
                 "rows_in_the_database": sum(r.database_rows for r in report.ranges),
                 "rows_in_the_lake": sum(r.lake_rows for r in report.ranges),
@@ -199,6 +203,7 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
                 "partitions_not_settled": report.unsettled,
                 "rows_lagging": len(lagging),
                 "lag_seconds": max((d.written_at - report.newest for d in lagging), default=0) / 1_000_000,
+                **(_of_view(view) if view else {}),
                 **({"stopped": MetadataValue.json(list(report.stopped))} if report.stopped else {}),
                 "verify_seconds": round(time.monotonic() - began, 2),
                 "differences": MetadataValue.json(json.loads(orjson.dumps(report.real[:_SHOWN]))),
@@ -208,9 +213,19 @@ def proof(table: FollowedTable) -> AssetChecksDefinition:
     return rows_are_those_of_the_database
 
 
+def _of_view(view: CompactedView) -> dict[str, int | MetadataValue]:
+    return {
+        "rows_in_the_view": view.rows,
+        "view_as_of": MetadataValue.timestamp(view.as_of / 1_000_000),
+        "differences_of_the_view": MetadataValue.json(json.loads(orjson.dumps(view.differences))),
+    }
+
+
 def _not_proven(report: Report) -> str:
     """Return why a view is not proven."""
     reasons = [f"{len(report.real):,} rows differ"] if report.real else []
+    if report.view is not None and report.view.fault is not None:
+        reasons.append(f"the compacted view: {report.view.fault}")
     if report.unsettled:
         reasons.append(f"{report.unsettled:,} more partitions differ and were not read again")
     return "; ".join([*reasons, *(f"rows that lag do not reach the lake: {reason}" for reason in report.stopped)])

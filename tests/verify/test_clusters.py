@@ -16,7 +16,7 @@ from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.verify import clusters, comparison
+from writetime.verify import clusters, suspects
 from writetime.verify.clusters import Progress, Report, verify_clusters
 
 _REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
@@ -85,16 +85,24 @@ def test_each_row_that_differs_is_found(
         assert not report.proven
         found = {(d["id"], d["n"]) for d in (x.database or x.against for x in report.real) if d}
         assert found == wanted
-    monkeypatch.setattr(comparison, "SUSPECTS", 1)
+    monkeypatch.setattr(suspects, "SUSPECTS", 1)
     assert compared(both).unsettled >= 1
 
 
-def test_a_row_that_is_on_its_way_lags(both: Settings, sessions: tuple[Session, Session]) -> None:
-    in_a_year = 4_000_000_000_000_000
-    sessions[0].execute(f"UPDATE {_TABLE} USING TIMESTAMP {in_a_year} SET v = 'new' WHERE id = 1 AND n = 1")
+def test_a_row_that_is_on_its_way_lags(
+    both: Settings, sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = clusters.time_now()
+    sessions[0].execute(f"UPDATE {_TABLE} SET v = 'new' WHERE id = 1 AND n = 1")
+    times = iter([began])
+    now = clusters.time_now
+    monkeypatch.setattr(clusters, "time_now", lambda: next(times, None) or now())
     report = compared(both)
     assert report.proven
     assert [d.lagging for d in report.differences] == [True]
+    # A write time in the future does not show when the row was written.
+    sessions[0].execute(f"UPDATE {_TABLE} USING TIMESTAMP 4000000000000000 SET v = 'new' WHERE id = 2 AND n = 2")
+    assert [d.lagging for d in compared(both).real] == [False] * 2
 
 
 def test_the_command(

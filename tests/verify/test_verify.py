@@ -3,8 +3,10 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import orjson
+import pyroaring
 import pytest
 from cassandra.cluster import Session
 from click.testing import CliRunner
@@ -16,10 +18,13 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.lake import views
+from writetime.lake.live_files import Change
 from writetime.lake.table import LakeTable, open_table
+from writetime.lake.vectors import read_vector, write_vectors
 from writetime.schema.system import read_schema
-from writetime.verify import comparison
+from writetime.verify import comparison, suspects
 from writetime.verify.comparison import Report, verify
+from writetime.view.refreshing import refresh
 from writetime.wire.publishing import Sender
 from writetime.wire.watermarks import LandingReport, ensure_watermarks_topic, send_report
 
@@ -39,7 +44,9 @@ def make_items(settings: Settings, session: Session) -> str:
     table = f"{settings.cassandra.keyspace}.items"
     session.execute(f"CREATE TABLE {table} (id int, n int, v text, w int, PRIMARY KEY (id, n))")
     for i in range(200):
-        session.execute(f"INSERT INTO {table} (id, n, v, w) VALUES ({i % 50}, {i}, 'v{i}', {i})")
+        # A write time in the future shows nothing, and hides no other.
+        later = " USING TIMESTAMP 4000000000000000" if i == 199 else ""
+        session.execute(f"INSERT INTO {table} (id, n, v, w) VALUES ({i % 50}, {i}, 'v{i}', {i}){later}")
     snapshot(table)
     return table
 
@@ -65,7 +72,7 @@ def test_differences_and_lag(settings: Settings, session: Session, monkeypatch: 
     wrong = write(7, 7, views.time_now() - 1, v="wrong", w=7)
     add_by_hand(lake, 1, wrong, write(2000, 1, 5, v="never"))
     assert_differences(settings, lake)
-    monkeypatch.setattr(comparison, "SUSPECTS", 1)
+    monkeypatch.setattr(suspects, "SUSPECTS", 1)
     assert verify(settings, lake, 0).unsettled == 1
 
 
@@ -103,6 +110,54 @@ def assert_differences(settings: Settings, lake: LakeTable) -> None:
     assert len(answer.stdout.splitlines()) == 2
     assert "by sstableloader, nodetool import or repair streaming" in answer.stderr
     assert "`writetime backfill`" in answer.stderr
+
+
+def test_a_row_of_the_future_that_differs_is_no_lag(settings: Settings, session: Session) -> None:
+    table = make_items(settings, session)
+    session.execute(f"UPDATE {table} USING TIMESTAMP 4000000000000001 SET v = 'later' WHERE id = 1 AND n = 1")
+    (difference,) = verify(settings, open_table(settings, table), 0).differences
+    assert not difference.lagging
+
+
+@pytest.mark.parametrize("kept_by", ["vectors", "rewritten"])
+def test_the_compacted_view(settings: Settings, session: Session, kept_by: Literal["vectors", "rewritten"]) -> None:
+    """It is compared with the rows as of its last refresh."""
+    table = make_items(settings, session)
+    lake = open_table(settings, table)
+    assert verify(settings, lake, 0).view is None
+    settings = settings.model_copy(update={"lake": settings.lake.model_copy(update={"view": kept_by})})
+    refresh(settings, lake)
+    for i in range(3):
+        session.execute(f"UPDATE {table} SET v = 'later' WHERE id = {i} AND n = {i}")
+        session.execute(f"DELETE FROM {table} WHERE id = {i + 10} AND n = {i + 10}")
+    snapshot(table)
+    # It is behind, and not wrong.
+    report = verify(settings, lake, 10)
+    assert report.proven
+    assert report.view is not None
+    assert (report.view.rows, report.view.expected) == (200, 200)
+    refresh(settings, lake)
+    report = verify(settings, lake, 10)
+    assert report.view is not None
+    assert (report.proven, report.view.rows) == (True, 197)
+    # A row is gone, without a reason.
+    now = lake.view_files.load()
+    file = next(each for each in now.files.values() if each.marked < each.file.rows)
+    marked = read_vector(lake.view.storage, file.vector)
+    row = min(set(range(file.file.rows)) - set(marked))
+    vector = write_vectors(lake.view.storage, {file.file.path: marked | pyroaring.BitMap([row])})[file.file.path]
+    lake.view_files.commit(now, Change(mark=[(file, vector)]), {}, {})
+    report = verify(settings, lake, 0)
+    assert report.view is not None
+    assert not report.proven
+    assert (report.view.rows, report.view.expected, report.real) == (196, 197, [])
+    (wrong,) = report.view.differences
+    assert (wrong.view, (wrong.expected or {}).keys()) == (None, {"id", "n", "v", "w"})
+    answer = CliRunner().invoke(main, ["verify", table, "--wait", "0"])
+    assert answer.exit_code == 1
+    assert f"`writetime rebuild {table} view`" in answer.stderr
+    run("rebuild", table, "view")
+    assert verify(settings, lake, 0).proven
 
 
 def test_lag_that_does_not_pass(settings: Settings, session: Session) -> None:
@@ -152,24 +207,27 @@ def test_a_table_that_is_written_to(settings: Settings, session: Session) -> Non
 @pytest.mark.cassandra_5_only("vectors")
 def test_values_of_every_kind(settings: Settings, session: Session) -> None:
     table = f"{settings.cassandra.keyspace}.every"
-    session.execute(f"CREATE TYPE {settings.cassandra.keyspace}.pair (a int, b text)")
+    for name, field in (("pair", "b"), ("timed", "write_time")):
+        session.execute(f"CREATE TYPE {settings.cassandra.keyspace}.{name} (a int, {field} text)")
     session.execute(
         f"CREATE TABLE {table} (p decimal, q text, c decimal, s int STATIC, d date, f float, i inet, l list<int>, "
         "m map<text, int>, u pair, fu frozen<pair>, t tuple<int, text>, v vector<float, 2>, x int, du duration, "
-        "PRIMARY KEY ((p, q), c)) WITH CLUSTERING ORDER BY (c DESC)"
+        "ft frozen<timed>, PRIMARY KEY ((p, q), c)) WITH CLUSTERING ORDER BY (c DESC)"
     )
     key = "p = 1.0 AND q = 'k'"
     session.execute(f"UPDATE {table} SET s = 1 WHERE p = 9 AND q = ''")
     session.execute(
-        f"INSERT INTO {table} (p, q, c, d, f, i, l, m, u, fu, t, v, x, du) VALUES (1.0, 'k', 1.00, '-5877641-06-23', "
-        "NaN, '::1', [1, 2], {'a': 1}, {a: 1}, {a: 1, b: ''}, (1, null), [1.5, -0.0], blobAsInt(0x), 1mo2d3ns)"
+        f"INSERT INTO {table} (p, q, c, d, f, i, l, m, u, fu, t, v, x, du, ft) VALUES (1.0, 'k', 1.00, "
+        "'-5877641-06-23', NaN, '::1', [1, 2], {'a': 1}, {a: 1}, {a: 1, b: ''}, (1, null), [1.5, -0.0], blobAsInt(0x), "
+        "1mo2d3ns, {a: 1, write_time: 'x'})"
     )
     session.execute(f"UPDATE {table} SET x = 5 WHERE {key} AND c = 1.0")
     session.execute(f"UPDATE {table} USING TTL 1 SET f = 1 WHERE {key} AND c = 2")
     snapshot(table)
     lake = open_table(settings, table)
+    refresh(settings, lake)
     report = verify(settings, lake, 10)
-    assert report.differences == []
+    assert (report.differences, report.proven) == ([], True)
     session.execute(f"DELETE m['a'] FROM {table} WHERE {key} AND c = 1.0")
     (difference,) = verify(settings, lake, 0).differences
     assert ((difference.lake or {})["m"], (difference.database or {})["m"]) == ({"a": 1}, None)

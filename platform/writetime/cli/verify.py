@@ -9,6 +9,7 @@ import orjson
 
 from writetime.core import config
 from writetime.core.config import Settings
+from writetime.core.instants import instant_text
 from writetime.lake.table import open_table
 from writetime.verify.clusters import Progress, verify_clusters
 from writetime.verify.comparison import verify as compare
@@ -54,6 +55,11 @@ def _view(settings: Settings, table: str, wait: float) -> bool:
     )
     if report.real:
         click.echo(f"{table}: {_CAUSE}", err=True)
+    if report.view is not None:
+        _print(report.view.differences)
+        fault = f": {report.view.fault}" if report.view.fault else ""
+        at = instant_text(report.view.as_of)
+        click.echo(f"{table}: the compacted view has {report.view.rows} rows, as of {at}{fault}", err=True)
     for reason in report.stopped:
         click.echo(f"{table}: the rows that lag do not reach the lake: {reason}", err=True)
     return report.proven

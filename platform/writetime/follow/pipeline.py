@@ -18,9 +18,10 @@ from writetime.follow.steps import Step
 from writetime.lake import retention, state
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.merging import Runner
-from writetime.lake.retention import ROWS_CHANGES, VIEW_CHANGES
+from writetime.lake.retention import ROWS_CHANGES
 from writetime.lake.table import LakeTable, is_in_lake, open_table, stored_schema
 from writetime.lake.touched import next_expiry
+from writetime.lake.views import VIEW_CHANGES
 from writetime.landing.following import TableLanding
 from writetime.landing.landed_offsets import not_landed
 from writetime.row_events.publish import EventPublisher

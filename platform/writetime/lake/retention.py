@@ -14,13 +14,11 @@ from writetime.lake.parquet import WrittenFile, read_file, sort, write_rows
 from writetime.lake.state import BASE, folded_version, levels_to_fold
 from writetime.lake.table import LakeTable
 from writetime.lake.view_upkeep import STREAM_HOURS, vacuum_view
+from writetime.lake.views import VIEW_CHANGES, VIEW_STATE
 from writetime.schema.table import TableSchema
 
 ROWS_CHANGES, ROWS_STATE = "row_events/changes", "row_events/state"
 """In a commit to `row_events`: the versions of `changes` and of `state` from which the next batch continues."""
-
-VIEW_CHANGES, VIEW_STATE = "view/changes", "view/state"
-"""The same in a commit to `view`."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ as of a time. So they differ only in when they are computed.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +19,7 @@ from writetime.lake.live_files import Change
 from writetime.lake.merging import Runner, merge_files
 from writetime.lake.parquet import WrittenFile, write_file
 from writetime.lake.row_form import fit
-from writetime.lake.state import Staged, contents
+from writetime.lake.state import Staged, contents, generation_of
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import TableVersion
 from writetime.merge import live_rows
@@ -30,6 +30,12 @@ AS_OF = "writetime.as_of"
 
 SEQUENCE = "view/sequence"
 """The number of a commit to the view."""
+
+VIEW_GENERATION, VIEW_AS_OF = "view/generation", "view/as_of"
+VIEW_CHANGES, VIEW_STATE = "view/changes", "view/state"
+"""In a commit to the view: the generation of the table, the time (microseconds), and the versions of `changes` and
+`state` whose rows it has. The next refresh continues from there.
+"""
 
 
 @dataclass(frozen=True)
@@ -97,11 +103,7 @@ def virtual(table: LakeTable, as_of: int | None = None, unfit: Counter[str] | No
 
 
 def rewrite(
-    table: LakeTable,
-    run: Runner = map,
-    staged: Staged | None = None,
-    unfit: Counter[str] | None = None,
-    also: Mapping[str, int] | None = None,
+    table: LakeTable, run: Runner = map, staged: Staged | None = None, unfit: Counter[str] | None = None
 ) -> int:
     """Replace the compacted view by the present rows, in one commit; return how many they are.
 
@@ -110,24 +112,31 @@ def rewrite(
         run: runs the tasks, one per bucket.
         staged: is called with the new files before they are committed; if it raises, the view stays as it was.
         unfit: as for `row_form.fit`; it is complete when `staged` is called.
-        also: more numbers that the commit records.
 
     Raises:
         Conflict: another process changed the view meanwhile: run it again.
     """
     before = table.view_files.load()
-    tasks = bucket_views(table)
-    found = list(run(_write, tasks))
+    # The state first, as for `bucket_views`.
+    state = table.state.load()
+    changes = table.changes.load()
+    instant = time_now()
+    found = list(run(_write, present_views(table, state, changes, instant)))
     written = [file for file, _ in found if file is not None]
     if unfit is not None:
         for _, counts in found:
             unfit.update(counts)
     if staged:
         staged(written)
-    instant = max((task.as_of for task in tasks), default=time_now())
     change = Change(remove=list(before.files.values()), add=written)
-    number = (before.version.transaction(SEQUENCE) or 0) + 1
-    table.view_files.commit(before, change, {SEQUENCE: number, **(also or {})}, {AS_OF: str(instant)}, vectors=False)
+    numbers = {
+        SEQUENCE: (before.version.transaction(SEQUENCE) or 0) + 1,
+        VIEW_GENERATION: generation_of(changes),
+        VIEW_AS_OF: instant,
+        VIEW_CHANGES: changes.version,
+        VIEW_STATE: state.version,
+    }
+    table.view_files.commit(before, change, numbers, {AS_OF: str(instant)}, vectors=False)
     return sum(file.rows for file in written)
 
 

@@ -18,9 +18,10 @@ from writetime.core.errors import WritetimeError
 from writetime.lake.views import time_now
 from writetime.schema.system import read_schema
 from writetime.schema.table import SchemaError, TableSchema
-from writetime.verify.comparison import RANGE_ROWS, Suspects
+from writetime.verify.comparison import RANGE_ROWS
 from writetime.verify.database_table import DatabaseTable
 from writetime.verify.rows import differing, digest, json_row, tokens_of
+from writetime.verify.suspects import Suspects
 
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 # The first range is this share of all tokens, as nothing is known of the table. Each later one may be four times as
@@ -54,8 +55,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Report:
-    """The rows of both sides, and the remaining differences. `unsettled` is the number of differing partitions beyond
-    the first `SUSPECTS`, which were not read again.
+    """The rows of both sides, and the remaining differences. `unsettled` is the number of differing partitions that
+    were not read again, because others really differ.
     """
 
     ranges: int
@@ -111,15 +112,19 @@ def verify_clusters(
             raise WritetimeError(f"the cluster {against} has no table {table}") from None
         _require_same_columns(schema, theirs, against)
         pair = _Pair(DatabaseTable(session, schema), DatabaseTable(other_session, replace(schema, id=None)), schema)
-        ranges, suspects, found = 0, Suspects(), Progress(0, 0, 0)
+
+        def settle(tokens: set[int]) -> list[Difference]:
+            return pair.settle(tokens, time.monotonic() + wait_seconds, began)
+
+        ranges, suspects, found = 0, Suspects(settle), Progress(0, 0, 0)
         for share, here_rows, there_rows, tokens in pair.compare():
             ranges += 1
             suspects.add(tokens)
             found = Progress(share, found.database_rows + here_rows, found.against_rows + there_rows)
             if progress is not None:
                 progress(found)
-        left = pair.settle(suspects.chosen, time.monotonic() + wait_seconds, began)
-    return Report(ranges, found.database_rows, found.against_rows, left, suspects.unsettled)
+        suspects.read_again()
+    return Report(ranges, found.database_rows, found.against_rows, suspects.left, suspects.unsettled)
 
 
 class _Pair:
@@ -161,7 +166,9 @@ class _Pair:
                 for i, j in zip(found.before.tolist(), found.after.tolist(), strict=True):
                     at = max(int(here_times[i]) if i >= 0 else 0, int(there_times[j]) if j >= 0 else 0)
                     token = (here.tokens[i] if i >= 0 else there.tokens[j]).as_py()
-                    differences.append(Difference(token, json_row(here, i), json_row(there, j), at, at > began))
+                    differences.append(
+                        Difference(token, json_row(here, i), json_row(there, j), at, began < at <= time_now())
+                    )
                 return differences
             if suspects:
                 time.sleep(_PAUSE_SECONDS)

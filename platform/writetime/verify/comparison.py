@@ -1,4 +1,5 @@
-"""Compares a table's view with the database by token ranges: first by digests, then row by row.
+"""Compares a table's rows in the lake with the database by token ranges: first by digests, then row by row. Then it
+compares the compacted view with the lake's rows (`compacted_view`).
 
 The two are never read at the same time, so differing rows are read again, in both places, until they are equal or the
 waiting time is over. A remaining difference is lag if the database reports a write time later than anything that the
@@ -10,17 +11,21 @@ time of a deletion: one that the lake has not seen within the waiting time count
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from writetime.changes.model import change_schema
 from writetime.clients.database import connect
+from writetime.core.arrow import pc
 from writetime.core.config import Settings
 from writetime.lake.buckets import token_range
 from writetime.lake.contents import combined
 from writetime.lake.delta import BucketedTable
+from writetime.lake.horizon import WRITTEN
 from writetime.lake.places import TokenRange
 from writetime.lake.table import LakeTable
 from writetime.lake.views import BucketView, bucket_views, time_now
@@ -29,13 +34,15 @@ from writetime.merge import merge
 from writetime.row_events.compare import Matched, Rows
 from writetime.row_events.events import placed_rows
 from writetime.schema.table import TableSchema
+from writetime.verify.compacted_view import CompactedView, compare_view
 from writetime.verify.database_table import DatabaseTable
 from writetime.verify.rows import differing, digest, json_row, tokens_of
+from writetime.verify.suspects import Suspects
 
 # Approximate number of rows of the database in memory at once.
 RANGE_ROWS = 200_000
-# The most partitions that are read again. With more, there is no point in distinguishing them.
-SUSPECTS = 1_000
+# How often a bucket is read whose files were merged away meanwhile.
+_ATTEMPTS = 3
 _PAUSE_SECONDS = 1.0
 
 
@@ -69,8 +76,9 @@ class Report:
     """The ranges that were compared, the remaining differences, and the newest write (microseconds) that the lake knew
     of at first.
 
-    `unsettled` is the number of differing partitions beyond the first `SUSPECTS`, which were not read again. If rows
+    `unsettled` is the number of differing partitions that were not read again, because others really differ. If rows
     lag, `stopped` is why they do not reach the lake without help, if capture or landing of the table has stopped.
+    `view` is the comparison of the compacted view with the lake's rows as of its last refresh; None if it has none yet.
     """
 
     ranges: list[Range]
@@ -78,11 +86,13 @@ class Report:
     newest: int
     unsettled: int = 0
     stopped: Sequence[str] = ()
+    view: CompactedView | None = None
 
     @property
     def proven(self) -> bool:
-        """Whether the two sides are equal, except for lag that passes without help."""
-        return not self.real and not self.unsettled and not self.stopped
+        """Whether the two sides are equal, except for lag that passes without help, and the compacted view is right."""
+        good_view = self.view is None or self.view.fault is None
+        return good_view and not self.real and not self.unsettled and not self.stopped
 
     @property
     def real(self) -> list[Difference]:
@@ -90,26 +100,8 @@ class Report:
         return [d for d in self.differences if not d.lagging]
 
 
-class Suspects:
-    """The partitions that differed at the first read, by their tokens.
-
-    All partitions of a table may differ. So only the first `SUSPECTS` are kept, which are read again; the others are
-    counted.
-    """
-
-    def __init__(self) -> None:
-        self.chosen: set[int] = set()
-        self.unsettled = 0
-
-    def add(self, tokens: set[int]) -> None:
-        """Add the partitions of a range that has not been compared before."""
-        first = sorted(tokens)[: SUSPECTS - len(self.chosen)]
-        self.chosen.update(first)
-        self.unsettled += len(tokens) - len(first)
-
-
 def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> Report:
-    """Compare a table's view with the database.
+    """Compare a table's rows in the lake with the database, and its compacted view with these rows.
 
     Args:
         settings: where the database is.
@@ -124,27 +116,28 @@ def verify(settings: Settings, table: LakeTable, wait_seconds: float = 10.0) -> 
     with connect(settings) as session:
         database = DatabaseTable(session, schema)
         ranges: list[Range] = []
-        suspects = Suspects()
+
+        def settle(tokens: set[int]) -> list[Difference]:
+            found = _settle(table, schema, database, tokens, time.monotonic() + wait_seconds)
+            # A write time in the future does not show when the row was written.
+            return [replace(d, lagging=newest < d.written_at <= time_now()) for d in found]
+
+        suspects = Suspects(settle)
         for found, tokens in _compare(table, schema, database):
             ranges.append(found)
             suspects.add(tokens)
-        left = [
-            replace(d, lagging=d.written_at > newest)
-            for d in _settle(table, schema, database, suspects.chosen, time.monotonic() + wait_seconds)
-        ]
+        suspects.read_again()
+    left = suspects.left
     reasons = stopped(settings, table) if any(d.lagging for d in left) else []
-    return Report(ranges, left, newest, suspects.unsettled, reasons)
+    return Report(ranges, left, newest, suspects.unsettled, reasons, compare_view(table))
 
 
 def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> Iterator[tuple[Range, set[int]]]:
     """Yield the ranges, and for each the tokens of rows that differ at the first read."""
-    views = {view.bucket: view for view in bucket_views(table)}
     for bucket in range(table.buckets):
-        view = views.get(bucket)
-        held = sum(f.rows for source in view.contents.sources for f in source.files) if view else 0
+        lake, held = _rows_of_bucket(table, schema, bucket)
         first, last = token_range(bucket, table.buckets)
         step = -(-(last - first + 1) // (1 + held // RANGE_ROWS))
-        lake = _lake_rows([view] if view else [], schema, None)
         for start in range(first, last + 1, step):
             end = min(start + step - 1, last)
             theirs = database.rows(start, end)
@@ -152,6 +145,19 @@ def _compare(table: LakeTable, schema: TableSchema, database: DatabaseTable) -> 
             digests = digest(theirs, schema), digest(ours, schema)
             tokens = set() if digests[0] == digests[1] else tokens_of(ours, theirs, differing(ours, theirs, schema))
             yield Range(start, end, len(theirs.tokens), len(ours.tokens), *digests), tokens
+
+
+def _rows_of_bucket(table: LakeTable, schema: TableSchema, bucket: int) -> tuple[Rows, int]:
+    """Return the rows of a bucket as of now, and the number of rows and changes in its files."""
+    for attempt in range(_ATTEMPTS):
+        views = [view for view in bucket_views(table) if view.bucket == bucket]
+        held = sum(f.rows for view in views for source in view.contents.sources for f in source.files)
+        try:
+            return _lake_rows(views, schema, None), held
+        except FileNotFoundError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError
 
 
 def _settle(
@@ -180,22 +186,47 @@ def newest_write(table: LakeTable) -> int:
     Write times in the future, which clients may set, do not count.
     """
     now = time_now()
+    wanted = {path for field in change_schema(table.schema()) for path in _write_times(field.type, field.name)}
+    return max((_newest_in(part, wanted, now) for part in (table.changes, table.state)), default=0)
+
+
+def _write_times(kind: pa.DataType, path: str) -> Iterator[str]:
+    """Yield the paths of write times in a column of changes, as Parquet names them. Values may have fields of the same
+    name.
+    """
+    if pa.types.is_list(kind):
+        yield from _write_times(kind.value_type, f"{path}.list.element")
+    elif pa.types.is_struct(kind):
+        fields = {field.name: field.type for field in kind}
+        if pa.types.is_int64(fields.get(WRITTEN, pa.null())):
+            yield f"{path}.{WRITTEN}"
+            return
+        for name, inner in fields.items():
+            yield from _write_times(inner, f"{path}.{name}")
+
+
+def _newest_in(part: BucketedTable, wanted: set[str], now: int) -> int:
     newest = 0
-    for part in (table.changes, table.state):
-        for statistics in _write_times(part):
-            if statistics is not None and statistics.has_min_max and newest < statistics.max <= now:
-                newest = statistics.max
+    for file in part.load().files:
+        with pq.ParquetFile(file.path, filesystem=part.storage.filesystem()) as opened:
+            paths = {c: path for c in range(len(opened.schema)) if (path := opened.schema.column(c).path) in wanted}
+            for group, (column, path) in product(range(opened.num_row_groups), paths.items()):
+                statistics = opened.metadata.row_group(group).column(column).statistics
+                if statistics is None or not statistics.has_min_max or statistics.max <= newest:
+                    continue
+                newest = max(
+                    newest, statistics.max if statistics.max <= now else _newest_until(opened, group, path, now)
+                )
     return newest
 
 
-def _write_times(part: BucketedTable) -> Iterator[pq.Statistics | None]:
-    filesystem = part.storage.filesystem()
-    for file in part.load().files:
-        with pq.ParquetFile(file.path, filesystem=filesystem) as opened:
-            columns = [c for c in range(len(opened.schema)) if opened.schema.column(c).path.endswith(".write_time")]
-            for group in range(opened.num_row_groups):
-                for column in columns:
-                    yield opened.metadata.row_group(group).column(column).statistics
+def _newest_until(opened: pq.ParquetFile, group: int, path: str, now: int) -> int:
+    """Return the newest write time of a column up to now; 0 if there is none."""
+    values = opened.read_row_group(group, columns=[path]).column(0).combine_chunks()
+    while pa.types.is_nested(values.type):
+        # Only what leads to the path was read.
+        values = values.flatten() if pa.types.is_list(values.type) else values.flatten()[0]
+    return pc.max(values.filter(pc.less_equal(values, now))).as_py() or 0
 
 
 def _lake_rows(views: Sequence[BucketView], schema: TableSchema, tokens: np.ndarray | None) -> Rows:

@@ -15,9 +15,8 @@ from writetime.lake.lake_storage import Storage
 from writetime.lake.live_files import LiveFile
 from writetime.lake.parquet import PLACE, WrittenFile, write_file
 from writetime.lake.places import rows_at
-from writetime.lake.retention import VIEW_CHANGES, VIEW_STATE
 from writetime.lake.vectors import read_vector
-from writetime.lake.views import SEQUENCE, BucketView
+from writetime.lake.views import SEQUENCE, VIEW_AS_OF, VIEW_CHANGES, VIEW_GENERATION, VIEW_STATE, BucketView
 from writetime.merge.order import group_by
 from writetime.row_events.changed_rows import ChangedRows, Names
 from writetime.row_events.events import CREATE, DELETE, KINDS, fitted_rows
@@ -31,7 +30,7 @@ else:
 PREFIX = "placed-"
 """The names of these files begin so."""
 
-NAMES = Names("view/generation", SEQUENCE, "view/as_of", VIEW_CHANGES, VIEW_STATE)
+NAMES = Names(VIEW_GENERATION, SEQUENCE, VIEW_AS_OF, VIEW_CHANGES, VIEW_STATE)
 """The numbers of a commit to the view."""
 
 _PLACE_NAMES = ("token", "key", "position")

@@ -19,7 +19,6 @@ from writetime.lake.buckets import ALL
 from writetime.lake.live_files import Change, LiveFile, LiveVersion
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import WrittenFile
-from writetime.lake.retention import VIEW_CHANGES, VIEW_STATE
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable, created_of, view_schema
 from writetime.lake.vectors import read_vector, write_vectors
@@ -101,9 +100,7 @@ def refresh(
     if table.view.add_fields(view_schema(table.schema(changes))):
         before = table.view_files.load()
     if settings.lake.view == "rewritten":
-        # The versions of now: no later step needs those from before.
-        numbers = {VIEW_CHANGES: changes.version, VIEW_STATE: state.version}
-        rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit, numbers)
+        rows = views.rewrite(table, run, partial(staged, whole=True) if staged else None, unfit)
         return Refreshed(rows, rows, 0, 0, True)
     last = position_of(before.version, NAMES)
     number = last.batch.sequence + 1 if last else 1
@@ -158,7 +155,9 @@ def _next(
     if last.batch.generation != batch.generation or created_of(before.version) != created_of(changes):
         raise _Whole("the table began a generation")
     if unknown := [each for each in before.files.values() if not is_placed(each)]:
-        raise _Whole(f"another program wrote {unknown[0].file.path}")
+        raise _Whole(
+            f"the rows of {unknown[0].file.path} have no places: lake.view was another, or another program wrote it"
+        )
     if not before.is_ours:
         raise _Whole("another program changed which files or rows count")
     rows = next_rows(table, last, state, changes, batch)

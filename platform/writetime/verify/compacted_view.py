@@ -1,0 +1,144 @@
+"""Compares the compacted view, as other engines read it, with the rows that it is to have.
+
+These are the rows of the state and the changes as of its last refresh. So a view that is refreshed seldom is behind,
+and not wrong. delta-rs reads the view, with its deletion vectors. Rows count by their hashes, in groups: both sides are
+read in one pass, and only rows of groups that differ are held.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from writetime.core.errors import WritetimeError
+from writetime.core.extras import WhenUsed
+from writetime.core.printing import json_value
+from writetime.lake.state import folded_version
+from writetime.lake.table import LakeTable, view_schema
+from writetime.lake.views import BucketView, present_views
+from writetime.row_events.changed_rows import Position, position_of
+from writetime.view.placed_rows import NAMES
+
+if TYPE_CHECKING:
+    import deltalake
+    import duckdb
+else:
+    deltalake, duckdb = WhenUsed("deltalake"), WhenUsed("duckdb")
+
+_GROUPS = 1024
+# The rows of each side that are compared one by one.
+_ROWS_HELD = 100_000
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class WrongRow:
+    """A row that one side has, and not the other: of the view, or expected."""
+
+    view: dict[str, Any] | None
+    expected: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class CompactedView:
+    """The number of rows of a compacted view, and of those that it is to have, as of its last refresh (microseconds).
+
+    `fault` is why it is not proven to have these rows, None if it is. `differences` are some of the rows that differ.
+    """
+
+    rows: int
+    expected: int
+    as_of: int
+    fault: str | None = None
+    differences: Sequence[WrongRow] = ()
+
+
+def compare_view(table: LakeTable) -> CompactedView | None:
+    """Compare the compacted view of a table with the rows that it is to have; None if it was never refreshed."""
+    now = table.view_files.load()
+    position = position_of(now.version, NAMES)
+    if position is None:
+        return CompactedView(now.rows, 0, 0, "its last refresh is not known: refresh it") if now.files else None
+    try:
+        return _compare(table, now.version.version, position)
+    except (WritetimeError, FileNotFoundError) as e:
+        fault = f"its rows as of its last refresh cannot be computed ({e}): refresh it, and verify again"
+        return CompactedView(now.rows, 0, position.batch.as_of, fault)
+
+
+def _compare(table: LakeTable, version: int, position: Position) -> CompactedView:
+    changes, state = table.changes.load(position.changes), table.state.load(position.state)
+    if (folded_version(state) or 0) > position.changes:
+        raise WritetimeError(f"version {position.state} of the state is not the one of that time")
+    parts = present_views(table, state, changes, position.batch.as_of)
+    wanted = view_schema(table.schema(changes))
+    storage = table.view.storage
+    opened = deltalake.DeltaTable(storage.address, version, dict(storage.options))
+    with duckdb.connect() as database:
+        sums = _sums(database, _in_view(opened, wanted)), _sums(database, _expected(parts, wanted))
+        rows, expected = (sum(count for count, _ in each.values()) for each in sums)
+        groups = [group for group in range(_GROUPS) if sums[0].get(group) != sums[1].get(group)]
+        if not groups:
+            return CompactedView(rows, expected, position.batch.as_of)
+        some = _some(groups, sums)
+        held = _held(database, _in_view(opened, wanted), some), _held(database, _expected(parts, wanted), some)
+        found = [WrongRow(row, None) for row in _only_in(database, held[0], held[1])]
+        found += [WrongRow(None, row) for row in _only_in(database, held[1], held[0])]
+    fault = f"it has not the rows of its last refresh: run `writetime rebuild {table.name} view`"
+    return CompactedView(rows, expected, position.batch.as_of, fault, found)
+
+
+def _some(groups: Sequence[int], sums: Sequence[Mapping[int, tuple[int, int]]]) -> list[int]:
+    """Return the first of some groups that have not too many rows; one at least."""
+    chosen: list[int] = []
+    held = 0
+    for group in groups:
+        held += max(each.get(group, (0, 0))[0] for each in sums)
+        if chosen and held > _ROWS_HELD:
+            break
+        chosen.append(group)
+    return chosen
+
+
+def _in_view(opened: "deltalake.DeltaTable", wanted: pa.Schema) -> pa.RecordBatchReader:
+    names = ", ".join(_quoted(name) for name in wanted.names)
+    query = deltalake.QueryBuilder().register("rows", opened)
+    return pa.RecordBatchReader.from_stream(query.execute(f"SELECT {names} FROM rows"))
+
+
+def _expected(parts: Sequence[BucketView], wanted: pa.Schema) -> pa.RecordBatchReader:
+    def batches() -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            yield from part.rows().select(wanted.names).cast(wanted).to_batches()
+
+    return pa.RecordBatchReader.from_batches(wanted, batches())
+
+
+def _sums(database: "duckdb.DuckDBPyConnection", rows: pa.RecordBatchReader) -> dict[int, tuple[int, int]]:
+    """Return the number of rows, and the sum of their hashes, by group."""
+    own = _hash(rows.schema)
+    found = database.from_arrow(rows).aggregate(f"{own} % {_GROUPS} AS part, count(*), sum({own})", "part")
+    return {group: (count, total) for group, count, total in found.fetchall()}
+
+
+def _held(database: "duckdb.DuckDBPyConnection", rows: pa.RecordBatchReader, groups: Sequence[int]) -> pa.Table:
+    """Return the rows of some groups."""
+    chosen = f"{_hash(rows.schema)} % {_GROUPS} IN ({', '.join(map(str, groups))})"
+    return database.from_arrow(rows).filter(chosen).to_arrow_table()
+
+
+def _only_in(database: "duckdb.DuckDBPyConnection", one: pa.Table, other: pa.Table) -> list[dict[str, Any]]:
+    """Return some rows of one table that the other does not have, or less often, as JSON."""
+    database.register("one", one).register("other", other)
+    difference = f"SELECT * FROM one EXCEPT ALL SELECT * FROM other LIMIT {_SHOWN}"
+    rest = database.sql(difference).to_arrow_table()
+    return [{name: json_value(rest[name][i]) for name in rest.column_names} for i in range(rest.num_rows)]
+
+
+def _hash(schema: pa.Schema) -> str:
+    return f"hash({', '.join(_quoted(name) for name in schema.names)})"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
