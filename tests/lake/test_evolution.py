@@ -1,10 +1,11 @@
 """Schemas come in any order, and no file is rewritten for one."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID, uuid1, uuid4
 
 import pytest
 
@@ -12,7 +13,9 @@ from tests.support.lake_answers import view_rows
 from tests.support.made import SCHEMA, add, new_table, write
 from writetime.core.errors import WritetimeError
 from writetime.lake import state, views
+from writetime.lake.delta import Conflict
 from writetime.lake.evolution import join_schemas
+from writetime.lake.table import LakeTable
 from writetime.schema.cql import parse_table
 from writetime.schema.describe import to_cql
 from writetime.schema.stored import from_json, to_json
@@ -158,6 +161,72 @@ def test_columns_come_and_go(tmp_path: Path) -> None:
     assert [row["w"] for row in view_rows(views.virtual(table))] == [None, None, 7, None, None]
     assert view_rows([table.view.load().table.to_pyarrow_table()])[0].keys() >= {"w", "u", "new"}
     assert set(files) <= {f.path for part in table.parts for f in part.load().files}
+
+
+def names(table: LakeTable) -> list[str]:
+    return [column.name for column in table.schema().regular]
+
+
+def once_before(monkeypatch: pytest.MonkeyPatch, of: object, step: str, other: Callable[[], object]) -> None:
+    """Let another process work before a step of this one."""
+    call = getattr(of, step)
+
+    def after_other(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        other()
+        return call(*arguments)
+
+    monkeypatch.setattr(of, step, after_other)
+
+
+@pytest.mark.parametrize(("part", "step"), [("changes", "add_fields"), ("view", "add_fields"), ("changes", "load")])
+def test_two_processes_follow_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, step: str) -> None:
+    """No column is lost, and none of its values."""
+    table = new_table(tmp_path)
+    other = LakeTable(table.storage, table.buckets)
+
+    def meanwhile() -> None:
+        joined = other.follow(with_columns(Column("x", INT), Column("y", INT)))
+        add(other, [write(1, 1, 5, v="a", y=7)], 1, joined)
+
+    once_before(monkeypatch, getattr(table, part), step, meanwhile)
+    joined = table.follow(with_columns(Column("x", INT), Column("z", INT)))
+    assert joined == table.schema() == other.schema()
+    assert sorted(names(table)) == ["v", "w", "x", "y", "z"]
+    state.fold(table)
+    views.rewrite(table)
+    assert view_rows(views.virtual(table)) == [{"id": 1, "n": 1, "v": "a", "w": None, "x": None, "y": 7, "z": None}]
+
+
+def test_a_table_is_created_again_while_others_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schema of the earlier table is not taken for that of the later one."""
+    table = new_table(tmp_path, replace(SCHEMA, id=uuid1()))
+    other = LakeTable(table.storage, table.buckets)
+    later = replace(SCHEMA, id=uuid1())
+    once_before(monkeypatch, table.view, "add_fields", lambda: other.begin(later))
+    with pytest.raises(SchemaError, match="was dropped and created again"):
+        table.follow(replace(with_columns(Column("x", INT)), id=table.schema().id))
+    assert table.schema().id == later.id
+    assert names(table) == ["v", "w"]
+
+
+def test_two_processes_begin_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table(tmp_path, replace(SCHEMA, id=uuid1()))
+    other = LakeTable(table.storage, table.buckets)
+    later = replace(with_columns(Column("x", INT)), id=uuid1())
+
+    def meanwhile() -> None:
+        other.begin(later)
+        other.follow(replace(later, regular=(*later.regular, Column("X", INT))))
+
+    once_before(monkeypatch, table.changes, "update_property", meanwhile)
+    with pytest.raises(Conflict):
+        table.begin(replace(SCHEMA, id=later.id))
+    assert {c.name: c.label for c in table.schema().regular} == {"v": "v", "w": "w", "x": "x", "X": "X_2"}
+    # And again, under a name that the process that was behind has not used.
+    latest = replace(SCHEMA, id=uuid1())
+    table.begin(latest)
+    assert (table.schema().id, names(table)) == (latest.id, ["v", "w"])
 
 
 def test_a_type_with_another_arrow_form_is_refused(tmp_path: Path) -> None:

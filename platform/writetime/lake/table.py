@@ -36,8 +36,8 @@ SCHEMA = "writetime.schema"
 # How long a checkpoint of `changes` lists files that were removed (`retention.trim_stream`). A stream removes thousands
 # per hour, and each checkpoint has them all.
 _REMOVED = {"delta.deletedFileRetentionDuration": "interval 2 hours"}
-# Transactions of the parts: the number of the table's generation (`lake.generation`), and the number of the generation
-# in which a table was created with the name of an earlier one, 0 for the first.
+# Transactions of the parts: the number of the table's generation (`lake.generation`), and a number that differs for
+# each table that was created with the name of an earlier one, 0 for the first.
 GENERATION, CREATED = "generation", "created"
 # All characters that the databases allow in names of keyspaces and tables.
 _NAME = re.compile(r"\w+\.\w+", re.ASCII)
@@ -97,23 +97,25 @@ class LakeTable:
             SchemaError: it is not a schema of the same table, or a column came back with a type that Arrow holds
                 differently.
         """
-        current = self.schema()
-        if is_later(current, schema) or is_later(schema, current):
-            raise SchemaError(
-                f"{schema.full_name} was dropped and created again: the lake has the table with the id {current.id}, "
-                f"and not the one with the id {schema.id}. Landing starts the later one by itself; before a backfill, "
-                f"run `writetime forget {schema.full_name}`"
-            )
-        joined = join_schemas(current, schema)
-        # First, so that all processes that add the fields of a column add the same.
-        joined = labelled(joined, self._record_labels(joined))
-        if to_json(joined) != to_json(current):
+        while True:
+            now = self.changes.load()
+            current = self.schema(now)
+            if is_later(current, schema) or is_later(schema, current):
+                raise SchemaError(
+                    f"{schema.full_name} was dropped and created again: the lake has the table with the id "
+                    f"{current.id}, and not the one with the id {schema.id}. Landing starts the later one by itself; "
+                    f"before a backfill, run `writetime forget {schema.full_name}`"
+                )
+            joined = join_schemas(current, schema)
+            # First, so that all processes that add the fields of a column add the same.
+            joined = labelled(joined, self._record_labels(now, joined))
+            if to_json(joined) == to_json(current):
+                return joined
             for part in (self.changes, self.state):
                 part.add_fields(change_schema(joined))
             self.view.add_fields(view_schema(joined))
             # Last, so that a process that sees the schema finds its fields.
-            self.changes.set_property(_named(SCHEMA, self.changes.load()), _text(joined))
-        return joined
+            self._replace_schema(now, joined)
 
     def begin(self, schema: TableSchema) -> None:
         """Begin a generation with another table of the same name, which was created later; nothing of the earlier table
@@ -124,16 +126,30 @@ class LakeTable:
         """
         now = self.changes.load()
         number = (now.transaction(GENERATION) or 0) + 1
-        labels = extend({}, schema.columns)
-        for name, value in ((NAMES, json.dumps(labels, ensure_ascii=False)), (SCHEMA, _text(schema))):
-            self.changes.set_property(f"{name}.{number}", value)
+        labels, created = extend({}, schema.columns), number
+        # Other processes may begin, and follow, at the same time: what they have set stays, and a name that has another
+        # schema is not used.
+        while self._give(f"{SCHEMA}.{created}", _text(schema)) != _text(schema):
+            created += 1
+        self._give(f"{NAMES}.{created}", json.dumps(labels, ensure_ascii=False))
         fields = change_schema(labelled(schema, labels))
-        self.changes.replace(now, [], fields, {GENERATION: number, CREATED: number})
+        self.changes.replace(now, [], fields, {GENERATION: number, CREATED: created})
 
-    def _record_labels(self, schema: TableSchema) -> dict[str, str]:
-        """Record the labels of columns that have none yet; return all labels by CQL name."""
-        now = self.changes.load()
-        current, name = from_json(stored_schema(now)), _named(NAMES, now)
+    def _give(self, name: str, value: str) -> str:
+        """Set a property of the changes if it is missing; return its value."""
+        return self.changes.update_property(name, lambda properties: properties.get(name, value))
+
+    def _replace_schema(self, changes: TableVersion, schema: TableSchema) -> None:
+        """Replace the schema of a version of the changes; nothing happens if another process did so since."""
+        name = _named(SCHEMA, changes)
+        before, after = changes.properties[name], _text(schema)
+        self.changes.update_property(name, lambda properties: after if properties[name] == before else properties[name])
+
+    def _record_labels(self, changes: TableVersion, schema: TableSchema) -> dict[str, str]:
+        """Record the labels of columns that have none yet in the table of a version of the changes; return all labels
+        by CQL name.
+        """
+        current, name = from_json(stored_schema(changes)), _named(NAMES, changes)
 
         def extended(properties: Mapping[str, str]) -> str:
             recorded = recorded_labels(properties.get(name), current)
@@ -143,7 +159,7 @@ class LakeTable:
 
 
 def created_of(part: TableVersion) -> int:
-    """Return the number of the generation in which the table of a version of a part was created."""
+    """Return the number of the table that a version of a part belongs to, 0 for the first of its name."""
     return part.transaction(CREATED) or 0
 
 
