@@ -15,7 +15,7 @@ from tests.support.lake_answers import view_rows
 from tests.support.made import add, new_table, write
 from writetime.changes.starts import Start, Truncation
 from writetime.core.errors import WritetimeError
-from writetime.lake import generation, retention, state, views
+from writetime.lake import buckets, generation, packing, retention, state, views
 from writetime.lake.generation import renew
 from writetime.lake.horizon import raise_snapshot, register_source, require_newer, retire_source
 from writetime.lake.state import generation_of
@@ -147,8 +147,10 @@ def test_nothing_is_removed_that_still_counts(tmp_path: Path) -> None:
     assert generation_of(table.changes.load()) == 1
 
 
-def test_merged_history_of_several_nodes_is_refused(tmp_path: Path) -> None:
-    """Merged changes have no origin. With one node they are all from before."""
+@pytest.mark.parametrize("few", [4096, 2])
+def test_merged_history_of_several_nodes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    """Merged changes have no origin. With one node they are all from before. Packing leaves them as they are."""
+    monkeypatch.setattr(buckets, "FEW_ROWS", few)
     for nodes in (("a",), NODES):
         table = new_table(tmp_path / "".join(nodes))
         for node in nodes:
@@ -157,7 +159,11 @@ def test_merged_history_of_several_nodes_is_refused(tmp_path: Path) -> None:
             add(table, rows_of(number), number)
         state.fold(table)
         assert retention.trim_history(table, views.time_now())
-        starts = {"a": Start(truncation=Truncation(1, 9, 0))}
+        for number in range(4, 20):
+            add(table, rows_of(number), number)
+        state.fold(table)
+        assert packing.pack_batches(table, table.changes.load()) or packing.pack_folded(table)
+        starts = {"a": Start(truncation=Truncation(1, 99, 0))}
         if len(nodes) == 1:
             assert renew(table, starts)
             assert keys(table) == []

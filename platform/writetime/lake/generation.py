@@ -29,7 +29,7 @@ from writetime.lake.horizon import TRUNCATED, newest_snapshot, registered_source
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, write_file
-from writetime.lake.state import BASE, generation_of, rebuild
+from writetime.lake.state import generation_of, is_merged, rebuild
 from writetime.lake.table import CREATED, GENERATION, LakeTable, created_of, view_schema
 from writetime.lake.versions import DataFile, TableVersion
 from writetime.schema.table import TableSchema
@@ -116,7 +116,7 @@ def renew(table: LakeTable, starts: Mapping[str, Start], run: Runner = map) -> b
 
 def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Start], at: int, run: Runner) -> None:
     """Remove the changes that no longer count, in one commit. It begins a generation if there are any."""
-    merged = [f for f in changes.files if PurePosixPath(f.path).name.startswith(BASE) and f.added_at > at]
+    merged = [f for f in changes.files if is_merged(f) and f.added_at > at]
     if merged and len(registered_sources(changes)) > 1:
         raise WritetimeError(
             f"{table.name} was truncated, and changes of its nodes were merged since (lake.keep_history_days), so it "

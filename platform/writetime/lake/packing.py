@@ -2,7 +2,8 @@
 
 Files are in classes of size, each `FAN` times the one before. `FAN` files of a class become one of the next. So a
 change is rewritten log16(packed / batch) times, and few files are left at any rate. Rows are copied and not merged:
-their origins and the history stay as they were.
+their origins and the history stay as they were. Files of merged history stay as they are: their names show that their
+rows have no origins (`generation`).
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from writetime.lake.buckets import ALL
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, sort, without_empty, write_rows
-from writetime.lake.state import PACKED, folded_version, levels_to_fold
+from writetime.lake.state import PACKED, folded_version, is_merged, levels_to_fold
 from writetime.lake.table import LakeTable
 from writetime.lake.versions import DataFile, TableVersion
 from writetime.schema.table import TableSchema
@@ -72,7 +73,8 @@ def pack_folded(table: LakeTable, run: Runner = map) -> int:
 
 
 def _pack(table: LakeTable, changes: TableVersion, found: dict[int, list[DataFile]], run: Runner) -> int:
-    chosen = {b: some for b, files in found.items() if (some := _chosen([f for f in files if f.size <= _LARGEST]))}
+    small = {b: [f for f in files if f.size <= _LARGEST and not is_merged(f)] for b, files in found.items()}
+    chosen = {b: some for b, files in small.items() if (some := _chosen(files))}
     if not chosen:
         return 0
     schema = table.schema(changes)

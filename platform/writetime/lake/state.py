@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import PurePosixPath
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
@@ -80,6 +81,11 @@ def _known(table: LakeTable, version: int) -> set[str]:
     except WritetimeError:
         # Delta forgets old versions (after 30 days by default); folding a change again does no harm.
         return set()
+
+
+def is_merged(file: DataFile) -> bool:
+    """Return whether a file of `changes` is of merged history."""
+    return PurePosixPath(file.path).name.startswith(BASE)
 
 
 def _holds_no_more_than(file: DataFile, version: int) -> bool:
