@@ -16,7 +16,9 @@ from click.testing import CliRunner
 from tests.support import oracle
 from tests.support.backups import Medusa
 from tests.support.lake_answers import cql_rows, view_rows
+from tests.support.made import SCHEMA, new_table
 from tests.support.settings import write_settings
+from writetime.changes.starts import Start, Truncation
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.clients.node_snapshots import local_node, take_snapshot
@@ -25,8 +27,11 @@ from writetime.core.errors import WritetimeError
 from writetime.lake import backfilled, views
 from writetime.lake.backfill import SnapshotFiles, backfill, backup_names, complete_schema, find_snapshots, untaken
 from writetime.lake.backup import newest_table
+from writetime.lake.generation import renew
+from writetime.lake.horizon import register_source
 from writetime.lake.table import GENERATION, create_table, open_table
 from writetime.runtime.nodetool import nodetool
+from writetime.schema.describe import to_cql
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
 
@@ -219,6 +224,27 @@ def test_incremental_backups(nightly: Nightly) -> None:
     nightly.assert_rows(2)
     shutil.rmtree(first.parent)
     assert "pass a file with CREATE TABLE as --schema, or keep a snapshot" in nightly.refused()
+
+
+def test_a_truncation_between_a_snapshot_and_its_increments(tmp_path: Path) -> None:
+    """What was truncated is in the snapshot, whatever the node flushed later."""
+    folder = tmp_path / "place" / "node-1" / "shop" / f"items-{uuid.uuid1().hex}"
+    for name, content in {
+        "snapshots/nightly/manifest.json": '{"files": [], "created_at": "1970-01-01T00:00:02Z"}',
+        "snapshots/nightly/schema.cql": to_cql(SCHEMA),
+        "backups/nb-1-big-TOC.txt": "Data.db\nTOC.txt\n",
+        "backups/nb-1-big-Data.db": "",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    os.utime(folder / "backups" / "nb-1-big-Data.db", (4, 4))
+    found = find_snapshots([str(tmp_path / "place")], table="shop.items")
+    assert (found.snapshot_at, found.oldest_at, found.taken_at) == (2_000_000, 4_000_000, 4_000_000)
+    table = new_table(tmp_path / "lake")
+    register_source(table, "node-1")
+    assert renew(table, {"node-1": Start(truncation=Truncation(3_000_000, 1, 0))})
+    with pytest.raises(WritetimeError, match=r"truncated at 1970-01-01T00:00:03.* taken at 1970-01-01T00:00:02"):
+        list(backfill(table, found))
 
 
 def medusa_of(nightly: Nightly, node: str, night: int, at: float) -> Path:

@@ -17,7 +17,13 @@ from writetime.changes.starts import Start, Truncation
 from writetime.core.errors import WritetimeError
 from writetime.lake import buckets, generation, packing, retention, state, views
 from writetime.lake.generation import renew
-from writetime.lake.horizon import raise_snapshot, register_source, require_newer, retire_source
+from writetime.lake.horizon import (
+    raise_complete_snapshot,
+    raise_snapshot,
+    register_source,
+    require_newer,
+    retire_source,
+)
 from writetime.lake.state import generation_of
 from writetime.lake.table import LakeTable
 from writetime.row_events import stream
@@ -134,11 +140,12 @@ def test_a_renewal_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pyte
 
 
 def test_nothing_is_removed_that_still_counts(tmp_path: Path) -> None:
-    """Of a backfill, what was read before the truncation goes, unless the lake has a later snapshot; a truncation that
+    """Of a backfill, what was read before the truncation goes, unless all its snapshots are later; a truncation that
     concerns nothing begins no generation."""
     table = new_table(tmp_path)
-    add(table, [write(1, 1, 5, v="x") | logged("a", 9, 1), write(2, 1, 5, v="x") | from_snapshot(None, 5_000)], 1)
-    raise_snapshot(table, 4_000)
+    add(table, [write(1, 1, 5, v="x") | logged("a", 9, 1), write(2, 1, 5, v="x") | from_snapshot(None, 8_000)], 1)
+    raise_complete_snapshot(table, 4_000)
+    raise_snapshot(table, 7_000)
     assert renew(table, {"a": Start(truncation=Truncation(3_000, 8, 0))})
     assert keys(table) == [1, 2]
     assert generation_of(table.changes.load()) == 0
@@ -197,5 +204,5 @@ def test_a_snapshot_from_before_a_truncation_is_refused(tmp_path: Path) -> None:
         with pytest.raises(
             WritetimeError, match=r"shop.items was truncated at 1970-01-01T00:00:00.003.*take a new one"
         ):
-            require_newer(table, table.changes.load(), taken_at, 4_000)
-    require_newer(table, table.changes.load(), 3_001, 4_000)
+            require_newer(table, table.changes.load(), 4_000, 4_000, taken_at)
+    require_newer(table, table.changes.load(), 4_000, 4_000, 3_001)

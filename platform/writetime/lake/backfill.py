@@ -53,7 +53,9 @@ class SnapshotFiles:
     """The SSTables of snapshots or backups of one table.
 
     `taken_at` (microseconds) is when the last of them was taken, or earlier, and `complete_at` is not earlier;
-    `oldest_at` is when the first one was taken, of those whose time is known.
+    `oldest_at` is when the first one was taken, of those whose time is known. A snapshot with incremental backups
+    counts as taken when the last of these was written, but not in `snapshot_at`, which is otherwise like `oldest_at`: a
+    truncation leaves these backups, and what is older is in the snapshot.
     `lists_dropped` is whether the schema has the dropped columns and the times of their drops.
     `missing_nodes` are nodes of the cluster that have no backup.
     """
@@ -63,6 +65,7 @@ class SnapshotFiles:
     taken_at: int
     complete_at: int
     oldest_at: int
+    snapshot_at: int
     lists_dropped: bool = True
     missing_nodes: tuple[str, ...] = ()
 
@@ -99,7 +102,7 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
         Transient: a snapshot is not there wholly.
     """
     backups = [backup for path in paths for backup in _backups(path, table, with_schema=schema is None)]
-    newest_first = sorted(backups, key=lambda backup: backup.taken_at, reverse=True)
+    newest_first = sorted(backups, key=lambda backup: backup.until, reverse=True)
     with_schemas = [backup for backup in newest_first if backup.schema is not None]
     schemas = [backup.schema for backup in with_schemas if backup.schema is not None] if schema is None else [schema]
     if not schemas:
@@ -120,9 +123,10 @@ def find_snapshots(paths: Sequence[str], schema: TableSchema | None = None, tabl
     return SnapshotFiles(
         tuple(file for backup in backups for file in backup.files),
         schemas[0],
-        newest_first[0].taken_at,
-        max(newest_first[0].taken_at, *(backup.complete_at for backup in backups)),
-        dated[-1].taken_at if dated else newest_first[0].taken_at,
+        newest_first[0].until,
+        max(newest_first[0].until, *(backup.complete_at for backup in backups)),
+        dated[-1].until if dated else newest_first[0].until,
+        min(b.taken_at for b in dated) if dated else max(b.taken_at for b in backups),
         schema is not None or all(backup.lists_dropped for backup in with_schemas),
         tuple(sorted({node for backup in backups for node in backup.missing_nodes})),
     )
@@ -194,11 +198,11 @@ def _require_close(schema: TableSchema, newest_first: Sequence[NodeBackup]) -> N
     if not newest_first:
         return
     newest, oldest = newest_first[0], newest_first[-1]
-    if newest.taken_at - oldest.taken_at > max(schema.gc_grace_seconds * 1_000_000, TOGETHER):
+    if newest.until - oldest.until > max(schema.gc_grace_seconds * 1_000_000, TOGETHER):
         where = f"of node {oldest.node} " if oldest.node else ""
         raise WritetimeError(
-            f"{schema.full_name}: the backup {where}was taken at {instant_text(oldest.taken_at)}, more than "
-            f"gc_grace_seconds (and a day) before the newest one, at {instant_text(newest.taken_at)}, so deleted data "
+            f"{schema.full_name}: the backup {where}was taken at {instant_text(oldest.until)}, more than "
+            f"gc_grace_seconds (and a day) before the newest one, at {instant_text(newest.until)}, so deleted data "
             "may come back: take a new backup of that node, or remove its backups if it has left the cluster"
         )
 
@@ -270,7 +274,7 @@ def backfill(
         new[taken.new_in(bucket, files)].append(bucket)
     yield from ((bucket, 0) for bucket in new.pop((), []))
     if new:
-        require_newer(table, now, snapshot.oldest_at, snapshot.taken_at)
+        require_newer(table, now, snapshot.oldest_at, snapshot.taken_at, snapshot.snapshot_at)
     # Where nothing is new, the history stays as it is. An empty table has none.
     if new or not files:
         raise_history(table, snapshot.complete_at)
@@ -292,7 +296,7 @@ def backfill(
         is_new = table.changes.append(added, task.app_id, 1, {}, given)
         yield task.bucket, sum(file.rows for file in added) if is_new else 0
     if not untaken(table, snapshot):
-        raise_complete_snapshot(table, snapshot.oldest_at)
+        raise_complete_snapshot(table, snapshot.snapshot_at)
 
 
 def _write(task: BackfillTask) -> tuple[BackfillTask, list[WrittenFile]]:

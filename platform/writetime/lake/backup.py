@@ -48,10 +48,11 @@ class NodeBackup:
     """The SSTables of a table in one backup of one node.
 
     `taken_at` (microseconds) is not later than the time of the backup, and `complete_at` is not earlier. `dated` is
-    whether these times are the backup's, and not just that of the newest file. `lists_dropped` is whether the schema
-    has the dropped columns and the times of their drops. `missing_nodes` are nodes of the cluster without a backup.
-    `lacking` are the data files that the manifest of a snapshot lists and its folder does not have: addresses by name;
-    None if there is no such manifest.
+    whether these times are the backup's, and not just that of the newest file. `flushed_at` is when the last of its
+    incremental backups was written, 0 if it has none. `lists_dropped` is whether the schema has the dropped columns and
+    the times of their drops. `missing_nodes` are nodes of the cluster without a backup. `lacking` are the data files
+    that the manifest of a snapshot lists and its folder does not have: addresses by name; None if there is no such
+    manifest.
     """
 
     node: str
@@ -63,6 +64,12 @@ class NodeBackup:
     lists_dropped: bool = True
     missing_nodes: tuple[str, ...] = ()
     lacking: Mapping[str, str] | None = None
+    flushed_at: int = 0
+
+    @property
+    def until(self) -> int:
+        """The time (microseconds) up to which it has the writes of the node, with its incremental backups."""
+        return max(self.taken_at, self.flushed_at)
 
 
 @dataclass(frozen=True)

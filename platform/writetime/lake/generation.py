@@ -25,7 +25,7 @@ from writetime.core.arrow import one_chunk, pc
 from writetime.core.errors import WritetimeError
 from writetime.core.instants import uuid_micros
 from writetime.lake.history import raise_history
-from writetime.lake.horizon import TRUNCATED, newest_snapshot, registered_sources
+from writetime.lake.horizon import TRUNCATED, complete_snapshot, registered_sources
 from writetime.lake.lake_storage import Storage
 from writetime.lake.merging import Runner
 from writetime.lake.parquet import READ_SOON, WrittenFile, read_file, write_file
@@ -123,7 +123,8 @@ def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Sta
             f"is not known which of them count: run `writetime forget {table.name}`, and start the agents with "
             'capture.snapshot = "always"'
         )
-    backfilled = Start(truncation=Truncation(at, 0, 0), snapshot_at=newest_snapshot(changes))
+    # Snapshots of which one is from before the truncation do not count: a change does not show from which one it is.
+    backfilled = Start(truncation=Truncation(at, 0, 0), snapshot_at=complete_snapshot(changes))
     schema = table.schema(changes)
     tasks = [
         _LeaveOut(bucket, table.changes.storage, tuple(files), schema, {**starts, None: backfilled})

@@ -136,25 +136,27 @@ def next_horizon(table: LakeTable, now: int, every_hours: float) -> int | None:
     return horizon if every_hours and horizon >= due else None
 
 
-def require_newer(table: LakeTable, changes: TableVersion, first_at: int, last_at: int) -> None:
+def require_newer(table: LakeTable, changes: TableVersion, first_at: int, last_at: int, snapshot_at: int) -> None:
     """Reject a snapshot that was taken before the horizon, or before the horizon that a newer snapshot implies: the
     database itself had dropped deletions by then. Also reject one from before a truncation.
 
     Args:
         table: the table.
         changes: the version of its changes.
-        first_at: when the first node's was taken, in microseconds.
+        first_at: when the first node's was taken, in microseconds; with its incremental backups.
         last_at: when the last node's was taken.
+        snapshot_at: when the first node's was taken, without its incremental backups.
 
     Raises:
         WritetimeError: see above.
     """
     truncated_at = max(truncations(changes).values(), default=0)
     taken_at = first_at if last_at - first_at > TOGETHER else last_at
-    if first_at <= truncated_at:
+    if snapshot_at <= truncated_at:
         raise WritetimeError(
-            f"{table.name} was truncated at {instant_text(truncated_at)}: a snapshot taken at {instant_text(first_at)} "
-            f"is refused because its rows would come back; take a new one with `writetime snapshot {table.name}`"
+            f"{table.name} was truncated at {instant_text(truncated_at)}: a snapshot taken at "
+            f"{instant_text(snapshot_at)} is refused because its rows would come back; take a new one with `writetime "
+            f"snapshot {table.name}`"
         )
     grace = table.schema(changes).gc_grace_seconds * 1_000_000
     first = max(horizon_of(table.state.load()), newest_snapshot(changes) - grace)

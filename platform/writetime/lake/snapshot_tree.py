@@ -90,8 +90,8 @@ def _read(node: str, newest: Folder | None, increments: Folder, *, with_schema: 
         flushed, flushed_at = data_files(increments, list(find_sstables(increments.address)), node)
     if not snapshot:
         return NodeBackup(node, flushed, flushed_at, flushed_at, dated=False)
-    last = max(snapshot.taken_at, flushed_at)
-    return replace(snapshot, files=snapshot.files + flushed, taken_at=last, complete_at=last)
+    complete_at = max(snapshot.complete_at, flushed_at)
+    return replace(snapshot, files=snapshot.files + flushed, complete_at=complete_at, flushed_at=flushed_at)
 
 
 def _marked(file: BackupFile, place: Folder) -> BackupFile:
