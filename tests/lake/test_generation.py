@@ -47,7 +47,11 @@ def from_snapshot(node: str | None, captured_at: int) -> dict[str, Any]:
 
 
 def keys(table: LakeTable) -> list[int]:
-    return sorted(row["id"] for row in view_rows(views.virtual(table)))
+    return keys_at(table, None)
+
+
+def keys_at(table: LakeTable, instant: int | None) -> list[int]:
+    return sorted(row["id"] for row in view_rows(views.virtual(table, instant)))
 
 
 class Nodes:
@@ -117,6 +121,33 @@ def test_each_node_forgets_its_earlier_log(tmp_path: Path, order: int) -> None:
     assert not renew(table, nodes.starts)
 
 
+def killed_at(monkeypatch: pytest.MonkeyPatch, of: object, step: str, work: Callable[[], object]) -> None:
+    """Work, and be killed before a step."""
+
+    def die(*_: object, **__: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(of, step, die)
+        with pytest.raises(RuntimeError, match="killed"):
+            work()
+
+
+@pytest.mark.parametrize("step", ["raise_history", "rewrite"])
+def test_a_renewal_that_was_killed_shows_no_earlier_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    table = new_table(tmp_path)
+    add(table, [write(1, 1, 5, v="old") | logged("a", 1, 1)], 1)
+    starts = {"a": Start(truncation=Truncation(10_000_000, 2, 0))}
+    of = generation if step == "raise_history" else table.changes
+    killed_at(monkeypatch, of, step, lambda: renew(table, starts))
+    assert renew(table, starts)
+    with pytest.raises(WritetimeError, match="the changes kept show"):
+        keys_at(table, 9_000_000)
+    assert keys_at(table, 10_000_000) == keys(table) == []
+
+
 def test_a_renewal_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_table(tmp_path)
     add(table, [write(1, 1, 5, v="old") | logged("a", 1, 1), write(2, 1, 5, v="new") | logged("a", 3, 1)], 1)
@@ -124,16 +155,10 @@ def test_a_renewal_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pyte
     stream.extend(table)
     starts = {"a": Start(truncation=Truncation(10, 2, 0))}
 
-    def die(*_: object) -> None:
-        raise RuntimeError("killed")
-
-    monkeypatch.setattr(generation, "rebuild", die)
-    with pytest.raises(RuntimeError, match="killed"):
-        renew(table, starts)
+    killed_at(monkeypatch, generation, "rebuild", lambda: renew(table, starts))
     # Neither folds into the earlier state, nor takes rows from it.
     assert state.fold(table) == 0
     assert stream.extend(table) == 0
-    monkeypatch.undo()
     assert not renew(table, starts)
     assert keys(table) == [2]
     assert generation_of(table.state.load()) == generation_of(table.changes.load()) == 1

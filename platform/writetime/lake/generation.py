@@ -105,7 +105,6 @@ def renew(table: LakeTable, starts: Mapping[str, Start], run: Runner = map) -> b
     }
     if new:
         _leave_out(table, changes, {source: starts[source] for source in new}, max(new.values()), run)
-        raise_history(table, max(new.values()))
         changes = table.changes.load()
     if created_of(view := table.view.load()) != created_of(changes):
         table.view.replace(view, [], view_schema(table.schema(changes)), {CREATED: created_of(changes)})
@@ -137,6 +136,8 @@ def _leave_out(table: LakeTable, changes: TableVersion, starts: Mapping[str, Sta
         written += rest
     seen = {TRUNCATED + source: start.truncation.at for source, start in starts.items() if start.truncation}
     number = {GENERATION: generation_of(changes) + 1} if removed else {}
+    # Before the commit: after a kill between the two, it is not known that this is left to do.
+    raise_history(table, at)
     table.changes.rewrite(changes, removed, written, data_change=True, also=seen | number)
 
 

@@ -257,8 +257,13 @@ def _with_changes(storage: Storage, name: str) -> LakeTable:
     return table
 
 
-def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
-    """Open a table of the lake and let it follow this schema; a new one is created, with `lake.buckets` buckets.
+def create_table(
+    settings: Settings,
+    schema: TableSchema,
+    more: Mapping[str, str] = {},
+) -> LakeTable:
+    """Open a table of the lake and let it follow this schema; a new one is created, with `lake.buckets` buckets, and
+    with `more` properties of its changes.
 
     Raises:
         WritetimeError: as `open_table` and `follow` raise it, or `lake.buckets` is not a power of two.
@@ -268,7 +273,7 @@ def create_table(settings: Settings, schema: TableSchema) -> LakeTable:
     table = LakeTable(storage, buckets)
     labels = extend({}, schema.columns)
     made = labelled(schema, labels)
-    properties = {**_REMOVED, SCHEMA: _text(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
+    properties = {**_REMOVED, **more, SCHEMA: _text(schema), NAMES: json.dumps(labels, ensure_ascii=False)}
     # `changes` last: a table exists once all of its parts do.
     table.view.create(view_schema(made), buckets, {})
     table.state.create(change_schema(made), buckets, {})

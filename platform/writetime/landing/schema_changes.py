@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from writetime.core.config import Settings
 from writetime.lake.evolution import join_schemas
-from writetime.lake.history import raise_history
+from writetime.lake.history import HISTORY_FROM, raise_history
 from writetime.lake.table import LakeTable, create_table, stored_schema
 from writetime.lake.versions import TableVersion
 from writetime.lake.views import time_now
@@ -65,9 +65,11 @@ class LakeSchemas:
         return schema if schema.full_name == self._lake.name else None
 
     def _create(self, schema: TableSchema) -> TableVersion:
-        table = create_table(self._settings, schema)
         # Data from before the table's capture is not among the changes.
-        raise_history(table, time_now())
+        now = time_now()
+        table = create_table(self._settings, schema, {HISTORY_FROM: str(now)})
+        # Another process may have created it.
+        raise_history(table, now)
         return table.changes.load()
 
     def _follow(self, schema: TableSchema, now: TableVersion) -> TableVersion:
@@ -76,8 +78,9 @@ class LakeSchemas:
             return now
         if is_later(schema, current):
             log.info("%s was dropped and created again (id %s): a generation of it begins", self._lake.name, schema.id)
-            self._lake.begin(schema)
+            # First: after a kill between the two, it is not known that this is left to do.
             raise_history(self._lake, time_now())
+            self._lake.begin(schema)
             return self._lake.changes.load()
         if to_json(join_schemas(current, schema)) == to_json(current):
             return now
