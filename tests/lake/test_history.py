@@ -1,5 +1,6 @@
 """Views as of a time, if the changes kept show it, and the changes that retention leaves."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,15 @@ from writetime.core.errors import WritetimeError
 from writetime.core.instants import parse_instant
 from writetime.lake import retention, state, views
 from writetime.lake.history import after, history_from, raise_history, until
+from writetime.lake.horizon import (
+    complete_snapshot,
+    newest_snapshot,
+    raise_complete_snapshot,
+    raise_snapshot,
+)
 from writetime.lake.state import BASE
 from writetime.lake.table import LakeTable
+from writetime.lake.versions import TableVersion
 from writetime.merge import live_rows, merge
 from writetime.schema.cql import parse_table
 
@@ -92,6 +100,32 @@ def test_history_only_shrinks(tmp_path: Path) -> None:
     for instant, first in ((5, 5), (9, 9), (7, 9)):
         raise_history(table, instant)
         assert history_from(table.changes.load()) == first
+
+
+@pytest.mark.parametrize(
+    ("raise_to", "found"),
+    [(raise_history, history_from), (raise_snapshot, newest_snapshot), (raise_complete_snapshot, complete_snapshot)],
+)
+def test_two_processes_raise_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    raise_to: Callable[[LakeTable, int], None],
+    found: Callable[[TableVersion], int | None],
+) -> None:
+    """The higher time stays."""
+    table = new_table(tmp_path)
+    other = LakeTable(table.storage, table.buckets)
+    load = table.changes.load
+
+    def load_before_other() -> TableVersion:
+        monkeypatch.undo()
+        now = load()
+        raise_to(other, 9)
+        return now
+
+    monkeypatch.setattr(table.changes, "load", load_before_other)
+    raise_to(table, 5)
+    assert found(table.changes.load()) == 9
 
 
 COMPLEX = parse_table(

@@ -380,6 +380,10 @@ class BucketedTable:
         self._retry(attempt)
         return found
 
+    def raise_property(self, name: str, value: int) -> None:
+        """Set a property of the table to a number, unless it has this or a larger one."""
+        self.update_property(name, lambda properties: str(max(value, int(properties.get(name, value)))))
+
     def transactions_of(self, version: int) -> Mapping[str, int]:
         """Return the numbers that the commit of one version names, by application id: from its own file in the log
         (`txn` actions of the Delta protocol), without the rest of the log. Nothing if there is no such file.

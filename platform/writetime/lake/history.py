@@ -36,9 +36,7 @@ def history_from(changes: TableVersion) -> int | None:
 
 def raise_history(table: LakeTable, instant: int) -> None:
     """Record that the changes show no time before this one (microseconds)."""
-    before = history_from(table.changes.load())
-    if before is None or before < instant:
-        table.changes.set_property(HISTORY_FROM, str(instant))
+    table.changes.raise_property(HISTORY_FROM, instant)
 
 
 def require_history(table: LakeTable, changes: TableVersion, instant: int) -> None:

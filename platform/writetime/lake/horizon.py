@@ -72,16 +72,14 @@ def watermark(source: str, instant: int) -> dict[str, int]:
 
 def raise_snapshot(table: LakeTable, taken_at: int) -> None:
     """Record when a snapshot was taken (microseconds), if it is the newest."""
-    if taken_at > newest_snapshot(table.changes.load()):
-        table.changes.set_property(NEWEST_SNAPSHOT, str(taken_at))
+    table.changes.raise_property(NEWEST_SNAPSHOT, taken_at)
 
 
 def raise_complete_snapshot(table: LakeTable, taken_at: int) -> None:
     """Record that the lake has all of a backfill's snapshots, the first of which was taken at a time (microseconds), if
     they are the newest.
     """
-    if taken_at > complete_snapshot(table.changes.load()):
-        table.changes.set_property(COMPLETE_SNAPSHOT, str(taken_at))
+    table.changes.raise_property(COMPLETE_SNAPSHOT, taken_at)
 
 
 def registered_sources(changes: TableVersion) -> set[str]:
