@@ -1,14 +1,21 @@
 """Programs share the tables out: each table has one, and a program that dies leaves its tables to the others."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.support.waiting import wait_for
+from writetime.core import config
 from writetime.core.config import Settings
 from writetime.follow import shares as module
 from writetime.follow.shares import Shares, shares
+from writetime.servers.process import free_port
+from writetime.servers.zookeeper import ZooKeeperServer
 
 TABLES = [f"k.t{i}" for i in range(60)]
 
@@ -50,11 +57,71 @@ def test_each_table_has_one_program(zookeeper: Settings) -> None:
         assert all(now == was for now, was in zip(after, before, strict=True) if was != 2)
 
 
-def test_tables_stay_while_zookeeper_is_away(zookeeper: Settings) -> None:
-    with shares(sharing(zookeeper)) as one, shares(sharing(zookeeper)) as other:
+@pytest.fixture
+def own_zookeeper(tmp_path: Path) -> Iterator[Settings]:
+    """A server that runs, and that a test may stop."""
+    settings = config.load(zookeeper={"hosts": f"127.0.0.1:{free_port()}"}, embedded={"home": tmp_path})
+    ZooKeeperServer(settings).start()
+    yield sharing(settings)
+    ZooKeeperServer(settings).stop()
+
+
+@contextmanager
+def away(settings: Settings, fault: str) -> Iterator[None]:
+    """Stop a server for a block, or keep it from answering."""
+    server = ZooKeeperServer(settings)
+    pid = server.pid()
+    assert pid is not None
+    if fault == "stopped":
+        server.stop()
+    else:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if fault == "stopped":
+            server.start()
+        else:
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def soon() -> Iterator[None]:
+    begin = time.monotonic()
+    yield
+    assert time.monotonic() - begin < 4
+
+
+@pytest.mark.parametrize("fault", ["stopped", "silent"])
+def test_tables_stay_while_zookeeper_is_away(own_zookeeper: Settings, fault: str) -> None:
+    with shares(own_zookeeper) as one, shares(own_zookeeper) as other:
         wait_for(lambda: all(len(found) == 1 for found in owners([one, other])))
         before = owners([one, other])
-        for program in (one, other):
-            assert program._client is not None
-            program._client.stop()
-        assert owners([one, other]) == before
+        with away(own_zookeeper, fault):
+            for _ in range(2):
+                with soon():
+                    one.look()
+                with soon():
+                    other.look()
+            assert [[i for i, each in enumerate((one, other)) if each.has(table)] for table in TABLES] == before
+        with shares(own_zookeeper) as third:
+            wait_for(lambda: {tuple(found) for found in owners([one, other, third])} == {(0,), (1,), (2,)})
+
+
+def test_a_program_ends_while_zookeeper_is_away(own_zookeeper: Settings) -> None:
+    with ExitStack() as stack:
+        program = stack.enter_context(shares(own_zookeeper))
+        program.look()
+        with away(own_zookeeper, "stopped"):
+            program.look()
+            with soon():
+                stack.close()
+
+
+def test_no_program_is_known(own_zookeeper: Settings) -> None:
+    """Its own node may be gone between the two requests of a look."""
+    with shares(own_zookeeper) as program:
+        program._programs = []
+        assert not program.has(TABLES[0])
+        program.look()
+        assert program.has(TABLES[0])

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NodeExistsError
+from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError
 from kazoo.handlers.threading import KazooTimeoutError
 
 from writetime.clients.zookeeper import connect
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 _PROGRAMS = "/follow/programs"
 _TIMEOUT_SECONDS = 15
 _LOOK_SECONDS = 1.0
+# The tables are not followed while a look waits for an answer.
+_ANSWER_SECONDS = 1.0
 
 
 class Shares:
@@ -36,28 +38,47 @@ class Shares:
         self._name = uuid.uuid4().hex
         self._programs = [self._name]
         self._next_look = 0.0
+        self._is_away = False
 
     def look(self) -> None:
         """See which programs there are. While ZooKeeper does not answer, nothing changes."""
         if self._client is None or time.monotonic() < self._next_look:
             return
-        self._next_look = time.monotonic() + _LOOK_SECONDS
         try:
-            # Its session may have ended since.
-            with suppress(NodeExistsError):
-                self._client.create(f"{_PROGRAMS}/{self._name}", ephemeral=True, makepath=True)
-            found: Any = self._client.get_children(_PROGRAMS)
-            programs = sorted(found)
+            programs = self._found(self._client)
         except (KazooException, KazooTimeoutError) as e:
-            log.warning("ZooKeeper does not answer (%s): the tables stay as they are shared out", type(e).__name__)
+            if not self._is_away:
+                log.warning("ZooKeeper does not answer (%s): the tables stay as they are shared out", type(e).__name__)
+            self._is_away = True
             return
+        finally:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+        if self._is_away:
+            log.info("ZooKeeper answers again")
+        self._is_away = False
         if programs != self._programs:
             log.info("%d programs share the tables", len(programs))
         self._programs = programs
 
     def has(self, table: str) -> bool:
         """Return whether a table belongs to this program."""
-        return max(self._programs, key=lambda program: _hash(program, table)) == self._name
+        return max(self._programs, key=lambda program: _hash(program, table), default=None) == self._name
+
+    def _found(self, client: KazooClient) -> list[str]:
+        """Return the programs, including this one.
+
+        Raises:
+            KazooException: ZooKeeper is away, or refuses a request.
+            KazooTimeoutError: it does not answer in time.
+        """
+        if not client.connected:
+            # The client would keep the requests until it is connected.
+            raise ConnectionLoss
+        # Its session may have ended since.
+        with suppress(NodeExistsError):
+            client.create_async(f"{_PROGRAMS}/{self._name}", ephemeral=True, makepath=True).get(timeout=_ANSWER_SECONDS)
+        found: Any = client.get_children_async(_PROGRAMS).get(timeout=_ANSWER_SECONDS)
+        return sorted(found)
 
 
 @contextmanager
