@@ -1,6 +1,7 @@
 """When a step of a table is due, and what its last attempt met. A step that fails stops no other table."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,8 @@ _PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 # After an outage, work goes on this soon.
 _LONGEST_PAUSE_OF_OUTAGE_SECONDS = 5.0
+# Offsets, counts and names of files differ from one attempt to the next.
+_VARIES = re.compile(r"\w*\d\w*")
 
 
 class Step:
@@ -38,6 +41,8 @@ class Step:
         self.failures = 0
         self.fault: str | None = None
         self._is_unexpected = False
+        # The faults that were alerted since the last attempt that succeeded.
+        self._alerted: set[str] = set()
         self._settings = settings
         self._table = table
         self._every = every
@@ -98,6 +103,7 @@ class Step:
             log.info("%s: %s works again", self._table, self.name)
         self.fault, self._is_unexpected, self._attempts = None, False, 0
         self.worked_at = began_at
+        self._alerted.clear()
         self.rows += done
         self.batch = done
         # The clock may have been set back meanwhile.
@@ -111,10 +117,12 @@ class Step:
         longest = _LONGEST_PAUSE_OF_OUTAGE_SECONDS if is_outage(error) else _LONGEST_PAUSE_SECONDS
         pause = min(_PAUSE_SECONDS * 2 ** min(self._attempts - 1, 10), longest)
         self._next = time.monotonic() + max(pause, self._every)
-        is_first = self.fault is None
         if self.fault != (fault := reason_of(error)):
             unknown = not isinstance(error, WritetimeError) and not is_outage(error)
             log.error("%s: %s fails, and is tried again: %s", self._table, self.name, fault, exc_info=unknown)
         self.fault, self._is_unexpected = fault, isinstance(error, Unexpected)
-        if is_first and not is_outage(error):
+        # Rows that are not as expected are named in the fault, and others may join them.
+        kind = "unexpected" if self._is_unexpected else _VARIES.sub("", fault)
+        if kind not in self._alerted and not is_outage(error):
+            self._alerted.add(kind)
             alerts.send(self._settings, f"{self._table}: {self.name} fails, and is tried again", [fault])
